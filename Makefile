@@ -1,0 +1,73 @@
+# make demo    from nothing to a trained agent        make test    the whole suite
+# Both make .venv themselves. `make help` lists the rest.
+
+PYTHON ?= python3
+VENV   ?= .venv
+DEMO   ?= demo
+BIN    := $(VENV)/bin
+APT    := sudo apt-get install -y make python3-venv bubblewrap
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+JOBS   ?= auto
+AGENTRL := $(BIN)/agentrl
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types check docs clean need need-sandbox
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+demo: need-sandbox $(VENV)/.base  ## learn a tool in minutes: init, train, evaluate base against trained
+	@[ -f $(DEMO)/agentrl.yaml ] || $(AGENTRL) init code-task $(DEMO) $(if $(WEAK),--yes)
+	$(AGENTRL) train --project $(DEMO)
+	$(AGENTRL) eval --project $(DEMO) --checkpoint best
+	@echo
+	@echo "A project with a trained agent is in $(DEMO)/. Where to look next:"
+	@echo "  cd $(DEMO) && source $(abspath $(BIN))/activate"
+	@echo "  agentrl replay best      an episode, token by token"
+	@echo "  agentrl watch            the curves of the run"
+	@echo "  agentrl ls               every episode; agentrl chat talks to the agent"
+
+test: $(VENV)/.dev  ## the whole suite, offline
+	@command -v bwrap >/dev/null || echo "bubblewrap is missing: the strong sandbox is not tested. $(APT)"
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+
+lint: $(VENV)/.dev  ## ruff: rules and formatting of imports
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev  ## mypy --strict
+	$(BIN)/mypy
+
+check: lint types test  ## everything that .ci/run checks
+
+docs: $(VENV)/.docs  ## the documentation into site/, its generated pages made anew
+	$(BIN)/python docs/make_cli.py && $(BIN)/python docs/make_config.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+clean:  ## remove .venv, the demo, caches and builds (runs/ stays)
+	rm -rf $(VENV) $(DEMO) site dist build .mypy_cache .ruff_cache .pytest_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+need:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "Python 3.11 or newer is needed (make PYTHON=python3.12 … names another). $(APT)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "python3-venv is missing. $(APT)"; exit 1; }
+
+need-sandbox: need
+	@command -v bwrap >/dev/null || [ -n "$(WEAK)" ] || \
+	  { echo "bubblewrap is missing: it keeps the code that the model writes apart. $(APT)"; \
+	    echo "make demo WEAK=1 goes on with weaker isolation."; exit 1; }
+
+$(VENV)/bin/python: | need
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.base
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[docs]'
+	@touch $@ $(VENV)/.base

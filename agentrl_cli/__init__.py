@@ -1,0 +1,101 @@
+"""Train tool-using language-model agents with reinforcement learning on one machine, and see exactly what happened.
+
+Names are loaded when they are first used: `import agentrl_cli` prints nothing and imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentrl_cli.algos.batch import Batch
+    from agentrl_cli.chat.render import Chat
+    from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
+    from agentrl_cli.config import Config, load_config
+    from agentrl_cli.env import Env, ToolEnv
+    from agentrl_cli.errors import AgentRLError
+    from agentrl_cli.hooks import Hook
+    from agentrl_cli.policies.base import Policy
+    from agentrl_cli.policies.scripted import ScriptedPolicy
+    from agentrl_cli.rewards import Reward
+    from agentrl_cli.runtime import train
+    from agentrl_cli.store import Store
+    from agentrl_cli.tasks import Pack, load_pack
+    from agentrl_cli.tools.base import Tool, tool
+    from agentrl_cli.trainer import Trainer
+    from agentrl_cli.types import Episode, Group, Outcome, RewardPart, Task, ToolResult, Turn
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "AgentRLError": "agentrl_cli.errors",
+    "Batch": "agentrl_cli.algos.batch",
+    "ByteTokenizer": "agentrl_cli.chat.tokenizer",
+    "Chat": "agentrl_cli.chat.render",
+    "Config": "agentrl_cli.config",
+    "Env": "agentrl_cli.env",
+    "Episode": "agentrl_cli.types",
+    "Group": "agentrl_cli.types",
+    "Hook": "agentrl_cli.hooks",
+    "Outcome": "agentrl_cli.types",
+    "Pack": "agentrl_cli.tasks",
+    "Policy": "agentrl_cli.policies.base",
+    "Reward": "agentrl_cli.rewards",
+    "RewardPart": "agentrl_cli.types",
+    "ScriptedPolicy": "agentrl_cli.policies.scripted",
+    "Store": "agentrl_cli.store",
+    "Task": "agentrl_cli.types",
+    "Tokenizer": "agentrl_cli.chat.tokenizer",
+    "Tool": "agentrl_cli.tools.base",
+    "ToolEnv": "agentrl_cli.env",
+    "ToolResult": "agentrl_cli.types",
+    "Trainer": "agentrl_cli.trainer",
+    "Turn": "agentrl_cli.types",
+    "load_config": "agentrl_cli.config",
+    "load_pack": "agentrl_cli.tasks",
+    "tool": "agentrl_cli.tools.base",
+    "train": "agentrl_cli.runtime",
+}
+
+__all__ = [
+    "AgentRLError",
+    "Batch",
+    "ByteTokenizer",
+    "Chat",
+    "Config",
+    "Env",
+    "Episode",
+    "Group",
+    "Hook",
+    "Outcome",
+    "Pack",
+    "Policy",
+    "Reward",
+    "RewardPart",
+    "ScriptedPolicy",
+    "Store",
+    "Task",
+    "Tokenizer",
+    "Tool",
+    "ToolEnv",
+    "ToolResult",
+    "Trainer",
+    "Turn",
+    "load_config",
+    "load_pack",
+    "tool",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

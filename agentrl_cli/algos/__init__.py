@@ -1,0 +1,1 @@
+"""The learning mathematics: advantages (numpy), losses and batches (torch). No loop, no store, no model here."""

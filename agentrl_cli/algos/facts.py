@@ -1,0 +1,65 @@
+"""What a training step does with each episode, and why: a `Fact` for every one, never a silent drop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agentrl_cli.types import Episode, Fact, Outcome
+
+_BY_OUTCOME: Mapping[Outcome, Fact] = {
+    Outcome.ENV_ERROR: Fact.SKIPPED_ENV_ERROR,
+    Outcome.SANDBOX_ERROR: Fact.SKIPPED_SANDBOX_ERROR,
+    Outcome.TIMEOUT: Fact.SKIPPED_TIMEOUT,
+    Outcome.CANCELLED: Fact.SKIPPED_CANCELLED,
+    Outcome.TOO_LONG: Fact.SKIPPED_TOO_LONG,
+}
+
+SAME = 1e-8
+"""Rewards closer than this are equal."""
+
+
+def decide(
+    groups: Sequence[Sequence[Episode]],
+    *,
+    drift: Mapping[str, str],
+    train_drifted: bool = False,
+    drop_zero_variance: bool = True,
+) -> dict[str, Fact]:
+    """Episode id → fact, for every episode of a step.
+
+    Args:
+        groups: The episodes of each task.
+        drift: Worst kind of drift by episode id, where there is any.
+        train_drifted: Train on structural drift too (`drift.structural: train`).
+        drop_zero_variance: Skip groups whose rewards are all equal: they carry no signal.
+    """
+    facts: dict[str, Fact] = {}
+    for group in groups:
+        good = []
+        for episode in group:
+            fact = _own(episode, drift.get(episode.id, ""), train_drifted)
+            facts[episode.id] = fact
+            if fact is Fact.TRAINED:
+                good.append(episode)
+        reason = _group(good, len(group), drop_zero_variance)
+        for episode in good:
+            facts[episode.id] = reason
+    return facts
+
+
+def _own(episode: Episode, drift: str, train_drifted: bool) -> Fact:
+    if episode.outcome in _BY_OUTCOME:
+        return _BY_OUTCOME[episode.outcome]
+    if drift == "structural" and not train_drifted:
+        return Fact.SKIPPED_DRIFT
+    return Fact.TRAINED if episode.trained_tokens else Fact.SKIPPED_NO_MODEL_TOKENS
+
+
+def _group(good: Sequence[Episode], size: int, drop_zero_variance: bool) -> Fact:
+    """The fate of a group's usable episodes. A group of one by choice is a group; one that was decimated is not."""
+    if len(good) < 2 <= size:
+        return Fact.SKIPPED_GROUP_TOO_SMALL
+    rewards = [episode.reward for episode in good]
+    if drop_zero_variance and size > 1 and max(rewards) - min(rewards) < SAME:
+        return Fact.SKIPPED_ZERO_VARIANCE
+    return Fact.TRAINED

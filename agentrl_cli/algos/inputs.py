@@ -1,0 +1,187 @@
+"""What an advantage estimator is given, and the few group operations that all of them share (numpy, float64).
+
+Not here: any estimator. Notation: N episodes, G groups, `lengths[i]` trained tokens and K_i assistant turns in
+episode i. Tokens that were not sampled (tool results, templates) do not exist for an estimator: arrays per token
+hold the trained tokens only, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.types import Episode, Float32
+
+Float64 = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageInput:
+    """Everything an estimator may look at; the optional fields only where the caller has them."""
+
+    rewards: Float64
+    """[N] reward of the whole episode."""
+    groups: Ints
+    """[N] group index; episodes of one group attempt the same task. Any integers, in any order."""
+    lengths: Ints
+    """[N] number of trained tokens."""
+    turn_lengths: tuple[Ints, ...] | None = None
+    """N × [K_i] trained tokens per assistant turn; they sum to `lengths`. None: one turn each."""
+    turn_rewards: tuple[Float64, ...] | None = None
+    """N × [K_i] reward of each assistant turn on top of `rewards`, NaN where the turn has none."""
+    turn_states: tuple[tuple[Hashable, ...], ...] | None = None
+    """N × K_i keys of the state that each assistant turn answered (GiGPO's anchor states)."""
+    parts: Float64 | None = None
+    """[N, P] unweighted reward parts, NaN where a part does not apply (GDPO)."""
+    part_weights: Float64 | None = None
+    """[P] weights of the parts; None: all 1."""
+    baseline: Float64 | None = None
+    """[N] reward of the greedy attempt at the same task (ReMax)."""
+    values: tuple[Float64, ...] | None = None
+    """N × [lengths_i] value estimates at the state before each trained token (GAE)."""
+    bootstrap: Float64 | None = None
+    """[N] value after the last token of an episode that was cut off; None or 0: it ended (GAE)."""
+    token_penalty: tuple[Float64, ...] | None = None
+    """N × [lengths_i] amount taken off each token's reward (KL in the reward: coefficient × estimate)."""
+    gamma: float = 1.0
+    lam: float = 1.0
+    k: int = 2
+    """k of pass@k."""
+    turn_coef: float = 1.0
+    """Weight of the turn term beside the episode term (MT-GRPO's turn advantage, GiGPO's omega)."""
+    eps: float = 1e-4
+    """Added to standard deviations (TRL's 1e-4)."""
+
+    @property
+    def size(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def returns(self) -> Float64:
+        """[N] undiscounted return of each episode: its reward less the token penalties."""
+        rewards = np.asarray(self.rewards, np.float64)
+        if self.token_penalty is None:
+            return rewards
+        less: Float64 = rewards - np.array([float(np.sum(p)) for p in self.token_penalty])
+        return less
+
+    @property
+    def turn_counts(self) -> tuple[Ints, ...]:
+        """N × [K_i] trained tokens per assistant turn, one turn each where none were given."""
+        if self.turn_lengths is not None:
+            return self.turn_lengths
+        return tuple(np.array([n], np.int64) for n in self.lengths)
+
+    @classmethod
+    def of(cls, episodes: Sequence[Episode], **fields: Any) -> AdvantageInput:
+        """Read rewards, groups, turns, turn rewards, anchor states and parts off finished episodes.
+
+        Groups are the distinct `group_id`s (an episode without one is alone). `fields` sets the rest: gamma, k, values…
+        """
+        index: dict[str, int] = {}
+        groups = [index.setdefault(e.group_id or f"\0{i}", len(index)) for i, e in enumerate(episodes)]
+        names = sorted({part.name for e in episodes for part in e.reward_parts})
+        parts = np.full((len(episodes), len(names)), np.nan)
+        weights = np.ones(len(names))
+        for row, episode in enumerate(episodes):
+            for part in episode.reward_parts:
+                parts[row, names.index(part.name)] = part.value
+                weights[names.index(part.name)] = part.weight
+        given = cls(
+            rewards=np.array([e.reward for e in episodes], np.float64),
+            groups=np.array(groups, np.int64),
+            lengths=np.array([e.trained_tokens for e in episodes], np.int64),
+            turn_lengths=tuple(turn_lengths(e) for e in episodes),
+            turn_rewards=tuple(turn_rewards(e) for e in episodes),
+            turn_states=tuple(anchor_states(e) for e in episodes),
+            parts=parts,
+            part_weights=weights,
+        )
+        return replace(given, **fields)
+
+
+def turn_lengths(episode: Episode) -> Ints:
+    """[K] trained tokens per assistant turn."""
+    mask = episode.tokens.trained_mask
+    return np.array([int(mask[t.start : t.end].sum()) for t in episode.turns if t.role == "assistant"], np.int64)
+
+
+def turn_rewards(episode: Episode) -> Float64:
+    """[K] sum of the rewards that the tools gave to each assistant turn, NaN where they gave none."""
+    out: list[float] = []
+    for turn in episode.turns:
+        if turn.role == "assistant":
+            out.append(np.nan)
+        elif out:
+            given = [result.reward for result in turn.results if result.reward is not None]
+            if given:
+                out[-1] = float(np.nansum([out[-1], *given]))
+    return np.array(out, np.float64)
+
+
+def anchor_states(episode: Episode) -> tuple[Hashable, ...]:
+    """K keys: the token ids of everything between the previous assistant turn and this one (the observation)."""
+    states: list[Hashable] = []
+    start = 0
+    for turn in episode.turns:
+        if turn.role == "assistant":
+            states.append((not states, episode.tokens.ids[start : turn.start].tobytes()))
+            start = turn.end
+    return tuple(states)
+
+
+def group_mean(values: Float64, groups: Ints) -> Float64:
+    """[N] mean of each one's group."""
+    _, inverse, count = np.unique(groups, return_inverse=True, return_counts=True)
+    mean: Float64 = (np.bincount(inverse, values) / count)[inverse]
+    return mean
+
+
+def group_std(values: Float64, groups: Ints) -> Float64:
+    """[N] sample standard deviation (n−1) of each one's group, 0 in a group of one."""
+    _, inverse, count = np.unique(groups, return_inverse=True, return_counts=True)
+    squares = np.bincount(inverse, (values - group_mean(values, groups)) ** 2)
+    std: Float64 = np.sqrt(squares / np.maximum(count - 1, 1))[inverse]
+    return std
+
+
+def normalise(values: Float64, groups: Ints, eps: float) -> Float64:
+    """[N] (value − group mean) / (group std + eps)."""
+    return over(values - group_mean(values, groups), group_std(values, groups) + eps)
+
+
+def over(numerator: Float64, scale: Float64 | float) -> Float64:
+    """numerator / scale, and 0 where the scale is 0: what does not vary tells nothing."""
+    scale = np.broadcast_to(np.asarray(scale, np.float64), numerator.shape)
+    return np.divide(numerator, scale, out=np.zeros_like(numerator), where=scale > 0)
+
+
+def spread(scalars: Float64, x: AdvantageInput) -> list[Float32]:
+    """One scalar per episode onto all of its trained tokens: N × [lengths_i]."""
+    return [np.full(int(n), a, np.float32) for a, n in zip(scalars, x.lengths, strict=True)]
+
+
+def spread_turns(scalars: Sequence[Float64], x: AdvantageInput) -> list[Float32]:
+    """One scalar per assistant turn onto the turn's trained tokens: N × [lengths_i]."""
+    return [np.repeat(a, n).astype(np.float32) for a, n in zip(scalars, x.turn_counts, strict=True)]
+
+
+def whiten(arrays: Sequence[Float64]) -> list[Float32]:
+    """Zero mean and unit sample variance over all tokens of the batch (verl's masked_whiten, variance + 1e-8)."""
+    flat = np.concatenate([np.asarray(a, np.float64) for a in arrays]) if arrays else np.zeros(0)
+    if flat.size < 2:
+        return [np.zeros(len(a), np.float32) for a in arrays]
+    scale = 1.0 / np.sqrt(flat.var(ddof=1) + 1e-8)
+    return [((a - flat.mean()) * scale).astype(np.float32) for a in arrays]
+
+
+def need(value: object, field: str, estimator: str) -> None:
+    """Raise ConfigError where an estimator lacks what it works on."""
+    if value is None:
+        raise ConfigError(f"Advantage {estimator!r} needs {field}.", hint="Choose another algo.advantage.")

@@ -1,0 +1,162 @@
+"""The template audit behind `agentrl doctor --template`: can this template be trained with, and what is odd about it.
+
+It plays conversations: a scripted model writes exactly what the template would, deltas are appended, and the result is
+compared with full renderings. So what is found is what would happen in training, for any template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agentrl_cli.chat.locate import shared_prefix
+from agentrl_cli.chat.probe import PROBE_TOOL, tool, user
+from agentrl_cli.chat.render import Chat, Tools
+from agentrl_cli.errors import TemplateError
+from agentrl_cli.types import Message
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What an audit found. Usable for training as it is where `append_only` and `stop_token_trained`."""
+
+    append_only: bool
+    """Prompt, turns and deltas give what a full rendering gives, thinking aside."""
+    stop_token_trained: bool
+    """Assistant turns end with a token of their own that the model samples."""
+    thinking_by_design: bool
+    """The template drops the thinking of earlier turns; the appended ids keep it."""
+    problems: tuple[str, ...] = ()
+    """Why it cannot be used as it is, in words."""
+    notes: tuple[str, ...] = ()
+    """What is worth knowing."""
+    supports_tools: bool = False
+    supports_system: bool = False
+    parallel_calls: bool = False
+    parser: str = ""
+    stop_tokens: tuple[str, ...] = ()
+    first_difference: tuple[str, str] | None = field(default=None)
+    """(full rendering, appended) from the first difference on, where there is one."""
+
+    @property
+    def ok(self) -> bool:
+        return self.append_only and self.stop_token_trained
+
+
+def audit(chat: Chat) -> AuditReport:
+    """Play the probes. Never raises; a template that refuses to render anything has that as its problem."""
+    problems: list[str] = []
+    notes: list[str] = []
+    difference: tuple[str, str] | None = None
+    tools = [PROBE_TOOL] if chat.renders_results else None
+    if not chat.renders_results:
+        notes.append("the template has no tools: it does not write tool results")
+    elif not chat.supports_tools:
+        notes.append("the template does not write tool schemas: describe the tools in the system text")
+    for name, messages, with_tools in _plays(chat.renders_results):
+        problem, found = _play(chat, messages, tools if with_tools else None)
+        if problem:
+            problems.append(f"{name}: {problem}")
+            difference = difference or found
+    thinking = _drops_thinking(chat)
+    if thinking:
+        notes.append("thinking of earlier turns is dropped by the template; appended ids keep it (drift by_design)")
+    several = [user("u"), _calls(2), tool("r", "c00000000"), tool("s", "c00000001")]
+    parallel = chat.renders_results and _renders(chat, several)
+    if chat.renders_results and not parallel:
+        notes.append("the template takes one tool call a turn; results of several are appended one by one")
+    if not chat.stops.closing:
+        stops = ", ".join(chat.stops.texts)
+        notes.append(f"nothing closes an assistant turn: the model stops with the next message's first token ({stops})")
+    system = _renders(chat, [{"role": "system", "content": "s"}, user("u")])
+    if not system:
+        notes.append("the template refuses system messages")
+    return AuditReport(
+        append_only=not problems,
+        stop_token_trained=_stop_trained(chat, problems),
+        thinking_by_design=thinking,
+        problems=tuple(problems),
+        notes=tuple(notes),
+        supports_tools=chat.supports_tools,
+        supports_system=system,
+        parallel_calls=parallel,
+        parser=chat.parser.name,
+        stop_tokens=tuple(chat.tokenizer.token_text(id_) for id_ in chat.stop_ids),
+        first_difference=difference,
+    )
+
+
+def _answer(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def _calls(count: int = 1, text: str = "", first: int = 0) -> Message:
+    calls = [
+        {"id": f"c{first + n:08d}", "type": "function", "function": {"name": "probe", "arguments": {"x": f"v{n}"}}}
+        for n in range(count)
+    ]
+    return {"role": "assistant", "content": text, "tool_calls": calls}
+
+
+def _plays(with_tools: bool) -> list[tuple[str, list[Message], bool]]:
+    """Name, conversation, whether tools are listed."""
+    plays = [("several turns", [user("one"), _answer("first"), user("two"), _answer("second"), user("three")], False)]
+    if with_tools:
+        plays += [
+            ("a tool result", [user("one"), _calls(), tool("r")], True),
+            ("two tool turns", [user("one"), _calls(), tool("r"), _calls(first=1), tool("s", "c00000001")], True),
+            ("an answer after a tool", [user("one"), _calls(), tool("r"), _answer("done"), user("two")], True),
+        ]
+    return plays
+
+
+def _play(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, tuple[str, str] | None]:
+    """What goes wrong when `messages` are played as an episode, and both texts from the first difference on."""
+    try:
+        appended = chat.conversation(messages, tools).ids
+        full = chat.render(messages, tools, add_generation_prompt=True).ids
+    except TemplateError as error:
+        return error.message, None
+    if appended == full:
+        return "", None
+    at = shared_prefix(appended, full)
+    texts = chat.decode(full[at : at + 16]), chat.decode(appended[at : at + 16])
+    if chat.decode(appended) == chat.decode(full):
+        return "", None  # the same text in other tokens: no fault of the template
+    if _squeezed_thinking(chat.decode(full)) == _squeezed_thinking(chat.decode(appended)):
+        return "", None  # empty thinking blocks come and go with the position of a turn: by design
+    return f"a full rendering has {texts[0]!r} where appending gives {texts[1]!r}", texts
+
+
+def _squeezed_thinking(text: str) -> str:
+    return re.sub(r"<think>\s*</think>\s*", "", text)
+
+
+def _drops_thinking(chat: Chat) -> bool:
+    """True where a later user message makes the template forget an earlier turn's thinking."""
+    thought = "<think>\nqqthought\n</think>\n\nfirst"
+    try:
+        text = chat.decode(chat.render([user("one"), _answer(thought), user("two")]).ids)
+    except TemplateError:
+        return False
+    return "qqthought" not in text
+
+
+def _renders(chat: Chat, messages: Sequence[Message]) -> bool:
+    try:
+        chat.render(messages, [PROBE_TOOL] if any(m.get("tool_calls") for m in messages) else None)
+    except TemplateError:
+        return False
+    return True
+
+
+def _stop_trained(chat: Chat, problems: list[str]) -> bool:
+    """True where the last id of a demonstrated turn is a stop token; adds to `problems` where the token is not an
+    end token that a model would be stopped by."""
+    try:
+        ids = chat.assistant_ids(_answer("done"))
+    except TemplateError as error:
+        problems.append(error.message)
+        return False
+    return bool(ids) and ids[-1] in chat.stop_ids

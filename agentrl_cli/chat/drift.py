@@ -1,0 +1,211 @@
+"""The drift guard: do the ids of an episode still say what the chat template would write?
+
+The ids are trained whatever a rendering says; this only finds out and names it. Four kinds, mildest first:
+
+- `resegmented`: the same text, cut into other tokens. A model may sample any cut.
+- `reserialised`: the same meaning, written differently: spaces in a call's JSON, trimmed content.
+- `by_design`: the template drops or rewrites what the model wrote (earlier thinking, text beside a call), or cannot
+  render this conversation at all.
+- `structural`: a separator, a role or a stop token is missing or different. The model is trained on something that it
+  will never see again: an alert, and such episodes are skipped unless `drift.structural: train`.
+
+`check_delta` looks at one turn and what was appended after it, at a cost that does not grow with the conversation;
+`check_episode` renders the whole conversation once, at the end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from agentrl_cli.chat.locate import shared_prefix
+from agentrl_cli.chat.parse import parse_text
+from agentrl_cli.chat.render import Chat, Tools
+from agentrl_cli.errors import TemplateError
+from agentrl_cli.types import Episode, Int8, Int32, Message, Origin
+
+KINDS = ("resegmented", "reserialised", "by_design", "structural")
+"""Mildest first."""
+
+EXCERPT = 24
+"""Tokens of each side that a Drift shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """One difference between an episode's ids and the template's rendering."""
+
+    kind: str
+    turn: int
+    """Index of the turn it lies in, -1 where there is none."""
+    position: int
+    """Token index of the first difference, in the episode's ids."""
+    expected: str
+    """The template's text from there on, an excerpt."""
+    got: str
+    """The episode's text from there on, an excerpt."""
+    expected_id: int | None = None
+    got_id: int | None = None
+
+
+def worst(drifts: Sequence[Drift]) -> str:
+    """The severest kind among them, empty where there is none."""
+    return max((drift.kind for drift in drifts), key=KINDS.index, default="")
+
+
+def check_delta(
+    chat: Chat,
+    turn_ids: Sequence[int] | Int32,
+    delta_ids: Sequence[int] | Int32,
+    message: Message,
+    new_messages: Sequence[Message],
+    tools: Tools = None,
+    *,
+    turn: int = 0,
+    position: int = 0,
+) -> list[Drift]:
+    """Compare one assistant turn and the delta after it with the template's own rendering of both.
+
+    `turn_ids` are the sampled (and forced) ids, `delta_ids` what `Chat.extend` gave, `message` the parsed assistant
+    message. `position` is the index of the first of `turn_ids` in the episode. Empty where all is equal.
+    """
+    got = [int(id_) for id_ in (*turn_ids, *delta_ids)]
+    try:
+        expected = chat.continuation([message, *new_messages], tools)
+    except TemplateError as error:
+        return [_refused(error, turn, position)]
+    if expected == got:
+        return []
+    model = [index < len(turn_ids) for index in range(len(got))]
+    return [
+        _drift(chat, kind, turn, position, expected[at_expected:], got[at_got:], at_got)
+        for kind, at_expected, at_got in _differences(chat, expected, got, model)
+    ]
+
+
+def check_episode(episode: Episode, chat: Chat, tools: Tools = None) -> list[Drift]:
+    """Compare a finished episode with one rendering of its whole conversation: a Drift per block that differs.
+
+    An episode may end anywhere in what the template would go on to write: that is no drift.
+    """
+    messages = episode.messages
+    if not messages:
+        return []
+    got = [int(id_) for id_ in episode.tokens.ids]
+    try:
+        open_end = messages[-1].get("role") != "assistant"
+        expected = chat.render(messages, tools, add_generation_prompt=open_end).ids
+    except TemplateError as error:
+        return [_refused(error, -1, 0)]
+    if expected[: len(got)] == got:
+        return []
+    model = _model_mask(episode.tokens.origin)
+    drifts: list[Drift] = []
+    for kind, at_expected, at_got in _differences(chat, expected, got, model):
+        turn = next((turn.index for turn in episode.turns if turn.start <= at_got < turn.end), -1)
+        drifts.append(_drift(chat, kind, turn, 0, expected[at_expected:], got[at_got:], at_got))
+    return drifts
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Ids up to and with the next control token (the last segment may have none)."""
+
+    start: int
+    end: int
+    control: int | None
+
+    @property
+    def body_end(self) -> int:
+        return self.end - (self.control is not None)
+
+
+def _segments(ids: Sequence[int], control: frozenset[int]) -> list[_Segment]:
+    segments: list[_Segment] = []
+    start = 0
+    for index, id_ in enumerate(ids):
+        if id_ in control:
+            segments.append(_Segment(start, index + 1, id_))
+            start = index + 1
+    if start < len(ids):
+        segments.append(_Segment(start, len(ids), None))
+    return segments
+
+
+def _differences(
+    chat: Chat, expected: Sequence[int], got: Sequence[int], model: Sequence[bool]
+) -> Iterator[tuple[str, int, int]]:
+    """(kind, position in expected, position in got) of every block that differs."""
+    markers = {chat.tokenizer.id_of(text) for text in chat.parser.markers}
+    control = frozenset(chat.tokenizer.special_ids | set(chat.stop_ids)) - markers
+    theirs, ours = _segments(expected, control), _segments(got, control)
+    for number, own in enumerate(ours):
+        last = number == len(ours) - 1
+        if number >= len(theirs):
+            # In header style the sampled stop token has no counterpart where nothing follows it.
+            if not (last and own.control in chat.stop_ids and own.body_end == own.start):
+                yield "structural", len(expected), own.start
+            return
+        other = theirs[number]
+        body = list(got[own.start : own.body_end])
+        wanted = list(expected[other.start : other.body_end])
+        sampled = any(model[own.start : own.end])
+        if own.control != other.control:
+            ended = last and (own.control is None or (other.control is None and own.control in chat.stop_ids))
+            if not ended:
+                yield "structural", other.start + shared_prefix(wanted, body), own.start + shared_prefix(wanted, body)
+                return
+            if not sampled or own.control is None:
+                wanted = wanted[: len(body)]
+        if body != wanted:
+            at = shared_prefix(wanted, body)
+            yield _kind(chat, chat.decode(wanted), chat.decode(body), sampled), other.start + at, own.start + at
+
+
+def _kind(chat: Chat, expected: str, got: str, sampled: bool) -> str:
+    """What kind of difference lies between two texts of one block; `sampled`: a model wrote (part of) it."""
+    if expected == got:
+        return "resegmented"
+    if not sampled:
+        return "structural"
+    theirs, ours = parse_text(expected, chat.parser), parse_text(got, chat.parser)
+    calls = [[(call.name, call.arguments, call.error and call.raw) for call in p.calls] for p in (theirs, ours)]
+    if calls[0] != calls[1]:
+        return "structural" if _bare(theirs.content) != _bare(ours.content) else "by_design"
+    if _squeezed(theirs.content) == _squeezed(ours.content):
+        return "reserialised"
+    if calls[0] or _bare(theirs.content) == _bare(ours.content):
+        return "by_design"
+    return "structural"
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _bare(text: str) -> str:
+    """Without thinking, its markers and white space."""
+    return _squeezed(
+        re.sub(r"<think>|</think>", "", re.sub(r"(?:<think>)?(?:(?!<think>).)*</think>", "", text, flags=re.S))
+    )
+
+
+def _model_mask(origin: Int8) -> list[bool]:
+    return [int(value) in {Origin.MODEL, Origin.FORCED} for value in origin]
+
+
+def _drift(chat: Chat, kind: str, turn: int, base: int, expected: Sequence[int], got: Sequence[int], at: int) -> Drift:
+    return Drift(
+        kind,
+        turn,
+        base + at,
+        chat.decode(expected[:EXCERPT]),
+        chat.decode(got[:EXCERPT]),
+        expected[0] if expected else None,
+        got[0] if got else None,
+    )
+
+
+def _refused(error: TemplateError, turn: int, position: int) -> Drift:
+    return Drift("by_design", turn, position, f"(no rendering: {error.message})", "")

@@ -1,0 +1,56 @@
+"""Mistral: `[TOOL_CALLS]` and a JSON list of calls; from v11 on `[TOOL_CALLS]NAME[ARGS]{…}`, repeated."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl_cli.chat.parsers.base import ParsedText, call, call_of, kind, read_json
+from agentrl_cli.types import ToolCall, ToolSchema
+
+OPEN, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+
+
+class MistralParser:
+    """`[TOOL_CALLS] [{"name": "f", "arguments": {…}}]`; nothing closes it but the end of the turn."""
+
+    name = "mistral"
+    markers: tuple[str, ...] = (OPEN, ARGS, CALL_ID)
+
+    def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
+        content, *blocks = text.split(OPEN)
+        calls = [one for block in blocks for one in _read(block)]
+        return ParsedText(content.rstrip() if blocks else content, tuple(calls))
+
+    def example(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return f"{OPEN} {json.dumps([{'name': name, 'arguments': dict(arguments)}], ensure_ascii=False)}"
+
+
+def _read(raw: str) -> list[ToolCall]:
+    if ARGS in raw:
+        return [_read_named(raw)]
+    value, error = read_json(raw.strip())
+    if error:
+        found = re.search(r'"name"\s*:\s*"([^"\\]{1,64})"', raw)
+        return [call(found.group(1) if found else "", raw=raw, error=error)]
+    if not isinstance(value, list):
+        return [call(raw=raw, error=f"after {OPEN} a JSON list of calls must follow, not {kind(value)}")]
+    if not value:
+        return [call(raw=raw, error="the list of calls is empty")]
+    return [call_of(item, json.dumps(item, ensure_ascii=False)) for item in value]
+
+
+def _read_named(raw: str) -> ToolCall:
+    head, _, body = raw.partition(ARGS)
+    name = head.partition(CALL_ID)[0].strip()
+    value, error = read_json(body.strip())
+    if not name:
+        return call(raw=raw, error=f"the tool's name must stand between {OPEN} and {ARGS}")
+    if error or not isinstance(value, dict):
+        return call(name, raw=raw, error=error or f"the arguments must be a JSON object, not {kind(value)}")
+    return call(name, value, raw=raw)
+
+
+PARSER = MistralParser()

@@ -1,0 +1,363 @@
+"""`Chat`: messages to token ids by the model's own template, as a prompt and as deltas; ids to tool calls.
+
+The rule (DESIGN 3): ids are the truth. A prompt is rendered once; afterwards only deltas are appended. A delta is
+what the template writes between the model's stop token and the next generation: the separator that follows the stop
+token (`\\n` after `<|im_end|>`, whose loss was verl#6921), the new messages, the generation prompt. It is found by
+rendering a short dummy conversation that ends in a marked assistant turn, followed by the new messages, and taking
+everything after that turn's stop token. It is encoded together with the stop token before it, so its first merge is
+the one a full rendering would have.
+
+What the model sampled never passes through here; `parse` reads it and leaves it as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.chat.guard import Guard, Hidden, Range
+from agentrl_cli.chat.locate import locate, origins, shared_prefix
+from agentrl_cli.chat.parse import THINK, THINK_END, Parsed, parse_text
+from agentrl_cli.chat.parsers import detect_parser, load_parser
+from agentrl_cli.chat.probe import MARK, PROBE_TOOL, Stops, assistant, find_stops, tool, user
+from agentrl_cli.chat.template import ChatTemplate
+from agentrl_cli.chat.tokenizer import BaseTokenizer
+from agentrl_cli.errors import TemplateError
+from agentrl_cli.types import Message, Origin, StopReason, ToolSchema
+
+if TYPE_CHECKING:
+    from agentrl_cli.chat.audit import AuditReport
+
+Tools = Sequence[ToolSchema] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Token ids of a piece of conversation. `ids` and `origin` have the same length n."""
+
+    ids: list[int]
+    origin: list[int]
+    """An `Origin` per token; SYSTEM, USER and TOOL for contents, TEMPLATE for everything around them."""
+    spans: tuple[tuple[str, int, int], ...]
+    """(role, start, end): the tokens of consecutive messages of one role; together they cover [0, n)."""
+    text: str = ""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Chat:
+    """One tokenizer, its chat template and a tool-call parser.
+
+    `append_only` accepts a template that does not extend by appending (see `require_append_only`). `variables` are
+    handed to the template (`{"enable_thinking": False}`).
+    """
+
+    def __init__(
+        self,
+        tokenizer: BaseTokenizer,
+        parser: str = "hermes",
+        append_only: bool = False,
+        *,
+        variables: Mapping[str, Any] | None = None,
+        now: datetime | None = None,
+    ) -> None:
+        """`parser` "auto" recognises the template's syntax. Raises TemplateError where the template cannot be used."""
+        if not tokenizer.chat_template:
+            raise TemplateError(
+                "The tokenizer has no chat template.",
+                hint="Take an instruction-tuned model, or give one: --set model.chat_template=FILE.",
+            )
+        self.tokenizer = tokenizer
+        self.append_only = append_only
+        now = now or datetime.now()
+        self._template = ChatTemplate(tokenizer.chat_template, tokenizer.specials, variables=variables, now=now)
+        source = tokenizer.tool_template or tokenizer.chat_template
+        self._tool_template = ChatTemplate(source, tokenizer.specials, variables=variables, now=now)
+        sources = self._tool_template.source + self._template.source
+        self.parser = load_parser(detect_parser(sources) if parser == "auto" else parser)
+        self.stops: Stops = find_stops(self._text, tokenizer, self.parser.markers)
+        markup = sources + " ".join(self.parser.markers)
+        self._guard = Guard(tokenizer, markup, [*self.stops.texts, tokenizer.specials.get("eos_token", "")])
+
+    @cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end an assistant turn: the template's own first, then the tokenizer's end tokens."""
+        own = [self.tokenizer.id_of(text) for text in self.stops.texts]
+        return tuple(dict.fromkeys([*(id_ for id_ in own if id_ is not None), *self.tokenizer.eos_ids]))
+
+    @cached_property
+    def supports_tools(self) -> bool:
+        """True where the template writes tool schemas and tool results."""
+        try:
+            return self.renders_results and "probe" in self._text([user("u")], [PROBE_TOOL], True)
+        except TemplateError:
+            return False
+
+    @cached_property
+    def renders_results(self) -> bool:
+        """True where the template writes tool results, if perhaps no schemas (DeepSeek)."""
+        try:
+            call = assistant("", [("c00000000", "probe")])
+            return MARK in self._text([user("u"), call, tool(MARK)], [PROBE_TOOL], True)
+        except TemplateError:
+            return False
+
+    def prompt(self, messages: Sequence[Message], tools: Tools = None) -> Rendered:
+        """The whole of `messages` and the generation prompt, ready for the model's first turn."""
+        return self.render(messages, tools, add_generation_prompt=True)
+
+    def render(
+        self, messages: Sequence[Message], tools: Tools = None, *, add_generation_prompt: bool = False
+    ) -> Rendered:
+        """A full rendering. The drift guard compares with this; training data never comes from it."""
+        safe, safe_tools, hidden = self._guard.hide(messages, tools)
+        text, plain = hidden.reveal(self._text(safe, safe_tools, add_generation_prompt))
+        ids, offsets = self.tokenizer.encode_offsets(text, plain)
+        regions = locate(text, messages, lambda other: self._text(other, tools, add_generation_prompt))
+        ends = self._ends(text, safe, safe_tools, hidden)
+        return Rendered(ids, origins(offsets, regions, messages), _spans(messages, ends, offsets), text)
+
+    def extend(
+        self,
+        messages_so_far: Sequence[Message],
+        new_messages: Sequence[Message],
+        tools: Tools = None,
+        *,
+        last_id: int | None = None,
+    ) -> Rendered:
+        """What to append after the model's own stop token: separator, `new_messages`, generation prompt.
+
+        `messages_so_far` ends with the assistant's message and is not rendered again. `last_id` is the last token of
+        the conversation so far; header-style templates (GLM) need it, because there the stop token is already the
+        start of what follows. Raises TemplateError where the template refuses such messages.
+        """
+        if messages_so_far and messages_so_far[-1].get("role") != "assistant":
+            raise TemplateError("A conversation is extended after an assistant turn only.")
+        safe, safe_tools, hidden = self._guard.hide(new_messages, tools)
+        text, plain = hidden.reveal(self._after_turn(safe, safe_tools))
+        stop = next(stop for stop in sorted(self._end_texts, key=len, reverse=True) if text.startswith(stop))
+        stop_id = self.tokenizer.id_of(stop)
+        ids, offsets = self.tokenizer.encode_offsets(text, plain)
+        if not ids or ids[0] != stop_id:
+            raise TemplateError(f"The tokenizer does not keep the stop token {stop!r} in one piece.")
+        regions = locate(text, new_messages, lambda other: self._after_turn(other, tools))
+        ends = self._delta_ends(text, safe, safe_tools, hidden)
+        keep = not self.stops.closing and last_id is not None and last_id != stop_id
+        first = 0 if keep else 1
+        ids, offsets = ids[first:], offsets[first:]
+        return Rendered(
+            ids,
+            origins(offsets, regions, new_messages),
+            _spans(new_messages, ends, offsets),
+            text if keep else text[len(stop) :],
+        )
+
+    def close_turn(self, stop_reason: StopReason, ids: Sequence[int] = ()) -> list[int]:
+        """Tokens (origin FORCED) that close an assistant turn which did not stop by itself; none where it did.
+
+        `ids` are the turn's tokens, where known: a turn that was cut right after a stop token needs no other.
+        """
+        if stop_reason is StopReason.STOP or not self.stops.closing or (len(ids) and int(ids[-1]) in self.stop_ids):
+            return []
+        return [self.stop_ids[0]]
+
+    def parse(self, ids: Iterable[int], tools: Tools = None, *, turn: int = 0) -> Parsed:
+        """The content and tool calls of an assistant turn's ids, which stay as they are. Never raises.
+
+        With `tools` also unknown names and bad arguments become errors. `turn` makes the calls' ids unique.
+        """
+        own = [int(id_) for id_ in ids]
+        if own and own[-1] in self.stop_ids:
+            own.pop()
+        return parse_text(self.decode(own), self.parser, tools, turn)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The exact text of ids, control tokens included."""
+        return self.tokenizer.decode(ids)
+
+    def continuation(
+        self, messages: Sequence[Message], tools: Tools = None, *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """The ids that the template itself gives after a generation prompt for an assistant message and what follows.
+
+        What a model sampled plus the deltas should equal this; the drift guard compares.
+        Raises TemplateError where the template refuses, or its assistant turns begin unlike its generation prompt.
+        """
+        text, plain = self._continuation(messages, tools, add_generation_prompt)
+        return self._encode_after_stop(text, plain)
+
+    def assistant_text(self, message: Message, tools: Tools = None, *, thinking: bool | None = None) -> str:
+        """The text a model would have to sample for an assistant message, without its stop token.
+
+        Where the generation prompt opens a thinking block that the message lacks, the text closes it at once;
+        `thinking` says whether it does (None: as after a user message).
+        """
+        return self._assistant(message, tools, thinking)[0]
+
+    def assistant_ids(self, message: Message | str, tools: Tools = None, *, thinking: bool | None = None) -> list[int]:
+        """The ids a model would have to sample for an assistant turn, its stop token included.
+
+        A text is taken as the model's own writing, markup and all.
+        """
+        text, plain = (message, []) if isinstance(message, str) else self._assistant(message, tools, thinking)
+        called = "tool_calls" in message if isinstance(message, dict) else bool(self.parser.parse(text).calls)
+        stop = self.stops.after_call if called and self.stops.after_call else self.stops.texts[0]
+        stop_id = self.tokenizer.id_of(stop)
+        ids = self._encode_after_stop(text, plain)
+        return ids if stop_id is None or (ids and ids[-1] in self.stop_ids) else [*ids, stop_id]
+
+    def conversation(self, messages: Sequence[Message], tools: Tools = None) -> Rendered:
+        """A whole demonstration as an episode holds it: prompt, turns of origin MODEL (stop token included), deltas.
+
+        Every assistant message counts as the model's. Without an assistant message it is the prompt.
+        """
+        turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+        first = turns[0] if turns else len(messages)
+        parts = [self.prompt(messages[:first], tools)]
+        for at, following in zip(turns, [*turns[1:], len(messages)], strict=True):
+            opened = parts[-1].text.rstrip().endswith(THINK)
+            ids = self.assistant_ids(messages[at], tools, thinking=opened)
+            parts.append(Rendered(ids, [int(Origin.MODEL)] * len(ids), (("assistant", 0, len(ids)),)))
+            if at + 1 < following:
+                parts.append(self.extend(messages[: at + 1], messages[at + 1 : following], tools, last_id=ids[-1]))
+        return _joined(parts)
+
+    def audit(self) -> AuditReport:
+        """Whether this template can be trained with, and what is odd about it (`agentrl doctor --template`)."""
+        from agentrl_cli.chat.audit import audit
+
+        return audit(self)
+
+    def require_append_only(self) -> AuditReport:
+        """The audit. Raises TemplateError with the reason where the template does not extend by appending."""
+        report = self.audit()
+        if not report.append_only and not self.append_only:
+            raise TemplateError(
+                f"The chat template cannot be extended by appending: {'; '.join(report.problems)}.",
+                hint="Give a template that can (--set model.chat_template=FILE), or Chat(append_only=True) to train "
+                "with the appended rendering, which then differs from this template's own.",
+            )
+        return report
+
+    def _encode_after_stop(self, text: str, plain: Sequence[Range]) -> list[int]:
+        """Ids of a text inside a conversation: no tokenizer shall take it for a text's start and put a space there."""
+        stop = self.stops.texts[0]
+        shifted = [(start + len(stop), end + len(stop)) for start, end in plain]
+        return self.tokenizer.encode_offsets(stop + text, shifted)[0][1:]
+
+    def _text(self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool) -> str:
+        template = self._tool_template if tools else self._template
+        return template.render(messages, tools, add_generation_prompt=add_generation_prompt)
+
+    @cached_property
+    def _end_pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, sorted(self._end_texts, key=len, reverse=True))))
+
+    @cached_property
+    def _end_texts(self) -> tuple[str, ...]:
+        """Texts a rendering may have where an assistant turn ends."""
+        eos = self.tokenizer.specials.get("eos_token", "")
+        return tuple(dict.fromkeys([*self.stops.texts, *([eos] if eos else [])]))
+
+    def _assistant(self, message: Message, tools: Tools, thinking: bool | None) -> tuple[str, list[Range]]:
+        """Text of an assistant turn up to its stop token, and its plain ranges."""
+        text, plain = self._continuation([message], tools, False)
+        ends = [match.start() for match in self._end_pattern.finditer(text) if not _within(match.span(), plain)]
+        text = text[: ends[0]] if ends else text
+        if thinking is None:
+            thinking = self._text([user("u")], tools, True).rstrip().endswith(THINK)
+        if not thinking or THINK_END in text:
+            return text, plain
+        closed = f"\n{THINK_END}\n\n"
+        return closed + text, [(start + len(closed), end + len(closed)) for start, end in plain]
+
+    def _continuation(
+        self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool
+    ) -> tuple[str, list[Range]]:
+        """Text after the generation prompt, and its plain ranges."""
+        safe, safe_tools, hidden = self._guard.hide([user("u"), *messages], tools)
+        start = self._text(safe[:1], safe_tools, True)
+        full = self._text(safe, safe_tools, add_generation_prompt)
+        if not full.startswith(start) and start.rstrip().endswith(THINK):
+            # The prompt opens a thinking block that the message lacks, or that is written in another way.
+            start = start[: start.rindex(THINK)]
+            start += THINK if full.startswith(start + THINK) else ""
+        if not full.startswith(start):
+            raise TemplateError("The chat template's generation prompt is not how its assistant turns begin.")
+        return hidden.reveal(full[len(start) :])
+
+    def _after_turn(self, new: Sequence[Message], tools: Tools, add_generation_prompt: bool = True) -> str:
+        """The template's text from the stop token of a dummy assistant turn on."""
+        results = [message for message in new if message.get("role") == "tool"]
+        calls = [(str(m.get("tool_call_id") or "c00000000"), str(m.get("name") or "tool")) for m in results]
+        try:
+            text = self._text([user("u"), assistant(MARK, calls), *new], tools, add_generation_prompt)
+        except TemplateError:
+            if len(calls) < 2:
+                raise
+            # Llama 3 allows a single call in a turn; its results still render one by one.
+            text = self._text([user("u"), assistant(MARK, calls[:1]), *new], tools, add_generation_prompt)
+        start = text.rfind(MARK) + len(MARK)
+        places = [place for stop in self._end_texts if (place := text.find(stop, start)) >= 0]
+        if not places:
+            raise TemplateError("The chat template writes no stop token between an assistant turn and what follows.")
+        return text[min(places) :]
+
+    def _ends(self, text: str, messages: list[Message], tools: Tools, hidden: Hidden) -> list[int]:
+        """Where each message ends in `text` (characters): the prefix that rendering shares with one cut there."""
+        ends: list[int] = []
+        for count in range(1, len(messages)):
+            try:
+                part = hidden.reveal(self._text(messages[:count], tools, False))[0]
+                ends.append(max([shared_prefix(part, text), *ends[-1:]]))
+            except TemplateError:
+                ends.append(ends[-1] if ends else 0)
+        return [*ends, len(text)]
+
+    def _delta_ends(self, text: str, new: list[Message], tools: Tools, hidden: Hidden) -> list[int]:
+        ends: list[int] = []
+        for count in range(1, len(new)):
+            if new[count].get("role") != new[count - 1].get("role"):
+                part = hidden.reveal(self._after_turn(new[:count], tools, False))[0]
+                ends.append(shared_prefix(part, text))
+            else:
+                ends.append(ends[-1] if ends else 0)  # spans join messages of one role: this end is not used
+        return [*ends, len(text)]
+
+
+def _within(span: tuple[int, int], ranges: Sequence[Range]) -> bool:
+    return any(start < span[1] and span[0] < end for start, end in ranges)
+
+
+def _spans(
+    messages: Sequence[Message], ends: Sequence[int], offsets: Sequence[tuple[int, int]]
+) -> tuple[tuple[str, int, int], ...]:
+    """Token spans of consecutive messages of one role; `ends` are the messages' ends in characters."""
+    spans: list[tuple[str, int, int]] = []
+    token = 0
+    for index, (message, end) in enumerate(zip(messages, ends, strict=True)):
+        role = str(message.get("role"))
+        last = index == len(messages) - 1
+        if not last and str(messages[index + 1].get("role")) == role:
+            continue
+        start = token
+        while token < len(offsets) and (last or offsets[token][0] < end):
+            token += 1
+        spans.append((role, start, token))
+    return tuple(spans)
+
+
+def _joined(parts: Sequence[Rendered]) -> Rendered:
+    ids: list[int] = []
+    origin: list[int] = []
+    spans: list[tuple[str, int, int]] = []
+    for part in parts:
+        spans += [(role, start + len(ids), end + len(ids)) for role, start, end in part.spans]
+        ids += part.ids
+        origin += part.origin
+    return Rendered(ids, origin, tuple(spans))

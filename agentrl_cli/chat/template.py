@@ -1,0 +1,151 @@
+"""Chat templates: Jinja in a sandbox, with the filters and functions that Hugging Face templates expect.
+
+Differences from transformers, on purpose: the clock is read once, when the template is made, so that a conversation
+that crosses midnight does not drift; and tool-call arguments are given as the template wants them, object or text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError as JinjaError
+from jinja2 import TemplateSyntaxError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from agentrl_cli.errors import TemplateError
+from agentrl_cli.types import Message, ToolSchema
+
+PROBE = "zqcontent"
+
+
+class ChatTemplate:
+    """A compiled chat template. `specials` are the token texts it may name (`bos_token`, `eos_token`)."""
+
+    def __init__(
+        self,
+        source: str,
+        specials: Mapping[str, str] | None = None,
+        *,
+        variables: Mapping[str, Any] | None = None,
+        now: datetime | None = None,
+    ) -> None:
+        """`variables` are further names (`enable_thinking`). Raises TemplateError where the source does not compile."""
+        self.source = source
+        self._now = now or datetime.now()
+        self._variables = {"bos_token": "", "eos_token": "", **(specials or {}), **(variables or {})}
+        self._arguments_as_text = False
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = self._now.strftime
+        self._content_as_parts = False
+        try:
+            self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise TemplateError(f"The chat template does not compile: {error} (line {error.lineno}).") from error
+        self._content_as_parts = self._wants_parts()
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """The text of a conversation. Raises TemplateError with the template's own reason where it refuses."""
+        try:
+            return self._render(messages, tools, add_generation_prompt)
+        except TypeError as error:
+            # DeepSeek's template joins the arguments to text: it wants them as JSON text, all others as an object.
+            if self._arguments_as_text or not any(message.get("tool_calls") for message in messages):
+                raise TemplateError(f"The chat template failed: {error}.") from error
+        self._arguments_as_text = True
+        try:
+            return self._render(messages, tools, add_generation_prompt)
+        except TypeError as error:
+            self._arguments_as_text = False
+            raise TemplateError(f"The chat template failed: {error}.") from error
+
+    def _plain(self, message: Message) -> Message:
+        plain = plain_message(message, self._arguments_as_text)
+        if self._content_as_parts and isinstance(plain["content"], str):
+            plain["content"] = [{"type": "text", "text": plain["content"]}]
+        return plain
+
+    def _wants_parts(self) -> bool:
+        """True where the template shows a content only as a list of parts (vision models)."""
+        probe: list[Message] = [{"role": "user", "content": PROBE}]
+        for parts in (False, True):
+            self._content_as_parts = parts
+            with contextlib.suppress(TemplateError, TypeError):
+                if PROBE in self._render(probe, None, False):
+                    return parts
+        return False
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> str:
+        try:
+            return self._template.render(
+                messages=[self._plain(message) for message in messages],
+                tools=list(tools) if tools else None,
+                add_generation_prompt=generation,
+                **self._variables,
+            )
+        except JinjaError as error:
+            raise TemplateError(f"The chat template refuses this conversation: {error}") from error
+
+
+def plain_message(message: Message, arguments_as_text: bool = False) -> Message:
+    """A copy as templates expect it: content a text, call arguments an object (or JSON text), no empty fields."""
+    copy = {key: value for key, value in message.items() if value is not None}
+    content = copy.get("content", "")
+    if isinstance(content, list) and all(part.get("type") == "text" for part in content):
+        content = "".join(part["text"] for part in content)
+    copy["content"] = content
+    calls = copy.pop("tool_calls", None)
+    if calls:
+        copy["tool_calls"] = [_plain_call(call, arguments_as_text) for call in calls]
+    return copy
+
+
+def _plain_call(call: Mapping[str, Any], arguments_as_text: bool) -> dict[str, Any]:
+    function = dict(call.get("function") or call)
+    arguments = function.get("arguments")
+    if arguments_as_text and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    elif not arguments_as_text and isinstance(arguments, str):
+        with contextlib.suppress(json.JSONDecodeError):  # a text that is no JSON is shown as it is
+            arguments = json.loads(arguments)
+    function["arguments"] = {} if arguments is None else arguments
+    return {"type": "function", **{k: v for k, v in call.items() if k in {"id", "type"}}, "function": function}
+
+
+class _Generation(Extension):
+    """`{% generation %} … {% endgeneration %}`, which marks trained text in TRL's templates, renders its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares it so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise JinjaError(message)

@@ -1,0 +1,340 @@
+"""Text to token ids and back, from a model folder, by the `tokenizers` library alone (no transformers import).
+
+Two promises the rest of `chat` leans on. `encode` never adds tokens of its own: what a chat template writes is what
+is encoded. And `encode_offsets` can be told that parts of the text are *plain*: added tokens (`<|im_end|>` and the
+like) are not recognised there, so text from a user or a tool cannot become markup. The plain parts still go through
+the tokenizer in one piece with everything around them, so merges at their borders are the template's own.
+
+Not here: batching, padding, truncation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.errors import ModelError, TemplateError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+Offsets = list[tuple[int, int]]
+"""Start and end of each token in the text, in characters."""
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token that is matched in the text before the tokenizer proper sees it."""
+
+    id: int
+    text: str
+    special: bool
+    """True for control tokens (`<|im_end|>`), False for words that were merely added (`<think>` in Qwen3)."""
+
+
+class BaseTokenizer:
+    """What `Chat`, policies and screens need of a tokenizer; subclasses encode and decode.
+
+    `chat_template` is a Jinja text, or None. `tool_template` is the one to use with tools where a model ships two.
+    """
+
+    added: tuple[AddedToken, ...]
+    vocab_size: int
+    specials: Mapping[str, str]
+    """`bos_token`, `eos_token`, … to their texts: what a chat template may refer to by name."""
+    chat_template: str | None
+    tool_template: str | None = None
+    eos_ids: tuple[int, ...] = ()
+    """End tokens of `generation_config.json`, then the tokenizer's own."""
+    json: str = ""
+    """Text of tokenizer.json, for the store."""
+
+    def encode_offsets(self, text: str, plain: Sequence[tuple[int, int]] = ()) -> tuple[list[int], Offsets]:
+        """Ids and offsets of `text`; inside the `plain` character ranges no added token is recognised."""
+        raise NotImplementedError
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The exact text of `ids`, control tokens included; bytes that are not UTF-8 become U+FFFD."""
+        raise NotImplementedError
+
+    def token_text(self, token: int) -> str:
+        """A text of one token for people: never empty, its own bytes where it is part of a character."""
+        raise NotImplementedError
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, added tokens recognised, nothing prepended or appended."""
+        return self.encode_offsets(text)[0]
+
+    def id_of(self, text: str) -> int | None:
+        """The id of an added token, None where there is no such token."""
+        return self._added_ids.get(text)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the control tokens."""
+        return frozenset(token.id for token in self.added if token.special)
+
+    @cached_property
+    def hash(self) -> str:
+        """16 hex digits over vocabulary and templates: equal where the same text gives the same ids."""
+        parts = (self.json, self.chat_template, self.tool_template, json.dumps(dict(self.specials), sort_keys=True))
+        return hashlib.sha256("\0".join(part or "" for part in parts).encode()).hexdigest()[:16]
+
+    @cached_property
+    def _added_ids(self) -> dict[str, int]:
+        return {token.text: token.id for token in self.added}
+
+    @cached_property
+    def _added_pattern(self) -> re.Pattern[str]:
+        """Leftmost longest match of any added token, as the `tokenizers` library finds them."""
+        texts = sorted((token.text for token in self.added if token.text), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts)) if texts else r"(?!)")
+
+
+class Tokenizer(BaseTokenizer):
+    """The tokenizer of a Hugging Face model folder.
+
+    `load` reads tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json.
+    """
+
+    def __init__(
+        self,
+        tokenizer_json: str,
+        chat_template: str | None,
+        specials: Mapping[str, str] | None = None,
+        *,
+        tool_template: str | None = None,
+        eos_ids: Sequence[int] = (),
+    ) -> None:
+        """`tokenizer_json` is the text of tokenizer.json. Raises ModelError where it cannot be read."""
+        self.json = tokenizer_json
+        self._tk = _backend(tokenizer_json)
+        self.chat_template, self.tool_template = chat_template, tool_template
+        self.specials = dict(specials or {})
+        self.vocab_size = self._tk.get_vocab_size(with_added_tokens=True)
+        named = set(self.specials.values())
+        self.added = tuple(
+            AddedToken(id_, token.content, token.special or token.content in named)
+            for id_, token in sorted(self._tk.get_added_tokens_decoder().items())
+        )
+        eos = self.id_of(self.specials.get("eos_token", ""))
+        self.eos_ids = tuple(dict.fromkeys([*eos_ids, *([] if eos is None else [eos])]))
+        self._texts: dict[int, str] = {}
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Tokenizer:
+        """The tokenizer of a model folder. Raises ModelError with what is missing and what to do."""
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        if not folder.is_dir():
+            raise ModelError(f"There is no model folder {folder}.", hint="Give a local folder or a Hugging Face id.")
+        if not path.is_file():
+            raise ModelError(
+                f"{folder} has no tokenizer.json.",
+                hint="Save the fast tokenizer into it: AutoTokenizer.from_pretrained(...).save_pretrained(folder).",
+            )
+        config = _read_json(folder / "tokenizer_config.json")
+        default, tool = _templates(folder, config)
+        generation = _read_json(folder / "generation_config.json").get("eos_token_id")
+        eos = generation if isinstance(generation, list) else [generation]
+        return cls(
+            path.read_text(encoding="utf-8"),
+            default,
+            _special_texts(config),
+            tool_template=tool,
+            eos_ids=[id_ for id_ in eos if isinstance(id_, int)],
+        )
+
+    def encode_offsets(self, text: str, plain: Sequence[tuple[int, int]] = ()) -> tuple[list[int], Offsets]:
+        if not plain:
+            encoding = self._tk.encode(text, add_special_tokens=False)
+            return list(encoding.ids), list(encoding.offsets)
+        renamed, back = self._rename(text, plain)
+        backend, ids = self._renamed
+        encoding = backend.encode(renamed, add_special_tokens=False)
+        offsets = [(back(start), back(end)) for start, end in encoding.offsets]
+        return [ids.get(id_, id_) for id_ in encoding.ids], offsets
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return str(self._tk.decode([int(id_) for id_ in ids], skip_special_tokens=False))
+
+    def token_text(self, token: int) -> str:
+        token = int(token)
+        if token not in self._texts:
+            text = self.decode([token])
+            raw = self._tk.id_to_token(token)
+            if raw is not None and ("\ufffd" in text or not text or raw.startswith("▁")):
+                text = raw.replace("▁", " ")
+            self._texts[token] = text or f"<{token}>"
+        return self._texts[token]
+
+    @cached_property
+    def _nonce(self) -> str:
+        return f"zq{secrets.token_hex(8)}"
+
+    @cached_property
+    def _renamed(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
+        """The same tokenizer whose added tokens have secret names, and its ids to ours.
+
+        With it markup is written under the secret names and everything else is plain text, in one call, so that no
+        border between the two is tokenized differently than in the template's own rendering.
+        """
+        data = json.loads(self.json)
+        for token in data["added_tokens"]:
+            token["content"] = f"{self._nonce}x{token['id']}x"
+        backend = _backend(json.dumps(data))
+        ids = {backend.token_to_id(f"{self._nonce}x{token.id}x"): token.id for token in self.added}
+        return backend, {theirs: ours for theirs, ours in ids.items() if theirs is not None}
+
+    def _rename(self, text: str, plain: Sequence[tuple[int, int]]) -> tuple[str, _Back]:
+        """`text` with its markup, outside of `plain`, under the secret names; and the map of positions back."""
+        parts: list[str] = []
+        moves = [(0, 0)]
+        done = length = 0
+        for match in self._added_pattern.finditer(text):
+            start, end = match.span()
+            if any(start < stop and begin < end for begin, stop in plain):
+                continue
+            name = f"{self._nonce}x{self._added_ids[match.group()]}x"
+            parts += [text[done:start], name]
+            length += start - done
+            moves += [(length, start), (length + len(name), end)]
+            done, length = end, length + len(name)
+        return "".join([*parts, text[done:]]), _Back(moves)
+
+
+class _Back:
+    """Positions in a renamed text to positions in the original: exact outside names, the name's start inside."""
+
+    def __init__(self, moves: list[tuple[int, int]]) -> None:
+        self._new, self._old = zip(*moves, strict=True)
+
+    def __call__(self, position: int) -> int:
+        index = bisect_right(self._new, position) - 1
+        inside_name = index % 2 == 1
+        return int(self._old[index] + (0 if inside_name else position - self._new[index]))
+
+
+class ByteTokenizer(BaseTokenizer):
+    """A fake that ships: ids 0 to 255 are bytes, added tokens follow. Made for tests and demonstrations.
+
+    `template` defaults to the bundled tiny-agent template; give another with its own control tokens to try it out.
+    Tokens of `words` are added but not special, as in Qwen.
+    """
+
+    CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    WORDS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+
+    def __init__(
+        self,
+        template: str | None = None,
+        *,
+        control: Sequence[str] = CONTROL,
+        words: Sequence[str] = WORDS,
+        eos: str = "<|im_end|>",
+        bos: str = "",
+    ) -> None:
+        texts = [*control, *words]
+        self.added = tuple(AddedToken(256 + n, text, n < len(control)) for n, text in enumerate(texts))
+        self.vocab_size = 256 + len(texts)
+        self.chat_template = tiny_template() if template is None else template
+        pad = "<|endoftext|>" if "<|endoftext|>" in texts else eos
+        self.specials = {"eos_token": eos, "pad_token": pad, **({"bos_token": bos} if bos else {})}
+        self.json = json.dumps({"byte_tokenizer": texts})
+        end = self.id_of(eos)
+        self.eos_ids = () if end is None else (end,)
+
+    def encode_offsets(self, text: str, plain: Sequence[tuple[int, int]] = ()) -> tuple[list[int], Offsets]:
+        ids: list[int] = []
+        offsets: Offsets = []
+        done = 0
+        for match in self._added_pattern.finditer(text):
+            start, end = match.span()
+            if any(start < stop and begin < end for begin, stop in plain):
+                continue
+            self._bytes(text, done, start, ids, offsets)
+            ids.append(self._added_ids[match.group()])
+            offsets.append((start, end))
+            done = end
+        self._bytes(text, done, len(text), ids, offsets)
+        return ids, offsets
+
+    def decode(self, ids: Iterable[int]) -> str:
+        data = b"".join(self._raw(int(id_)) for id_ in ids)
+        return data.decode("utf-8", errors="replace")
+
+    def token_text(self, token: int) -> str:
+        return self._raw(int(token)).decode("utf-8", errors="backslashreplace")
+
+    def _raw(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else self.added[token - 256].text.encode()
+
+    @staticmethod
+    def _bytes(text: str, start: int, end: int, ids: list[int], offsets: Offsets) -> None:
+        for position in range(start, end):
+            data = text[position].encode("utf-8", errors="replace")
+            ids.extend(data)
+            offsets.extend([(position, position + 1)] * len(data))
+
+
+def tiny_template() -> str:
+    """The chat template of the bundled tiny-agent model: Qwen style, short, append-only."""
+    return resources.files("agentrl_cli.chat").joinpath("templates/tiny.jinja").read_text(encoding="utf-8")
+
+
+def _backend(tokenizer_json: str) -> tokenizers.Tokenizer:
+    import tokenizers
+
+    try:
+        backend = tokenizers.Tokenizer.from_str(tokenizer_json)
+    except Exception as error:  # the library raises plain Exception for any bad file
+        raise ModelError(f"tokenizer.json cannot be read: {error}", hint="Download the model folder again.") from error
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} is not JSON: {error}", hint="Download the model folder again.") from error
+    return data if isinstance(data, dict) else {}
+
+
+def _special_texts(config: Mapping[str, Any]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for name in SPECIAL_NAMES:
+        value = config.get(name)
+        if isinstance(value, Mapping):
+            value = value.get("content")
+        if isinstance(value, str):
+            texts[name] = value
+    return texts
+
+
+def _templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The default template and the one for tools, from chat_template.jinja or tokenizer_config.json."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8"), None
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
+        return named.get("default"), named.get("tool_use")
+    if template is not None and not isinstance(template, str):
+        raise TemplateError(f"chat_template in {folder}/tokenizer_config.json is neither a text nor a list of them.")
+    return template, None

@@ -1,0 +1,146 @@
+"""The conformance check of a pack: what a task's author wants to know before anything is trained on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.config import Config
+from agentrl_cli.errors import AgentRLError
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.tasks import SPLITS, Pack
+from agentrl_cli.tools import validate_arguments
+from agentrl_cli.types import Message, Outcome, Task
+
+if TYPE_CHECKING:
+    from agentrl_cli.sandbox import Sandbox
+
+PER_FAMILY = 4
+"""Rows of each family and split whose solution is run; all rows are read and their schema checked."""
+EMPTY = "I do not know."
+"""An answer that must not score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong with a pack, and where."""
+
+    where: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.text}"
+
+
+async def check_pack(pack: Pack, sandbox: Sandbox | None) -> list[Problem]:
+    """Everything that is wrong with a pack: rows, families, tools, solutions that do not score 1, blanks that score."""
+    problems: list[Problem] = []
+    tasks: list[Task] = []
+    found = {path.stem for path in (pack.dir / "data").glob("*.jsonl")}
+    splits = [split for split in SPLITS if split in found] + sorted(found - set(SPLITS))
+    if "train" not in splits:
+        problems.append(Problem("data", "there is no train.jsonl"))
+    for split in splits:
+        try:
+            tasks += pack.tasks(split)
+        except AgentRLError as error:
+            problems.append(Problem(f"data/{split}.jsonl", error.message))
+    problems += _families(pack, tasks)
+    problems += _twice(tasks)
+    problems += _tools(pack)
+    problems += await _solutions(pack, _sample(tasks), sandbox)
+    return problems
+
+
+def _families(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
+    said = {family for families in pack.families.values() for family in families}
+    heldout = set(pack.families.get("heldout", ()))
+    for family in sorted({task.family for task in tasks} - said if said else ()):
+        yield Problem("task.yaml", f"the family {family!r} of the data is not listed under `families`")
+    for task in tasks:
+        if task.split == "train" and task.family in heldout:
+            yield Problem(task.id, f"the held-out family {task.family!r} appears in training")
+
+
+def _twice(tasks: Sequence[Task]) -> Iterator[Problem]:
+    """A task that stands in two splits: then an evaluation measures memory."""
+    seen: dict[str, Task] = {}
+    for task in tasks:
+        key = repr((task.prompt, task.data.get("setup")))
+        first = seen.setdefault(key, task)
+        if first.split != task.split:
+            yield Problem(task.id, f"the same task is in {first.split} as {first.id}")
+
+
+def _tools(pack: Pack) -> Iterator[Problem]:
+    for tool in pack.tools:
+        for arguments in tool.examples:
+            wrong = validate_arguments(tool.schema, dict(arguments))
+            if wrong:
+                yield Problem(f"tool {tool.name}", f"its own example does not fit its schema: {wrong}")
+
+
+def _sample(tasks: Sequence[Task]) -> list[Task]:
+    """The first PER_FAMILY tasks of every family of every split."""
+    count: dict[tuple[str, str], int] = {}
+    picked = []
+    for task in tasks:
+        key = (task.split, task.family)
+        count[key] = count.get(key, 0) + 1
+        if count[key] <= PER_FAMILY:
+            picked.append(task)
+    return picked
+
+
+async def _solutions(pack: Pack, tasks: Sequence[Task], sandbox: Sandbox | None) -> list[Problem]:
+    """Run reference solutions and empty answers through the real loop."""
+    found = await asyncio.gather(*(_solution(pack, task, sandbox) for task in tasks))
+    return [problem for problems in found for problem in problems]
+
+
+async def _solution(pack: Pack, task: Task, sandbox: Sandbox | None) -> list[Problem]:
+    chat = Chat(ByteTokenizer())
+    try:
+        messages = pack.solution(task)
+        texts = [chat.assistant_text(m, pack.schemas) for m in messages if m["role"] == "assistant"]
+    except Exception as error:  # noqa: BLE001 - whatever the pack's solver raised is what its author wants to know
+        return [Problem(task.id, f"solve(row) raised {type(error).__name__}: {error}")]
+    problems = []
+    solved = await _run(pack, task, chat, texts, sandbox)
+    if solved.outcome is not Outcome.SOLVED:
+        why = solved.error or "; ".join(part.detail for part in solved.reward_parts if part.primary)
+        problems.append(Problem(task.id, f"the reference solution ends as {solved.outcome}: {why}"))
+    problems += _observations(task, messages, solved.messages)
+    empty = await _run(pack, task, chat, [EMPTY], sandbox)
+    if empty.primary != 0:
+        problems.append(Problem(task.id, f"an empty answer scores {empty.primary}: {empty.error or 'expected 0'}"))
+    return problems
+
+
+def _observations(task: Task, said: Sequence[Message], got: Sequence[Message]) -> list[Problem]:
+    """Tool results that the solver claims, against those that came: demonstrations must not lie."""
+    claimed = [m["content"] for m in said if m["role"] == "tool"]
+    real = [m["content"] for m in got if m["role"] == "tool"]
+    return [
+        Problem(task.id, f"the solver says that the tool answers {a!r}; it answers {b!r}")
+        for a, b in zip(claimed, real, strict=False)
+        if a != b
+    ]
+
+
+async def _run(pack: Pack, task: Task, chat: Chat, texts: Sequence[str], sandbox: Sandbox | None) -> Any:
+    """One attempt of a scripted policy with room for any solution."""
+    config = Config()
+    config.rollout.max_tokens = 1_000_000
+    config.rollout.max_turns = len(texts) + 1
+    policy = ScriptedPolicy(list(texts), chat.tokenizer)
+    rollout = Rollout(policy, chat, {pack.name: pack}, config, sandbox=sandbox)
+    return await rollout.episode(Job(task, 0))
+
+
+__all__ = ["SPLITS", "Problem", "check_pack"]

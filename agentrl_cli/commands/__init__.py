@@ -1,0 +1,223 @@
+"""The command `agentrl`: a table of commands that are imported only when they run, and the one error boundary.
+
+To add a command: one file here with a Typer-annotated function `command` (or a Typer object `app` for one with
+subcommands), and one line in COMMANDS.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from agentrl_cli import __version__
+from agentrl_cli.errors import AgentRLError, nearest
+
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    # name: (panel, module:object, help)
+    "init": ("Start", "agentrl_cli.commands.init:command", "Copy a pack into a project folder that you edit"),
+    "check": ("Start", "agentrl_cli.commands.check:command", "Validate a pack: rows, schema, rewards"),
+    "doctor": ("Start", "agentrl_cli.commands.doctor:command", "Look over this machine, a store, a chat template"),
+    "config": ("Start", "agentrl_cli.commands.config:app", "Show settings and where each came from"),
+    "rollout": ("Run", "agentrl_cli.commands.rollout:command", "Sample episodes into the store"),
+    "train": ("Run", "agentrl_cli.commands.train:command", "Train with GRPO on the local GPU or CPU"),
+    "eval": ("Run", "agentrl_cli.commands.eval:command", "pass@k with intervals, base against checkpoint"),
+    "chat": ("Run", "agentrl_cli.commands.chat:command", "Talk to a model with its tools, or act as the model"),
+    "sft": ("Run", "agentrl_cli.commands.sft:command", "Warm-start a model on the packs' demonstrations"),
+    "merge": ("Run", "agentrl_cli.commands.merge:command", "Write a checkpoint as a plain Hugging Face folder"),
+    "watch": ("Look", "agentrl_cli.commands.watch:command", "Live dashboard of a training"),
+    "replay": ("Look", "agentrl_cli.commands.replay:command", "Step through an episode, token by token"),
+    "ls": ("Look", "agentrl_cli.commands.ls:command", "List episodes, runs, tasks, checkpoints"),
+    "show": ("Look", "agentrl_cli.commands.show:command", "Print one episode or run"),
+    "tools": ("Look", "agentrl_cli.commands.tools:app", "List, show and call tools"),
+    "grep": ("Look", "agentrl_cli.commands.grep:command", "Search the text of episodes"),
+    "query": ("Look", "agentrl_cli.commands.query:command", "Read-only SQL on the store"),
+    "export": ("Look", "agentrl_cli.commands.export:command", "Write episodes as JSONL"),
+    "runs": ("Manage", "agentrl_cli.commands.runs:app", "List, rename, delete runs"),
+    "db": ("Manage", "agentrl_cli.commands.db:app", "The store: path, status, backup, vacuum"),
+    "sandbox": ("Manage", "agentrl_cli.commands.sandbox:app", "Which isolation there is here, and whether it holds"),
+}
+
+ABOUT = "Train tool-using language-model agents with reinforcement learning on one machine, and see what happened."
+EPILOG = "First steps: agentrl init code-task && cd code-task && agentrl train --watch"
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are imported when they are run, or when their own help is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            self.commands[cmd_name] = load_command(cmd_name)
+        return self.commands.get(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = nearest(args[0], COMMANDS)
+            ctx.fail(f"No command {args[0]!r}." + (f" Did you mean {' or '.join(near)}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The first page, from the table alone: no command is imported, and Rich is not either."""
+        formatter.write(_front_page(ctx))
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        from typer._click.shell_completion import CompletionItem  # Typer has no public name for it
+
+        words = [CompletionItem(name, help=COMMANDS[name][2]) for name in COMMANDS if name.startswith(incomplete)]
+        return words or super().shell_complete(ctx, incomplete)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            value = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:  # `agentrl ls | head`: the reader has had enough
+            _silence_stdout()
+            raise typer.Exit(0) from None
+        return value
+
+
+app = typer.Typer(name="agentrl", cls=LazyGroup, help=ABOUT, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """What `agentrl` does before, or without, a command."""
+    if version:
+        typer.echo(f"agentrl {__version__}")
+    elif ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+def load_command(name: str) -> Any:
+    """Import one command of the table as the command object that Typer runs."""
+    module_name, _, attribute = COMMANDS[name][1].partition(":")
+    module = importlib.import_module(module_name)
+    target = getattr(module, attribute)
+    if isinstance(target, typer.Typer):
+        sub = target
+    else:
+        sub = typer.Typer(add_completion=False)
+        sub.command(name=name)(target)
+    command = get_command(sub)
+    command.name = name
+    command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
+    return command
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code (DESIGN 6)."""
+    try:
+        code = get_command(app).main(args=args, prog_name="agentrl", standalone_mode=False)
+    except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001  the boundary: what nobody expected goes to a log
+        return report(error)
+    return code if isinstance(code, int) else 0
+
+
+def report(error: BaseException) -> int:
+    """Say on stderr what happened and what to do next; return the exit code. The one place that maps exceptions."""
+    match error:
+        case AgentRLError():
+            return _fail(error.message, error.hint, error.exit_code, error)
+        case KeyboardInterrupt() | typer.Abort():
+            return _fail("Interrupted.", "", 130)
+        case typer.TyperException():
+            return _usage_error(error)
+        case ModuleNotFoundError() if error.name and not error.name.startswith("agentrl_cli"):
+            return _fail(f"The package {error.name} is not installed.", f"pip install {error.name}", 3, error)
+        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _silence_stdout()
+            where = f" while writing {error.filename}" if error.filename else ""
+            hint = "Free some space; what was finished before is kept, and `agentrl train --resume` goes on."
+            return _fail(f"The disk is full{where}.", hint, 3, error)
+        case _:
+            return _unexpected(error)
+
+
+def _silence_stdout() -> None:
+    """Nothing more can be written there; without this the flush at exit would complain once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _usage_error(error: typer.TyperException) -> int:
+    """Typer's own errors: an unknown option, a wrong value, a missing argument."""
+    message = error.format_message()
+    context = getattr(error, "ctx", None)
+    hint = f"`{context.command_path} --help` says what there is." if context is not None else ""
+    return _fail(message, hint, error.exit_code) if message else error.exit_code  # empty: the help is printed already
+
+
+def _fail(message: str, hint: str, code: int, error: BaseException | None = None) -> int:
+    colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    head, tail = ("\x1b[31mError:\x1b[0m ", "\x1b[2m") if colour else ("Error: ", "")
+    print(head + message, file=sys.stderr)
+    if hint:
+        print(f"{tail}{hint}" + ("\x1b[0m" if tail else ""), file=sys.stderr)
+    if error is not None and os.environ.get("AGENTRL_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
+    return code
+
+
+def _unexpected(error: BaseException) -> int:
+    """A bug of ours, or of code that a pack brought: the traceback goes to a file."""
+    import traceback
+
+    text = "".join(traceback.format_exception(error))
+    where = _write_log(text)
+    hint = f"The traceback is in {where}." if where else text
+    line = next(iter(str(error).splitlines()), "")
+    return _fail(f"Something went wrong: {type(error).__name__}: {line}", hint, 1, error)
+
+
+def _write_log(text: str) -> Path | None:
+    """Write a traceback into the project's runs/logs, else into the folder for temporary files."""
+    import platform
+    import tempfile
+    import time
+
+    from agentrl_cli.paths import find_project, runs_dir
+
+    project = find_project()
+    folders = [runs_dir(project) / "logs"] if project else []
+    name = f"agentrl-error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    head = f"agentrl {__version__}, Python {platform.python_version()}, {platform.platform()}\n{' '.join(sys.argv)}\n\n"
+    for folder in [*folders, Path(tempfile.gettempdir())]:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(head + text, encoding="utf-8")
+        except OSError:  # read-only or full: the next folder, and in the end the screen
+            continue
+        return folder / name
+    return None
+
+
+def _front_page(ctx: Any) -> str:
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+    def bold(text: str) -> str:
+        return f"\x1b[1m{text}\x1b[0m" if colour else text
+
+    width = max(map(len, COMMANDS)) + 2
+    lines = [ABOUT, "", f"{bold('Usage:')} agentrl COMMAND [OPTIONS]", ""]
+    for panel in dict.fromkeys(panel for panel, _, _ in COMMANDS.values()):
+        lines.append(bold(panel))
+        lines += [f"  {name:{width}}{text}" for name, (group, _, text) in COMMANDS.items() if group == panel]
+        lines.append("")
+    lines += [bold("Options"), "  -h, --help            this page; `agentrl COMMAND --help` for one command"]
+    lines += ["  --version             the version", "  --install-completion  complete commands in this shell", ""]
+    return "\n".join([*lines, EPILOG, ""])

@@ -1,0 +1,85 @@
+"""`agentrl check`: is a pack whole? Rows, schema, reference solutions, empty answers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentrl_cli.commands.common import (
+    ConfigOption,
+    JsonOption,
+    ProjectOption,
+    SetOption,
+    data_stdout,
+    echo_json,
+    narrate,
+    open_project,
+)
+from agentrl_cli.errors import NotFound
+from agentrl_cli.paths import find_project, pack_names, pack_path
+
+if TYPE_CHECKING:
+    from agentrl_cli.config import SandboxConfig
+
+PacksArgument = Annotated[list[str] | None, typer.Argument(help="Packs by name or folder; default: this project's.")]
+
+
+def command(
+    packs: PacksArgument = None,
+    project: ProjectOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Validate packs: rows, schema, that the reference solution scores 1 and an empty answer 0. Exit 1 on a problem.
+
+    JSON: [{"pack": "code-task", "problems": [{"where": "data/train.jsonl:3", "text": "…"}]}]
+    """
+    folder = find_project(override=project)
+    context = open_project(project, None, config, sets, required=not packs)
+    names = packs or context.config.task.packs
+    folders = [_folder(name, folder) for name in names]
+    with data_stdout():
+        results = asyncio.run(_check(folders, context.config.sandbox))
+        if as_json:
+            echo_json(results)
+        else:
+            _tell(results)
+    if any(result["problems"] for result in results):
+        raise typer.Exit(1)
+
+
+def _folder(name: str, project: Path | None) -> Path:
+    found = pack_path(name, project)
+    if found is None:
+        raise NotFound.of("pack", name, pack_names(), hint="A folder with a task.yaml works, too.")
+    return found
+
+
+async def _check(folders: list[Path], settings: SandboxConfig) -> list[dict[str, Any]]:
+    from agentrl_cli.check import check_pack
+    from agentrl_cli.sandbox import Sandbox
+    from agentrl_cli.tasks import load_pack
+
+    results: list[dict[str, Any]] = []
+    packs = [load_pack(folder) for folder in folders]
+    sandbox = await Sandbox.open(settings) if any(pack.sandbox for pack in packs) else None
+    try:
+        for pack in packs:
+            narrate(f"checking {pack.name} …")
+            results.append({"pack": pack.name, "problems": await check_pack(pack, sandbox)})
+    finally:
+        if sandbox is not None:
+            await sandbox.close()
+    return results
+
+
+def _tell(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        for problem in result["problems"]:
+            narrate(f"{result['pack']}: {problem}")
+        count = len(result["problems"])
+        narrate(f"{result['pack']}: " + (f"{count} problem{'s' if count > 1 else ''}" if count else "fine"))

@@ -1,0 +1,48 @@
+"""Which checkpoint a command means: names as people give them, in full as `RUN@WHICH`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentrl_cli.errors import NotFound
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import RunRow, Store
+
+WITHIN_A_RUN = ("best", "last", "base")
+
+
+def newest_run(store: Store) -> RunRow | None:
+    """The newest training that has a checkpoint, None where there is none."""
+    return next((row for row in store.runs() if row.kind == "train" and store.checkpoints(row.id)), None)
+
+
+def full_name(store: Store, name: str | None, run: str | None = None) -> str | None:
+    """`best`, `last`, `base` and a step as `RUN@…` of `run` (default: the newest training); other names as they are.
+
+    None means the best one, the last where none was evaluated; the result is None where there is no training yet.
+    Raises NotFound where the run or its checkpoint is asked for by name and not there.
+    """
+    if name is not None and name not in WITHIN_A_RUN and not name.isdigit():
+        return name
+    row = store.run(run) if run is not None else newest_run(store)
+    if row is None:
+        if name in (None, "base"):
+            return None
+        raise NotFound(
+            f"There is no checkpoint {name!r}: nothing was trained yet in {store.path}.", hint="`agentrl train` trains."
+        )
+    kinds = {checkpoint.kind for checkpoint in store.checkpoints(row.id)}
+    return f"{row.name}@{name or ('best' if 'best' in kinds else 'last')}"
+
+
+def trained_by(store: Store, name: str | None) -> tuple[RunRow, int] | None:
+    """The run and the step of a checkpoint `RUN@WHICH`; None for a name of another kind."""
+    run, at, which = (name or "").rpartition("@")
+    if not at or "/" in which:
+        return None
+    row = store.run(run)
+    steps = [c.step for c in store.checkpoints(row.id) if which in (c.kind, str(c.step))]
+    if which == "best" and not steps:
+        steps = [c.step for c in store.checkpoints(row.id) if c.kind == "last"]
+    return row, steps[-1] if steps else 0

@@ -1,0 +1,243 @@
+"""What every command shares: option types and helpers. stdout is data, stderr is narration.
+
+Options (Annotated types for Typer; write `db: DbOption = None`):
+    ProjectOption  --project/-p  Path | None      DbOption    --db          Path | None
+    ConfigOption   --config/-c   list[Path] | None SetOption   --set         list[str] | None
+    JsonOption     --json        bool             RunOption   --run         str | None
+    PackOption     --pack        list[str] | None ModelOption --model/-m    str | None
+    SeedOption     --seed        int | None       YesOption   --yes/-y      bool
+    LimitOption    --limit/-n    int | None
+
+Helpers:
+    open_project(project=None, db=None, config=None, sets=None, flags=None, required=True) -> Context
+        the whole configuration; `flags` maps dotted keys to values (None: not given), e.g. {"model.name": model}
+    Context(config: Config, sources: Sources, project: Path, db: Path); .resolve(path) -> Path; .runs -> Path
+    find_db(project=None, db=None, must_exist=True) -> Path      for readers: imports no pydantic, builds no Config
+    data_stdout() context manager                   prints of other code go to stderr; `echo*` still reach stdout
+    echo(text), echo_json(value), echo_jsonl(rows)  to stdout
+    narrate(text), warn(text)                       to stderr, without markup; `warn` is yellow on a terminal
+    is_terminal() -> bool                           both stdin and stdout are terminals
+    confirm(question, yes=False) -> bool            asks on a terminal; elsewhere the answer is `yes`
+    console(stderr=False) -> rich.console.Console   colours only on a terminal, NO_COLOR respected
+
+Errors: raise an AgentRLError; `main` prints message and hint and exits with its code. Nothing heavy is imported at
+module level here: no pydantic models, no rich, no store.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from agentrl_cli.errors import ConfigError, NotFound
+from agentrl_cli.paths import PROJECT_FILE, default_db, find_project, runs_dir
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from agentrl_cli.config import Config, Sources
+
+ProjectOption = Annotated[
+    Path | None,
+    typer.Option("--project", "-p", envvar="AGENTRL_PROJECT", help="Project folder; default: upwards from here."),
+]
+DbOption = Annotated[
+    Path | None, typer.Option("--db", envvar="AGENTRL_DB", help="The store; default: runs/agentrl.db of the project.")
+]
+ConfigOption = Annotated[
+    list[Path] | None, typer.Option("--config", "-c", help="YAML over the project's agentrl.yaml; repeat for more.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting, e.g. train.lr=3e-5; repeatable.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+RunOption = Annotated[str | None, typer.Option("--run", "-r", help="A run by name, id or unique beginning.")]
+PackOption = Annotated[list[str] | None, typer.Option("--pack", help="A pack by name or folder; repeatable.")]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", "-m", help='"tiny", a Hugging Face id, a folder, or RUN@STEP.')
+]
+SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="The one seed.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to every question.")]
+LimitOption = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most so many.")]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Context:
+    """An opened project: its settings, where each came from, its folder and its store's path."""
+
+    config: Config
+    sources: Sources
+    project: Path
+    """The project folder, or the working folder where there is no project."""
+    db: Path
+
+    @property
+    def runs(self) -> Path:
+        return runs_dir(self.project)
+
+    def resolve(self, path: str | Path) -> Path:
+        """A path from the configuration or a flag: relative to the project, else to the working folder."""
+        given = Path(path).expanduser()
+        inside = self.project / given
+        return inside if inside.exists() or not given.exists() else given.resolve()
+
+
+def open_project(
+    project: Path | None = None,
+    db: Path | None = None,
+    config: Sequence[Path] | None = None,
+    sets: Sequence[str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    *,
+    required: bool = True,
+) -> Context:
+    """Find the project and load its configuration: agentrl.yaml, then `config` files, environment, `sets`, `flags`.
+
+    Without a project, and where neither `config` nor a `task.packs` flag says what to do, raises ConfigError unless
+    `required` is False.
+    """
+    from agentrl_cli.config import load_config
+
+    folder = find_project(override=project)
+    says_packs = bool((flags or {}).get("task.packs")) or any(text.startswith("task.packs=") for text in sets or ())
+    if folder is None and required and not config and not says_packs:
+        raise ConfigError(
+            f"No configuration: there is no {PROJECT_FILE} here or in a folder above.",
+            hint="`agentrl init code-task` makes a project; --project says where one is.",
+        )
+    files = ([folder / PROJECT_FILE] if folder else []) + list(config or [])
+    base = folder or Path.cwd()
+    settings, sources = load_config(files, sets or (), os.environ, flags, base=base)
+    named = db or (base / Path(settings.store.path).expanduser() if settings.store.path else None)
+    return Context(settings, sources, base, (named or default_db(base)).expanduser().absolute())
+
+
+def find_db(project: Path | None = None, db: Path | None = None, *, must_exist: bool = True) -> Path:
+    """The store for a command that only reads: `--db`, else the project's (`store.path`, else runs/agentrl.db).
+
+    Raises NotFound where there is no such file and `must_exist`.
+    """
+    path = db.expanduser() if db else _project_db(find_project(override=project))
+    if must_exist and not path.is_file():
+        raise NotFound(
+            f"There is no store at {path}.",
+            hint="`agentrl rollout` or `agentrl train` in a project makes one; --db names another file.",
+        )
+    return path.absolute()
+
+
+def _project_db(folder: Path | None) -> Path:
+    said: str | None = os.environ.get("AGENTRL_STORE__PATH")
+    if said is None and folder is not None:
+        from agentrl_cli.config.yamlfile import read_yaml
+
+        value = read_yaml(folder / PROJECT_FILE, only="store").get("store.path")
+        said = str(value.value) if value is not None and value.value is not None else None
+    return (folder or Path.cwd()) / Path(said).expanduser() if said else default_db(folder)
+
+
+_data: TextIO | None = None
+
+
+@contextmanager
+def data_stdout() -> Iterator[None]:
+    """Keep stdout clean: until this ends, what other code prints (file descriptor 1 included) goes to stderr.
+
+    `echo`, `echo_json` and `echo_jsonl` still reach the real stdout.
+    """
+    global _data
+    sys.stdout.flush()
+    outer_data, outer_stdout = _data, sys.stdout
+    saved = os.dup(1)
+    _data = os.fdopen(os.dup(saved), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout = outer_stdout
+        try:
+            _data.close()
+        finally:
+            os.dup2(saved, 1)
+            os.close(saved)
+            _data = outer_data
+
+
+def echo(text: str = "") -> None:
+    """One line of data to stdout."""
+    print(text, file=_data or sys.stdout, flush=True)
+
+
+def echo_json(value: Any) -> None:
+    """A value as indented JSON to stdout. Dataclasses, pydantic models, paths, enums and numpy values are fine."""
+    echo(_dumps(value, indent=2))
+
+
+def echo_jsonl(rows: Iterable[Any]) -> None:
+    """One JSON value a line, each written as it comes."""
+    for row in rows:
+        echo(_dumps(row))
+
+
+def narrate(text: str = "") -> None:
+    """One line for people, to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def warn(text: str) -> None:
+    """A warning for people, to stderr; yellow on a terminal."""
+    coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    narrate(f"\x1b[33m{text}\x1b[0m" if coloured else text)
+
+
+def is_terminal() -> bool:
+    """True where a person sits at both ends."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def confirm(question: str, *, yes: bool = False) -> bool:
+    """Ask on a terminal (on stderr); without one the answer is `yes`, and never anything by accident."""
+    if yes or not sys.stdin.isatty():
+        return yes
+    return typer.confirm(question, err=True)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A Rich console on stdout or stderr. Rich itself looks at NO_COLOR and whether there is a terminal."""
+    from rich.console import Console
+
+    return Console(file=None if stderr else (_data or sys.stdout), stderr=stderr, highlight=False)
+
+
+def _dumps(value: Any, indent: int | None = None) -> str:
+    try:
+        return json.dumps(value, indent=indent, default=_plain, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # NaN and infinity are no JSON: null, as everybody's reader expects
+        plain = json.loads(json.dumps(value, default=_plain), parse_constant=lambda _: None)
+        return json.dumps(plain, indent=indent, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """What json cannot write by itself."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    for method in ("model_dump", "tolist", "isoformat"):  # pydantic, numpy, dates
+        if hasattr(value, method):
+            return getattr(value, method)()
+    if isinstance(value, (set, frozenset, tuple)):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")

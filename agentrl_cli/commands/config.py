@@ -1,0 +1,107 @@
+"""`agentrl config`: what is set, where it came from, what can be set, and whether a file is valid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentrl_cli.commands.common import (
+    ConfigOption,
+    JsonOption,
+    ProjectOption,
+    SetOption,
+    echo,
+    echo_json,
+    narrate,
+    open_project,
+)
+from agentrl_cli.errors import ConfigError, nearest
+
+app = typer.Typer(help="Show settings and where each came from.", no_args_is_help=True)
+
+Changed = Annotated[bool, typer.Option("--changed", help="Only what differs in origin from the defaults.")]
+YamlOption = Annotated[bool, typer.Option("--yaml", help="As a YAML file that gives this configuration again.")]
+
+
+@app.command()
+def show(
+    key: Annotated[str | None, typer.Argument(help="A section or a dotted key; default: everything.")] = None,
+    changed: Changed = False,
+    as_yaml: YamlOption = False,
+    project: ProjectOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print every setting with its value and where it came from.
+
+    JSON: {"train.lr": {"value": 0.0001, "source": "file:agentrl.yaml:12"}, …}
+    """
+    from agentrl_cli.config.show import non_defaults, rows, scalar, to_yaml
+
+    context = open_project(project, None, config, sets, required=False)
+    listed = rows(context.config, context.sources)
+    if key is not None:
+        known = [row[0] for row in listed]
+        listed = [row for row in listed if row[0] == key or row[0].startswith(f"{key}.")]
+        if not listed:
+            near = nearest(key, known)
+            raise ConfigError(f"unknown key {key}", hint=f"Did you mean {' or '.join(near)}?" if near else "")
+    if changed:
+        listed = [row for row in listed if row[2] != "default"]
+    if as_json:
+        echo_json({name: {"value": value, "source": source} for name, value, source in listed})
+    elif as_yaml:
+        said = {name for name, _, _ in listed} if key is not None else None
+        settings = non_defaults(context.config, context.sources)
+        echo(to_yaml({name: value for name, value in settings.items() if said is None or name in said}).rstrip())
+    elif listed:
+        wide = max(len(name) for name, _, _ in listed)
+        for name, value, source in listed:
+            echo(f"{name:{wide}}  {scalar(value):24}  {_short(source)}")
+    else:
+        narrate("Everything is at its default.")
+
+
+@app.command()
+def validate(
+    files: Annotated[list[Path] | None, typer.Argument(help="Files; default: the project's agentrl.yaml.")] = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check settings; exit 2 and name file and line of every problem.
+
+    JSON: {"valid": true, "problems": []}
+    """
+    try:
+        if files:
+            from agentrl_cli.config import load_config
+
+            load_config(files)
+        else:
+            open_project(project)
+    except ConfigError as error:
+        if not as_json:
+            raise
+        echo_json({"valid": False, "problems": error.message.splitlines()})
+        raise typer.Exit(2) from error
+    if as_json:
+        echo_json({"valid": True, "problems": []})
+    else:
+        narrate("Valid.")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of agentrl.yaml, for editors."""
+    from agentrl_cli.config.show import schema as json_schema
+
+    echo_json(json_schema())
+
+
+def _short(source: str) -> str:
+    """A source without the folders that lead from here to it."""
+    here = f"{Path.cwd()}/"
+    return source.removeprefix("file:").removeprefix(here) if source.startswith("file:") else source

@@ -1,0 +1,68 @@
+"""`agentrl doctor`: look over this machine, or audit a chat template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentrl_cli.commands.common import DbOption, JsonOption, ProjectOption, echo, echo_json, find_db, is_terminal
+
+TemplateOption = Annotated[
+    Path | None, typer.Option("--template", metavar="FOLDER", help="Audit the chat template of a model folder.")
+]
+MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
+COLOURS = {"ok": "32", "warn": "33", "fail": "31"}
+
+
+def command(
+    template: TemplateOption = None,
+    project: ProjectOption = None,
+    db: DbOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check Python, torch, GPU, disk, sandbox, model and store. Exit 3 where something will not work.
+
+    JSON: [{"name": "sandbox", "status": "ok|warn|fail", "detail": "ns", "fix": ""}];
+    with --template: {"append_only", "stop_token_trained", "thinking_by_design", "problems": []}
+    """
+    from agentrl_cli.doctor import check_machine
+
+    if template is not None:
+        _audit(template, as_json)
+        return
+    found = []
+    for check in check_machine(find_db(project, db, must_exist=False)):
+        found.append(check)
+        if not as_json:
+            echo(f"{_mark(check.status)} {check.name:9} {check.detail}")
+            if check.fix:
+                echo(f"  {'':9} → {check.fix}")
+    if as_json:
+        echo_json(found)
+    if any(check.status == "fail" for check in found):
+        raise typer.Exit(3)
+
+
+def _audit(folder: Path, as_json: bool) -> None:
+    from agentrl_cli.doctor import audit_template
+    from agentrl_cli.paths import bundled_model
+
+    report = audit_template(bundled_model() if str(folder) == "tiny" else folder)
+    if as_json:
+        echo_json(report)
+    else:
+        echo(f"{_mark('ok' if report.append_only else 'fail')} turns can be appended: {report.append_only}")
+        stop = report.stop_token_trained
+        echo(f"{_mark('ok' if stop else 'warn')} the stop token is trained: {stop}")
+        echo(f"{_mark('ok')} earlier thinking is dropped by design: {report.thinking_by_design}")
+        for text in (*report.problems, *report.notes):
+            echo(f"  {text}")
+    if not report.append_only:
+        raise typer.Exit(1)
+
+
+def _mark(status: str) -> str:
+    mark = MARKS[status]
+    return f"\x1b[{COLOURS[status]}m{mark}\x1b[0m" if is_terminal() else mark

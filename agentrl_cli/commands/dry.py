@@ -1,0 +1,49 @@
+"""`--dry-run`: the resolved settings, what a run will take, and whether it fits. Nothing is trained or written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agentrl_cli.commands.common import Context, data_stdout, echo, echo_json, narrate
+from agentrl_cli.errors import EnvironmentProblem
+
+MiB = 1024**2
+
+
+def dry_run(context: Context, *, as_json: bool = False) -> None:
+    """Print settings, memory and time. Raises EnvironmentProblem (exit 3) where it will not fit, with what to change."""
+    from agentrl_cli.config.show import full_yaml
+
+    with data_stdout():
+        from agentrl_cli.plan import plan
+        from agentrl_cli.policies.local_load import model_folder
+
+        config = context.config
+        found = plan(config, model_folder(config.model.name, config, base=context.project))
+        minutes = found.seconds_per_step * config.train.steps / 60
+        if as_json:
+            echo_json(
+                {
+                    "config": config.model_dump(mode="json"),
+                    "memory": {"rollout": found.rollout, "update": found.update, "available": found.available},
+                    "parameters": found.parameters,
+                    "trainable": found.trainable,
+                    "seconds_per_step": found.seconds_per_step,
+                    "fits": found.fits,
+                }
+            )
+        else:
+            echo(full_yaml(config).rstrip())
+    narrate("")
+    narrate(f"{found.parameters:,} parameters, {found.trainable:,} trained, on {found.device}")
+    for name, phase in (("rollout", found.rollout), ("update", found.update)):
+        narrate(f"{name:8} {sum(phase.values()) / MiB:8,.0f} MiB   {_parts(phase)}")
+    narrate(f"available {found.available / MiB:7,.0f} MiB")
+    narrate(f"time     about {found.seconds_per_step:.1f} s a step, {minutes:.0f} min for {config.train.steps} steps")
+    if not found.fits:
+        raise EnvironmentProblem("This run does not fit into memory.", hint="To make it fit: " + "; ".join(found.advice()))
+
+
+def _parts(phase: Mapping[str, float]) -> str:
+    ranked = sorted(phase.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {size / MiB:,.0f}" for name, size in ranked)

@@ -1,0 +1,291 @@
+"""`agentrl eval`: pass@k with intervals, base against checkpoint on the same tasks, flipped tasks, a gate for CI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentrl_cli.commands.checkpoints import full_name, trained_by
+from agentrl_cli.commands.common import (
+    ConfigOption,
+    Context,
+    DbOption,
+    JsonOption,
+    LimitOption,
+    ModelOption,
+    PackOption,
+    ProjectOption,
+    RunOption,
+    SeedOption,
+    SetOption,
+    data_stdout,
+    echo,
+    echo_json,
+    narrate,
+    open_project,
+    warn,
+)
+from agentrl_cli.commands.progress import Progress
+from agentrl_cli.commands.tables import aligned
+from agentrl_cli.errors import ConfigError, GateNotMet
+
+if TYPE_CHECKING:
+    from agentrl_cli.evaluate import Comparison, EvalResult, Score
+    from agentrl_cli.evaluate.stats import Estimate
+    from agentrl_cli.types import Task
+
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option("--checkpoint", help="best, last, base, a step, RUN@STEP, a folder; default: the newest run's best."),
+]
+CompareOption = Annotated[
+    str, typer.Option("--compare-to", help="What to compare with, named as for --checkpoint; none: nothing.")
+]
+SplitOption = Annotated[
+    list[str] | None, typer.Option("--split", help="Default: eval.split and, apart, heldout. Repeatable; first counts.")
+]
+FamiliesOption = Annotated[str | None, typer.Option("--families", metavar="A,B", help="Only tasks of these families.")]
+KOption = Annotated[int | None, typer.Option("-k", "--samples", min=1, help="Attempts at each task: pass@1 to pass@k.")]
+TemperatureOption = Annotated[float | None, typer.Option("--temperature", "-T", min=0, help="0 is greedy.")]
+NoToolsOption = Annotated[bool, typer.Option("--no-tools", help="Take the tools away from whatever is evaluated.")]
+GateOption = Annotated[
+    float | None, typer.Option("--fail-under", min=0, max=1, help="Exit 4 where the checkpoint's pass@1 is lower.")
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Use what the same evaluation found before even if it was finished.")
+]
+
+SHOWN = 20
+"""Flipped tasks on the screen; --json has all."""
+
+
+def command(
+    checkpoint: CheckpointOption = None,
+    compare_to: CompareOption = "base",
+    run: RunOption = None,
+    split: SplitOption = None,
+    families: FamiliesOption = None,
+    samples: KOption = None,
+    limit: LimitOption = None,
+    temperature: TemperatureOption = None,
+    no_tools: NoToolsOption = False,
+    fail_under: GateOption = None,
+    resume: ResumeOption = False,
+    seed: SeedOption = None,
+    model: ModelOption = None,
+    pack: PackOption = None,
+    project: ProjectOption = None,
+    db: DbOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Evaluate the newest run's best checkpoint against its base: pass@k with 95 % intervals, flipped tasks.
+
+    The same tasks and seeds for both. An evaluation that was interrupted goes on where it stopped. Exit code 4 where
+    --fail-under is not met.
+
+    JSON: {"settings": {…}, "results": [{"name", "splits": {"test": {"pass_at": {"1": {"value", "low", "high", "n"}},
+    "families": {…}, …}}}], "comparisons": [{"p_value", "difference", "flips": […], …}], "gate": null}
+    """
+    flags: dict[str, Any] = {"eval.k": samples, "eval.limit": limit, "eval.temperature": temperature}
+    flags |= {"eval.fail_under": fail_under}
+    flags |= {"seed": seed, "model.name": model, "task.packs": pack or None}
+    context = open_project(project, db, config, sets, flags)
+    names = [name for name in families.split(",") if name] if families else None
+    with data_stdout():
+        plan = _plan(context, checkpoint, compare_to, run, split, names, not no_tools, resume)
+        try:
+            results = [asyncio.run(_evaluate(context, plan, candidate)) for candidate in plan.candidates]
+        except KeyboardInterrupt:
+            narrate("Stopped; what is finished is kept. The same command goes on from there.")
+            raise
+        report(plan, results, as_json=as_json, gate=context.config.eval.fail_under)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is evaluated on what. Names are those of `load_policy`; None is the configured model."""
+
+    candidates: tuple[str | None, ...]
+    """The base first where there are two."""
+    tasks: tuple[Task, ...]
+    settings: Any
+    resume: bool
+
+
+def _plan(
+    context: Context,
+    checkpoint: str | None,
+    compare_to: str,
+    run: str | None,
+    split: Sequence[str] | None,
+    families: Sequence[str] | None,
+    with_tools: bool,
+    resume: bool,
+) -> Plan:
+    from agentrl_cli.evaluate import HELDOUT, Settings, pick_tasks
+    from agentrl_cli.store import Store
+    from agentrl_cli.tasks import load_packs
+
+    settings = Settings.of(context.config, with_tools=with_tools)
+    packs = load_packs(context.config.task.packs, base=context.project)
+    splits = list(split or [context.config.eval.split])
+    if not split and any((pack.dir / "data" / f"{HELDOUT}.jsonl").is_file() for pack in packs.values()):
+        splits = list(dict.fromkeys([*splits, HELDOUT]))
+    families = families or context.config.task.families
+    tasks = pick_tasks(packs, splits, families=families, limit=context.config.eval.limit)
+    if not tasks:
+        raise ConfigError(f"There is no task to evaluate in {', '.join(splits)}.")
+    context.db.parent.mkdir(parents=True, exist_ok=True)
+    with Store.open(context.db) as store:
+        chosen = full_name(store, checkpoint, run)
+        origin = trained_by(store, chosen)
+        within = run or (origin[0].name if origin else None)
+        if chosen is None and checkpoint is None:
+            narrate("Nothing is trained here yet: the base alone is evaluated. `agentrl train` trains.")
+        other = None
+        if compare_to != "none" and not (chosen is None and compare_to == "base"):
+            # What a run's checkpoint is compared with by default is what that run started from.
+            other = full_name(store, compare_to, within) if within or compare_to != "base" else None
+            same = other == chosen or (other is None and chosen == context.config.model.name)
+            return Plan((chosen,) if same else (other, chosen), tuple(tasks), settings, resume)
+    return Plan((chosen,), tuple(tasks), settings, resume)
+
+
+async def _evaluate(context: Context, plan: Plan, candidate: str | None) -> EvalResult:
+    """One policy on the plan's tasks, with progress on stderr."""
+    from agentrl_cli.evaluate import evaluate
+    from agentrl_cli.runtime import open_runtime
+
+    name = candidate or context.config.model.name
+    async with open_runtime(context.config, base=context.project, db=context.db, spec=candidate) as runtime:
+        origin = trained_by(runtime.store, candidate)
+        with Progress(name, len(plan.tasks) * plan.settings.k) as progress:
+            result = await evaluate(
+                runtime.loaded,
+                runtime.packs,
+                context.config,
+                runtime.store,
+                tasks=plan.tasks,
+                settings=plan.settings,
+                sandbox=runtime.sandbox,
+                hooks=runtime.hooks,
+                parent=(origin[0].id, origin[1]) if origin else None,
+                resume=plan.resume,
+                on_done=lambda attempt: progress.advance(),
+            )
+    kept = f", {result.reused} of them kept from before" if result.reused else ""
+    narrate(f"{name}: {len(result.attempts)} attempts{kept}, {result.seconds:.0f} s")
+    for split, numbers in result.scores.items():
+        if numbers.errors:
+            told = ", ".join(f"{outcome} {count}" for outcome, count in numbers.errors.items())
+            warn(f"{name}, {split}: attempts that ended in an error, twice, and are left out of every number: {told}")
+    return result
+
+
+def report(plan: Plan, results: Sequence[EvalResult], *, as_json: bool, gate: float | None) -> None:
+    """Print results (the base first) and their comparison; raise GateNotMet where the last one's pass@1 is too low."""
+    from agentrl_cli.evaluate import compare
+
+    last = results[-1]
+    both = [compare(results[0], last, split) for split in last.splits] if len(results) > 1 else []
+    met = None if gate is None else last.pass_rate is not None and last.pass_rate >= gate
+    if as_json:
+        settings = {name: getattr(plan.settings, name) for name in ("k", "temperature", "seed", "with_tools")}
+        echo_json(
+            {
+                "settings": {**settings, "tasks": len(plan.tasks), "splits": list(last.splits)},
+                "results": [result.report() for result in results],
+                "comparisons": [comparison.report() for comparison in both],
+                "gate": None if gate is None else {"fail_under": gate, "met": met},
+            }
+        )
+    else:
+        for split in last.splits:
+            _print_split(results, split)
+            for comparison in both:
+                if comparison.split == split:
+                    _print_comparison(comparison)
+    if met is False:
+        told = "nothing" if last.pass_rate is None else f"{last.pass_rate:.3f}"
+        raise GateNotMet(f"pass@1 of {last.name} on {last.splits[0]} is {told}, under {gate:g}.")
+
+
+def _print_split(results: Sequence[EvalResult], split: str) -> None:
+    scores = [result.scores[split] for result in results]
+    last = results[-1]
+    title = "held-out families, never trained on" if split == "heldout" else f"split {split}"
+    tools = "" if last.with_tools else ", without tools"
+    echo(f"{title}: {scores[-1].n_tasks} tasks, {last.k} attempts each, temperature {last.temperature:g}{tools}")
+    rows = [[f"pass@{at}", *(_interval(one.pass_at[at]) for one in scores)] for at in range(1, last.k + 1)]
+    rows += [[name, *(_plain(one, key) for one in scores)] for name, key in _MEANS]
+    if any(one.errors for one in scores):
+        rows.append(["errors, left out", *(str(sum(one.errors.values())) for one in scores)])
+    heads = [result.name for result in results]
+    for line in aligned(["", *heads], rows):
+        echo(line)
+    echo()
+    families = [result.families(split) for result in results]
+    rows = [
+        [name, str(one.n_tasks), *(_interval(group[name].pass_at[1]) if name in group else "-" for group in families)]
+        for name, one in sorted(families[-1].items())
+    ]
+    for line in aligned(["family", "tasks", *(f"{head} pass@1" for head in heads)], rows):
+        echo(line)
+    echo()
+
+
+def _print_comparison(comparison: Comparison) -> None:
+    one = comparison.difference
+    echo(
+        f"difference in pass@1 {one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}] on {comparison.n_tasks} tasks;"
+        f" {comparison.gained} tasks gained, {comparison.lost} lost,"
+        f" McNemar's exact test p = {comparison.p_value:.3g}"
+    )
+    rows = [
+        [
+            "gained" if flip.gained else "lost",
+            flip.task_id,
+            flip.family,
+            f"{flip.before[0]}/{flip.before[1]}",
+            f"{flip.after[0]}/{flip.after[1]}",
+            flip.before_episode,
+            flip.after_episode,
+        ]
+        for flip in comparison.flips
+    ]
+    if rows:
+        before, after = comparison.before, comparison.after
+        # Losses are rarer and matter more: some of both are shown.
+        lost = rows[comparison.gained :][: SHOWN // 2]
+        shown = rows[: comparison.gained][: SHOWN - len(lost)] + lost
+        echo()
+        heads = ["flip", "task", "family", before, after, f"replay {before}", f"replay {after}"]
+        for line in aligned(heads, shown):
+            echo(line)
+        if len(shown) < len(rows):
+            narrate(f"{len(shown)} of {len(rows)} flipped tasks; --json prints all.")
+        narrate(f"Look at one: agentrl replay {rows[0][-1]}")
+    echo()
+
+
+_MEANS = (
+    ("mean reward", "reward"),
+    ("tool-call rate", "tool_call_rate"),
+    ("tool-error rate", "tool_error_rate"),
+    ("tokens sampled", "tokens"),
+)
+
+
+def _plain(numbers: Score, key: str) -> str:
+    value: float = getattr(numbers, key)
+    return "-" if value != value else f"{value:.3f}" if key != "tokens" else f"{value:.1f}"  # NaN is not itself
+
+
+def _interval(one: Estimate) -> str:
+    return f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]" if one.n else "-"

@@ -1,0 +1,72 @@
+"""`agentrl export`: episodes as JSON Lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentrl_cli.commands.common import (
+    DbOption,
+    JsonOption,
+    ProjectOption,
+    RunOption,
+    echo,
+    echo_json,
+    find_db,
+    narrate,
+)
+from agentrl_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import Store
+
+
+def command(
+    episodes: Annotated[
+        list[str] | None, typer.Argument(help="Episodes (id, last, best, worst); none: by filter.")
+    ] = None,
+    filter: Annotated[str, typer.Option("--filter", "-f", help="As in `agentrl ls`.")] = "",
+    run: RunOption = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file; default: stdout.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    group: Annotated[bool, typer.Option("--group", help="The whole group of each episode.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens/--no-tokens", help="Ids and numbers of every token.")] = True,
+    mask: Annotated[bool, typer.Option("--mask/--no-mask", help="Mask what looks like a secret.")] = True,
+    json: JsonOption = False,
+    project: ProjectOption = None,
+    db: DbOption = None,
+) -> None:
+    """Write episodes as JSONL, oldest first: everything stored of each, what looks like a secret masked.
+
+    Where a secret was masked, the token ids, which spell it, are left out. With --out, --json prints
+    {"path", "episodes"}.
+    """
+    from agentrl_cli.store import Store
+    from agentrl_cli.store.export import export_jsonl, export_lines
+
+    if out is not None and out.exists() and not force:
+        raise UsageError(f"{out} exists already.", hint="--force overwrites it.")
+    with Store.open(find_db(project, db), readonly=True) as store:
+        ids = _choose(store, episodes or [], filter, run, group)
+        if out is None:
+            for line in export_lines(store, ids, tokens=tokens, masked=mask):
+                echo(line)
+            return
+        count = export_jsonl(store, ids, out, tokens=tokens, masked=mask)
+    if json:
+        echo_json({"path": out, "episodes": count})
+    else:
+        narrate(f"{count:,} episode{'' if count == 1 else 's'} written to {out}.")
+
+
+def _choose(store: Store, names: list[str], filter: str, run: str | None, group: bool) -> list[str]:
+    run_id = store.run(run).id if run else None
+    ids = [store.resolve_episode(name, run_id) for name in names]
+    if not names:
+        rowids = store.episode_ids(f"{filter} -outcome:none", "time", run_id)
+        ids = [row.id for row in store.episode_rows(rowids)]
+    if group:
+        ids = [row.id for episode in ids for row in store.siblings(episode)]
+    return list(dict.fromkeys(ids))

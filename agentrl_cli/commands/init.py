@@ -1,0 +1,148 @@
+"""`agentrl init`: copy a pack into a project folder that a user edits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agentrl_cli.commands.common import JsonOption, ModelOption, confirm, echo, echo_json, narrate, warn
+from agentrl_cli.errors import ConfigError, NotFound, SandboxUnavailable, UsageError
+from agentrl_cli.paths import PROJECT_FILE, pack_names, pack_path, packs_dir
+
+NOT_COPIED = {"__pycache__", ".pytest_cache", "runs", PROJECT_FILE}
+"""Files and folders of a pack (or of another project) that a new project does not start with."""
+
+ALWAYS_WRITTEN = ("model.name", "rollout.group_size", "train.steps", "train.lr", "train.eval_every", "seed")
+"""Settings that agentrl.yaml shows even at their defaults: what people change first."""
+
+HEADER = """\
+# Settings of this project; `agentrl config show` prints every one with where it came from.
+# Later wins: defaults < task.yaml's `defaults` < this file < AGENTRL_TRAIN__LR=… < --set train.lr=… < flags.
+"""
+
+PackArgument = Annotated[str | None, typer.Argument(help="A pack by name or folder; see --list.")]
+FolderArgument = Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The new folder; default: ./PACK.")]
+ListOption = Annotated[bool, typer.Option("--list", help="List the packs that ship.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that are there and differ.")]
+WeakOption = Annotated[bool, typer.Option("--yes", "-y", help="Accept the isolation that is to be had here.")]
+LevelOption = Annotated[
+    str | None, typer.Option("--min-level", help="Weakest sandbox to accept: docker, ns, landlock, bare.")
+]
+
+
+def command(
+    pack: PackArgument = None,
+    folder: FolderArgument = None,
+    list_packs: ListOption = False,
+    force: ForceOption = False,
+    model: ModelOption = None,
+    yes: WeakOption = False,
+    min_level: LevelOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a pack into a project folder: agentrl.yaml, task.py, data, a test. Then edit it.
+
+    JSON: {"project": "code-task", "pack": "code-task", "files": ["agentrl.yaml", …], "next": ["cd code-task", …]};
+    with --list: [{"name", "description"}].
+    """
+    if list_packs:
+        return _list(as_json)
+    if pack is None:
+        raise UsageError("Which pack?", hint=f"There are: {', '.join(pack_names())}. Start: agentrl init code-task")
+    source = pack_path(pack)
+    if source is None:
+        raise NotFound.of("pack", pack, pack_names(), hint="A folder with a task.yaml works, too.")
+    target = (folder or Path(source.name)).expanduser()
+    isolation = _isolation(min_level, yes)
+    files = _files(source)
+    files[Path(PROJECT_FILE)] = _settings(source, model, isolation).encode()
+    _refuse_loss(target, files, force)
+    for name, content in files.items():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_bytes(content)
+    following = [f"cd {target}", "agentrl check", "agentrl train --watch"]
+    if as_json:
+        echo_json({"project": target, "pack": source.name, "files": [*map(str, files)], "next": following})
+        return
+    for name in files:
+        narrate(f"  write {target / name}")
+    narrate(f"\n{target} is a project now. Next:")
+    for line in following:
+        echo(f"  {line}")
+
+
+def _list(as_json: bool) -> None:
+    rows = [{"name": name, "description": _head(packs_dir() / name).get("description", "")} for name in pack_names()]
+    if as_json:
+        echo_json(rows)
+        return
+    for row in rows:
+        echo(f"{row['name']:12}  {row['description'].strip()}")
+
+
+def _head(folder: Path) -> dict[str, Any]:
+    import yaml
+
+    read = yaml.safe_load((folder / "task.yaml").read_text(encoding="utf-8"))
+    return read if isinstance(read, dict) else {}
+
+
+def _files(source: Path) -> dict[Path, bytes]:
+    """What a pack consists of, by path relative to it."""
+    paths = sorted(path.relative_to(source) for path in source.rglob("*") if path.is_file())
+    return {path: (source / path).read_bytes() for path in paths if NOT_COPIED.isdisjoint(path.parts)}
+
+
+def _refuse_loss(target: Path, files: dict[Path, bytes], force: bool) -> None:
+    """Raise before anything is written where a file is there with other content."""
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{target} is a file.", hint="Name another folder: agentrl init PACK DIR")
+    if force:
+        return
+    differ = [name for name, text in files.items() if (target / name).exists() and (target / name).read_bytes() != text]
+    if differ:
+        shown = ", ".join(str(name) for name in differ[:4]) + (" …" if len(differ) > 4 else "")
+        raise UsageError(
+            f"{target} has these files already, with other content: {shown}. Nothing was written.",
+            hint="Name another folder (agentrl init PACK DIR), or overwrite them with --force.",
+        )
+
+
+def _settings(source: Path, model: str | None, isolation: dict[str, str]) -> str:
+    """The text of agentrl.yaml: the pack's defaults and what people change first, each with a comment."""
+    from agentrl_cli.config import load_config
+    from agentrl_cli.config.show import get, non_defaults, to_yaml
+
+    flags: dict[str, Any] = {**isolation, "task.packs": [str(source)]}
+    if model is not None and model != "tiny":
+        # Real models: an adapter trains on a small GPU, and they say more than the tiny one in a turn.
+        flags |= {"model.name": model, "adapter.enabled": True}
+        flags |= {"rollout.max_new_tokens": 256, "rollout.max_tokens": 2048}
+    config, sources = load_config(flags=flags)
+    tree = config.model_dump(mode="json")
+    settings = {key: get(tree, key) for key in ALWAYS_WRITTEN} | non_defaults(config, sources) | {"task.packs": ["."]}
+    return f"{HEADER}\n{to_yaml(settings)}"
+
+
+def _isolation(wanted: str | None, yes: bool) -> dict[str, str]:
+    """The sandbox settings to write, none where the default holds. Weaker than `ns` only after an explicit yes."""
+    from agentrl_cli.doctor import sandbox_level
+    from agentrl_cli.sandbox import STRENGTH
+
+    if wanted is not None and wanted not in STRENGTH:
+        raise NotFound.of("isolation level", wanted, STRENGTH)
+    level, why = (wanted, "") if wanted else sandbox_level()
+    if level is None:
+        raise SandboxUnavailable(f"No sandbox works here. {why}", hint="`agentrl doctor` says what is missing.")
+    if STRENGTH[level] >= STRENGTH["ns"]:
+        return {"sandbox.min_level": wanted} if wanted else {}
+    if wanted is None:
+        warn(f"The code that the model writes would run here with weaker isolation than namespaces: {level}. {why}")
+        if not confirm(f"Accept `{level}` for this project?", yes=yes):
+            raise ConfigError(
+                f"Nothing was written: only the sandbox level {level} is to be had here, which is weaker than ns.",
+                hint="apt-get install bubblewrap; or accept it with --yes; or say which with --min-level.",
+            )
+    return {"sandbox.backend": level, "sandbox.min_level": level}

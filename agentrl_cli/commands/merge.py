@@ -1,0 +1,79 @@
+"""`agentrl merge`: a checkpoint as a plain Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentrl_cli.commands.checkpoints import full_name
+from agentrl_cli.commands.common import (
+    ConfigOption,
+    DbOption,
+    JsonOption,
+    ProjectOption,
+    RunOption,
+    SetOption,
+    data_stdout,
+    echo,
+    echo_json,
+    narrate,
+    open_project,
+)
+from agentrl_cli.errors import NotFound, UsageError
+
+SourceArgument = Annotated[
+    str, typer.Argument(metavar="[CHECKPOINT]", help="RUN@best, best, last, a step, an adapter or model folder.")
+]
+OutArgument = Annotated[Path | None, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)]
+DtypeOption = Annotated[
+    str, typer.Option("--dtype", help="auto (as stored; an adapter: as its base), float32, bfloat16, float16.")
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace a folder that is there.")]
+
+
+def command(
+    checkpoint: SourceArgument,
+    out: OutArgument = None,
+    run: RunOption = None,
+    dtype: DtypeOption = "auto",
+    force: ForceOption = False,
+    project: ProjectOption = None,
+    db: DbOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a checkpoint as a plain Hugging Face folder: weights, tokenizer, chat template, model card.
+
+    An adapter is merged into its base. With one argument, it is OUT, and the newest run's best checkpoint is written.
+
+    JSON: {"folder", "source", "adapter": true, "dtype": "float32", "files": […]}
+    """
+    if dtype not in ("auto", "float32", "bfloat16", "float16"):
+        raise UsageError(f"--dtype {dtype} is no dtype.", hint="auto, float32, bfloat16 or float16.")
+    target, name = (Path(checkpoint), None) if out is None else (out, checkpoint)
+    context = open_project(project, db, config, sets, required=False)
+    with data_stdout():
+        from agentrl_cli.policies.local_merge import merge
+        from agentrl_cli.store import Store
+
+        store = Store.open(context.db, readonly=True) if context.db.is_file() else None
+        try:
+            full = full_name(store, name, run) if store is not None else name
+            if full is None:
+                hint = "`agentrl train` trains; or name a model folder: agentrl merge FOLDER OUT"
+                raise NotFound("Nothing was trained here yet.", hint=hint)
+            done = merge(
+                full, target.expanduser(), context.config, base=context.project, store=store, dtype=dtype, force=force
+            )
+        finally:
+            if store is not None:
+                store.close()
+        if as_json:
+            echo_json({name: getattr(done, name) for name in ("folder", "source", "adapter", "dtype", "files")})
+        else:
+            echo(str(done.folder))
+            what = "adapter merged into its base" if done.adapter else "full weights"
+            narrate(f"{full}: {what}, {done.dtype}. Try it: agentrl chat --model {done.folder}")

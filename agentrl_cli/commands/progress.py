@@ -1,0 +1,50 @@
+"""Progress for people on stderr: a bar with ETA on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+EVERY = 10.0
+"""Seconds between plain lines."""
+
+
+class Progress:
+    """`with Progress("rollout", 64) as progress: progress.advance()`"""
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total, self.done = what, total, 0
+        self._started = self._said = time.monotonic()
+        self._bar: Any = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task(self.what, total=self.total)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, note: str = "") -> None:
+        """One more is done; `note` stands beside the bar."""
+        self.done += 1
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done, description=f"{self.what} {note}".strip())
+            return
+        now = time.monotonic()
+        if now - self._said >= EVERY:
+            self._said = now
+            left = (now - self._started) / self.done * (self.total - self.done)
+            print(f"{self.what} {self.done}/{self.total} {note}  ETA {left:.0f} s", file=sys.stderr, flush=True)

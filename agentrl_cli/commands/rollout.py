@@ -1,0 +1,147 @@
+"""`agentrl rollout`: sample episodes into the store, and list them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentrl_cli.commands.common import (
+    ConfigOption,
+    Context,
+    DbOption,
+    JsonOption,
+    ModelOption,
+    PackOption,
+    ProjectOption,
+    SeedOption,
+    SetOption,
+    data_stdout,
+    echo_json,
+    narrate,
+    open_project,
+    warn,
+)
+from agentrl_cli.commands.progress import Progress
+from agentrl_cli.commands.tables import print_rows
+
+if TYPE_CHECKING:
+    from agentrl_cli.runtime import Runtime
+    from agentrl_cli.store import RunRow
+    from agentrl_cli.types import Episode
+
+CountOption = Annotated[int, typer.Option("--count", "-n", min=1, help="Tasks to attempt.")]
+GroupOption = Annotated[int, typer.Option("--group", "-g", min=1, help="Attempts at each task.")]
+SplitOption = Annotated[str, typer.Option("--split", help="train, test or heldout.")]
+TemperatureOption = Annotated[float | None, typer.Option("--temperature", "-T", min=0, help="0 is greedy.")]
+NoToolsOption = Annotated[bool, typer.Option("--no-tools", help="Take the tools away.")]
+
+
+def command(
+    count: CountOption = 16,
+    group: GroupOption = 1,
+    split: SplitOption = "train",
+    model: ModelOption = None,
+    temperature: TemperatureOption = None,
+    no_tools: NoToolsOption = False,
+    seed: SeedOption = None,
+    pack: PackOption = None,
+    project: ProjectOption = None,
+    db: DbOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Sample episodes into the store and print a line for each. `agentrl replay last` opens the newest."""
+    flags = {"rollout.temperature": temperature, "seed": seed, "task.packs": pack or None}
+    context = open_project(project, db, config, sets, flags)
+    with data_stdout():
+        run, episodes = asyncio.run(_sample(context, model, count, group, split, not no_tools))
+        if as_json:
+            echo_json({"run": run.name, "episodes": [_line(episode) for episode in episodes]})
+        else:
+            _print(episodes)
+    if not as_json:
+        narrate(f"{len(episodes)} episodes of {run.name} in {context.db}; look inside one: agentrl replay last")
+
+
+async def _sample(
+    context: Context, model: str | None, count: int, group: int, split: str, tools: bool
+) -> tuple[RunRow, list[Episode]]:
+    from agentrl_cli.runtime import open_runtime
+
+    async with open_runtime(context.config, base=context.project, db=context.db, spec=model) as runtime:
+        return await _attempt(runtime, context, count, group, split, tools)
+
+
+async def _attempt(
+    runtime: Runtime, context: Context, count: int, group: int, split: str, tools: bool
+) -> tuple[RunRow, list[Episode]]:
+    from agentrl_cli.rollout import Job, Rollout, seed_of
+    from agentrl_cli.trainer import new_run
+
+    config = runtime.config
+    families = config.task.families
+    tasks = [t for pack in runtime.packs.values() for t in pack.tasks(split, families=families)][:count]
+    runtime.store.add_tasks(tasks)
+    run = new_run(
+        config,
+        runtime.store,
+        kind="rollout",
+        runs=context.runs,
+        packs=list(runtime.packs),
+        tokenizer=runtime.loaded.hash,
+        model=runtime.loaded.name,
+    )
+    jobs = [
+        Job(task, seed_of(config.seed, "rollout", task.id, sample), sample, f"rollout-{n:05d}", 0, run.id)
+        for n, task in enumerate(tasks)
+        for sample in range(group)
+    ]
+    rollout = Rollout(
+        runtime.loaded.policy,
+        runtime.loaded.chat,
+        runtime.packs,
+        config,
+        sandbox=runtime.sandbox,
+        store=runtime.store,
+        hooks=runtime.hooks,
+        with_tools=tools,
+        run=run,
+    )
+    status, error = "stopped", "interrupted"
+    try:
+        with Progress("rollout", len(jobs)) as progress:
+            episodes = await rollout.run(jobs, lambda episode: progress.advance())
+        status, error = "finished", ""
+    finally:
+        runtime.store.update_run(run.id, status=status, error=error, ended=time.time())
+    return run, episodes
+
+
+def _line(episode: Episode) -> dict[str, Any]:
+    return {
+        "id": episode.id,
+        "task": episode.task_id,
+        "sample": episode.sample,
+        "outcome": str(episode.outcome),
+        "reward": episode.reward,
+        "turns": len([turn for turn in episode.turns if turn.role == "assistant"]),
+        "tokens": episode.trained_tokens,
+        "calls": episode.tool_calls,
+        "tool_errors": episode.tool_errors,
+        "error": episode.error,
+    }
+
+
+def _print(episodes: list[Episode]) -> None:
+    lines = [_line(episode) for episode in episodes]
+    names = [name for name in lines[0] if name != "error"] if lines else []
+    print_rows(names, [[line[name] for name in names] for line in lines])
+    counted = Counter(str(episode.outcome) for episode in episodes)
+    narrate("  ".join(f"{name} {number}" for name, number in counted.most_common()))
+    for error in sorted({episode.error for episode in episodes if episode.error}):
+        warn(error)

@@ -1,0 +1,111 @@
+"""`agentrl runs`: list, rename and delete runs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentrl_cli.commands.common import (
+    DbOption,
+    JsonOption,
+    ProjectOption,
+    YesOption,
+    confirm,
+    echo_json,
+    find_db,
+    narrate,
+)
+from agentrl_cli.commands.tables import clock, print_rows
+from agentrl_cli.errors import UsageError
+
+app = typer.Typer(name="runs", help="List, rename, delete runs.", no_args_is_help=False)
+
+RunArgument = Annotated[str, typer.Argument(help="A run by name, id or unique beginning; `last`.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(context: typer.Context, json: JsonOption = False, project: ProjectOption = None, db: DbOption = None) -> None:
+    """List the runs of the store, the newest first."""
+    if context.invoked_subcommand is None:
+        list_runs(json, project, db)
+
+
+@app.command("list")
+def list_runs(json: JsonOption = False, project: ProjectOption = None, db: DbOption = None) -> None:
+    """List the runs, the newest first. --json prints every column, the configuration included."""
+    from agentrl_cli.store import Store
+
+    with Store.open(find_db(project, db), readonly=True) as store:
+        runs = store.runs()
+    if json:
+        echo_json(runs)
+        return
+    names = ["name", "kind", "status", "step", "of", "model", "pack", "started"]
+    print_rows(
+        names, [[r.name, r.kind, r.state, r.step, r.total_steps, r.model, r.pack, clock(r.started)] for r in runs]
+    )
+    if not runs:
+        narrate("There are no runs yet.")
+
+
+@app.command()
+def rename(run: RunArgument, name: str, project: ProjectOption = None, db: DbOption = None) -> None:
+    """Give a run another name. Its folder keeps the old one."""
+    from agentrl_cli.store import Store
+
+    with Store.open(find_db(project, db)) as store:
+        found = store.run(run)
+        if any(other.name == name for other in store.runs()):
+            raise UsageError(f"There is a run {name!r} already.", hint="Names are unique within a store.")
+        store.update_run(found.id, name=name, heartbeat=found.heartbeat)
+    narrate(f"{found.name} is now {name}.")
+
+
+@app.command()
+def delete(
+    runs: Annotated[list[str], typer.Argument(help="Runs by name, id or unique beginning.")],
+    yes: YesOption = False,
+    keep_files: Annotated[bool, typer.Option("--keep-files", help="Leave checkpoints and logs on disk.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even a run that is going on.")] = False,
+    json: JsonOption = False,
+    project: ProjectOption = None,
+    db: DbOption = None,
+) -> None:
+    """Delete runs with all their episodes, checkpoints and logs, after asking. --json prints [{"run", "episodes"}]."""
+    from agentrl_cli.store import Store
+
+    path = find_db(project, db)
+    done = []
+    with Store.open(path) as store:
+        found = {item.id: item for item in map(store.run, runs)}
+        for item in found.values():
+            if item.alive and not force:
+                raise UsageError(f"{item.name} is running (process {item.pid}).", hint="Stop it first, or use --force.")
+            folder = _folder(path, item.dir) if not keep_files else None
+            count = len(store.episode_ids(run=item.id))
+            what = f"{item.name}: {count:,} episodes, {item.step} steps" + (
+                f", and the folder {folder}" if folder else ""
+            )
+            if not confirm(f"Delete {what}?", yes=yes):
+                narrate(f"{item.name} was kept." + ("" if yes else " Without a terminal, --yes says yes."))
+                continue
+            store.delete_run(item.id)
+            if folder is not None:
+                shutil.rmtree(folder)
+            done.append({"run": item.name, "episodes": count})
+            narrate(f"Deleted {what}. `agentrl db vacuum` gives the space in the store back.")
+    if json:
+        echo_json(done)
+    elif not done:
+        raise typer.Exit(1)
+
+
+def _folder(db: Path, named: str) -> Path | None:
+    """The run's own folder, only where it lies beside the store: nothing else is ever deleted."""
+    if not named:
+        return None
+    folder = (db.parent / named).resolve() if not Path(named).is_absolute() else Path(named).resolve()
+    return folder if folder.is_dir() and folder.parent == db.parent.resolve() else None

@@ -1,0 +1,124 @@
+"""`agentrl sandbox`: which isolation there is here, a program inside it, and the hostile suite against it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentrl_cli.commands.common import (
+    ConfigOption,
+    JsonOption,
+    ProjectOption,
+    SetOption,
+    echo,
+    echo_json,
+    narrate,
+    open_project,
+)
+from agentrl_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from agentrl_cli.config import SandboxConfig
+
+app = typer.Typer(help="Which isolation there is here, and whether it holds.", no_args_is_help=True)
+
+LevelOption = Annotated[
+    str | None, typer.Option("--level", help="ns, docker, landlock or bare; default: what the project says.")
+]
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="A Python program, or a shell script with --bash; - reads stdin.")],
+    bash: Annotated[bool, typer.Option("--bash", help="Run it as a shell script.")] = False,
+    level: LevelOption = None,
+    wall: Annotated[float | None, typer.Option(help="Seconds it may take.")] = None,
+    project: ProjectOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a program as the model's code is run: isolated, limited, without network."""
+    import dataclasses
+    import sys
+
+    code = sys.stdin.read() if str(file) == "-" else _text(file)
+    settings = _settings(project, config, sets, level)
+    result = asyncio.run(_run(settings, code, bash, wall))
+    if as_json:
+        echo_json({**dataclasses.asdict(result), "text": result.text()})
+    else:
+        echo(result.text())
+        narrate(f"{result.status} in {result.seconds:.3f} s at level {result.level}")
+    if not result.ok:
+        raise typer.Exit(1)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}.") from None
+
+
+def _settings(project: Path | None, config: Any, sets: Any, level: str | None) -> SandboxConfig:
+    """The sandbox section of the project, or of the defaults outside of one; `level` asks for just that level."""
+    flags = {"sandbox.backend": level, "sandbox.min_level": level} if level else None
+    context = open_project(project, config=config, sets=sets, flags=flags, required=False)
+    return context.config.sandbox
+
+
+async def _run(settings: SandboxConfig, code: str, bash: bool, wall: float | None) -> Any:
+    from agentrl_cli.sandbox import Sandbox
+
+    async with await Sandbox.open(settings) as sandbox:
+        session = await sandbox.session()
+        return await (session.bash(code, wall=wall) if bash else session.run(code, wall=wall))
+
+
+@app.command()
+def attack(
+    level: LevelOption = None,
+    name: Annotated[list[str] | None, typer.Option("--only", help="Only attacks whose name contains this.")] = None,
+    project: ProjectOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the hostile programs against a sandbox and show which were contained. They aim at canaries only."""
+    import dataclasses
+
+    settings = _settings(project, config, sets, level)
+    if settings.backend == "bare":
+        raise UsageError(
+            "Level bare holds nothing: the hostile programs would run on this machine itself.",
+            hint="`agentrl sandbox attack --level ns` attacks a real sandbox.",
+        )
+    held, verdicts = asyncio.run(_attack(settings, name or [], quiet=as_json))
+    if as_json:
+        echo_json({"level": held, "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts]})
+    contained = sum(verdict.contained for verdict in verdicts)
+    narrate(f"{contained} of {len(verdicts)} contained at level {held}")
+    if contained < len(verdicts):
+        raise typer.Exit(1)
+
+
+async def _attack(settings: SandboxConfig, names: list[str], quiet: bool) -> tuple[str, Any]:
+    from agentrl_cli.sandbox import Sandbox
+    from agentrl_cli.sandbox.attacks import attacks
+    from agentrl_cli.sandbox.hostile import Verdict
+    from agentrl_cli.sandbox.hostile import attack as run_attacks
+
+    chosen = [one for one in attacks() if not names or any(part in one.name for part in names)]
+    if not chosen:
+        raise UsageError(f"No attack is named like {', '.join(names)}.")
+
+    def show(verdict: Verdict) -> None:
+        what = "contained" if verdict.contained else "; ".join(verdict.problems)
+        echo(f"{verdict.guarantee:10} {verdict.attack:22} {verdict.status:14} {verdict.seconds:6.2f} s  {what}")
+
+    async with await Sandbox.open(settings) as sandbox:
+        return sandbox.level, await run_attacks(sandbox, chosen, None if quiet else show)

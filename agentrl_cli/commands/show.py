@@ -1,0 +1,216 @@
+"""`agentrl show`: one episode, or one run, as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from agentrl_cli.commands.common import DbOption, JsonOption, ProjectOption, RunOption, echo, echo_json, find_db
+from agentrl_cli.commands.tables import aligned, cell, clock
+from agentrl_cli.errors import NotFound
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import EpisodeRow, RunRow, Store
+    from agentrl_cli.tui.text import TokenTexts
+    from agentrl_cli.types import Episode, TrainSignals, Turn
+
+ORIGINS = ("template", "system", "user", "tool", "model", "forced")
+
+
+def command(
+    name: Annotated[str, typer.Argument(help="An episode (id, its beginning, last, best, worst), or a run.")] = "last",
+    run: RunOption = None,
+    tokens: Annotated[bool, typer.Option("--tokens", "-t", help="Every token with its numbers.")] = False,
+    turn: Annotated[int | None, typer.Option("--turn", help="Only this turn.")] = None,
+    json: JsonOption = False,
+    project: ProjectOption = None,
+    db: DbOption = None,
+) -> None:
+    """Print an episode: turns, calls, results, rewards, flags with their evidence; with --tokens every token.
+
+    --json prints {"id", "task_id", "reward_parts", "turns", …} as `agentrl export` does, tokens included with --tokens.
+    """
+    from agentrl_cli.store import Store
+    from agentrl_cli.store.export import episode_object
+
+    with Store.open(find_db(project, db), readonly=True) as store:
+        found = _find(store, name, run)
+        if not isinstance(found, str):
+            _show_run(store, found, json)
+            return
+        episode, signals = store.episode(found), store.signals(found)
+        if turn is not None and turn not in [item.index for item in episode.turns]:
+            raise NotFound(f"Episode {found} has no turn {turn}.", hint=f"It has {len(episode.turns)}, counted from 0.")
+        if json:
+            echo_json(episode_object(episode, signals, tokens=tokens))
+            return
+        row = store.episode_row(found)
+        if turn is None:
+            for line in _head(store, row, episode):
+                echo(line)
+        texts = _decoder(store, row) if tokens else None
+        for item in episode.turns:
+            if turn in (None, item.index):
+                for line in _turn(item, episode, signals, texts):
+                    echo(line)
+        if turn is None:
+            for line in _tail(store, row, episode):
+                echo(line)
+
+
+def _find(store: Store, name: str, run: str | None) -> str | RunRow:
+    """An episode's id, or a run where no episode is meant."""
+    run_id = store.run(run).id if run else None
+    try:
+        return store.resolve_episode(name, run_id)
+    except NotFound as nothing:
+        try:
+            return store.run(name)
+        except NotFound:
+            raise nothing from None
+
+
+def _head(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
+    run = next((item.name for item in store.runs() if item.id == row.run_id), None)
+    where = [f"run {run}" if run else "", f"step {row.step}" if row.step is not None else "", f"sample {row.sample}"]
+    yield f"episode {row.id}   {row.task_id}   {'   '.join(filter(None, where))}   {row.kind}"
+    took = f"   {row.seconds:.1f} s" if row.seconds is not None else ""
+    yield (
+        f"{row.outcome or 'running'}   reward {cell(row.reward)}   advantage {cell(row.advantage)}"
+        f"   {row.fact or 'not trained'}   {row.n_turns} turns   {row.n_tokens} tokens ({row.n_model_tokens} sampled)"
+        f"   {row.n_calls} calls ({row.n_tool_errors} failed){took}"
+    )
+    facts = {"started": clock(row.started), "weights": row.weights_version, "sandbox": row.level, "error": row.error}
+    facts |= {"tags": " ".join(row.tags), "note": row.note, "parent": row.parent_id or ""}
+    yield "   ".join(f"{name} {value}" for name, value in facts.items() if value)
+
+
+def _turn(turn: Turn, episode: Episode, signals: TrainSignals | None, texts: TokenTexts | None) -> Iterator[str]:
+    yield ""
+    span = episode.tokens.slice(turn.start, turn.end)
+    facts = [
+        f"{len(span)} tokens",
+        f"{int(span.trained_mask.sum())} sampled" if span.trained_mask.any() else "not trained",
+    ]
+    facts += [str(turn.stop_reason)] if turn.stop_reason else []
+    facts += [f"{turn.seconds:.2f} s"] if turn.seconds else []
+    yield f"── turn {turn.index} {turn.role} ── {'   '.join(facts)}"
+    if texts is not None:
+        yield from _tokens(turn, episode, signals, texts)
+        return
+    yield from _messages(turn)
+
+
+def _messages(turn: Turn) -> Iterator[str]:
+    from agentrl_cli.store.grep import message_texts
+
+    for message in turn.messages:
+        role = message.get("role", turn.role)
+        if role != turn.role:
+            yield f"[{role}]"
+        plain = {**message, "tool_calls": None}
+        for text in message_texts(plain):
+            yield from text.splitlines()
+    for call in turn.calls:
+        given = call.raw if call.arguments is None else ", ".join(f"{k}={v!r}" for k, v in call.arguments.items())
+        yield f"→ {call.name or 'call'}({given})" + (f"   MALFORMED: {call.error}" if call.error else "")
+    for result in turn.results:
+        state = f"ERROR {result.error}" if result.error else "ok"
+        marks = "".join([", cut" if result.truncated else "", ", ends the episode" if result.done else ""])
+        yield f"← {state} ({result.seconds * 1000:.0f} ms{', ' + result.level if result.level else ''}{marks})"
+        shown = " ".join(str(message.get("content", "")) for message in turn.messages)
+        if result.text not in shown:
+            yield from (f"  {line}" for line in result.text.splitlines())
+
+
+def _tokens(turn: Turn, episode: Episode, signals: TrainSignals | None, texts: TokenTexts) -> Iterator[str]:
+    from agentrl_cli.tui.text import visible
+
+    tokens = episode.tokens
+    names = ["at", "id", "origin", "logp", "entropy", "ratio", "clip", "adv", "weight", "text"]
+    rows: list[list[Any]] = []
+    pieces = texts.texts(tokens.ids)
+    for at in range(turn.start, turn.end):
+        trained: list[Any] = [None] * 4
+        if signals is not None:
+            clipped = bool(signals.clipped[at]) if not np.isnan(signals.ratio[at]) else None
+            trained = [_number(signals.ratio[at]), clipped, _number(signals.advantage[at]), _number(signals.weight[at])]
+        numbers = [_number(tokens.logp_policy[at]), _number(tokens.entropy[at]), *trained]
+        rows.append([at, int(tokens.ids[at]), ORIGINS[tokens.origin[at]], *numbers, f"|{visible(pieces[at])}|"])
+    yield from aligned(names, rows)
+
+
+def _number(value: Any) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def _decoder(store: Store, row: EpisodeRow) -> TokenTexts:
+    from agentrl_cli.tui.text import TokenTexts
+
+    stored = store.tokenizer(row.tokenizer) if row.tokenizer else None
+    return TokenTexts(stored.tokenizer_json if stored else None)
+
+
+def _tail(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
+    from agentrl_cli.store.flags import find_flags
+
+    if episode.reward_parts:
+        yield ""
+        parts = [
+            [part.name + ("*" if part.primary else ""), part.value, part.weight, part.value * part.weight, part.detail]
+            for part in episode.reward_parts
+        ]
+        yield from aligned(
+            ["reward", "value", "weight", "sum", "detail"], [*parts, ["total", None, None, row.reward, ""]]
+        )
+    flags = find_flags(episode)
+    drift = store.drift(row.id)
+    if flags or drift:
+        yield ""
+    for flag in flags:
+        yield f"! {flag.name}" + (f" (turn {flag.turn})" if flag.turn is not None else "") + f": {flag.evidence}"
+    for item in drift:
+        yield f"! DRIFT {item.kind} at token {item.position}: expected {item.expected!r}, got {item.got!r}"
+    siblings = store.siblings(row.id)
+    if len(siblings) > 1:
+        yield ""
+        yield f"group {row.group_id}:"
+        rows = [
+            [
+                ">" if item.id == row.id else "",
+                item.sample,
+                item.id,
+                item.outcome or "running",
+                item.reward,
+                item.advantage,
+            ]
+            for item in siblings
+        ]
+        yield from aligned(["", "#", "id", "outcome", "reward", "adv"], rows)
+
+
+def _show_run(store: Store, run: RunRow, json: bool) -> None:
+    steps, evals = store.steps(run.id), store.evals(run.id)
+    if json:
+        echo_json({"run": run, "state": run.state, "last_step": steps[-1] if steps else None, "evals": evals})
+        return
+    of = f" of {run.total_steps}" if run.total_steps else ""
+    echo(f"run {run.name}   {run.kind}   {run.state}   step {run.step}{of}   id {run.id}")
+    ended = f"   ended {clock(run.ended)}" if run.ended else ""
+    echo(f"model {run.model or '-'}   pack {run.pack or '-'}   seed {run.seed}   started {clock(run.started)}{ended}")
+    if run.error:
+        echo(f"error {run.error}")
+    if steps:
+        echo("")
+        for line in aligned(
+            ["metric", "value"], [[name, steps[-1][name]] for name in sorted(steps[-1]) if name != "at"]
+        ):
+            echo(line)
+    if evals:
+        echo("")
+        rows = [[item.step, item.name, item.split, item.pass_rate, item.low, item.high] for item in evals]
+        for line in aligned(["step", "eval", "split", "pass@1", "low", "high"], rows):
+            echo(line)

@@ -1,0 +1,167 @@
+"""`agentrl tools`: list the tools, show one's schema, call one by hand in the configured sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentrl_cli.commands.common import (
+    ConfigOption,
+    JsonOption,
+    PackOption,
+    ProjectOption,
+    SeedOption,
+    SetOption,
+    data_stdout,
+    echo,
+    echo_json,
+    narrate,
+    open_project,
+)
+from agentrl_cli.errors import NotFound, UsageError
+
+if TYPE_CHECKING:
+    from agentrl_cli.commands.common import Context
+    from agentrl_cli.tools import Tool
+    from agentrl_cli.types import ToolResult
+
+app = typer.Typer(help="List tools, show a schema, call one by hand.", no_args_is_help=True)
+
+NameArgument = Annotated[str, typer.Argument(help='A tool of a pack, a built-in, or "file.py:function".')]
+
+
+@app.command("list")
+def list_(pack: PackOption = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """Print every tool: those of the project's packs, then the built-in ones.
+
+    JSON: [{"name": "run_python", "from": "built-in", "description": "…"}, …]
+    """
+    context = open_project(project, None, None, None, required=False)
+    rows = []
+    for name, (origin, tool) in _known(context, pack).items():
+        rows.append({"name": name, "from": origin, "description": tool.schema["function"]["description"]})
+    if as_json:
+        echo_json(rows)
+        return
+    wide, origin_wide = (max((len(row[key]) for row in rows), default=0) for key in ("name", "from"))
+    for row in rows:
+        echo(f"{row['name']:<{wide}}  {row['from']:<{origin_wide}}  {row['description']}")
+
+
+@app.command()
+def show(
+    name: NameArgument, pack: PackOption = None, project: ProjectOption = None, as_json: JsonOption = False
+) -> None:
+    """Print a tool's schema, limits and examples. JSON: the OpenAI function schema."""
+    context = open_project(project, None, None, None, required=False)
+    origin, tool = _find(context, pack, name)
+    if as_json:
+        echo_json(tool.schema)
+        return
+    function = tool.schema["function"]
+    echo(f"{function['name']} ({origin})\n{function['description']}\n")
+    parameters = function.get("parameters", {})
+    for key, schema in parameters.get("properties", {}).items():
+        need = "" if key in parameters.get("required", ()) else ", optional"
+        kind = schema.get("type", "any")
+        kinds = " or ".join(kind) if isinstance(kind, list) else kind
+        echo(f"  {key} ({kinds}{need})  {schema.get('description', '')}".rstrip())
+    facts = {"timeout": tool.timeout, "concurrency": tool.concurrency, "rate": tool.rate}
+    facts |= {key: True for key in ("pure", "external") if getattr(tool, key)}
+    told = ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None)
+    if told:
+        echo(f"\n{told}")
+    for example in tool.examples:
+        echo(f"\nagentrl tools call {name} '{json.dumps(dict(example), ensure_ascii=False)}'")
+
+
+@app.command()
+def call(
+    name: NameArgument,
+    arguments: Annotated[str, typer.Argument(help='The arguments as a JSON object, e.g. {"code": "print(1)"}.')] = "{}",
+    pack: PackOption = None,
+    project: ProjectOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    seed: SeedOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Call a tool as an episode would, and print what the model would see. Exit code 1 where it answers an error.
+
+    JSON: {"text": "42", "error": null, "seconds": 0.01, "level": "ns", …}
+    """
+    from agentrl_cli.chat.parsers.base import kind, read_json
+
+    given, problem = read_json(arguments)
+    if problem or not isinstance(given, dict):
+        raise UsageError(
+            f"The arguments are {problem or kind(given)}.", hint=f"agentrl tools show {name} prints what it takes."
+        )
+    context = open_project(project, None, config, sets, required=False)
+    _, tool = _find(context, pack, name)
+    with data_stdout():
+        result = asyncio.run(_call(context, tool, given, seed or 0))
+    if as_json:
+        echo_json({**asdict(result), "images": len(result.images), "metrics": dict(result.metrics)})
+    else:
+        echo(result.text)
+        level = f", sandbox {result.level}" if result.level else ""
+        narrate(f"{result.error or 'ok'}, {result.seconds:.3f} s{level}{', ends the episode' if result.done else ''}")
+    if result.error:
+        raise typer.Exit(1)
+
+
+async def _call(context: Context, tool: Tool, arguments: dict[str, Any], seed: int) -> ToolResult:
+    """One call with the whole life of a tool around it; the sandbox is opened only if the tool asks for it."""
+    from agentrl_cli.tools import ToolContext
+
+    opened: list[Any] = []
+
+    async def session() -> Any:
+        from agentrl_cli.sandbox import Sandbox
+
+        opened.append(await Sandbox.open(context.config.sandbox))
+        return await opened[0].session()
+
+    around = ToolContext(session_factory=session, seed=seed)
+    try:
+        state = await tool.create(around)
+        try:
+            return await tool.call(state, arguments, timeout=context.config.rollout.tool_timeout)
+        finally:
+            await tool.release(state)
+    finally:
+        await around.close()
+        for sandbox in opened:
+            await sandbox.close()
+
+
+def _known(context: Context, packs: list[str] | None) -> dict[str, tuple[str, Tool]]:
+    """Name to origin and tool."""
+    from agentrl_cli.tasks import load_packs
+    from agentrl_cli.tools import TOOLS, as_tool
+
+    names = packs or (context.config.task.packs if (context.project / "agentrl.yaml").is_file() else [])
+    known: dict[str, tuple[str, Tool]] = {}
+    for pack in load_packs(names, base=context.project).values():
+        known |= {tool.name: (pack.name, tool) for tool in pack.tools}
+    for name in TOOLS:
+        known.setdefault(name, ("built-in", as_tool(name)))
+    return known
+
+
+def _find(context: Context, packs: list[str] | None, name: str) -> tuple[str, Tool]:
+    from agentrl_cli.registry import resolve
+    from agentrl_cli.tools import TOOLS, as_tool
+
+    if ":" in name:
+        return Path(name.partition(":")[0]).name, as_tool(resolve("tools", TOOLS, name, base=context.project))
+    known = _known(context, packs)
+    if name not in known:
+        raise NotFound.of("tool", name, known)
+    return known[name]

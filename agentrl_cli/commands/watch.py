@@ -1,0 +1,82 @@
+"""`agentrl watch`: the dashboard of a training; reads the store, so it may come and go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agentrl_cli.commands.common import (
+    DbOption,
+    JsonOption,
+    ProjectOption,
+    echo,
+    echo_jsonl,
+    find_db,
+    is_terminal,
+    narrate,
+)
+
+POLL = 1.0
+
+
+def command(
+    run: Annotated[str, typer.Argument(help="A run: name, id, unique beginning, or last.")] = "last",
+    plain: Annotated[bool, typer.Option("--plain", help="One line per step instead of the screen.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="With --plain: what there is, without waiting for more.")
+    ] = False,
+    project: ProjectOption = None,
+    db: DbOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Watch a training: curves, groups, running episodes, log. `q` leaves it running; finished runs open too."""
+    path = find_db(project, db)
+    from agentrl_cli.store import Store
+
+    with Store.open(path, readonly=True) as store:
+        run_id = store.run(run).id
+    if plain or as_json or once or not is_terminal():
+        _follow(path, run_id, as_json=as_json, once=once)
+        return
+    from agentrl_cli.tui.app import watch
+
+    watch(path, run_id)
+
+
+def _follow(path: Path, run_id: str, *, as_json: bool, once: bool) -> None:
+    """One line per finished step until the run ends."""
+    from agentrl_cli.store import Store
+
+    since = 0
+    with Store.open(path, readonly=True) as store:
+        while True:
+            alive = store.run(run_id).alive  # before the steps: what a run wrote last is not missed
+            for row in store.steps(run_id, since):
+                since = int(row["step"]) + 1
+                if as_json:
+                    echo_jsonl([row])
+                else:
+                    echo(step_line(row))
+            if once or not alive:
+                break
+            time.sleep(POLL)
+        narrate(f"run {store.run(run_id).name}: {store.run(run_id).state}")
+
+
+def step_line(row: Mapping[str, Any]) -> str:
+    """`step 12  14:03:11  reward 0.412  loss …`: a step's metrics in one line, the curated ones first."""
+    from agentrl_cli.tui.charts import short
+    from agentrl_cli.tui.watch_data import METRICS
+
+    parts = [f"step {row['step']}"]
+    if row.get("at"):
+        parts.append(time.strftime("%H:%M:%S", time.localtime(float(row["at"]))))
+    for name, stored in METRICS.items():
+        value = next((row[key] for key in stored if isinstance(row.get(key), (int, float))), None)
+        if value is not None:
+            parts.append(f"{name} {short(float(value))}")
+    return "  ".join(parts)

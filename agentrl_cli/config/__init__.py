@@ -1,0 +1,34 @@
+"""Configuration: what can be set (models), layers and where a value came from (load), printing (show)."""
+
+from agentrl_cli.config.load import Sources, load_config
+from agentrl_cli.config.models import (
+    AlgoConfig,
+    Config,
+    DriftConfig,
+    EvalConfig,
+    LoraConfig,
+    ModelConfig,
+    RolloutConfig,
+    SandboxConfig,
+    Section,
+    StoreConfig,
+    TaskConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "AlgoConfig",
+    "Config",
+    "DriftConfig",
+    "EvalConfig",
+    "LoraConfig",
+    "ModelConfig",
+    "RolloutConfig",
+    "SandboxConfig",
+    "Section",
+    "Sources",
+    "StoreConfig",
+    "TaskConfig",
+    "TrainConfig",
+    "load_config",
+]

@@ -1,0 +1,146 @@
+"""Layers of settings to one checked Config that knows where each value came from.
+
+Later layers win: defaults < the pack's own defaults < files in order < AGENTRL_SECTION__KEY < `--set a.b=c` < flags.
+An unknown key is an error that names the nearest one; every problem of a load is reported in one message, each with
+its file and line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from agentrl_cli.config.models import Config, keys, sections
+from agentrl_cli.config.yamlfile import Value, flatten, parse_scalar, read_yaml
+from agentrl_cli.errors import ConfigError, nearest
+from agentrl_cli.paths import pack_path
+
+ENV_PREFIX = "AGENTRL_"
+NOT_CONFIG = frozenset({"DB", "PROJECT", "DEBUG", "CACHE", "LOG", "COMPLETE"})
+"""Names after the prefix that other parts read; any other unknown name is an error, not silently ignored."""
+
+
+class Sources(dict[str, str]):
+    """Dotted key → "default", "pack:NAME", "file:PATH:LINE", "env:NAME", "--set" or "flag"."""
+
+    def __missing__(self, key: str) -> str:
+        return "default"
+
+
+def load_config(
+    files: Sequence[Path] = (),
+    sets: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    *,
+    base: Path | None = None,
+) -> tuple[Config, Sources]:
+    """The configuration of these layers, and where each value that is no default came from.
+
+    `sets` are "a.b=value" (the value is YAML); `env` is searched for AGENTRL_* (None: no environment is read);
+    `flags` maps dotted keys to values, None meaning not given; `base` is the project folder that relative packs are
+    found from (default: the first file's folder, or the working folder).
+    Raises ConfigError with every problem of the load.
+    """
+    layers: dict[str, Value] = {}
+    for path in files:
+        layers.update(read_yaml(path))
+    layers.update(_from_env(env or {}))
+    for text in sets:
+        layers.update(_from_set(text))
+    given = {key: str(value) if isinstance(value, Path) else value for key, value in (flags or {}).items()}
+    layers.update({key: Value(value, "flag") for key, value in given.items() if value is not None})
+    base = base or (files[0].parent if files else None)
+    merged = {**_from_packs(layers.get("task.packs"), base), **layers}
+    config = _check(merged)
+    return config, Sources({key: value.source for key, value in merged.items()})
+
+
+def _from_env(env: Mapping[str, str]) -> dict[str, Value]:
+    layer: dict[str, Value] = {}
+    for name, text in env.items():
+        if not name.startswith(ENV_PREFIX) or name.removeprefix(ENV_PREFIX).lstrip("_") in NOT_CONFIG:
+            continue
+        key = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
+        layer.update(flatten(key, parse_scalar(text, f"env:{name}"), f"env:{name}"))
+    return layer
+
+
+def _from_set(text: str) -> dict[str, Value]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text}: expected section.key=value.", hint="For instance: --set train.lr=3e-5")
+    return flatten(key.strip(), parse_scalar(value, f"--set {text}"), "--set")
+
+
+def _from_packs(packs: Value | None, base: Path | None) -> dict[str, Value]:
+    """The `defaults` of the packs' task.yaml. A pack that is not there is reported where it is loaded."""
+    names = packs.value if packs is not None and isinstance(packs.value, list) else ["."]
+    layer: dict[str, Value] = {}
+    for name in names:
+        folder = pack_path(str(name), base) if str(name) != "." or base else None
+        if folder is None:
+            continue
+        for key, value in read_yaml(folder / "task.yaml", only="defaults").items():
+            layer[key.removeprefix("defaults.")] = Value(value.value, f"pack:{folder.name}", value.source)
+    return layer
+
+
+def _check(layers: Mapping[str, Value]) -> Config:
+    tree: dict[str, Any] = {}
+    problems: list[str] = []
+    known = keys()
+    for key, value in layers.items():
+        if key in known or key.startswith("rewards."):
+            _put(tree, key, value.value)
+        elif key not in sections():
+            near = " or ".join(_suggest(key, known))
+            problems.append(f"{_where(value)}: unknown key {key}" + (f"; did you mean {near}?" if near else ""))
+        elif value.value is not None:  # null: "train:" with every line under it commented out
+            problems.append(f"{_where(value)}: {key} is a section: keys are expected under it, not {value.value!r}")
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        problems += dict.fromkeys(_explain(detail, layers) for detail in error.errors())
+    if problems:
+        raise ConfigError("\n".join(problems), hint="`agentrl config show` lists every key with its value.")
+    return config
+
+
+def _where(value: Value) -> str:
+    return (value.place or value.source).removeprefix("file:")
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    section, _, leaf = key.partition(".")
+    if not leaf:
+        tree[section] = {**value, **tree.get(section, {})} if isinstance(value, dict) else value
+    elif isinstance(tree.setdefault(section, {}), dict):  # else: `rewards: 3`, which validation reports
+        tree[section][leaf] = value
+
+
+def _suggest(key: str, known: Sequence[str]) -> list[str]:
+    """The nearest dotted keys: the same leaf in another section, then by likeness within the section, then anywhere."""
+    section, _, leaf = key.rpartition(".")
+    same = [name for name in known if name.rpartition(".")[2] == leaf]
+    if same:
+        return same[:2]
+    inside = [name for name in known if section and name.startswith(f"{section}.")]
+    leaves = {name.rpartition(".")[2]: name for name in known}
+    near = nearest(key, inside, 1) or nearest(key, [*known, *sections()], 1)
+    return near or [leaves[name] for name in nearest(leaf, leaves, 1)]
+
+
+def _explain(detail: ErrorDetails, layers: Mapping[str, Value]) -> str:
+    location = [str(part) for part in detail["loc"]]
+    if not location:
+        return str(detail["msg"]).removeprefix("Value error, ")
+    key = ".".join(location[:2]) if location[0] in (*sections(), "rewards") else location[0]
+    value = layers.get(key) or layers.get(location[0])
+    where = _where(value) if value else "default"
+    shown = repr(detail["input"])
+    return f"{where}: {key}: {detail['msg']} (it is {shown if len(shown) < 60 else shown[:57] + '…'})"

@@ -1,0 +1,233 @@
+"""The settings: one pydantic model a section, a description on every field. A knob exists because a user needs it.
+
+Not here: reading files and merging layers (load.py) and printing (show.py). Defaults are those of the embedded
+default: the bundled model on a CPU. Relative paths are relative to the project folder.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Unit = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: an unknown key is an error, and values are checked where they are assigned."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, validate_default=True, allow_inf_nan=False)
+
+
+class ModelConfig(Section):
+    """The model that is trained."""
+
+    name: str = Field(default="tiny", description='"tiny" (bundled), a Hugging Face id, or a local folder')
+    revision: str | None = Field(default=None, description="branch, tag or commit on the Hugging Face hub")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="auto: bfloat16 on a GPU that has it, float32 elsewhere"
+    )
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1 …")
+    chat_template: str | None = Field(
+        default=None, description="a Jinja file that replaces the tokenizer's chat template"
+    )
+    parser: str = Field(default="auto", description="tool-call parser: auto, hermes, or module:object")
+    offline: bool = Field(default=False, description="never ask the hub: cache and local folders only")
+
+
+class LoraConfig(Section):
+    """A LoRA adapter through peft; off means that all weights are trained."""
+
+    enabled: bool = Field(default=False, description="train an adapter instead of all weights")
+    r: Positive = Field(default=16, description="rank")
+    alpha: float = Field(default=32.0, gt=0, description="scale: the update is multiplied by alpha / r")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout on the adapter's input")
+    target_modules: Literal["all-linear"] | list[str] = Field(
+        default="all-linear", description='"all-linear", or the names of the modules that get an adapter'
+    )
+    path: str | None = Field(default=None, description="a peft adapter folder to start from")
+
+
+class TaskConfig(Section):
+    """What the agent is asked."""
+
+    packs: list[str] = Field(default=["."], min_length=1, description='packs by name or folder; "." is this project')
+    split_train: str = Field(default="train", description="the split that training draws from")
+    families: list[str] | None = Field(default=None, description="only tasks of these families; null: all")
+    limit: Positive | None = Field(default=None, description="only the first so many tasks; null: all")
+
+
+class RolloutConfig(Section):
+    """How episodes are sampled."""
+
+    group_size: Positive = Field(
+        default=8, description="episodes of one task in a step: what an advantage is relative to"
+    )
+    prompts_per_step: Positive = Field(default=8, description="tasks in a training step")
+    concurrency: Positive = Field(default=64, description="episodes that run at once")
+    max_turns: Positive = Field(default=6, description="assistant turns of an episode")
+    max_new_tokens: Positive = Field(default=256, description="tokens of one assistant turn")
+    max_tokens: Positive = Field(default=1024, description="tokens of an episode, prompt included")
+    max_parallel_calls: Positive = Field(
+        default=4, description="tool calls answered in one turn; more are refused with a text"
+    )
+    max_observation_tokens: Positive = Field(default=256, description="tokens of one tool result before it is cut")
+    truncate_side: Literal["left", "middle", "right"] = Field(
+        default="middle", description="which part of it is cut away"
+    )
+    overflow: Literal["stop", "truncate_observation"] = Field(
+        default="stop", description="when a result does not fit into the episode: end it, or cut the result further"
+    )
+    tool_timeout: Seconds = Field(default=10.0, description="seconds of one tool call, unless the tool says otherwise")
+    episode_timeout: Seconds = Field(default=120.0, description="seconds of an episode")
+    temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="below 1 truncates what is sampled: training warns and corrects"
+    )
+    top_k: Count = Field(default=0, description="0: the whole vocabulary")
+
+
+class AlgoConfig(Section):
+    """How rewards become gradients."""
+
+    advantage: str = Field(default="grpo", description="estimator: grpo, dr_grpo …, or module:object")
+    loss: str = Field(default="ppo_clip", description="policy loss: ppo_clip …, or module:object")
+    aggregation: str = Field(default="token_mean", description="token_mean, seq_mean, seq_mean_norm, or module:object")
+    clip_low: float = Field(default=0.2, gt=0, le=1, description="the ratio is clipped below 1 - clip_low")
+    clip_high: float = Field(default=0.28, gt=0, description="the ratio is clipped above 1 + clip_high")
+    kl_coef: float = Field(
+        default=0.0, ge=0, description="weight of the k3 KL to the reference model; 0 loads no reference"
+    )
+    entropy_coef: float = Field(default=0.0, description="weight of the entropy bonus")
+    epochs: Positive = Field(default=1, description="passes over a step's episodes")
+    minibatches: Positive = Field(default=1, description="optimizer steps in a pass")
+    drop_zero_variance: bool = Field(default=True, description="skip groups whose rewards are all equal")
+
+
+class TrainConfig(Section):
+    """The optimizer, the schedule, and when to look and save."""
+
+    steps: Positive = Field(default=60, description="training steps")
+    lr: float = Field(default=1e-4, gt=0, description="peak learning rate")
+    warmup_steps: Count = Field(default=5, description="steps of linear warm-up")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="learning rate after warm-up"
+    )
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are scaled down to this norm")
+    betas: tuple[Unit, Unit] = Field(default=(0.9, 0.95), description="AdamW's betas")
+    token_budget: Positive = Field(default=4096, description="tokens of a micro-batch, padding included")
+    eval_every: Count = Field(default=0, description="evaluate every so many steps; 0: never")
+    eval_tasks: Positive = Field(default=40, description="tasks of an evaluation during training")
+    eval_samples: Positive = Field(default=2, description="attempts at each of them")
+    save_every: Positive = Field(default=20, description="checkpoint every so many steps; the last step always saves")
+    keep_last: Positive = Field(default=3, description="checkpoints kept besides the best")
+    stop_on: list[str] = Field(default=["nan"], description="stop by itself on: nan, no_signal, entropy_collapse")
+
+
+class EvalConfig(Section):
+    """`agentrl eval`."""
+
+    split: str = Field(default="test", description="the split that is evaluated")
+    k: Positive = Field(default=4, description="attempts at each task: pass@1 to pass@k")
+    limit: Positive | None = Field(default=150, description="tasks; null: all of the split")
+    temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
+    fail_under: Unit | None = Field(default=None, description="exit 4 where pass@1 is lower")
+
+
+class SandboxConfig(Section):
+    """Where code that the model writes runs, and what it may use."""
+
+    backend: str = Field(default="auto", description="auto, ns, landlock, docker, bare, or module:object")
+    min_level: Literal["docker", "ns", "landlock", "bare"] = Field(
+        default="ns", description="refuse weaker isolation than this: docker and ns are strong, bare is none"
+    )
+    wall: Seconds = Field(default=5.0, description="seconds of one execution")
+    cpu: Seconds = Field(default=5.0, description="CPU seconds of one execution")
+    memory_mb: Positive = Field(default=1024, description="memory of a session, MiB")
+    processes: Positive = Field(default=32, description="processes and threads of a session")
+    file_mb: Positive = Field(default=64, description="size of one file, MiB")
+    disk_mb: Positive = Field(default=64, description="files of a session together, MiB")
+    inodes: Positive = Field(default=4096, description="number of files of a session")
+    output_kb: Positive = Field(default=64, description="output that is kept, KiB")
+    open_files: Positive = Field(default=256, description="open files of a process")
+    workers: Positive | None = Field(default=None, description="sessions that work at once; null: the number of cores")
+
+
+class StoreConfig(Section):
+    """Where everything is kept."""
+
+    path: str | None = Field(default=None, description="the SQLite file; null: runs/agentrl.db of the project")
+    keep_tokens_days: Positive | None = Field(
+        default=None, description="days that per-token numbers stay; null: for ever"
+    )
+    precision: Literal["float32", "float16"] = Field(
+        default="float32", description="per-token numbers once training is over"
+    )
+
+
+class DriftConfig(Section):
+    """What happens where a rendering of the conversation differs from the ids that were sampled."""
+
+    structural: Literal["skip", "train"] = Field(default="skip", description="episodes whose turn structure drifted")
+
+
+class Config(Section):
+    """Everything that can be set."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig, description="the model that is trained")
+    adapter: LoraConfig = Field(default_factory=LoraConfig, description="a LoRA adapter")
+    task: TaskConfig = Field(default_factory=TaskConfig, description="what the agent is asked")
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how episodes are sampled")
+    algo: AlgoConfig = Field(default_factory=AlgoConfig, description="how rewards become gradients")
+    train: TrainConfig = Field(default_factory=TrainConfig, description="optimizer, schedule, evaluation, checkpoints")
+    eval: EvalConfig = Field(default_factory=EvalConfig, description="agentrl eval")
+    sandbox: SandboxConfig = Field(default_factory=SandboxConfig, description="where the model's code runs")
+    store: StoreConfig = Field(default_factory=StoreConfig, description="where everything is kept")
+    drift: DriftConfig = Field(default_factory=DriftConfig, description="the drift guard")
+    rewards: dict[str, float] = Field(default={}, description="weights of reward parts by name, over the pack's own")
+    hooks: list[str] = Field(
+        default=[], description="hooks by name, module:object or file.py:object, called in this order"
+    )
+    seed: Count = Field(default=0, description="the one seed: data order, sampling, initial adapter")
+    deterministic: bool = Field(
+        default=False, description="interrupted and uninterrupted CPU runs end with identical weights"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Config:
+        if self.rollout.max_new_tokens >= self.rollout.max_tokens:
+            raise ValueError(
+                f"rollout.max_new_tokens ({self.rollout.max_new_tokens}) leaves no room for a prompt in"
+                f" rollout.max_tokens ({self.rollout.max_tokens})"
+            )
+        return self
+
+
+def keys() -> list[str]:
+    """Every dotted key of the configuration, leaves only (`rewards` is one leaf)."""
+    return [key for key, _ in fields()]
+
+
+def fields() -> list[tuple[str, Any]]:
+    """Every dotted key with its pydantic FieldInfo, in the order of the models."""
+    found: list[tuple[str, Any]] = []
+    for name, info in Config.model_fields.items():
+        section = info.annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            found += [(f"{name}.{leaf}", leaf_info) for leaf, leaf_info in section.model_fields.items()]
+        else:
+            found.append((name, info))
+    return found
+
+
+def sections() -> list[str]:
+    """The names of the sections."""
+    return [name for name, info in Config.model_fields.items() if _is_section(info.annotation)]
+
+
+def _is_section(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Section)

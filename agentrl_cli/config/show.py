@@ -1,0 +1,76 @@
+"""Settings for people: a table with sources, a commented YAML file, the JSON Schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from agentrl_cli.config.load import Sources
+from agentrl_cli.config.models import Config, fields
+
+
+def rows(config: Config, sources: Sources) -> list[tuple[str, Any, str]]:
+    """(dotted key, plain value, source) of every setting, in the order of the models."""
+    tree = config.model_dump(mode="json")
+    found: list[tuple[str, Any, str]] = []
+    for key, _ in fields():
+        value = get(tree, key)
+        if isinstance(value, dict) and value:
+            found += [(f"{key}.{name}", inner, sources[f"{key}.{name}"]) for name, inner in value.items()]
+        else:
+            found.append((key, value, sources[key]))
+    return found
+
+
+def to_yaml(settings: Mapping[str, Any], *, comments: bool = True) -> str:
+    """A YAML file that sets these dotted keys, grouped by section, each with its description as a comment.
+
+    Keys keep the order of the models. The text loads back to the same values.
+    """
+    descriptions = {key: info.description or "" for key, info in fields()}
+    order = {key: index for index, key in enumerate(descriptions)}
+    lines: list[str] = []
+    section = ""
+    for key in sorted(settings, key=lambda name: order.get(name, order.get(name.partition(".")[0], len(order)))):
+        head, _, leaf = key.partition(".")
+        if leaf and head != section:
+            lines += [""] if lines else []
+            lines.append(f"{head}:")
+        elif not leaf and section:
+            lines.append("")
+        section = head if leaf else ""
+        text = f"{'  ' if leaf else ''}{leaf or head}: {scalar(settings[key])}"
+        note = descriptions.get(key, "")
+        lines.append(f"{text:<34}  # {note}" if comments and note else text)
+    return "\n".join(lines) + "\n"
+
+
+def non_defaults(config: Config, sources: Sources) -> dict[str, Any]:
+    """The settings that some layer set, by dotted key: what a file needs to say to get this configuration again."""
+    return {key: value for key, value, source in rows(config, sources) if source != "default"}
+
+
+def full_yaml(config: Config) -> str:
+    """Every setting as plain YAML: the config.yaml of a run, which loads back to an equal Config."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of agentrl.yaml."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
+
+
+def scalar(value: Any) -> str:
+    """A value on one line of YAML."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def get(tree: Mapping[str, Any], key: str) -> Any:
+    """The value at a dotted key of nested mappings. Raises KeyError."""
+    value: Any = tree
+    for part in key.split("."):
+        value = value[part]
+    return value

@@ -1,0 +1,209 @@
+"""What this machine has (Python, packages, torch, memory, disk, sandbox, model, store), and a chat template's audit.
+
+Torch is looked at in a child process: doctor never imports it, and a broken installation cannot take doctor along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl_cli.errors import AgentRLError, ModelError
+from agentrl_cli.paths import bundled_model, pack_names
+
+if TYPE_CHECKING:
+    from agentrl_cli.chat.audit import AuditReport
+
+TORCH_PROBE = """
+import json, torch
+gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "threads": torch.get_num_threads(),
+                  "gpus": [{"name": g.name, "memory": g.total_memory} for g in gpus]}))
+"""
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of doctor's report."""
+
+    name: str
+    status: str
+    """ok | warn (works, with less) | fail (something will not work)"""
+    detail: str
+    fix: str = ""
+    """What to do about it."""
+
+
+def check_machine(db: Path, min_level: str = "ns") -> Iterator[Check]:
+    """Every check of the machine, each as soon as it is known; the slow one (torch, seconds) comes last.
+
+    `db` is the path of the store, which need not exist.
+    """
+    yield _python()
+    yield _packages()
+    yield _memory()
+    yield _disk(db)
+    yield _sandbox(min_level)
+    yield _packs()
+    yield _model()
+    yield _store(db)
+    yield _torch()
+
+
+def sandbox_level() -> tuple[str | None, str]:
+    """The strongest isolation that starts here (a key of sandbox.STRENGTH), and why nothing stronger does.
+
+    None where not even `bare` starts. A weaker level than `ns` is tried only here, never chosen for a run.
+    """
+    from agentrl_cli.config import SandboxConfig
+    from agentrl_cli.sandbox import Sandbox
+
+    async def probe(settings: SandboxConfig) -> str:
+        async with await Sandbox.open(settings) as sandbox:
+            return sandbox.level
+
+    reason = ""
+    for settings in (
+        SandboxConfig(workers=1),
+        SandboxConfig(workers=1, backend="landlock", min_level="landlock"),
+        SandboxConfig(workers=1, backend="bare", min_level="bare"),
+    ):
+        try:
+            return asyncio.run(probe(settings)), reason
+        except AgentRLError as error:
+            reason = reason or error.message  # why the strongest failed is what a user can mend
+    return None, reason
+
+
+def audit_template(folder: Path) -> AuditReport:
+    """Audit the chat template of a model folder: can turns be appended, is the stop token trained?
+
+    Raises ModelError, TemplateError where there is no tokenizer or template to audit.
+    """
+    from agentrl_cli.chat.render import Chat
+    from agentrl_cli.chat.tokenizer import Tokenizer
+
+    if not folder.is_dir():
+        raise ModelError(f"There is no model folder {folder}.", hint="Name a local folder with a tokenizer.json.")
+    return Chat(Tokenizer.load(folder)).audit()
+
+
+def _python() -> Check:
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.platform != "linux":
+        return Check("python", "warn", detail, "Tested on Linux; elsewhere use the Docker sandbox.")
+    return Check("python", "ok", detail)
+
+
+def _packages() -> Check:
+    """Every dependency that our own distribution names is installed."""
+    try:
+        requires = distribution("agentrl-cli").requires or []
+    except PackageNotFoundError:
+        return Check("packages", "warn", "agentrl-cli is not installed: this is a checkout", "pip install -e .")
+    missing: list[str] = []
+    for line in requires:
+        if "extra ==" in line:
+            continue
+        name = line.split(";")[0].split("[")[0].strip().split(">")[0].split("=")[0].split("<")[0].strip()
+        try:
+            version(name)
+        except PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        return Check("packages", "fail", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+    return Check("packages", "ok", f"agentrl-cli {version('agentrl-cli')} and everything it needs")
+
+
+def _memory() -> Check:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    detail = f"{cores} core{'s' if cores > 1 else ''}, {total:.0f} GiB of memory"
+    if total < 3:
+        return Check("machine", "warn", detail, "The tiny model trains in about 2 GiB; bigger ones will not fit.")
+    return Check("machine", "ok", detail)
+
+
+def _disk(db: Path) -> Check:
+    folder = next(path for path in (db.parent, *db.parent.parents) if path.exists())
+    free = shutil.disk_usage(folder).free / GIB
+    detail = f"{free:.1f} GiB free at {folder}"
+    if not os.access(folder, os.W_OK):
+        return Check("disk", "fail", f"{folder} cannot be written", "--db names a store somewhere else.")
+    if free < 2:
+        return Check("disk", "warn", detail, "A run of the tiny model takes a few hundred MiB, others more.")
+    return Check("disk", "ok", detail)
+
+
+def _sandbox(min_level: str) -> Check:
+    from agentrl_cli.sandbox import STRENGTH
+
+    level, why = sandbox_level()
+    if level is None:
+        return Check("sandbox", "fail", f"none starts: {why}", "apt-get install bubblewrap, or use Docker.")
+    if STRENGTH[level] < STRENGTH[min_level]:
+        fix = f"apt-get install bubblewrap; or accept it: sandbox.backend and sandbox.min_level: {level}"
+        return Check("sandbox", "fail", f"only {level}, sandbox.min_level is {min_level}: {why}", fix)
+    if STRENGTH[level] < STRENGTH["ns"]:
+        return Check("sandbox", "warn", f"{level}, weaker than namespaces: {why}", "apt-get install bubblewrap")
+    return Check("sandbox", "ok", level)
+
+
+def _packs() -> Check:
+    names = pack_names()
+    return Check("packs", "ok" if names else "fail", ", ".join(names) or "none", "" if names else "Install again.")
+
+
+def _model() -> Check:
+    folder = bundled_model()
+    weights = list(folder.glob("*.safetensors"))
+    if not (folder / "config.json").is_file() or not weights:
+        return Check("model", "fail", f"it is not in {folder}", "Install again; `agentrl sft` makes it, too.")
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) / 1e6
+    cache = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    return Check("model", "ok", f"tiny ({size:.1f} MB); Hugging Face cache in {cache}")
+
+
+def _store(db: Path) -> Check:
+    from agentrl_cli.store import Store
+
+    if not db.exists():
+        return Check("store", "ok", f"none yet; it will be {db}")
+    try:
+        with Store.open(db, readonly=True) as store:
+            runs = len(store.runs())
+    except AgentRLError as error:
+        return Check("store", "fail", error.message, error.hint)
+    return Check("store", "ok", f"{db}: {runs} run{'' if runs == 1 else 's'}, {db.stat().st_size / 1e6:.1f} MB")
+
+
+def _torch() -> Check:
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", TORCH_PROBE], capture_output=True, text=True, timeout=120, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Check("torch", "fail", "its import took more than two minutes", "Is the machine or the disk busy?")
+    if child.returncode != 0:
+        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        return Check("torch", "fail", last, "pip install torch")
+    facts = json.loads(child.stdout.strip().splitlines()[-1])
+    gpus = [f"{gpu['name']} {gpu['memory'] / GIB:.0f} GiB" for gpu in facts["gpus"]]
+    where = ", ".join(gpus) if gpus else f"CPU, {facts['threads']} thread{'s' if facts['threads'] > 1 else ''}"
+    detail = f"{facts['version']} on {where}"
+    if not gpus and shutil.which("nvidia-smi"):
+        fix = "This torch is a CPU build, or the driver is too old: pip install torch for your CUDA version."
+        return Check("torch", "warn", f"{detail}; a GPU driver is installed but torch sees no GPU", fix)
+    return Check("torch", "ok", detail)

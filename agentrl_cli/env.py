@@ -1,0 +1,194 @@
+"""The world of an episode: `reset(task) → messages`, `step(assistant turn) → Step`, `close()`.
+
+`ToolEnv` is the standard one: the tools are the environment. An `Interaction` simulates the user and is asked when a turn
+calls no tool. An Env serves one episode; make a new one for the next.
+
+    class Guess(Env):
+        async def reset(self, task):
+            self.secret = task.data["secret"]
+            return list(task.prompt)
+
+        async def step(self, turn):
+            right = turn.content.strip() == self.secret
+            reply = [] if right else [{"role": "user", "content": "No. Again."}]
+            return Step(messages=reply, reward=float(right), terminated=right)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from agentrl_cli.errors import AgentRLError, EnvError
+from agentrl_cli.tools import Tool, ToolContext, refused
+from agentrl_cli.types import Message, RewardPart, Task, ToolCall, ToolResult, ToolSchema
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantTurn:
+    """What the model said, parsed."""
+
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+    index: int = 0
+    """Number of the assistant turn, from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the world answers. `terminated`: the episode is over; `truncated`: it was cut off by a limit."""
+
+    messages: Sequence[Message] = ()
+    """Tool or user messages to append; without any the episode is over."""
+    results: tuple[ToolResult, ...] = ()
+    """One for each call, in order."""
+    reward: float | None = None
+    terminated: bool = False
+    truncated: bool = False
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Env:
+    """Base class: override `reset` and `step`. `schemas` are the tools that the model is told of."""
+
+    schemas: Sequence[ToolSchema] = ()
+
+    async def reset(self, task: Task) -> list[Message]:
+        """The first messages, by default the task's prompt."""
+        return list(task.prompt)
+
+    async def step(self, turn: AssistantTurn) -> Step:
+        """Answer an assistant turn."""
+        raise NotImplementedError
+
+    async def rewards(self) -> tuple[RewardPart, ...]:
+        """Reward parts of the world's own, asked for once before `close`."""
+        return ()
+
+    async def close(self) -> None:
+        """Free everything. Called exactly once, whatever happened."""
+
+
+class Interaction(Protocol):
+    """A simulated user."""
+
+    async def start(self, task: Task) -> None: ...
+
+    async def reply(self, messages: Sequence[Message]) -> tuple[str | None, float | None]:
+        """(what the user says, None to end; reward of the turn, None for none)."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+class ToolEnv(Env):
+    """Tools as environment. A call that cannot be run is answered with what was wrong; a tool that fails, with why."""
+
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        *,
+        open_session: Callable[[], Awaitable[Any]] | None = None,
+        interaction: Interaction | None = None,
+        setup: str = "",
+        max_parallel_calls: int = 4,
+        tool_timeout: float = 10.0,
+        seed: int = 0,
+    ) -> None:
+        """`open_session` opens the episode's sandbox session; `setup` is code run in it before the first call."""
+        self.tools = {tool.name: tool for tool in tools}
+        self.schemas = [tool.schema for tool in tools]
+        self.context = ToolContext(session_factory=self._prepared if open_session else None, seed=seed)
+        self._open_session = open_session
+        self._interaction = interaction
+        self._setup = setup
+        self._most = max_parallel_calls
+        self._timeout = tool_timeout
+        self._states: dict[str, Any] = {}
+        self._said: list[Message] = []
+        self._interaction_reward: float | None = None
+
+    async def reset(self, task: Task) -> list[Message]:
+        self.context.task = task
+        for name, tool in self.tools.items():
+            self._states[name] = await tool.create(self.context)
+        if self._interaction is not None:
+            await self._interaction.start(task)
+        self._said = list(task.prompt)
+        return list(self._said)
+
+    async def step(self, turn: AssistantTurn) -> Step:
+        self._said.append({"role": "assistant", "content": turn.content})
+        if turn.calls:
+            results = tuple(await asyncio.gather(*(self._answer(n, call) for n, call in enumerate(turn.calls))))
+            messages = [
+                {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
+                for call, result in zip(turn.calls, results, strict=True)
+            ]
+            self._said += messages
+            return Step(messages, results, terminated=any(result.done for result in results))
+        if self._interaction is not None:
+            text, reward = await self._interaction.reply(self._said)
+            if reward is not None:
+                self._interaction_reward = (self._interaction_reward or 0.0) + reward
+            if text is not None:
+                self._said.append({"role": "user", "content": text})
+                return Step([self._said[-1]], reward=reward)
+        return Step(terminated=True)
+
+    async def rewards(self) -> tuple[RewardPart, ...]:
+        """`tool:<name>` of every tool that has an opinion, `interaction`; weight 0 unless the configuration says more."""
+        parts = []
+        for name, tool in self.tools.items():
+            value = await tool.reward(self._states[name]) if name in self._states else None
+            if value is not None:
+                parts.append(RewardPart(f"tool:{name}", value, 0.0))
+        if self._interaction_reward is not None:
+            parts.append(RewardPart("interaction", self._interaction_reward, 0.0))
+        return tuple(parts)
+
+    async def close(self) -> None:
+        """Release the tools, then the session; one that fails does not keep the others."""
+        problems: list[Exception] = []
+        states, self._states = self._states, {}
+        closers: list[Callable[[], Awaitable[None]]] = [
+            *(lambda name=name, state=state: self.tools[name].release(state) for name, state in states.items()),
+            self.context.close,
+        ]
+        if self._interaction is not None:
+            closers.append(self._interaction.stop)
+        for close in closers:
+            try:
+                await close()
+            except Exception as error:  # noqa: BLE001 - the others must still be released; raised below
+                problems.append(error)
+        if problems:
+            raise EnvError(f"Closing an episode failed: {problems[0]}") from problems[0]
+
+    async def _answer(self, number: int, call: ToolCall) -> ToolResult:
+        if number >= self._most:
+            text = f"Not run: at most {self._most} calls in one turn. Call it again."
+            return ToolResult(text, error="too_many_calls")
+        if call.error is not None or call.arguments is None or call.name not in self.tools:
+            return refused(call, self.tools)
+        return await self.tools[call.name].call(self._states[call.name], call.arguments, timeout=self._timeout)
+
+    async def _prepared(self) -> Any:
+        """The session with the task's set-up run in it."""
+        assert self._open_session is not None
+        session = await self._open_session()
+        if self._setup:
+            result = await session.cell(self._setup)
+            if not result.ok:
+                await session.close()
+                raise EnvError(f"The task's set-up code failed: {result.text()}")
+        return session
+
+
+def as_env_error(error: BaseException) -> AgentRLError:
+    """An exception from a task's code as an EnvError; our own errors pass as they are."""
+    if isinstance(error, AgentRLError):
+        return error
+    return EnvError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,124 @@
+"""One error tree. A user's mistake never shows a traceback; each class carries its exit code.
+
+    AgentRLError                    base; exit 1
+    ├── RunFailed                   a run that could not go on; exit 1
+    │   ├── EnvError                a task's code, a tool, a hook or a grader crashed
+    │   ├── PolicyError             a model could not generate (out of memory, server gone)
+    │   └── TrainingStopped         stopped itself with a named reason (NaN, entropy collapse)
+    ├── UsageError                  exit 2
+    │   ├── ConfigError             unknown key, bad value, no configuration
+    │   ├── DataError               a row that fails its schema: file and line
+    │   ├── NotFound                no such episode, run, task, pack: names the nearest
+    │   ├── TemplateError           a chat template that cannot be used, or drifts
+    │   └── ModelError              a missing or corrupt model folder, no chat template
+    ├── EnvironmentProblem          exit 3: this machine lacks something
+    │   ├── SandboxUnavailable      weaker isolation than the configured minimum
+    │   ├── SandboxFault            our fault while running code: retried, then masked, never scored zero
+    │   ├── StoreError              newer version, locked, full disk, corrupt
+    │   └── MissingDependency       an extra is not installed
+    └── GateNotMet                  exit 4: `eval --fail-under`
+
+`hint` says what to do next and is printed under the message.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AgentRLError(Exception):
+    """Base of everything raised on purpose."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class RunFailed(AgentRLError):
+    """A run that could not go on."""
+
+
+class EnvError(RunFailed):
+    """A task's code, a tool, a hook or a grader crashed."""
+
+
+class PolicyError(RunFailed):
+    """A model could not generate."""
+
+
+class TrainingStopped(RunFailed):
+    """A run stopped itself with a named reason."""
+
+
+class UsageError(AgentRLError):
+    """The user asked for something that cannot be."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """Unknown key, bad value, or no configuration."""
+
+
+class DataError(UsageError):
+    """A row that fails its schema; the message names file and line."""
+
+
+class NotFound(UsageError):
+    """No such episode, run, task or pack."""
+
+    @classmethod
+    def of(cls, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> NotFound:
+        """A message that names the nearest known names."""
+        known = list(known)
+        near = nearest(name, known)
+        if near:
+            hint = f"Did you mean {' or '.join(near)}?" + (f" {hint}" if hint else "")
+        elif known and len(known) <= 12:
+            hint = f"There are: {', '.join(known)}." + (f" {hint}" if hint else "")
+        return cls(f"No {kind} named {name!r}.", hint=hint)
+
+
+class TemplateError(UsageError):
+    """A chat template that is missing, cannot be extended by appending, or drifts."""
+
+
+class ModelError(UsageError):
+    """A missing or corrupt model folder, or one that cannot be used for this."""
+
+
+class EnvironmentProblem(AgentRLError):
+    """This machine lacks something."""
+
+    exit_code = 3
+
+
+class SandboxUnavailable(EnvironmentProblem):
+    """Only weaker isolation than the configured minimum is to be had here."""
+
+
+class SandboxFault(EnvironmentProblem):
+    """Our fault while running code: retried once, then the episode is masked."""
+
+
+class StoreError(EnvironmentProblem):
+    """The store is newer, locked, full or corrupt."""
+
+
+class MissingDependency(EnvironmentProblem):
+    """An optional package is not installed."""
+
+
+class GateNotMet(AgentRLError):
+    """`eval --fail-under` was not reached."""
+
+    exit_code = 4
+
+
+def nearest(name: str, known: Iterable[str], n: int = 2) -> list[str]:
+    """The known names closest to `name`, best first, at most `n`."""
+    return difflib.get_close_matches(name, list(known), n=n, cutoff=0.5)

@@ -1,0 +1,38 @@
+"""Evaluation: pass@k with intervals, per family, held-out families apart, and two policies compared task by task.
+
+    result = await evaluate(loaded, packs, config, store, sandbox=sandbox)
+    result.pass_rate, result.score.pass_at[4], result.families("test"), compare(base, result, "test").p_value
+
+`evaluate_policy` is the part a trainer calls with its own live policy.
+"""
+
+from __future__ import annotations
+
+from agentrl_cli.evaluate.result import Attempt, Comparison, EvalResult, Flip, Score, by_task, compare, score, solves
+from agentrl_cli.evaluate.run import HELDOUT, Settings, evaluate, evaluate_policy, fingerprint, pick_tasks, spread
+from agentrl_cli.evaluate.stats import Estimate, difference, estimate, mcnemar, pass_at_k, wilson
+
+__all__ = [
+    "HELDOUT",
+    "Attempt",
+    "Comparison",
+    "Estimate",
+    "EvalResult",
+    "Flip",
+    "Score",
+    "Settings",
+    "by_task",
+    "compare",
+    "difference",
+    "estimate",
+    "evaluate",
+    "evaluate_policy",
+    "fingerprint",
+    "mcnemar",
+    "pass_at_k",
+    "pick_tasks",
+    "score",
+    "solves",
+    "spread",
+    "wilson",
+]

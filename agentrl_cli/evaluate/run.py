@@ -1,0 +1,338 @@
+"""Running an evaluation: every attempt once, errors of ours once more, and what is there already not again.
+
+An evaluation is a run of kind `eval`. Its attempts have keys (run, step, task, sample), so one that was interrupted
+goes on where it stopped: the next one with the same weights, tasks and settings finds it by a fingerprint of these.
+Attempts at the same task with the same number have the same seed whatever the policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.config import Config
+from agentrl_cli.errors import NotFound, RunFailed
+from agentrl_cli.evaluate.result import Attempt, EvalResult
+from agentrl_cli.hooks import HookList
+from agentrl_cli.policies.base import Policy
+from agentrl_cli.rollout import Job, Rollout, seed_of
+from agentrl_cli.store.rows import EpisodeRow, RunRow
+from agentrl_cli.tasks import Pack
+from agentrl_cli.types import Episode, Task
+
+if TYPE_CHECKING:
+    from agentrl_cli.sandbox import Sandbox
+    from agentrl_cli.store import Store
+
+HELDOUT = "heldout"
+"""The split of the families that never appear in training."""
+
+Made = dict[tuple[str, int], Attempt]
+"""Attempts by task and number."""
+
+OnDone = Callable[[Attempt], None]
+"""Called with each attempt: first with those that are there already, then as they finish."""
+
+
+class Candidate(Protocol):
+    """What is evaluated; `policies.local_load.Loaded` is one."""
+
+    @property
+    def policy(self) -> Policy: ...
+    @property
+    def chat(self) -> Chat: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def folder(self) -> Path | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What two evaluations must share to be compared."""
+
+    k: int = 4
+    temperature: float = 1.0
+    seed: int = 0
+    with_tools: bool = True
+
+    @classmethod
+    def of(cls, config: Config, **changes: Any) -> Settings:
+        """Those of the configuration; a change that is None is none."""
+        own = cls(config.eval.k, config.eval.temperature, config.seed)
+        return replace(own, **{name: value for name, value in changes.items() if value is not None})
+
+
+def pick_tasks(
+    packs: Mapping[str, Pack],
+    splits: Sequence[str],
+    *,
+    families: Sequence[str] | None = None,
+    limit: int | None = None,
+) -> list[Task]:
+    """The tasks of the splits, at most `limit` of each, taken evenly over its file: the same tasks every time.
+
+    A pack may lack a split that another one has, and a split the families. Raises NotFound where none has it.
+    """
+    by_split = {split: _tasks(packs, split) for split in splits}
+    if families is not None:
+        known = sorted({task.family for tasks in by_split.values() for task in tasks})
+        for family in families:
+            if family not in known:
+                raise NotFound.of(f"family in {', '.join(splits)}", family, known)
+        by_split = {s: [task for task in tasks if task.family in families] for s, tasks in by_split.items()}
+    return [task for tasks in by_split.values() for task in spread(tasks, limit)]
+
+
+def spread(tasks: Sequence[Task], limit: int | None) -> list[Task]:
+    """At most `limit` tasks, evenly spaced, so that every family keeps its share."""
+    if limit is None or limit >= len(tasks):
+        return list(tasks)
+    return [tasks[n * len(tasks) // limit] for n in range(limit)]
+
+
+async def evaluate_policy(
+    rollout: Rollout,
+    tasks: Sequence[Task],
+    k: int,
+    seed: int,
+    *,
+    run_id: str | None,
+    step: int | None,
+    kind: str = "eval",
+    name: str = "",
+    on_done: OnDone | None = None,
+) -> EvalResult:
+    """Evaluate a live policy: k attempts at each task, errors of ours tried once more and then counted apart.
+
+    With a store, a run and a step, attempts with the same seed that are stored already are not made again, and the
+    result becomes a row of `evals`. Raises PolicyError where the model fails.
+    """
+    started = time.monotonic()
+    jobs = [
+        Job(task, seed_of(seed, "eval", task.id, n), n, f"eval-{step}/{task.id}", step, run_id, kind)
+        for task in tasks
+        for n in range(k)
+    ]
+    made = _stored(rollout.store, jobs, run_id, step, kind)
+    reused = len(made)
+    retried = await _attempt(rollout, jobs, made, on_done or (lambda attempt: None))
+    result = EvalResult(
+        name=name or (rollout.policy.name if step is None else f"step-{step}"),
+        k=k,
+        seed=seed,
+        temperature=rollout.temperature,
+        with_tools=rollout.with_tools,
+        attempts=tuple(made[job.task.id, job.sample] for job in jobs),
+        run_id=run_id,
+        step=step,
+        seconds=time.monotonic() - started,
+        reused=reused,
+        retried=retried,
+    )
+    _keep(rollout.store, result)
+    return result
+
+
+async def _attempt(rollout: Rollout, jobs: Sequence[Job], made: Made, on_done: OnDone) -> int:
+    """Make the attempts that are missing in `made`; errors a second time. Returns how many those were."""
+    for attempt in made.values():
+        on_done(attempt)
+    left = [job for job in jobs if (job.task.id, job.sample) not in made]
+    tasks = {job.task.id: job.task for job in left}
+    for last in (False, True):
+
+        def done(episode: Episode, last: bool = last) -> None:
+            attempt = Attempt.of(episode, tasks[episode.task_id])
+            if attempt.graded or last:
+                on_done(attempt)
+
+        for job, episode in zip(left, await rollout.run(left, done), strict=True):
+            made[job.task.id, job.sample] = Attempt.of(episode, job.task)
+        if not last:
+            left = [job for job in left if not made[job.task.id, job.sample].graded]
+    return len(left)
+
+
+async def evaluate(
+    loaded: Candidate,
+    packs: Mapping[str, Pack],
+    config: Config,
+    store: Store | None = None,
+    *,
+    tasks: Sequence[Task] | None = None,
+    settings: Settings | None = None,
+    sandbox: Sandbox | None = None,
+    hooks: HookList | None = None,
+    parent: tuple[str, int] | None = None,
+    resume: bool = False,
+    on_done: OnDone | None = None,
+) -> EvalResult:
+    """Evaluate a loaded policy as a run of its own, and store it.
+
+    Goes on with the newest interrupted evaluation of the same weights, tasks and settings; with `resume` with a
+    finished one, too. `parent` is (run id, step) of the training that made the weights. Raises RunFailed where no
+    attempt could be graded.
+    """
+    settings = settings or Settings.of(config)
+    tasks = pick_tasks(packs, [config.eval.split], limit=config.eval.limit) if tasks is None else tasks
+    step = parent[1] if parent else 0
+    hooks = hooks or HookList()
+    run = None if store is None else _open_run(store, loaded, packs, config, tasks, settings, parent, resume)
+    rollout = Rollout(
+        loaded.policy,
+        loaded.chat,
+        packs,
+        config,
+        sandbox=sandbox,
+        store=store,
+        hooks=hooks,
+        with_tools=settings.with_tools,
+        temperature=settings.temperature,
+        run=run,
+    )
+    facts: dict[str, Any] = {"run_id": run.id if run else None, "step": step, "name": loaded.name, "on_done": on_done}
+    try:
+        result = await evaluate_policy(rollout, tasks, settings.k, settings.seed, **facts)
+        _require_graded(result)
+    except BaseException as error:
+        _end_run(store, run, error)
+        raise
+    _end_run(store, run, None)
+    await hooks.call("on_eval", result=result, step=step, run=run)
+    return result
+
+
+def fingerprint(
+    loaded: Candidate, packs: Mapping[str, Pack], config: Config, tasks: Iterable[Task], settings: Settings
+) -> str:
+    """A hash of all that decides what an evaluation finds: weights, tasks, the packs' code, limits, settings."""
+    limits = config.rollout.model_dump(exclude={"group_size", "prompts_per_step", "concurrency", "temperature"})
+    facts = [
+        loaded.name,
+        loaded.policy.weights_version,
+        loaded.chat.tokenizer.hash,
+        _files(loaded.folder, ("*.safetensors", "*.bin", "*config.json")),
+        [[task.id, task.prompt, dict(task.data), task.tools] for task in tasks],
+        {name: _texts(pack.dir) for name, pack in packs.items()},
+        limits,
+        config.rewards,
+        config.hooks,
+        [settings.k, settings.temperature, settings.seed, settings.with_tools],
+    ]
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+
+
+def _tasks(packs: Mapping[str, Pack], split: str) -> list[Task]:
+    having = [pack for pack in packs.values() if (pack.dir / "data" / f"{split}.jsonl").is_file()]
+    return [task for pack in having or packs.values() for task in pack.tasks(split)]
+
+
+def _stored(store: Store | None, jobs: Sequence[Job], run_id: str | None, step: int | None, kind: str) -> Made:
+    """Graded attempts of the same run, step and seed, by (task, sample)."""
+    if store is None or run_id is None or step is None:
+        return {}
+    wanted = {(job.group_id, job.sample): job for job in jobs}
+    found = {}
+    for row in _rows(store, run_id, step, kind):
+        job = wanted.get((row.group_id, row.sample))
+        if job is not None and row.seed == job.seed and row.outcome is not None and not row.outcome.is_error:
+            found[job.task.id, job.sample] = Attempt.of_row(row, job.task)
+    return found
+
+
+def _keep(store: Store | None, result: EvalResult) -> None:
+    """Store the result, unless all of it was there already, its row included."""
+    if store is None or result.run_id is None or not result.attempts:
+        return
+    known = any((row.step, row.name) == (result.step, result.name) for row in store.evals(result.run_id))
+    if result.reused < len(result.attempts) or not known:
+        store.add_eval(result.row())
+
+
+def _rows(store: Store, run_id: str, step: int, kind: str) -> list[EpisodeRow]:
+    return store.episode_rows(store.episode_ids(f"step:{step} kind:{kind}", "time", run=run_id))
+
+
+def _open_run(
+    store: Store,
+    loaded: Candidate,
+    packs: Mapping[str, Pack],
+    config: Config,
+    tasks: Sequence[Task],
+    settings: Settings,
+    parent: tuple[str, int] | None,
+    resume: bool,
+) -> RunRow:
+    """The run to go on with, or a new one; what its episodes need to be read later is stored with it."""
+    store.add_tasks(tasks)
+    tokenizer = loaded.chat.tokenizer
+    store.put_tokenizer(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
+    print_ = fingerprint(loaded, packs, config, tasks, settings)
+    for old in store.runs():
+        same = old.kind == "eval" and old.config.get("fingerprint") == print_
+        if same and not old.alive and (resume or old.status != "finished"):
+            store.clear_live(old.id)
+            store.update_run(old.id, status="running", pid=os.getpid(), host=platform.node(), error="", ended=0.0)
+            return old
+    facts: dict[str, Any] = {"k": settings.k, "temperature": settings.temperature, "tools": settings.with_tools}
+    facts |= {"splits": sorted({task.split for task in tasks}), "tasks": len(tasks)}
+    return store.add_run(
+        RunRow(
+            id="",
+            name="eval-" + "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(loaded.name).name),
+            kind="eval",
+            model=loaded.name,
+            pack=",".join(packs),
+            seed=settings.seed,
+            tokenizer=tokenizer.hash,
+            parent_id=parent[0] if parent else None,
+            parent_step=parent[1] if parent else None,
+            version=_version(),
+            config={"fingerprint": print_, "evaluation": facts},
+        )
+    )
+
+
+def _end_run(store: Store | None, run: RunRow | None, error: BaseException | None) -> None:
+    if store is None or run is None:
+        return
+    stopped = isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
+    status = "finished" if error is None else "stopped" if stopped else "failed"
+    store.update_run(run.id, status=status, ended=time.time(), error="" if error is None else str(error))
+
+
+def _require_graded(result: EvalResult) -> None:
+    if result.attempts and not any(attempt.graded for attempt in result.attempts):
+        first = result.attempts[0]
+        raise RunFailed(
+            f"None of the {len(result.attempts)} attempts could be graded; the first: {first.outcome}: {first.error}",
+            hint=f"agentrl replay {first.episode_id}",
+        )
+
+
+def _files(folder: Path | None, patterns: Sequence[str]) -> list[tuple[str, int, int]]:
+    """(name, size, time of change): reading gigabytes of weights would take longer than it is worth."""
+    if folder is None:
+        return []
+    found = sorted(path for pattern in patterns for path in folder.glob(pattern))
+    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in found]
+
+
+def _texts(folder: Path) -> list[str]:
+    return [path.read_text(encoding="utf-8") for path in sorted(folder.glob("task.*")) if path.is_file()]
+
+
+def _version() -> str:
+    from agentrl_cli import __version__
+
+    return __version__

@@ -1,0 +1,209 @@
+"""A hook's methods are called in order at the moments of a run. Every one does nothing until it is overridden.
+
+    on_run_start      (run)                a run begins; `run` is the trainer or whoever runs the rollouts
+    on_step_start     (run, step)          a training step begins
+    on_rollout_start  (task, run)          a rollout, which is one episode, begins
+    on_trace_start    (task, run)          its agent loop begins (tools and sandbox are ready)
+    on_trace_end      (rollout, task, run) the loop ended; `rollout` is the Episode, not yet graded
+    on_rollout_end    (rollout, task, context)  graded; may return reward parts, and may still use the sandbox
+    on_batch          (batch, step, run)   the tensors of a step, before the first optimizer step
+    on_update         (metrics, step, run) after the last optimizer step
+    on_eval           (result, step, run)  an evaluation is done
+    on_checkpoint     (path, step, run)    a checkpoint is written
+    on_run_end        (run, error)         the run ended; `error` is None or what stopped it
+
+A method may be sync or async and may name just the arguments it needs, in any order: arguments are given by name.
+`episode` is another name for `rollout`. Methods whose names we do not know get the arguments above by position. An
+exception in on_rollout_end is an EnvError (the episode becomes an `env_error`, never a zero); elsewhere it is logged
+with its traceback and the run goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.errors import ConfigError, EnvError
+from agentrl_cli.registry import resolve
+from agentrl_cli.types import Episode, RewardPart, Task
+
+Facts = Mapping[str, Any]
+"""The arguments of one call, by name."""
+
+EVENTS: dict[str, tuple[str, ...]] = {
+    "on_run_start": ("run",),
+    "on_step_start": ("run", "step"),
+    "on_rollout_start": ("task", "run"),
+    "on_trace_start": ("task", "run"),
+    "on_trace_end": ("rollout", "task", "run"),
+    "on_rollout_end": ("rollout", "task", "context"),
+    "on_batch": ("batch", "step", "run"),
+    "on_update": ("metrics", "step", "run"),
+    "on_eval": ("result", "step", "run"),
+    "on_checkpoint": ("path", "step", "run"),
+    "on_run_end": ("run", "error"),
+}
+ALIASES = {"episode": "rollout", "trainer": "run", "ctx": "context"}
+
+HOOKS: dict[str, str | object] = {
+    "jsonl": "agentrl_cli.hooks.jsonl:JsonlLogger",
+}
+
+log = logging.getLogger("agentrl.hooks")
+
+
+class Hook:
+    """Base of hooks: override what you need. The arguments are those of the table above."""
+
+    def on_run_start(self, run: Any) -> Any: ...
+
+    def on_step_start(self, run: Any, step: int) -> Any: ...
+
+    def on_rollout_start(self, task: Task, run: Any) -> Any: ...
+
+    def on_trace_start(self, task: Task, run: Any) -> Any: ...
+
+    def on_trace_end(self, rollout: Episode, task: Task, run: Any) -> Any: ...
+
+    def on_rollout_end(self, rollout: Episode, task: Task) -> Any:
+        """May return reward parts: a number, {name: number}, a RewardPart, or several."""
+
+    def on_batch(self, batch: Any, step: int) -> Any: ...
+
+    def on_update(self, metrics: Mapping[str, float], step: int) -> Any: ...
+
+    def on_eval(self, result: Any, step: int) -> Any: ...
+
+    def on_checkpoint(self, path: Path, step: int) -> Any: ...
+
+    def on_run_end(self, run: Any, error: BaseException | None) -> Any: ...
+
+
+class HookList:
+    """The hooks of a run, called in order. What nobody overrides costs nothing."""
+
+    def __init__(self, hooks: Sequence[object] = ()) -> None:
+        """Raises ConfigError where a method asks for arguments that its event does not have."""
+        self.hooks = tuple(hooks)
+        self._calls: dict[str, list[_Method]] = {event: [] for event in EVENTS}
+        self._waiting: set[asyncio.Task[None]] = set()
+        for hook in self.hooks:
+            for event in EVENTS:
+                function = getattr(hook, event, None)
+                if function is not None and getattr(function, "__func__", None) is not getattr(Hook, event):
+                    self._calls[event].append(_Method(hook, event, function))
+
+    def __bool__(self) -> bool:
+        return bool(self.hooks)
+
+    async def call(self, event: str, **facts: Any) -> None:
+        """Call `event` on every hook and wait. An exception is logged with its traceback, and the next one is called.
+
+        `facts` are the event's arguments by name; more are allowed, missing ones are None.
+        """
+        for method in self._calls[event]:
+            await method.logged(facts)
+
+    def notify(self, event: str, **facts: Any) -> None:
+        """`call` for synchronous code. Inside a running event loop an async method is only started: see `drain`."""
+        for method in self._calls[event]:
+            coroutine = method.logged(facts)
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                asyncio.run(coroutine)
+                continue
+            task = loop.create_task(coroutine)
+            self._waiting.add(task)  # the loop itself keeps only a weak reference
+            task.add_done_callback(self._waiting.discard)
+
+    async def drain(self) -> None:
+        """Wait for what `notify` started."""
+        await asyncio.gather(*self._waiting)
+
+    async def rollout_end(self, rollout: Episode, task: Task, **facts: Any) -> list[RewardPart]:
+        """Call on_rollout_end and gather the reward parts that hooks return, in order.
+
+        Raises EnvError where a hook raises or returns something that is no reward.
+        """
+        parts: list[RewardPart] = []
+        for method in self._calls["on_rollout_end"]:
+            try:
+                answer = await method.run({**facts, "rollout": rollout, "task": task})
+                parts += reward_parts(method.owner, answer)
+            except Exception as error:
+                raise EnvError(
+                    f"The hook {method.owner}.on_rollout_end raised {type(error).__name__}: {error}",
+                    hint="A hook that fails masks its episodes: they are neither scored nor trained.",
+                ) from error
+        return parts
+
+
+def reward_parts(name: str, answer: object) -> list[RewardPart]:
+    """What a hook returned as reward parts: None, a number (named after the hook), a mapping, a part or several.
+
+    Raises TypeError for anything else.
+    """
+    if answer is None:
+        return []
+    if isinstance(answer, RewardPart):
+        return [answer]
+    if isinstance(answer, (int, float)):
+        return [RewardPart(f"hook:{name}", float(answer))]
+    if isinstance(answer, Mapping):
+        return [RewardPart(str(key), float(value)) for key, value in answer.items()]
+    if isinstance(answer, Iterable) and not isinstance(answer, (str, bytes)):
+        return [part for item in answer for part in reward_parts(name, item)]
+    raise TypeError(f"it returned {type(answer).__name__}; a number, a mapping or RewardParts are expected")
+
+
+def load_hooks(names: Sequence[str], base: Path | None = None) -> HookList:
+    """The hooks of a configuration: names of HOOKS, "module:object" or "file.py:object"; a class is instantiated."""
+    hooks = [resolve("hooks", HOOKS, name, base=base) for name in names]
+    return HookList([hook() if isinstance(hook, type) else hook for hook in hooks])
+
+
+class _Method:
+    """One overridden method of one hook, with the names of the arguments that it takes."""
+
+    __slots__ = ("event", "function", "names", "owner", "positional")
+
+    def __init__(self, hook: object, event: str, function: Callable[..., Any]) -> None:
+        self.owner = type(hook).__name__
+        self.event = event
+        self.function = function
+        canonical = EVENTS[event]
+        parameters = inspect.signature(function).parameters.values()
+        takes = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        needed = [p for p in takes if p.default is p.empty]
+        known = {*canonical, *ALIASES, "run", "step", "task", "context"}
+        self.positional = any(p.name not in known or p.kind is p.POSITIONAL_ONLY for p in needed)
+        if self.positional and (len(needed) > len(canonical) or any(p.kind is p.KEYWORD_ONLY for p in needed)):
+            raise ConfigError(
+                f"The hook {self.owner}.{event} wants ({', '.join(p.name for p in needed)}).",
+                hint=f"It can have: {', '.join(canonical)}.",
+            )
+        if self.positional:
+            self.names = canonical[: len(needed)]
+        else:
+            named = [p.name for p in takes if p.name in known]
+            self.names = tuple(dict.fromkeys([*named, *(canonical if everything else ())]))
+
+    async def run(self, facts: Facts) -> Any:
+        values = [facts.get(ALIASES.get(name, name)) for name in self.names]
+        if self.positional:
+            answer = self.function(*values)
+        else:
+            answer = self.function(**dict(zip(self.names, values, strict=True)))
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def logged(self, facts: Facts) -> None:
+        try:
+            await self.run(facts)
+        except Exception:
+            log.exception("the hook %s.%s failed; the run goes on", self.owner, self.event)

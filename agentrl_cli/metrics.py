@@ -1,0 +1,87 @@
+"""The numbers of a step, under TRL's names where it has one, and the CPU time of this process with its sandbox."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from agentrl_cli.config import Config
+from agentrl_cli.types import Episode, Fact, Outcome, StopReason
+
+
+def step_metrics(groups: Sequence[Sequence[Episode]], facts: Mapping[str, Fact], config: Config) -> dict[str, float]:
+    """Means over a step's episodes; those that ended in an error count in `outcomes/…` alone."""
+    episodes = [episode for group in groups for episode in group]
+    good = [e for e in episodes if e.outcome is not None and not e.outcome.is_error]
+    rewards = [[e.reward for e in group if e in good] for group in groups]
+    spread = [float(np.std(r, ddof=1)) if len(r) > 1 else 0.0 for r in rewards]
+    lengths = [e.trained_tokens for e in good] or [0]
+    calls = sum(e.tool_calls for e in good)
+    metrics = {
+        "reward": _mean([e.reward for e in good]),
+        "reward_std": _mean(spread),
+        "frac_reward_zero_std": _mean([float(s < 1e-8) for s in spread]),
+        "solved": _mean([float(e.solved) for e in good]),
+        "completions/mean_length": _mean(lengths),
+        "completions/max_length": float(max(lengths)),
+        "completions/clipped_ratio": _mean([float(_cut(e)) for e in good]),
+        "tools/call_frequency": _mean([float(e.tool_calls > 0) for e in good]),
+        "tools/failure_frequency": sum(e.tool_errors for e in good) / calls if calls else 0.0,
+        "turns/mean": _mean([float(sum(t.role == "assistant" for t in e.turns)) for e in good]),
+        "num_tokens": float(sum(len(e.tokens) for e in episodes)),
+    }
+    for name in sorted({part.name for e in good for part in e.reward_parts}):
+        values = [part.value for e in good for part in e.reward_parts if part.name == name]
+        metrics[f"rewards/{name}/mean"] = _mean(values)
+        metrics[f"rewards/{name}/std"] = float(np.std(values))
+    counted = Counter(str(e.outcome) for e in episodes)
+    metrics |= {f"outcomes/{name}": float(n) for name, n in counted.items()}
+    metrics |= {f"facts/{name}": float(n) for name, n in Counter(str(fact) for fact in facts.values()).items()}
+    return metrics
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and its descendants so far (the sandbox runs in them); Linux reads them in /proc.
+
+    A descendant that ended without being waited for by its parent is not counted.
+    """
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+    proc = Path("/proc")
+    if not proc.is_dir():
+        return total
+    parents: dict[int, tuple[int, float]] = {}
+    tick = os.sysconf("SC_CLK_TCK")
+    for entry in proc.iterdir():
+        if entry.name.isdigit():
+            try:
+                text = (entry / "stat").read_text()
+            except OSError:
+                continue  # it ended meanwhile
+            fields = text.rpartition(")")[2].split()
+            parents[int(entry.name)] = (int(fields[1]), sum(map(int, fields[11:15])) / tick)
+    return total + sum(seconds for pid, (_, seconds) in parents.items() if _descends(pid, parents))
+
+
+def _descends(pid: int, parents: Mapping[int, tuple[int, float]]) -> bool:
+    me, at = os.getpid(), pid
+    while at in parents and at != me:
+        at = parents[at][0]
+        if at == me:
+            return True
+    return False
+
+
+def _cut(episode: Episode) -> bool:
+    reasons = [turn.stop_reason for turn in episode.turns if turn.stop_reason is not None]
+    return episode.outcome is Outcome.TRUNCATED_TOKENS or bool(reasons and reasons[-1] is StopReason.LENGTH)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) else 0.0

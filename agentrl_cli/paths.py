@@ -1,0 +1,97 @@
+"""Where things are: the packs and the sandbox runner, the bundled model, the project, its runs and its store.
+
+A wheel carries `tasks/` and `sandbox/` of the checkout as `agentrl_cli/_data/…`; a checkout (and so an editable
+install) has them beside the package. The packaged folder counts only beside this very file: hatchling leaves a stale
+copy in site-packages of an editable install, and that one is never looked at.
+
+Nothing is created at import, and nothing here creates a folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl_cli.errors import ConfigError, EnvironmentProblem
+
+PROJECT_FILE = "agentrl.yaml"
+"""The file that makes a folder a project."""
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def packs_dir() -> Path:
+    """The folder of the packs (`code-task`, `calc-task` …)."""
+    return _shipped("tasks")
+
+
+def sandbox_dir() -> Path:
+    """The folder of what runs inside the sandbox (`runner.py`, `Dockerfile`)."""
+    return _shipped("sandbox")
+
+
+def models_dir() -> Path:
+    """The folder of the models that ship with the package."""
+    return _PACKAGE / "models"
+
+
+def bundled_model() -> Path:
+    """The folder of the bundled model, which `model.name: tiny` means."""
+    return models_dir() / "tiny-agent"
+
+
+def pack_path(name: str, base: Path | None = None) -> Path | None:
+    """The folder of a pack by its name, or by a path relative to `base` (default: the working folder).
+
+    None where there is no such folder with a `task.yaml`.
+    """
+    if "/" not in name and not name.startswith("."):
+        shipped = packs_dir() / name
+        if (shipped / "task.yaml").is_file():
+            return shipped
+    given = (base or Path.cwd()) / Path(name).expanduser()
+    return given.resolve() if (given / "task.yaml").is_file() else None
+
+
+def pack_names() -> list[str]:
+    """The names of the packs that ship, sorted."""
+    return sorted(path.parent.name for path in packs_dir().glob("*/task.yaml"))
+
+
+def find_project(start: Path | None = None, override: Path | None = None) -> Path | None:
+    """The project folder: `override`, or the nearest folder with an agentrl.yaml from `start` (default: here) upwards.
+
+    Raises ConfigError where `override` is given and is no project.
+    """
+    if override is not None:
+        folder = override.expanduser().resolve()
+        if folder.name == PROJECT_FILE:
+            folder = folder.parent
+        if not (folder / PROJECT_FILE).is_file():
+            raise ConfigError(
+                f"{override} is no project: there is no {PROJECT_FILE} in it.",
+                hint=f"`agentrl init code-task {override}` makes one.",
+            )
+        return folder
+    here = (start or Path.cwd()).resolve()
+    return next((folder for folder in (here, *here.parents) if (folder / PROJECT_FILE).is_file()), None)
+
+
+def runs_dir(project: Path | None) -> Path:
+    """The folder of the runs: `runs/` of the project, or of the working folder where there is none."""
+    return (project or Path.cwd()) / "runs"
+
+
+def default_db(project: Path | None) -> Path:
+    """The store of a project unless `--db`, AGENTRL_DB or `store.path` says otherwise."""
+    return runs_dir(project) / "agentrl.db"
+
+
+def _shipped(name: str) -> Path:
+    packaged = _PACKAGE / "_data" / name
+    folder = packaged if packaged.is_dir() else _PACKAGE.parent / name
+    if not folder.is_dir():
+        raise EnvironmentProblem(
+            f"The installation is incomplete: the folder {name}/ is missing.",
+            hint="Install again: pip install --force-reinstall agentrl-cli",
+        )
+    return folder

@@ -1,0 +1,164 @@
+"""How much memory a run will take, from shapes, before anything is loaded; and roughly how long it will run.
+
+The model is built on the meta device from its configuration, so nothing is allocated. Two phases are planned apart,
+because they do not overlap: the rollout (weights, keys and values of every live episode) and the update (weights,
+gradients, optimizer, activations of one micro-batch, one chunk of logits). Refuses what cannot fit, with what to change.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ModelError
+
+GiB = 1024**3
+CHUNK = 256
+"""Rows of logits alive at once in the training forward."""
+ACTIVATIONS = 34
+"""Floats kept per token, layer and hidden unit for the backward pass (Korthikanti et al. 2022, arXiv:2205.05198, eq. 2)."""
+OVERHEAD = {"cpu": 0.45, "cuda": 0.5}
+"""GiB of the interpreter with torch, or of the CUDA context."""
+EFFICIENCY = 0.6
+"""Share of a matrix product's rate that a step reaches, by the runs of benchmarks/learning.py; a rough figure."""
+TYPICAL = 0.25
+"""Share of `max_tokens` that an average episode really costs, its prompt shared; for the time estimate only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Bytes by name for each phase, and what there is."""
+
+    rollout: Mapping[str, float]
+    update: Mapping[str, float]
+    available: float
+    device: str
+    parameters: int
+    trainable: int
+    seconds_per_step: float
+
+    @property
+    def peak(self) -> float:
+        """Bytes of the larger phase."""
+        return max(sum(self.rollout.values()), sum(self.update.values()))
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.available
+
+    def advice(self) -> list[str]:
+        """What to change so that it fits, the largest part first."""
+        if self.fits:
+            return []
+        tips = {
+            "keys and values": "lower rollout.concurrency or rollout.max_tokens",
+            "activations": "lower train.token_budget",
+            "optimizer": "train an adapter: --lora",
+            "gradients": "train an adapter: --lora",
+            "weights": "use a smaller model, or model.dtype=bfloat16",
+            "reference": "train an adapter (--lora), which without itself is the reference, or algo.kl_coef=0",
+        }
+        phase = self.rollout if sum(self.rollout.values()) > sum(self.update.values()) else self.update
+        ranked = sorted(phase, key=lambda name: -phase[name])
+        return list(dict.fromkeys(tips[name] for name in ranked if name in tips))
+
+
+def plan(config: Config, folder: Path) -> Plan:
+    """Plan a run of the model in `folder`. Raises ModelError where its configuration cannot be read."""
+    from agentrl_cli.policies.local_load import pick_device, pick_dtype
+
+    device = pick_device(config.model.device)
+    size = _bytes(str(pick_dtype(config.model.dtype, device)))
+    shape = _shape(folder)
+    count = shape["parameters"]
+    trained = _adapter(config, shape) if config.adapter.enabled else count
+    weights = count * size + (trained * 4 if config.adapter.enabled else 0)
+    rows = min(config.rollout.concurrency, config.rollout.group_size * config.rollout.prompts_per_step)
+    cache = rows * config.rollout.max_tokens * shape["layers"] * 2 * shape["kv_width"] * size
+    tokens = config.train.token_budget
+    rollout = {"weights": weights, "keys and values": cache}
+    update = {
+        "weights": weights,
+        "gradients": trained * 4,
+        "optimizer": trained * 8,
+        "activations": tokens * shape["layers"] * (ACTIVATIONS * shape["hidden"] / 2) * size,
+        "logits": CHUNK * shape["vocabulary"] * 12,
+    }
+    if config.algo.kl_coef and not config.adapter.enabled:
+        rollout["reference"] = update["reference"] = count * size
+    base = OVERHEAD[device.type if device.type in OVERHEAD else "cuda"] * GiB
+    rollout["runtime"] = update["runtime"] = base
+    return Plan(rollout, update, _available(device), str(device), count, trained, _step_seconds(config, count, device))
+
+
+def _shape(folder: Path) -> dict[str, int]:
+    """Sizes of a model, built without memory."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} is an adapter; the plan needs its base model.", hint="Name the base: --model …")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"The model in {folder} cannot be planned for: {error}") from error
+    text: Any = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    linear = [m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and "head" not in name]
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "layers": int(text.num_hidden_layers),
+        "hidden": int(text.hidden_size),
+        "vocabulary": int(text.vocab_size),
+        "kv_width": int(heads * width),
+        "linear_in_out": sum(m.in_features + m.out_features for m in linear),
+    }
+
+
+def _adapter(config: Config, shape: Mapping[str, int]) -> int:
+    """Parameters of a LoRA adapter on all linear layers (an upper bound where fewer modules are named)."""
+    return config.adapter.r * shape["linear_in_out"]
+
+
+def _bytes(dtype: str) -> int:
+    return 4 if dtype.endswith("float32") else 2
+
+
+def _available(device: Any) -> float:
+    if device.type == "cuda":
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(device)
+        return float(free)
+    text = Path("/proc/meminfo")
+    if text.is_file():
+        for line in text.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return float(line.split()[1]) * 1024
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _step_seconds(config: Config, parameters: int, device: Any) -> float:
+    """A step's seconds: its arithmetic over a rate measured now (a matrix product), at the efficiency seen in practice."""
+    import torch
+
+    side = 4096 if device.type == "cuda" else 512
+    a = torch.randn(side, side, device=device)
+    best = float("inf")
+    for _ in range(8):  # the first ones start threads and find kernels
+        started = time.perf_counter()
+        float((a @ a)[0, 0])
+        best = min(best, time.perf_counter() - started)
+    rate = 2 * side**3 / max(best, 1e-6)
+    episodes = config.rollout.group_size * config.rollout.prompts_per_step
+    tokens = episodes * config.rollout.max_tokens * TYPICAL
+    work = tokens * parameters * (2 + 6)  # a forward to sample, three forwards' worth to train
+    return work / (rate * EFFICIENCY)

@@ -1,0 +1,302 @@
+"""Loading models: the bundled one, a local folder, a Hugging Face id, a peft adapter, a checkpoint of a run.
+
+What goes wrong here goes wrong for users: every failure is a ModelError that says what was looked for, where, and what
+to do. Loading is transformers' own; downloads, cache, token and offline mode are huggingface_hub's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import Tokenizer
+from agentrl_cli.config import Config
+from agentrl_cli.config.models import LoraConfig, ModelConfig
+from agentrl_cli.errors import ModelError, NotFound
+from agentrl_cli.paths import bundled_model
+from agentrl_cli.policies.base import Policy
+from agentrl_cli.policies.local import LocalPolicy
+from agentrl_cli.policies.scripted import ScriptedPolicy
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import Store
+
+ADAPTER_FILE = "adapter_config.json"
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A policy with everything that belongs to it."""
+
+    policy: Policy
+    chat: Chat
+    model: Any
+    """The nn.Module; None for a policy without one (scripted)."""
+    name: str
+    """For people: `tiny`, `RUN@best`."""
+    folder: Path | None
+
+    @property
+    def hash(self) -> str:
+        """Hash of the tokenizer, under which the store keeps it."""
+        return str(self.chat.tokenizer.hash)
+
+
+def load_policy(
+    spec: str | None,
+    config: Config,
+    *,
+    base: Path,
+    store: Store | None = None,
+    trainable: bool = False,
+) -> Loaded:
+    """Load what `spec` names: None (`model.name`), "tiny", a folder, a Hugging Face id, `RUN@best|last|base|STEP`.
+
+    `trainable` keeps the weights in the dtype of training and, with `adapter.enabled`, puts a LoRA adapter on.
+    Raises ModelError, NotFound, TemplateError.
+    """
+    name = spec or config.model.name
+    if name == "scripted":
+        return _scripted()
+    folder = model_folder(name, config, base=base, store=store)
+    tokenizer = load_tokenizer(folder, config.model, base)
+    chat = Chat(tokenizer, parser=config.model.parser)
+    model = load_model(folder, config.model, base=base)
+    if trainable and config.adapter.enabled and not (folder / ADAPTER_FILE).is_file():
+        model = add_adapter(model, config.adapter, base)
+    length = _context_length(model)
+    policy = LocalPolicy(
+        model,
+        context_length=length,
+        rows=min(config.rollout.concurrency, 256),
+        version=name,
+        lanes=config.deterministic,
+        decode=tokenizer.decode,
+        lane_length=min(length, config.rollout.max_tokens),
+    )
+    return Loaded(policy, chat, model, name, folder)
+
+
+def model_folder(name: str, config: Config, *, base: Path, store: Store | None = None) -> Path:
+    """The folder a model's name means; a Hugging Face id is downloaded into the hub's cache first."""
+    if name == "tiny":
+        return bundled_model()
+    run, at, which = name.rpartition("@")
+    if at and store is not None and "/" not in which:
+        return checkpoint_folder(store, run, which, config, base=base)
+    local = base / Path(name).expanduser()
+    for folder in (local, Path(name).expanduser()):
+        if folder.is_dir():
+            return _checked(folder.resolve())
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise ModelError(
+            f"There is no model {name!r}: no such folder, and no Hugging Face id (those look like `org/name`).",
+            hint='`--model tiny` is the bundled model; a checkpoint is written "RUN@best".',
+        )
+    return _download(name, config.model)
+
+
+def checkpoint_folder(store: Store, run: str, which: str, config: Config, *, base: Path) -> Path:
+    """The folder of a run's checkpoint: best, last, base or a step. Raises NotFound naming what there is."""
+    row = store.run(run)
+    if which == "base":
+        return model_folder(row.model or config.model.name, config, base=base)
+    found = store.checkpoints(row.id)
+    chosen = [c for c in found if c.kind == which or (which.isdigit() and c.step == int(which))]
+    if not chosen and which == "best":
+        chosen = [c for c in found if c.kind == "last"]
+    if not chosen:
+        known = sorted({c.kind for c in found if c.kind != "step"} | {str(c.step) for c in found})
+        raise NotFound.of(f"checkpoint of {row.name}", which, [*known, "base"])
+    folder = Path(chosen[-1].path)
+    if not folder.is_dir():
+        raise ModelError(f"The checkpoint's folder is gone: {folder}.", hint="Another one: agentrl show RUN.")
+    return folder
+
+
+def load_tokenizer(folder: Path, config: ModelConfig, base: Path) -> Tokenizer:
+    """The tokenizer of a model folder, with `model.chat_template` in place of its own where one is given."""
+    tokenizer = Tokenizer.load(folder)
+    if config.chat_template is not None:
+        path = base / Path(config.chat_template).expanduser()
+        if not path.is_file():
+            raise ModelError(f"There is no chat template at {path}.", hint="Mend model.chat_template.")
+        tokenizer.chat_template = path.read_text(encoding="utf-8")
+    return tokenizer
+
+
+def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
+    """A causal LM from a model folder, or from an adapter folder with the base that it names. In eval mode."""
+    if (folder / ADAPTER_FILE).is_file():
+        return _with_adapter(folder, config, base)
+    from transformers import AutoModelForCausalLM
+
+    _quiet()
+    device, dtype = pick_device(config.device), None
+    dtype = pick_dtype(config.dtype, device)
+    try:
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise ModelError(
+            f"The model in {folder} cannot be loaded: {_short(error)}",
+            hint="Is the folder complete (config.json, model.safetensors)? Copy or download it again.",
+        ) from error
+    except Exception as error:
+        if type(error).__name__ not in {"SafetensorError", "PickleError", "UnpicklingError"}:
+            raise
+        raise ModelError(
+            f"The weights in {folder} are corrupt: {_short(error)}", hint="Copy or download the folder again."
+        ) from error
+    return model.to(device).eval()
+
+
+def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
+    """A fresh LoRA adapter by the configuration, or the one that `adapter.path` names, ready to be trained."""
+    from peft import LoraConfig as PeftLora
+    from peft import PeftModel, get_peft_model
+
+    if config.path is not None:
+        path = base / Path(config.path).expanduser()
+        if not (path / ADAPTER_FILE).is_file():
+            raise ModelError(f"There is no adapter in {path}.", hint="adapter.path is a folder with adapter_config.json.")
+        loaded: nn.Module = PeftModel.from_pretrained(model, str(path), is_trainable=True)
+        return loaded
+    lora = PeftLora(
+        r=config.r,
+        lora_alpha=int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,  # type: ignore[arg-type]
+        lora_dropout=config.dropout,
+        target_modules=config.target_modules,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        adapted: nn.Module = get_peft_model(model, lora)  # type: ignore[arg-type]  # a transformers model
+    except ValueError as error:
+        raise ModelError(
+            f"The adapter does not fit the model: {_short(error)}",
+            hint='adapter.target_modules names modules of the model, or is "all-linear".',
+        ) from error
+    return adapted
+
+
+def save_model(model: nn.Module, tokenizer_folder: Path, folder: Path) -> None:
+    """Write a model (or a peft model's adapter) and its tokenizer files, as transformers and peft load them."""
+    model.save_pretrained(folder)  # type: ignore[operator]  # a transformers or peft model
+    copy_tokenizer(tokenizer_folder, folder)
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy tokenizer and chat template files from a model folder into another."""
+    for path in source.iterdir():
+        kept = path.name.startswith(("tokenizer", "chat_template", "special_tokens", "vocab", "merges", "added_tokens"))
+        if kept and path.is_file():
+            (target / path.name).write_bytes(path.read_bytes())
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto`: the GPU where there is one. Raises ModelError for a device that this machine lacks."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelError(f"model.device {name!r} is no device.", hint="auto, cpu, cuda or cuda:1.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError("model.device says cuda, and torch finds no GPU here.", hint="`agentrl doctor` says why.")
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto`: bfloat16 on a GPU that has it, float32 elsewhere."""
+    if name != "auto":
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+    return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+
+
+def _with_adapter(folder: Path, config: ModelConfig, base: Path) -> nn.Module:
+    from peft import PeftModel
+
+    named = _json(folder / ADAPTER_FILE).get("base_model_name_or_path") or config.name
+    bundled = str(named) == str(bundled_model()) or Path(str(named)).name == bundled_model().name
+    settings = Config(model=config)
+    under = bundled_model() if bundled else model_folder(str(named), settings, base=base)
+    model: nn.Module = PeftModel.from_pretrained(load_model(under, config, base=base), str(folder), is_trainable=True)
+    return model.eval()
+
+
+def _checked(folder: Path) -> Path:
+    if not (folder / "config.json").is_file() and not (folder / ADAPTER_FILE).is_file():
+        raise ModelError(
+            f"{folder} is no model folder: it has neither config.json nor {ADAPTER_FILE}.",
+            hint="A model folder is what `save_pretrained` writes.",
+        )
+    return folder
+
+
+def _download(name: str, config: ModelConfig) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    offline = config.offline or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+    wanted = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "tokenizer*"]
+    try:
+        return Path(
+            snapshot_download(name, revision=config.revision, allow_patterns=wanted, local_files_only=offline)
+        )
+    except GatedRepoError as error:
+        raise ModelError(
+            f"{name} is gated on the Hugging Face hub.",
+            hint=f"Accept its terms at https://huggingface.co/{name}, then `hf auth login` or set HF_TOKEN.",
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(
+            f"The Hugging Face hub has no model {name!r} (or it is private).", hint="Mind the spelling; set HF_TOKEN."
+        ) from error
+    except LocalEntryNotFoundError as error:
+        why = "offline mode is on and it is not in the cache" if offline else "the hub cannot be reached"
+        raise ModelError(
+            f"{name} cannot be had: {why}.",
+            hint='Use a local folder, or the bundled model: --model tiny.',
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise ModelError(f"{name} could not be downloaded: {_short(error)}", hint="Try again, or use a local folder.") from error
+
+
+def _context_length(model: nn.Module) -> int:
+    config: Any = model.config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return int(getattr(text, "max_position_embeddings", None) or 4096)
+
+
+def _scripted() -> Loaded:
+    from agentrl_cli.chat.tokenizer import ByteTokenizer
+
+    tokenizer = ByteTokenizer()
+    return Loaded(ScriptedPolicy(["Hello."], tokenizer), Chat(tokenizer), None, "scripted", None)
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        data: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    return data
+
+
+def _short(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+
+
+def _quiet() -> None:
+    """No bars of transformers' own for reading and writing weights: they are a second's work and narrate nothing."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()

@@ -1,0 +1,106 @@
+"""Names to objects: a literal dict, a `module:object` or `file.py:object` path, or an entry point.
+
+Built-ins come through the same door as everybody else's. No decorator registers anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from agentrl_cli.errors import EnvError, NotFound
+
+
+def resolve(kind: str, table: Mapping[str, str | object], name: str, *, base: Path | None = None) -> Any:
+    """The object that `name` means.
+
+    `kind` is the plural noun, which is also the entry-point group: "tools" is `agentrl.tools`. In order: a key of
+    `table` (the value is the object, or a "module:object" string that is loaded now), "module:object" or
+    "file.py:object" (relative to `base`, default the working folder), an entry point.
+    Raises NotFound with the nearest names, EnvError where somebody's code fails to import.
+    """
+    if name in table:
+        value = table[name]
+        return _load(kind, value, base) if isinstance(value, str) else value
+    if ":" in name:
+        return _load(kind, name, base)
+    points = {point.name: point for point in entry_points(group=f"agentrl.{kind}")}
+    if name in points:
+        return _load(kind, points[name].value, base)
+    hint = f'Anything else is written "module:object" or "file.py:object", or registered under agentrl.{kind}.'
+    raise NotFound.of(kind.removesuffix("s"), name, sorted({*table, *points}), hint=hint)
+
+
+def names(kind: str, table: Mapping[str, str | object]) -> list[str]:
+    """Every name that `resolve` knows for a kind, entry points included, sorted."""
+    return sorted({*table, *(point.name for point in entry_points(group=f"agentrl.{kind}"))})
+
+
+def load_file(path: Path) -> ModuleType:
+    """Import a Python file by its path, once per path and content change.
+
+    Raises NotFound where the file is missing, EnvError where its code fails (file and line).
+    """
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        siblings = [item.name for item in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise NotFound.of("file", str(path), siblings)
+    stamp = f"{path}:{path.stat().st_mtime_ns}"
+    name = f"agentrl_file_{path.stem.replace('-', '_')}_{hashlib.sha256(stamp.encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise NotFound(f"{path} is no Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look a class's module up by name
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise EnvError(_import_failure(path, error), hint="The file is imported as it is; mend it there.") from error
+    return module
+
+
+def _load(kind: str, target: str, base: Path | None) -> Any:
+    where, _, attribute = target.partition(":")
+    if where.endswith(".py"):
+        module = load_file((base or Path.cwd()) / Path(where).expanduser())
+    else:
+        module = _import(kind, where)
+    value: Any = module
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            known = [name for name in vars(value) if not name.startswith("_")] if hasattr(value, "__dict__") else []
+            raise NotFound.of(f"object in {where}", attribute, known)
+        value = getattr(value, part)
+    return value
+
+
+def _import(kind: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise  # a dependency of that module: the boundary in `main` says which one to install
+        raise NotFound(
+            f"No module named {name!r}, wanted as one of the {kind}.",
+            hint='A file is written with its ending: "my_code.py:thing".',
+        ) from error
+
+
+def _import_failure(path: Path, error: Exception) -> str:
+    line = getattr(error, "lineno", None)
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f"{path}:{line or 1}: {type(error).__name__}: {error}"

@@ -1,0 +1,101 @@
+"""Rewards: named parts with weights, one of them primary.
+
+A part is a function of the episode and a context, sync or async, that returns a number, a `Scored` (number and a text
+for people), or None where it does not apply. A function that raises makes an EnvError: a grader that crashes never scores
+zero.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from agentrl_cli.errors import AgentRLError, EnvError, SandboxFault
+from agentrl_cli.types import Episode, RewardPart, Task
+
+if TYPE_CHECKING:
+    from agentrl_cli.sandbox import GradeResult
+
+
+class Scored(NamedTuple):
+    """The value of a part, and what people should know of it."""
+
+    value: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """One part: `function(episode, ctx)` gives its value, which counts `weight` times."""
+
+    name: str
+    function: Callable[..., Any]
+    weight: float = 1.0
+    primary: bool = False
+
+
+@dataclass
+class RewardContext:
+    """What a reward function may use: the task, the final text, the still open sandbox session, the tools' states."""
+
+    task: Task
+    final_text: str
+    """Content of the last assistant turn; empty where there is none."""
+    open_session: Callable[[], Any] | None = None
+    """Coroutine function that gives the episode's sandbox session, opening it if need be."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """What tools left for rewards, `answer` of `submit` for instance."""
+
+    def part(self, value: float, detail: str = "") -> Scored:
+        """A value with a text for people."""
+        return Scored(value, detail)
+
+    async def session(self) -> Any:
+        """The episode's sandbox session. Raises EnvError where the run has no sandbox."""
+        if self.open_session is None:
+            raise EnvError("This reward runs code, and the run has no sandbox.")
+        return await self.open_session()
+
+    async def grade(self, solution: str, tests: Sequence[Mapping[str, Any]]) -> GradeResult:
+        """Run hidden tests `{"call", "args", "expect"}` against a solution, in the sandbox and apart from it.
+
+        Raises SandboxFault where the sandbox itself failed.
+        """
+        result: GradeResult = await (await self.session()).grade(solution, [dict(test) for test in tests])
+        if result.status.ours:
+            raise SandboxFault(f"The grader's sandbox failed: {result.status}.")
+        return result
+
+
+async def score(episode: Episode, rewards: Sequence[Reward], ctx: RewardContext) -> tuple[RewardPart, ...]:
+    """Every part of an episode, in order.
+
+    Raises EnvError where a function raises or answers something that is no finite number.
+    """
+    parts = []
+    for reward in rewards:
+        try:
+            answer = reward.function(episode, ctx)
+            answer = await answer if inspect.isawaitable(answer) else answer
+        except AgentRLError:
+            raise
+        except Exception as error:
+            raise EnvError(
+                f"The reward {reward.name!r} raised {type(error).__name__}: {error}",
+                hint="A grader that fails masks its episodes: they are neither scored nor trained.",
+            ) from error
+        if answer is not None:
+            parts.append(_part(reward, answer))
+    return tuple(parts)
+
+
+def _part(reward: Reward, answer: Any) -> RewardPart:
+    if isinstance(answer, RewardPart):
+        return answer
+    value, detail = answer if isinstance(answer, tuple) else (answer, "")
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise EnvError(f"The reward {reward.name!r} answered {value!r}; a finite number is expected.")
+    return RewardPart(reward.name, float(value), reward.weight, reward.primary, str(detail))

@@ -1,0 +1,426 @@
+"""The agent loop: a state machine per episode, many episodes at once, every token kept.
+
+    PENDING → GENERATING → PROCESSING_TOOLS or INTERACTING → GENERATING → … → TERMINATED
+
+What the model sampled is appended as ids and never encoded again; what the world answers is appended as the chat
+template's delta. Every episode ends with an outcome, and is stored turn by turn. A tool that fails is an observation; a
+fault of ours (sandbox, grader, hook) ends the episode as an error that is never scored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.chat.drift import check_episode, worst
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.config import Config
+from agentrl_cli.env import AssistantTurn, Env, Step, ToolEnv, as_env_error
+from agentrl_cli.errors import EnvError, NotFound, PolicyError, SandboxFault
+from agentrl_cli.hooks import HookList
+from agentrl_cli.policies.base import Policy
+from agentrl_cli.rewards import RewardContext, score
+from agentrl_cli.store.flags import flag_names
+from agentrl_cli.tasks import Pack
+from agentrl_cli.types import (
+    AgentState,
+    Episode,
+    Generation,
+    Message,
+    Origin,
+    Outcome,
+    RewardPart,
+    Sampling,
+    StopReason,
+    Task,
+    Tokens,
+    ToolResult,
+    Turn,
+    new_id,
+)
+
+if TYPE_CHECKING:
+    from agentrl_cli.sandbox import Sandbox
+    from agentrl_cli.store import Store
+
+MIN_ROOM = 8
+"""An assistant turn with less room than this is not begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """An attempt to be made. The same job with the same weights gives the same episode."""
+
+    task: Task
+    seed: int
+    sample: int = 0
+    group_id: str | None = None
+    step: int | None = None
+    run_id: str | None = None
+    kind: str = "rollout"
+
+
+def seed_of(*parts: object) -> int:
+    """63 bits that depend on the parts alone: seeds of steps, tasks, samples and turns."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+class Rollout:
+    """Runs jobs with one policy, one chat template, the packs' tools and rewards.
+
+    `with_tools=False` takes the tools away (the ablation of `eval --no-tools`).
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        chat: Chat,
+        packs: Mapping[str, Pack],
+        config: Config,
+        *,
+        sandbox: Sandbox | None = None,
+        store: Store | None = None,
+        hooks: HookList | None = None,
+        with_tools: bool = True,
+        temperature: float | None = None,
+        run: Any = None,
+    ) -> None:
+        self.policy = policy
+        self.chat = chat
+        self.packs = packs
+        self.config = config
+        self.sandbox = sandbox
+        self.store = store
+        self.hooks = hooks or HookList()
+        self.with_tools = with_tools
+        self.temperature = config.rollout.temperature if temperature is None else temperature
+        self.run_row = run
+        self.drift: dict[str, str] = {}
+        """Worst kind of drift of the episodes that have any, by episode id."""
+
+    async def run(
+        self, jobs: Sequence[Job], on_done: Callable[[Episode], None] | None = None
+    ) -> list[Episode]:
+        """Run all jobs, at most `rollout.concurrency` at once; episodes in the order of the jobs.
+
+        Raises PolicyError where the model itself fails; then, and when cancelled, every running episode is stored as
+        `cancelled` first.
+        """
+        places = asyncio.Semaphore(self.config.rollout.concurrency)
+
+        async def one(job: Job) -> Episode:
+            async with places:
+                episode = await self.episode(job)
+            if on_done is not None:
+                on_done(episode)
+            return episode
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(job)) for job in jobs]
+        except BaseExceptionGroup as errors:
+            # The first real error says what happened; the others are the cancellations that followed from it.
+            raise errors.exceptions[0] from errors
+        return [task.result() for task in tasks]
+
+    async def episode(self, job: Job) -> Episode:
+        """One attempt, from its prompt to its stored end."""
+        pack = self.packs.get(job.task.pack)
+        if pack is None:
+            raise NotFound.of("pack", job.task.pack, self.packs)
+        return await _Attempt(self, pack, job).run()
+
+    def make_env(self, pack: Pack, job: Job) -> Env:
+        """The environment of an episode: the pack's own `make_env(task)` where it has one, else its tools."""
+        own = getattr(pack.module, "make_env", None)
+        if own is not None:
+            env: Env = own(job.task)
+            return env
+        limits = self.config.rollout
+        return ToolEnv(
+            pack.tools_of(job.task) if self.with_tools else (),
+            open_session=self.sandbox.session if self.sandbox is not None else None,
+            setup=str(job.task.data.get("setup") or ""),
+            max_parallel_calls=limits.max_parallel_calls,
+            tool_timeout=limits.tool_timeout,
+            seed=job.seed,
+        )
+
+
+@dataclass
+class _Attempt:
+    """One episode being made."""
+
+    rollout: Rollout
+    pack: Pack
+    job: Job
+    messages: list[Message] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    parts: list[Tokens] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    cut: Outcome | None = None
+    """Which limit ended the episode, if one did."""
+
+    def __post_init__(self) -> None:
+        job, policy = self.job, self.rollout.policy
+        self.limits = self.rollout.config.rollout
+        self.most = min(self.limits.max_tokens, policy.context_length)
+        self.env = self.rollout.make_env(self.pack, job)
+        self.parsed = AssistantTurn("")
+        self.episode = Episode(
+            id=new_id(),
+            task_id=job.task.id,
+            pack=job.task.pack,
+            family=job.task.family,
+            run_id=job.run_id,
+            step=job.step,
+            group_id=job.group_id,
+            sample=job.sample,
+            seed=job.seed,
+            kind=job.kind,
+            weights_version=policy.weights_version,
+            started=time.time(),
+        )
+
+    # --- the life of an episode --------------------------------------------------------------------------------------
+
+    async def run(self) -> Episode:
+        store, hooks, job = self.rollout.store, self.rollout.hooks, self.job
+        await hooks.call("on_rollout_start", task=job.task, run=self.rollout.run_row)
+        if store is not None:
+            store.start_episode(self.episode, split=job.task.split, tokenizer=self.rollout.chat.tokenizer.hash)
+        outcome, error, rewards = await self._outcome()
+        ended = self._finished(outcome, error, rewards)
+        if store is not None:
+            store.finish_episode(ended, split=job.task.split, tokenizer=self.rollout.chat.tokenizer.hash)
+            self._store_drift(ended)
+        if outcome is Outcome.CANCELLED:
+            raise asyncio.CancelledError
+        return ended
+
+    async def _outcome(self) -> tuple[Outcome, str, tuple[RewardPart, ...]]:
+        """Loop, score, close; what happened as (outcome, error, reward parts)."""
+        try:
+            try:
+                async with asyncio.timeout(self.limits.episode_timeout):
+                    await self._loop()
+                    rewards = await self._score()
+            finally:
+                await asyncio.shield(self._close())
+        except asyncio.CancelledError:
+            return Outcome.CANCELLED, "the run was stopped", ()
+        except TimeoutError:
+            return Outcome.TIMEOUT, f"the episode took longer than {self.limits.episode_timeout:g} s", ()
+        except SandboxFault as error:
+            return Outcome.SANDBOX_ERROR, error.message, ()
+        except PolicyError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a failed episode is a row; whatever its task's code raised
+            return Outcome.ENV_ERROR, as_env_error(error).message, ()
+        primary = next((part.value for part in rewards if part.primary), None)
+        if primary is not None and primary >= 1.0:
+            return Outcome.SOLVED, "", rewards
+        return self.cut or Outcome.FAILED, "", rewards
+
+    async def _loop(self) -> None:
+        """The state machine."""
+        facts = {"task": self.job.task, "run": self.rollout.run_row}
+        await self.rollout.hooks.call("on_trace_start", **facts)
+        state = AgentState.PENDING
+        step = Step()
+        while state is not AgentState.TERMINATED:
+            self._live(state)
+            match state:
+                case AgentState.PENDING:
+                    state = await self._begin()
+                case AgentState.GENERATING:
+                    state = await self._generate()
+                case AgentState.PROCESSING_TOOLS | AgentState.INTERACTING:
+                    step = await self.env.step(self.parsed)
+                    state = self._observe(step)
+        await self.rollout.hooks.call("on_trace_end", rollout=self._so_far(), **facts)
+
+    async def _begin(self) -> AgentState:
+        self.messages = await self.env.reset(self.job.task)
+        prompt = self.rollout.chat.prompt(self.messages, self.env.schemas)
+        if len(prompt.ids) + MIN_ROOM > self.most:
+            self.cut = Outcome.TOO_LONG
+        self._append(prompt, self.messages)
+        return AgentState.TERMINATED if self.cut else AgentState.GENERATING
+
+    async def _generate(self) -> AgentState:
+        done = sum(turn.role == "assistant" for turn in self.turns)
+        if done >= self.limits.max_turns:
+            self.cut = Outcome.TRUNCATED_TURNS
+            return AgentState.TERMINATED
+        room = self.most - len(self.ids)
+        if room < MIN_ROOM:
+            self.cut = Outcome.TRUNCATED_TOKENS
+            return AgentState.TERMINATED
+        sampling = Sampling(
+            temperature=self.rollout.temperature,
+            top_p=self.limits.top_p,
+            top_k=self.limits.top_k,
+            max_new_tokens=min(self.limits.max_new_tokens, room),
+            stop_ids=self.rollout.chat.stop_ids,
+            seed=seed_of(self.job.seed, "turn", done),
+        )
+        started = time.time()
+        generation = await self.rollout.policy.generate(
+            self.episode.id, self.ids, sampling, group=self.job.group_id or ""
+        )
+        return self._said(generation, started, done)
+
+    def _said(self, generation: Generation, started: float, number: int) -> AgentState:
+        """Append what the model sampled, read it, and say what comes next."""
+        chat = self.rollout.chat
+        parsed = chat.parse(generation.ids.tolist(), self.env.schemas, turn=number)
+        closing = chat.close_turn(generation.stop_reason, generation.ids.tolist())
+        tokens = Tokens.concat([Tokens.sampled(generation), Tokens.given(closing, [Origin.FORCED] * len(closing))])
+        self._turn(
+            "assistant",
+            (parsed.message,),
+            tokens,
+            calls=parsed.calls,
+            stop_reason=generation.stop_reason,
+            weights_version=generation.weights_version,
+            started=started,
+            seconds=generation.seconds,
+        )
+        self.messages.append(parsed.message)
+        self.parsed = AssistantTurn(parsed.content, parsed.calls, number)
+        if generation.stop_reason not in (StopReason.STOP, StopReason.STOP_STRING):
+            self.cut = Outcome.TRUNCATED_TOKENS
+            return AgentState.TERMINATED
+        return AgentState.PROCESSING_TOOLS if parsed.calls else AgentState.INTERACTING
+
+    def _observe(self, step: Step) -> AgentState:
+        """Append the world's answer as the template's delta."""
+        if not step.messages:
+            return AgentState.TERMINATED
+        chat, schemas = self.rollout.chat, self.env.schemas
+        limit = self.limits.max_observation_tokens
+        messages, results = self._cut(step.messages, step.results, limit)
+        delta = chat.extend(self.messages, messages, schemas, last_id=self.ids[-1])
+        over = len(self.ids) + len(delta.ids) + MIN_ROOM - self.most
+        if over > 0 and self.limits.overflow == "truncate_observation":
+            for smaller in (max(4, limit - over), limit // 4, 4):
+                messages, results = self._cut(step.messages, step.results, smaller)
+                delta = chat.extend(self.messages, messages, schemas, last_id=self.ids[-1])
+                over = len(self.ids) + len(delta.ids) + MIN_ROOM - self.most
+                if over <= 0:
+                    break
+        if over > 0 and not step.terminated:
+            self.cut = Outcome.TRUNCATED_TOKENS
+        if len(self.ids) + len(delta.ids) > self.most:
+            return AgentState.TERMINATED
+        self.messages += messages
+        self._append(delta, messages, results)
+        return AgentState.TERMINATED if step.terminated or self.cut else AgentState.GENERATING
+
+    # --- pieces ------------------------------------------------------------------------------------------------------
+
+    def _cut(
+        self, messages: Sequence[Message], results: Sequence[ToolResult], limit: int
+    ) -> tuple[list[Message], tuple[ToolResult, ...]]:
+        """Tool results cut to `limit` tokens each; user messages are left whole."""
+        out, marked = [], list(results)
+        for n, message in enumerate(messages):
+            if message["role"] != "tool" or not isinstance(message["content"], str):
+                out.append(message)
+                continue
+            text = cut_text(self.rollout.chat, message["content"], limit, self.limits.truncate_side)
+            out.append({**message, "content": text})
+            if text != message["content"] and n < len(marked):
+                marked[n] = replace(marked[n], text=text, truncated=True)
+        return out, tuple(marked)
+
+    def _append(self, rendered: Any, messages: Sequence[Message], results: tuple[ToolResult, ...] = ()) -> None:
+        """Rendered messages as turns, one for each run of messages of one role."""
+        left = list(messages)
+        for role, start, end in rendered.spans:
+            count = next((n for n, message in enumerate(left) if message["role"] != role), len(left))
+            own, left = left[:count], left[count:]
+            tokens = Tokens.given(rendered.ids[start:end], rendered.origin[start:end])
+            self._turn(role, tuple(own), tokens, results=results if role == "tool" else ())
+
+    def _turn(self, role: str, messages: tuple[Message, ...], tokens: Tokens, **facts: Any) -> None:
+        start = len(self.ids)
+        turn = Turn(len(self.turns), role, messages, start, start + len(tokens), **{"started": time.time(), **facts})
+        self.turns.append(turn)
+        self.parts.append(tokens)
+        self.ids += tokens.ids.tolist()
+        if self.rollout.store is not None:
+            self.rollout.store.add_turn(self.episode.id, turn, tokens)
+
+    def _live(self, state: AgentState) -> None:
+        if self.rollout.store is not None:
+            done = sum(turn.role == "assistant" for turn in self.turns)
+            self.rollout.store.set_live(self.episode.id, state, done, self.parsed.content)
+
+    def _so_far(self) -> Episode:
+        return self.episode.with_(turns=tuple(self.turns), tokens=Tokens.concat(self.parts))
+
+    async def _score(self) -> tuple[RewardPart, ...]:
+        """Reward parts of the pack, the world and the hooks, in this order."""
+        if self.cut is Outcome.TOO_LONG:
+            return ()
+        said = [turn.messages[0].get("content") or "" for turn in self.turns if turn.role == "assistant"]
+        context = getattr(self.env, "context", None)
+        session = context.session if context is not None and self.rollout.sandbox is not None else None
+        state = context.state if context is not None else {}
+        ctx = RewardContext(self.job.task, said[-1] if said else "", session, state)
+        weights = self.rollout.config.rewards
+        episode = self._so_far()
+        parts = list(await score(episode, self.pack.reweighted(weights), ctx))
+        parts += [replace(part, weight=weights.get(part.name, part.weight)) for part in await self.env.rewards()]
+        episode = episode.with_(reward_parts=tuple(parts))
+        parts += await self.rollout.hooks.rollout_end(episode, self.job.task, run=self.rollout.run_row)
+        return tuple(parts)
+
+    async def _close(self) -> None:
+        await self.rollout.policy.release(self.episode.id)
+        await self.env.close()
+
+    def _finished(self, outcome: Outcome, error: str, rewards: tuple[RewardPart, ...]) -> Episode:
+        """The episode with its end; the whole conversation is compared with the template's rendering once."""
+        ended = self._so_far().with_(outcome=outcome, error=error, reward_parts=rewards, ended=time.time())
+        self._drifts = [] if outcome.is_error else check_episode(ended, self.rollout.chat, self.env.schemas)
+        kind = worst(self._drifts)
+        if kind:
+            self.rollout.drift[ended.id] = kind
+        return ended.with_(flags=flag_names(ended, [drift.kind for drift in self._drifts]))
+
+    def _store_drift(self, episode: Episode) -> None:
+        assert self.rollout.store is not None
+        for drift in self._drifts:
+            self.rollout.store.add_drift(
+                episode.id,
+                kind=drift.kind,
+                turn=drift.turn,
+                position=drift.position,
+                expected=drift.expected,
+                got=drift.got,
+            )
+
+
+def cut_text(chat: Chat, text: str, limit: int, side: str) -> str:
+    """A text of at most about `limit` tokens; `side` (left, middle, right) is cut away and said so."""
+    ids = chat.tokenizer.encode(text)
+    if len(ids) <= limit:
+        return text
+    mark = f"[… {len(ids) - limit} tokens cut …]"
+    if side == "left":
+        return mark + chat.decode(ids[-limit:])
+    if side == "right":
+        return chat.decode(ids[:limit]) + mark
+    head = limit // 2
+    return chat.decode(ids[:head]) + mark + chat.decode(ids[len(ids) - (limit - head) :])
+
+
+__all__ = ["EnvError", "Job", "Rollout", "cut_text", "seed_of"]

@@ -1,0 +1,115 @@
+"""What a run works with, opened and closed together: packs, policy, sandbox, store, hooks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl_cli.config import Config
+from agentrl_cli.hooks import HookList, load_hooks
+from agentrl_cli.paths import default_db, runs_dir
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.tasks import Pack, load_packs
+
+if TYPE_CHECKING:
+    from agentrl_cli.policies.local_load import Loaded
+    from agentrl_cli.sandbox import Sandbox
+
+
+@dataclass
+class Runtime:
+    """Everything open at once."""
+
+    config: Config
+    base: Path
+    """The project folder: relative paths start here."""
+    packs: dict[str, Pack]
+    loaded: Loaded
+    store: Store
+    hooks: HookList
+    sandbox: Sandbox | None
+
+
+@contextlib.asynccontextmanager
+async def open_runtime(
+    config: Config,
+    *,
+    base: Path,
+    db: Path,
+    spec: str | None = None,
+    trainable: bool = False,
+    packs: Sequence[Pack] | None = None,
+    hooks: Sequence[object] = (),
+) -> AsyncIterator[Runtime]:
+    """Open what a configuration names; `packs` and `hooks` are objects that a script brings along.
+
+    The sandbox is opened first and checked: a run that needs one fails at once where there is none strong enough, and
+    packs that say `sandbox: false` need none. Raises AgentRLErrors for everything a user can get wrong.
+    """
+    from agentrl_cli.policies.local_load import load_policy
+    from agentrl_cli.sandbox import Sandbox
+
+    found = {pack.name: pack for pack in packs} if packs is not None else load_packs(config.task.packs, base=base)
+    hook_list = HookList([*load_hooks(config.hooks, base).hooks, *hooks])
+    async with contextlib.AsyncExitStack() as stack:
+        sandbox = None
+        if any(pack.sandbox for pack in found.values()):
+            sandbox = await stack.enter_async_context(await Sandbox.open(config.sandbox))
+        db.parent.mkdir(parents=True, exist_ok=True)
+        store = stack.enter_context(Store.open(db))
+        loaded = load_policy(spec, config, base=base, store=store, trainable=trainable)
+        stack.push_async_callback(loaded.policy.close)
+        tokenizer = loaded.chat.tokenizer
+        store.put_tokenizer(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", tokenizer.specials)
+        yield Runtime(config, base, found, loaded, store, hook_list, sandbox)
+
+
+def train(
+    config: Config | None = None,
+    *,
+    packs: Sequence[Pack] | None = None,
+    hooks: Sequence[object] = (),
+    project: str | Path = ".",
+    db: str | Path | None = None,
+    narrate: Callable[[str], None] = print,
+) -> RunRow:
+    """Train from a script, with packs and hooks as objects; returns the run's row, which names its folder.
+
+    Everything goes into `runs/` of `project`, as `agentrl train` does it: `agentrl replay` and `watch` work there.
+    Must not be called inside a running event loop (use `open_runtime` and `Trainer` there).
+    Raises what a user can get wrong as AgentRLErrors.
+    """
+    settings = config or Config()
+    base = Path(project).absolute()
+
+    async def run() -> RunRow:
+        from agentrl_cli.trainer import Trainer, new_run
+
+        where = Path(db) if db else default_db(base)
+        opened = open_runtime(settings, base=base, db=where, trainable=True, packs=packs, hooks=hooks)
+        async with opened as runtime:
+            row = new_run(
+                settings,
+                runtime.store,
+                kind="train",
+                runs=runs_dir(base),
+                packs=list(runtime.packs),
+                tokenizer=runtime.loaded.hash,
+            )
+            trainer = Trainer(
+                settings,
+                row,
+                runtime.loaded,
+                runtime.packs,
+                runtime.store,
+                sandbox=runtime.sandbox,
+                hooks=runtime.hooks,
+                narrate=narrate,
+            )
+            return await trainer.train()
+
+    return asyncio.run(run())

@@ -1,0 +1,199 @@
+"""Split grading: the solution runs in one box and gets calls; the expected values never enter that box.
+
+A test is `{"call": "f", "args": [...], "kwargs": {...}, "expect": value}` with optional `"close": 1e-6` (tolerance of
+floats) and `"raises": "ValueError"` instead of `expect`; or `{"stdin": text, "stdout": text}` for a program. Values are
+plain ones; tuples, sets, bytes… of Python are compared type for type, and in JSON rows are written `{"$tuple": [...]}`.
+
+`{"call": ..., "check": "def check(answer, *args): ..."}` judges by code of the pack: it runs in a third box, which gets
+the answer as a plain value and never holds a text of the model.
+
+A test that is a text, or `{"code": text}`, is executed beside the solution, which can forge its result: the grade is
+then marked `fakeable`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.errors import DataError
+from agentrl_cli.sandbox.channel import inside
+from agentrl_cli.sandbox.results import GradeResult, Limits, Status
+from agentrl_cli.sandbox.session import Answer, Session
+
+if TYPE_CHECKING:
+    from agentrl_cli.sandbox.pool import Sandbox
+
+
+async def grade(
+    sandbox: Sandbox,
+    solution: str,
+    tests: Sequence[Any],
+    *,
+    setup: str = "",
+    limits: Limits,
+    imports: tuple[str, ...] = (),
+    wall: float | None = None,
+) -> GradeResult:
+    """Runs `setup`, then `solution`, then every test, in a box that is closed afterwards.
+
+    `wall` is the limit of one test; all tests together get twice that and 5 s. Raises DataError for a test that is
+    none, SandboxFault where the sandbox failed twice.
+    """
+    checked = [_check(test, number) for number, test in enumerate(tests, 1)]
+    own = {**asdict(limits), "wall": wall or limits.wall}
+    session = await sandbox.session(imports=imports, seed=0, **own)
+    try:
+        return await _grade(session, solution, checked, setup)
+    finally:
+        await session.close()
+
+
+def _check(test: Any, number: int) -> Mapping[str, Any]:
+    """A test in its long form."""
+    if isinstance(test, str):
+        return {"code": test}
+    if isinstance(test, Mapping):
+        if isinstance(test.get("call"), str) and test.keys() & {"expect", "raises", "check"}:
+            return test
+        if "stdin" in test and isinstance(test.get("stdout"), str):
+            return test
+        if isinstance(test.get("code"), str):
+            return test
+    raise DataError(
+        f"Test {number} is no test: {test!r:.200}",
+        hint='A test is {"call": name, "args": [...], "expect": value}, {"stdin": text, "stdout": text} '
+        'or {"code": text}.',
+    )
+
+
+async def _grade(session: Session, solution: str, tests: list[Mapping[str, Any]], setup: str) -> GradeResult:
+    failures: dict[int, str] = {}
+    status, seconds = Status.OK, 0.0
+    programs = [number for number, test in enumerate(tests) if "stdin" in test]
+    for number in programs:
+        result = await session.run(f"{setup}\n{solution}" if setup else solution, tests[number]["stdin"])
+        seconds += result.seconds
+        failures |= {number: text} if (text := _program(tests[number], result)) else {}
+    rest = [number for number in range(len(tests)) if number not in programs]
+    if rest:
+        for text in (setup, solution):
+            if text:
+                loaded = await session.cell(text)
+                seconds += loaded.seconds
+                if not loaded.ok:
+                    status = loaded.status
+        if status is not Status.OK:
+            last = loaded.text().splitlines()[-1]
+            failures |= dict.fromkeys(rest, f"the solution does not load: {last}")
+        else:
+            failures |= await _calls(session, tests, [number for number in rest if "call" in tests[number]])
+            failures |= await _codes(session, tests, [number for number in rest if "code" in tests[number]])
+    lines = tuple(f"test {number + 1}: {failures[number]}" for number in sorted(failures))
+    fakeable = any("code" in test for test in tests)
+    return GradeResult(len(tests) - len(failures), len(tests), lines, status, session.level, fakeable, seconds)
+
+
+def _program(test: Mapping[str, Any], result: Any) -> str:
+    """Why a program failed; its output is compared line by line, spaces at line ends ignored."""
+    if not result.ok:
+        return f"{result.status}: {result.text().splitlines()[-1]}"
+    lines = [[line.rstrip() for line in text.rstrip().splitlines()] for text in (result.stdout, test["stdout"])]
+    return "" if lines[0] == lines[1] else f"printed {result.stdout!r:.200}, expected {test['stdout']!r:.200}"
+
+
+async def _calls(session: Session, tests: list[Mapping[str, Any]], numbers: list[int]) -> dict[int, str]:
+    """Sends the calls in an order of chance and compares what comes back, here, where no model text ever runs."""
+    if not numbers:
+        return {}
+    order = random.sample(numbers, len(numbers))
+    calls = [
+        [tests[n]["call"], _tagged(tests[n].get("args", [])), _tagged(dict(tests[n].get("kwargs", {})))] for n in order
+    ]
+    answers, data = await session.calls(calls)
+    failures: dict[int, str] = {}
+    to_check: dict[int, Any] = {}
+    at = 0
+    for number, answer in zip(order, answers, strict=True):
+        body, at = data[at : at + answer.size], at + answer.size
+        value, wrong = _value(tests[number], answer, body)
+        if not wrong and "check" in tests[number]:
+            to_check[number] = value
+        elif wrong or (wrong := _wrong(tests[number], value)):
+            failures[number] = f"{_shown(tests[number])} {wrong}"
+    return failures | await _checks(session, tests, to_check)
+
+
+def _shown(test: Mapping[str, Any]) -> str:
+    return f"{test['call']}({', '.join(map(repr, test.get('args', [])))})"[:200]
+
+
+def _value(test: Mapping[str, Any], answer: Answer, body: bytes) -> tuple[Any, str]:
+    """The tagged value that a call answered, or why there is none that could be right."""
+    plain = inside("plain")
+    if "raises" in test:
+        raised = answer.error.partition(":")[0]
+        right = answer.status != "ok" and raised == test["raises"]
+        return None, "" if right else f"raised {raised or 'nothing'}, expected {test['raises']}"
+    if answer.status != "ok":
+        return None, f"gave {answer.status} {answer.error or answer.detail}".rstrip()
+    try:
+        return plain.loads(body), ""
+    except plain.NotPlain as problem:
+        return None, f"answered no plain value: {problem}"
+
+
+def _wrong(test: Mapping[str, Any], value: Any) -> str:
+    """Why a value is not the expected one; empty where it is."""
+    if "raises" in test or inside("plain").same(value, _tagged(test["expect"]), float(test.get("close", 0.0))):
+        return ""
+    return f"answered {json.dumps(value):.200}, expected {test['expect']!r:.200}"
+
+
+async def _checks(session: Session, tests: list[Mapping[str, Any]], values: dict[int, Any]) -> dict[int, str]:
+    """The pack's own code judges answers, in a box apart from the solution and from this process."""
+    if not values:
+        return {}
+    failures: dict[int, str] = {}
+    judge = await session.sandbox.session(imports=session.imports, seed=0, **asdict(session.limits))
+    try:
+        for number, value in values.items():
+            test = tests[number]
+            loaded = await judge.cell(test["check"])
+            if not loaded.ok:
+                raise DataError(f"The check of test {number + 1} does not load: {loaded.text()[-300:]}")
+            arguments = [value, *map(_tagged, test.get("args", []))]
+            (answer,), body = await judge.calls([["check", arguments, {}]])
+            if answer.status != "ok":
+                raise DataError(f"The check of test {number + 1} failed: {answer.error or answer.status}")
+            if body != b"true":
+                failures[number] = f"{_shown(test)} answered {json.dumps(value):.200}, which the check refuses"
+    finally:
+        await judge.close()
+    return failures
+
+
+def _tagged(value: Any) -> Any:
+    """The tagged form of a value of a test: Python's own types are encoded, tags that a row wrote stay."""
+    plain = inside("plain")
+    return plain.encode(plain.decode(json.loads(json.dumps(value)))) if _written_as_json(value) else plain.encode(value)
+
+
+def _written_as_json(value: Any) -> bool:
+    """True where a value came from a JSON row with tags in it."""
+    if isinstance(value, dict):
+        return any(str(key).startswith("$") or _written_as_json(item) for key, item in value.items())
+    return isinstance(value, list) and any(_written_as_json(item) for item in value)
+
+
+async def _codes(session: Session, tests: list[Mapping[str, Any]], numbers: list[int]) -> dict[int, str]:
+    """Test code beside the solution: for what cannot be passed as plain values. Fakeable, and marked so."""
+    failures: dict[int, str] = {}
+    for number in numbers:
+        result = await session.cell(tests[number]["code"])
+        if not result.ok:
+            failures[number] = f"{result.status}: {result.text().splitlines()[-1]}"
+    return failures

@@ -1,0 +1,242 @@
+"""Running the hostile programs against a sandbox: canaries on the host, a verdict each, a matrix of guarantees."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.errors import SandboxFault
+from agentrl_cli.sandbox.attacks import Attack, attacks
+from agentrl_cli.sandbox.pool import Sandbox
+from agentrl_cli.sandbox.results import ExecResult
+
+_MARK = "98765.25"
+"""Argument of the daemons that attacks try to leave behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one attack."""
+
+    attack: str
+    guarantee: str
+    status: str
+    problems: tuple[str, ...]
+    """Why it was not contained; empty where it was."""
+    seconds: float
+
+    @property
+    def contained(self) -> bool:
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """One line of the matrix that `agentrl doctor` prints: held here, or not, found out by attacking."""
+
+    name: str
+    held: bool
+    detail: str
+
+
+@dataclass(slots=True)
+class Canaries:
+    """What the attacks aim at: a file, a folder, a port, an abstract socket and a process on the host."""
+
+    secret: str
+    folder: Path
+    port: int
+    name: str
+    process: subprocess.Popen[bytes]
+    touched: list[str] = field(default_factory=list)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What the attacks' placeholders stand for."""
+        file = self.folder / "secret"
+        return {
+            "secret_file": file, "folder": self.folder, "port": self.port, "name": self.name, "pid": self.process.pid,
+        }  # fmt: skip
+
+    def problems(self) -> list[str]:
+        """What was touched since the last look."""
+        found, self.touched = self.touched, []
+        if (self.folder / "secret").read_text() != self.secret or len(list(self.folder.iterdir())) != 1:
+            found.append("the canary's folder was changed")
+        if self.process.poll() is not None:
+            found.append("the canary process was killed")
+        elif _state(self.process.pid) == "T":
+            found.append("the canary process was stopped")
+        return found
+
+
+@contextlib.asynccontextmanager
+async def canaries() -> AsyncIterator[Canaries]:
+    """Sets them up, readable for everyone, and takes them away."""
+    secret = f"canary-{secrets.token_hex(12)}"
+    folder = Path(tempfile.mkdtemp(prefix="agentrl-canary-"))
+    folder.chmod(0o777)
+    (folder / "secret").write_text(secret)
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"], env={"CANARY": secret})
+    name = f"agentrl-{secrets.token_hex(8)}"
+    touched: list[str] = []
+
+    def serve(what: str) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
+        def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            touched.append(f"the canary's {what} was reached")
+            writer.write(secret.encode())
+            writer.close()
+
+        return answer
+
+    abstract = socket.socket(socket.AF_UNIX)
+    abstract.bind("\0" + name)
+    servers = [
+        await asyncio.start_server(serve("port"), "127.0.0.1", 0),
+        await asyncio.start_unix_server(serve("abstract socket"), sock=abstract),
+    ]
+    os.environ["AGENTRL_CANARY"] = secret
+    try:
+        yield Canaries(secret, folder, servers[0].sockets[0].getsockname()[1], name, process, touched)
+    finally:
+        os.environ.pop("AGENTRL_CANARY", None)
+        for server in servers:
+            server.close()
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def attack(
+    sandbox: Sandbox,
+    chosen: Sequence[Attack] | None = None,
+    on_verdict: Callable[[Verdict], None] | None = None,
+    wall: float = 1.5,
+) -> tuple[Verdict, ...]:
+    """Runs attacks (default: all) one after the other, each in a session of its own."""
+    verdicts: list[Verdict] = []
+    async with canaries() as targets:
+        for one in attacks() if chosen is None else chosen:
+            verdict = await _one(sandbox, one, targets, wall)
+            verdicts.append(verdict)
+            if on_verdict:
+                on_verdict(verdict)
+    return tuple(verdicts)
+
+
+async def _one(sandbox: Sandbox, one: Attack, targets: Canaries, wall: float) -> Verdict:
+    session = await sandbox.session(wall=wall, cpu=5.0, memory_mb=512)
+    faults = sandbox.counts.total()
+    code = one.code
+    for key, value in targets.values.items():
+        code = code.replace(f"@{key}@", str(value))
+    problems: list[str] = []
+    result: ExecResult | None = None
+    try:
+        if one.op == "cell":
+            await session.cell("kept = 'the state'")
+        result = await getattr(session, one.op)(code)
+        problems += _read(one, result, targets)
+        if one.op == "cell" and result.state_kept:
+            after = await session.cell("kept")
+            if after.stdout != "'the state'\n" and after.state_kept:
+                problems.append("the session lost its state and did not say so")
+        following = await session.run("print(6 * 7)")
+        if following.stdout != "42\n":
+            problems.append(f"the next execution went wrong: {following.text()[-100:]}")
+        ours = sum(count for status, count in sandbox.counts.items() if _is_ours(status))
+        if ours and sandbox.counts.total() > faults:
+            problems += [f"the sandbox had to restart ({status})" for status in sandbox.counts if _is_ours(status)]
+            for status in [status for status in sandbox.counts if _is_ours(status)]:
+                del sandbox.counts[status]
+    except SandboxFault as fault:
+        problems.append(fault.message)
+    finally:
+        await session.close()
+    problems += targets.problems()
+    problems += await _left()
+    seconds = result.seconds if result else 0.0
+    return Verdict(one.name, one.guarantee, str(result.status) if result else "fault", tuple(problems), seconds)
+
+
+def _read(one: Attack, result: ExecResult, targets: Canaries) -> list[str]:
+    """What the result itself gives away."""
+    problems = []
+    text = result.stdout + result.stderr
+    if targets.secret in text:
+        problems.append("it read a secret")
+    problems += [line[:120] for line in text.splitlines() if line.startswith("LEAK")]
+    if result.status not in one.right:
+        problems.append(f"the result is {result.status}, not {' or '.join(one.right)}: {text[-150:].strip()}")
+    if len(text) > 300_000:
+        problems.append(f"{len(text)} characters of output reached the host")
+    return problems
+
+
+def _is_ours(status: str) -> bool:
+    from agentrl_cli.sandbox.results import Status
+
+    return Status(status).ours
+
+
+async def _left() -> list[str]:
+    """Daemons of an attack that are still there; a namespace takes a moment to end."""
+    for _ in range(50):
+        if not _daemons():
+            return []
+        await asyncio.sleep(0.02)
+    return [f"left running: {line}" for line in _daemons()]
+
+
+def _daemons() -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        except OSError:
+            continue
+        if line == f"sleep {_MARK}":
+            found.append(line)
+    return found
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+MEANING = {
+    "files": "reads and writes only its work folder",
+    "network": "no network, no sockets",
+    "signals": "cannot signal anything outside",
+    "processes": "bounded in time and number, none left",
+    "memory": "bounded, all processes together",
+    "disk": "bounded in bytes and files",
+    "output": "bounded, nothing floods the host",
+    "system": "no dangerous system calls",
+    "state": "a session survives what its code does",
+}
+
+
+async def probe(sandbox: Sandbox) -> tuple[Guarantee, ...]:
+    """What this sandbox guarantees here, found out by running the quick attacks (about 5 s)."""
+    verdicts = await attack(sandbox, [one for one in attacks() if one.quick], wall=0.5)
+    rows = []
+    for name, meaning in MEANING.items():
+        broken = [verdict for verdict in verdicts if verdict.guarantee == name and not verdict.contained]
+        detail = "; ".join(f"{verdict.attack}: {verdict.problems[0]}" for verdict in broken) or meaning
+        rows.append(Guarantee(name, not broken, detail))
+    return tuple(rows)

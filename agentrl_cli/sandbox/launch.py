@@ -1,0 +1,219 @@
+"""Starting a runner: which command gives which isolation here, and why one does not work.
+
+A level is tried by starting a runner and opening a box in it, never by looking at versions.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO
+
+from agentrl_cli.errors import MissingDependency, SandboxUnavailable
+from agentrl_cli.paths import sandbox_dir
+
+INSIDE = "/opt/agentrl"
+"""Where the runner's folder is inside a jail."""
+PACKAGES = "/opt/packages"
+_FIRST_UID = 61_000
+_UIDS = 4_000
+_FOLDER = "agentrl-box-"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start one runner."""
+
+    level: str
+    imports: tuple[str, ...] = ()
+    """Packages that are there, and imported before the first fork."""
+    python: str = field(default_factory=lambda: os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
+    prefix: str = field(default_factory=lambda: os.path.realpath(sys.base_prefix))
+    """Folder of that interpreter and its standard library."""
+    folder: str = field(default_factory=lambda: str(sandbox_dir()))
+
+
+def environment(prefix: str) -> dict[str, str]:
+    """Everything a runner, and the code in it, finds in its environment."""
+    path = "/usr/local/bin:/usr/bin:/bin"
+    if not prefix.startswith("/usr"):
+        path = f"{prefix}/bin:{path}"
+    return {
+        "PATH": path,
+        "HOME": "/work",
+        "TMPDIR": "/tmp",
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": "0",  # the order of a set is the same when an episode is replayed
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "MALLOC_ARENA_MAX": "2",  # else a thread takes 64 MiB of address space
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def start(launch: Launch, control: int, number: int) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """Starts a runner that listens on the descriptor `control`. Returns the process and the file of its stderr.
+
+    `number` chooses the uid that it drops to where we are root. Raises OSError where there is no such program.
+    """
+    if launch.level not in ("ns", "landlock", "bare"):
+        raise SandboxUnavailable(f"Sandbox level {launch.level} is not started as a process.")
+    uid = _FIRST_UID + (os.getpid() * 16 + number) % _UIDS if os.geteuid() == 0 else 0
+    options = ["--control", str(control), "--level", launch.level, "--imports", ",".join(launch.imports)]
+    if uid:
+        options += ["--uid", str(uid)]
+    packages = package_folders(launch.imports)
+    if packages:
+        places = {PACKAGES} if launch.level == "ns" else {str(folder.parent) for folder in packages}
+        options += ["--packages", os.pathsep.join(sorted(places))]
+    if uid and launch.level != "ns" and not _open_to_others(launch.python):
+        launch = replace(launch, python="/usr/bin/python3", prefix="/usr")
+    interpreter = [launch.python, "-P", "-s", "-S", "-B", "-X", "utf8"]
+    if launch.level == "ns":
+        command = [*jail(launch, root=bool(uid)), "--", *interpreter, f"{INSIDE}/runner.py", *options]
+    else:
+        sweep()
+        folder = Path(tempfile.gettempdir(), f"{_FOLDER}{os.getpid()}-{number}-{secrets.token_hex(4)}")
+        command = [*interpreter, str(Path(launch.folder) / "runner.py"), *options, "--folder", str(folder)]
+    stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
+    try:
+        process = subprocess.Popen(
+            command,
+            env=environment(launch.prefix),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            pass_fds=[control],
+            start_new_session=True,  # Ctrl-C in the terminal is for us; we close the runner
+        )
+    except OSError:
+        stderr.close()
+        raise
+    return process, stderr
+
+
+def sweep() -> int:
+    """Removes work folders whose host process is gone (killed with -9); returns how many."""
+    removed = 0
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}[0-9]*-*"):
+        owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        if owner.isdecimal() and not Path("/proc", owner).exists() and not folder.is_symlink():
+            shutil.rmtree(folder, ignore_errors=True)
+            removed += not folder.exists()
+    return removed
+
+
+def _open_to_others(path: str) -> bool:
+    """Whether another user may use a program and the folders above it: without namespaces the runner is one."""
+    file = Path(path)
+    return all(step.stat().st_mode & 0o001 for step in (file, *file.parents))
+
+
+def jail(launch: Launch, root: bool) -> list[str]:
+    """The bubblewrap command line: an allow list of what is visible, all of it read-only, and no network."""
+    command = [
+        shutil.which("bwrap") or "bwrap",
+        *"--unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try".split(),
+        *"--die-with-parent --new-session --hostname sandbox --cap-drop ALL".split(),
+    ]
+    if root:
+        # As root the jail needs no user namespace; the runner mounts /proc and gives up root before its first box.
+        # (Where root may write to it, bwrap covers parts of /proc, and then no box could mount one of its own.)
+        command += [*"--cap-add CAP_SETUID --cap-add CAP_SETGID --cap-add CAP_SYS_ADMIN --dir /proc".split()]
+    else:
+        command += [*"--unshare-user --uid 1000 --gid 1000 --proc /proc".split()]
+    # Folders that bwrap makes on its own way are closed to others, and the runner is no longer root.
+    for folder in ("/opt", PACKAGES, "/etc", *map(str, reversed(Path(launch.prefix).parents))):
+        command += ["--dir", folder] if folder not in ("/", "/usr") else []
+    command += _system()
+    if not launch.prefix.startswith("/usr"):
+        command += _bind(launch.prefix)
+    command += _packages(launch)
+    command += ["--ro-bind", launch.folder, INSIDE]
+    for name in ("passwd", "group"):
+        command += ["--ro-bind", str(Path(launch.folder) / "etc" / name), f"/etc/{name}"]
+    command += ["--tmpfs", "/dev"]
+    for name in ("null", "zero", "full", "random", "urandom"):
+        command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    links = {"/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0", "/dev/stdout": "/proc/self/fd/1",
+             "/dev/stderr": "/proc/self/fd/2", "/tmp": "/work/.tmp", "/dev/shm": "/work/.shm"}  # fmt: skip
+    for link, target in links.items():
+        command += ["--symlink", target, link]
+    return [*command, "--dir", "/work", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+
+
+def _bind(path: str) -> list[str]:
+    return ["--ro-bind", path, path]
+
+
+def _system() -> list[str]:
+    """The system's programs and libraries."""
+    command = _bind("/usr")
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        path = Path("/", name)
+        if path.is_symlink():
+            command += ["--symlink", os.readlink(path), str(path)]
+        elif path.is_dir():
+            command += _bind(str(path))
+    for name in ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime"):
+        command += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    return command
+
+
+def _packages(launch: Launch) -> list[str]:
+    """Hides what is installed in the interpreter, and binds the folders of the wanted packages alone."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    installed = Path(launch.prefix, "lib", version, "site-packages")
+    command = ["--tmpfs", str(installed), "--remount-ro", str(installed)] if installed.is_dir() else []
+    for name in package_folders(launch.imports):
+        command += ["--ro-bind", str(name), f"{PACKAGES}/{name.name}"]
+    return command
+
+
+def package_folders(imports: Sequence[str]) -> list[Path]:
+    """The folders of installed packages, with the shared libraries that wheels put beside them.
+
+    Raises MissingDependency where one is not installed.
+    """
+    from importlib.util import find_spec
+
+    found: list[Path] = []
+    for name in imports:
+        spec = find_spec(name)
+        if spec is None or not spec.submodule_search_locations:
+            raise MissingDependency(f"The sandbox is to have {name}, which is not installed as a package here.")
+        folder = Path(next(iter(spec.submodule_search_locations)))
+        found.append(folder)
+        libraries = folder.parent / f"{name}.libs"
+        if libraries.is_dir():
+            found.append(libraries)
+    return found
+
+
+def explain(level: str, error: str, facts: Mapping[str, str] | None = None) -> str:
+    """What to do about a level that did not start, from what it wrote."""
+    text = error.lower()
+    if level == "ns":
+        if shutil.which("bwrap") is None:
+            return "Install bubblewrap: `apt-get install bubblewrap` or `dnf install bubblewrap`."
+        if Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").exists() and (
+            Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").read_text().strip() == "1"
+        ):
+            return (
+                "AppArmor forbids user namespaces here (Ubuntu 24.04 and later): "
+                "`sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0`, or give bwrap a profile with userns."
+            )
+        if "namespace" in text or "operation not permitted" in text or "no space left" in text:
+            return (
+                "The kernel or this container forbids user namespaces: `sudo sysctl kernel.unprivileged_userns_clone=1 "
+                "user.max_user_namespaces=15000`, or start the container with `--security-opt seccomp=unconfined "
+                "--cap-add SYS_ADMIN`, or use `sandbox.backend: docker`."
+            )
+    return (facts or {}).get("hint", "`agentrl doctor` shows what works here.")

@@ -1,0 +1,216 @@
+"""The closed set of results of an execution, in two halves, and the text each one shows to the model.
+
+The model's half is an observation and is rewarded as usual. Our half is retried once on a fresh runner and then raised
+as SandboxFault: such an episode is masked, never scored zero.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """How an execution ended."""
+
+    OK = "ok"
+    EXCEPTION = "exception"
+    """An exception that nobody caught; the traceback is in stderr."""
+    EXIT = "exit"
+    """A program that ended with another code than 0 (`exit_code`)."""
+    TIMEOUT = "timeout"
+    """`detail` says which limit: wall or cpu."""
+    MEMORY = "memory"
+    OUTPUT_LIMIT = "output_limit"
+    """Killed because it wrote more than 16 MiB."""
+    DISK_LIMIT = "disk_limit"
+    PROCESS_LIMIT = "process_limit"
+    CRASHED = "crashed"
+    """Killed by a signal (`signal`)."""
+    STATE_LOST = "state_lost"
+    """The session's variables are gone: the code killed what kept them."""
+    BLOCKED = "blocked"
+    """Something the sandbox does not allow; `detail`: net, fs or syscall."""
+
+    SANDBOX_RESTARTED = "sandbox_restarted"
+    """The box or its runner stopped answering and was replaced."""
+    SANDBOX_UNAVAILABLE = "sandbox_unavailable"
+    PROTOCOL_ERROR = "protocol_error"
+    """A trusted part of the sandbox answered what it must not."""
+    HOST_RESOURCES = "host_resources"
+    """The host has no processes, memory or descriptors left."""
+
+    @property
+    def ours(self) -> bool:
+        """True where the fault is the sandbox's and not the code's."""
+        return self in _OURS
+
+
+_OURS = frozenset(
+    {Status.SANDBOX_RESTARTED, Status.SANDBOX_UNAVAILABLE, Status.PROTOCOL_ERROR, Status.HOST_RESOURCES}
+)
+
+_TRACEBACK_LINES = 12
+_BLOCKED = {
+    "net": "there is no network in this sandbox",
+    "fs": "that part of the file system is closed here; use the work folder",
+    "syscall": "this sandbox does not permit that operation",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one execution, or one session, may use."""
+
+    wall: float = 5.0
+    """Seconds of one execution."""
+    cpu: float = 5.0
+    """CPU seconds of one process."""
+    memory_mb: int = 1024
+    """MiB: address space of one process, and resident memory of all together."""
+    processes: int = 32
+    """Processes and threads of a session."""
+    file_mb: int = 64
+    disk_mb: int = 64
+    """MiB of the work folder; /tmp and /dev/shm count."""
+    inodes: int = 4096
+    output_kb: int = 64
+    """KiB kept of stdout and of stderr; the middle is left out."""
+    open_files: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """What one execution did."""
+
+    status: Status
+    stdout: str = ""
+    stderr: str = ""
+    seconds: float = 0.0
+    level: str = ""
+    """The isolation it ran under: ns, docker, landlock or bare."""
+    exit_code: int | None = None
+    signal: int | None = None
+    state_kept: bool = True
+    """False where the session lost its variables."""
+    rolled_back: bool = False
+    """True where a session went back to the state before this cell."""
+    detail: str = ""
+    stopped: int = 0
+    """Processes that were still running at the end and were stopped."""
+    truncated: bool = False
+    """True where the middle of the output was left out."""
+    limits: Limits = Limits()
+
+    @property
+    def ok(self) -> bool:
+        return self.status is Status.OK
+
+    @property
+    def ours(self) -> bool:
+        """True where the fault is the sandbox's: such a result is no observation."""
+        return self.status.ours
+
+    @property
+    def reason(self) -> str:
+        """One line for the model: what happened; empty where all went well."""
+        words = self._what()
+        if not words:
+            return ""
+        if self.rolled_back and self.status is not Status.STATE_LOST:
+            words += "; variables from this cell were discarded, earlier ones are kept"
+        if self.stopped:
+            words += f"; {self.stopped} process{'es' if self.stopped > 1 else ''} still running stopped"
+        return words
+
+    def _what(self) -> str:
+        """The status in words."""
+        limits = self.limits
+        match self.status:
+            case Status.OK:
+                return "warning: the code left processes running" if self.stopped else ""
+            case Status.EXCEPTION:
+                return ""
+            case Status.EXIT:
+                return f"exited with code {self.exit_code}"
+            case Status.TIMEOUT:
+                limit, unit = (limits.cpu, " of CPU time") if self.detail == "cpu" else (limits.wall, "")
+                return f"timed out after {limit:g} s{unit}"
+            case Status.MEMORY:
+                return f"out of memory: the limit is {limits.memory_mb} MiB"
+            case Status.OUTPUT_LIMIT:
+                return "stopped: it wrote more than 16 MiB of output"
+            case Status.DISK_LIMIT:
+                return (
+                    f"disk limit reached: {limits.disk_mb} MiB and {limits.inodes} files in all, "
+                    f"{limits.file_mb} MiB a file"
+                )
+            case Status.PROCESS_LIMIT:
+                return f"too many processes or threads: the limit is {limits.processes}"
+            case Status.CRASHED:
+                return f"crashed with {_signal_name(self.signal)}" if self.signal else f"crashed: {self.detail}"
+            case Status.STATE_LOST:
+                return "all variables of this session are lost: the code ended the processes that kept them"
+            case Status.BLOCKED:
+                return f"blocked: {_BLOCKED.get(self.detail, self.detail)}"
+            case _:
+                return f"the sandbox failed ({self.status}): {self.detail}"
+
+    def text(self) -> str:
+        """What the model reads: stdout, the end of stderr, and what happened. Control characters are kept."""
+        parts = [self.stdout.rstrip("\n"), _last_lines(self.stderr), f"[{self.reason}]" if self.reason else ""]
+        text = "\n".join(part for part in parts if part)
+        return text or "[no output]"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of the work folder; links are listed and never followed."""
+
+    path: str
+    kind: str
+    """file | folder | link | other"""
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class GradeResult:
+    """How a solution did on hidden tests."""
+
+    passed: int
+    total: int
+    failures: tuple[str, ...]
+    """One line for each test that failed, in order. For people: it names hidden inputs."""
+    status: Status
+    """OK, or what stopped the solution from loading (the model's half)."""
+    level: str
+    fakeable: bool = False
+    """True where tests ran in the process of the solution, which could forge their result."""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """True where every test passed."""
+        return self.total > 0 and self.passed == self.total
+
+    @property
+    def score(self) -> float:
+        """The share of tests that passed."""
+        return self.passed / self.total if self.total else 0.0
+
+
+def _signal_name(number: int | None) -> str:
+    try:
+        return signal.Signals(number or 0).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_lines(stderr: str) -> str:
+    """The end of stderr; of a long traceback the head line and its last lines."""
+    lines = stderr.rstrip("\n").splitlines()
+    if len(lines) <= _TRACEBACK_LINES:
+        return "\n".join(lines)
+    start = [lines[0]] if lines[0].startswith("Traceback") else []
+    return "\n".join([*start, "  …", *lines[-_TRACEBACK_LINES + 2 :]])

@@ -1,0 +1,292 @@
+"""`Session`: the box of one episode. A Python session whose variables persist, programs, commands, files, grading.
+
+Where a box is lost through our fault, the session is rebuilt on a fresh one by running its recorded requests again, and
+the request is tried once more; a second loss is a SandboxFault, and the episode is masked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from agentrl_cli.errors import SandboxFault, UsageError
+from agentrl_cli.sandbox.channel import GRACE, BoxLost, Channel, Runner
+from agentrl_cli.sandbox.results import Entry, ExecResult, GradeResult, Limits, Status
+
+if TYPE_CHECKING:
+    from agentrl_cli.sandbox.pool import Sandbox
+
+
+class Request(NamedTuple):
+    """One recorded request, enough to make it again and to see whether it does the same."""
+
+    header: dict[str, Any]
+    body: bytes
+    seconds: float
+    answer: tuple[str, bytes]
+    """Status and output."""
+
+
+class Answer(NamedTuple):
+    """What a call of a function gave; `size` bytes of the data are its value."""
+
+    status: str
+    detail: str
+    error: str
+    """`ValueError: text` where it raised."""
+    size: int
+
+
+class Diverged(NamedTuple):
+    """A recorded call that gave another result when it was run again."""
+
+    call: int
+    """Number of the call, from 1."""
+    recorded: str
+    now: str
+
+
+class Session:
+    """One episode's place to run code. Methods run one at a time; `close` ends everything that was started."""
+
+    def __init__(
+        self, sandbox: Sandbox, limits: Limits, *, keep: int, seed: int | None, imports: tuple[str, ...]
+    ) -> None:
+        self.sandbox, self.limits, self.seed, self.imports = sandbox, limits, seed, imports
+        self.keep = keep
+        self.history: list[Request] = []
+        self._box: tuple[Runner, Channel] | None = None
+        self._busy = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def level(self) -> str:
+        return self.sandbox.level
+
+    @property
+    def cells(self) -> int:
+        """How many cells the session has run."""
+        return sum(1 for request in self.history if request.header["op"] == "cell")
+
+    async def cell(self, code: str, *, wall: float | None = None) -> ExecResult:
+        """Runs code in the session: variables and imports stay for the next cell, a last expression is printed.
+
+        After a crash, a timeout or memory exhaustion the variables are as they were before this cell.
+        """
+        return await self._execute({"op": "cell", "keep": self.keep}, _bytes(code), wall)
+
+    async def run(self, code: str, stdin: str = "", *, wall: float | None = None) -> ExecResult:
+        """Runs a Python program in a process of its own, with the session's files and without its variables."""
+        source = _bytes(code)
+        return await self._execute({"op": "run", "split": len(source)}, source + _bytes(stdin), wall)
+
+    async def bash(self, command: str, stdin: str = "", *, wall: float | None = None) -> ExecResult:
+        """Runs a shell command in the session's work folder."""
+        source = _bytes(command)
+        return await self._execute({"op": "bash", "split": len(source)}, source + _bytes(stdin), wall)
+
+    async def grade(
+        self, solution: str, tests: Sequence[Any], *, setup: str = "", wall: float | None = None
+    ) -> GradeResult:
+        """Runs hidden tests against a solution, in a fresh box apart from this session; see `grading.grade`."""
+        from agentrl_cli.sandbox.grading import grade
+
+        return await grade(
+            self.sandbox, solution, tests, setup=setup, limits=self.limits, imports=self.imports, wall=wall
+        )
+
+    async def read(self, path: str) -> bytes:
+        """A regular file of the work folder, at most 16 MiB. Raises UsageError where there is none or it is a link."""
+        _, body = await self._files({"op": "read", "path": path}, b"", record=False)
+        return body
+
+    async def write(self, path: str, data: str | bytes) -> None:
+        """Writes a file into the work folder. Raises UsageError where the path leaves it or the folder is full."""
+        await self._files({"op": "write", "path": path}, _bytes(data) if isinstance(data, str) else data, record=True)
+
+    async def list(self) -> tuple[Entry, ...]:
+        """What is in the work folder, sorted by path; links are named and not followed."""
+        _, body = await self._files({"op": "list"}, b"", record=False)
+        return tuple(Entry(path, kind, size) for path, kind, size in json.loads(body))
+
+    async def back(self, cell: int) -> tuple[Diverged, ...]:
+        """Goes back to the state before cell number `cell` (from 1), to take another way from there.
+
+        Immediate where the variables were kept (`keep`) and only cells have run since; files that those cells wrote
+        stay then. Otherwise the session is rebuilt by running its recorded requests again in a fresh box; returns
+        those whose result differs now.
+        """
+        if not 1 <= cell <= self.cells:
+            raise UsageError(f"There is no cell {cell}: the session has run {self.cells}.")
+        places = [index for index, request in enumerate(self.history) if request.header["op"] == "cell"]
+        index = places[cell - 1]
+        async with self._busy:
+            files_touched = any(request.header["op"] != "cell" for request in self.history[index:])
+            del self.history[index:]
+            if self._box and not files_touched:
+                try:
+                    frame = await self._ask({"op": "back", "cell": cell}, b"", 1.0)
+                    if frame.header["status"] == "ok":
+                        return ()
+                except BoxLost as lost:
+                    self.sandbox.counts[lost.status] += 1
+            self._drop()
+            return await self._rebuild()
+
+    async def replay(self, calls: Sequence[tuple[str, str, str]]) -> tuple[Diverged, ...]:
+        """Runs a stored episode's calls again: `(cell | run | bash, code, the text it gave then)`, in order.
+
+        Returns those that give another text now, by their number from 1.
+        """
+        found: list[Diverged] = []
+        for number, (kind, code, recorded) in enumerate(calls, 1):
+            if kind not in ("cell", "run", "bash"):
+                raise UsageError(f"Call {number} is a {kind!r}: only cell, run and bash can be run again.")
+            now = (await getattr(self, kind)(code)).text()
+            if now != recorded:
+                found.append(Diverged(number, recorded, now))
+        return tuple(found)
+
+    async def close(self) -> None:
+        """Ends everything the session started. May be called while it runs, and more than once."""
+        self._closed = True
+        self._drop()
+        self.sandbox.forget(self)
+
+    async def calls(
+        self, calls: Sequence[Sequence[Any]], *, wall: float | None = None
+    ) -> tuple[tuple[Answer, ...], bytes]:
+        """Calls functions of the session: `[[name, args, kwargs], ...]` with tagged plain values (sandbox/plain.py).
+
+        Returns an Answer for each and the bytes of the answers one after the other.
+        """
+        one = wall or self.limits.wall
+        budget = 2 * one + 5.0
+        header: dict[str, Any] = {"op": "calls", "budget": budget, "limits": {"wall": one}}
+        async with self._busy, self.sandbox.slot():
+            frame = await self._twice(header, json.dumps(calls).encode(), budget + one)
+        answers = tuple(Answer(*fields) for fields in frame.header["answers"])
+        return answers, frame.body
+
+    # inner workings
+
+    async def _execute(self, header: dict[str, Any], body: bytes, wall: float | None) -> ExecResult:
+        seconds = wall or self.limits.wall
+        if wall:
+            header["limits"] = {"wall": wall}
+        async with self._busy, self.sandbox.slot():
+            frame = await self._twice(header, body, seconds)
+            result = self._result(frame, seconds)
+            self.history.append(Request(header, body, seconds, _answer(frame)))
+        self.sandbox.counts[result.status] += 1
+        return result
+
+    async def _files(self, header: dict[str, Any], body: bytes, record: bool) -> tuple[dict[str, Any], bytes]:
+        async with self._busy:
+            frame = await self._twice(header, body, 5.0)
+            if frame.header["status"] != "ok":
+                raise UsageError(f"{header['path']}: {frame.header['detail']}.")
+            if record:
+                self.history.append(Request(header, body, 5.0, _answer(frame)))
+        return frame.header, frame.body
+
+    async def _twice(self, header: dict[str, Any], body: bytes, seconds: float) -> Any:
+        """The answer to a request; a box that is lost is rebuilt once. Raises SandboxFault."""
+        for attempt in (1, 2):
+            try:
+                await self._ready()
+                return await self._ask(header, body, seconds)
+            except BoxLost as lost:
+                self._drop()
+                if self._closed:
+                    raise SandboxFault("The session was closed while it ran.") from None
+                self.sandbox.counts[lost.status] += 1
+                if attempt == 2:
+                    raise SandboxFault(f"The sandbox failed twice ({lost.status}): {lost.detail}.") from None
+        raise AssertionError("unreachable")
+
+    async def _ready(self) -> None:
+        """Opens the box where there is none, and runs what it had run before it was lost."""
+        if self._closed:
+            raise SandboxFault("The session is closed.")
+        if self._box is None:
+            self._box = await self.sandbox.box(self.limits, self.seed, self.imports)
+            await self._again()
+
+    async def _again(self) -> tuple[Diverged, ...]:
+        """Runs the recorded requests in the fresh box. Raises BoxLost."""
+        found: list[Diverged] = []
+        for number, request in enumerate(self.history, 1):
+            now = _answer(await self._ask(request.header, request.body, request.seconds))
+            if now != request.answer:
+                found.append(Diverged(number, _words(request.answer), _words(now)))
+        return tuple(found)
+
+    async def _rebuild(self) -> tuple[Diverged, ...]:
+        """A fresh box in the state that the history leads to."""
+        try:
+            async with self.sandbox.slot():
+                self._box = await self.sandbox.box(self.limits, self.seed, self.imports)
+                return await self._again()
+        except BoxLost as lost:
+            self._drop()
+            raise SandboxFault(f"The session could not be rebuilt ({lost.status}): {lost.detail}.") from None
+
+    async def _ask(self, header: dict[str, Any], body: bytes, seconds: float) -> Any:
+        """One round trip. Raises BoxLost also where the box says that the host has no resources."""
+        assert self._box is not None
+        channel = self._box[1]
+        try:
+            channel.ask(header, body)
+            frame = await channel.answer(seconds + GRACE)
+        except asyncio.CancelledError:
+            self._drop()  # an answer nobody waits for would be taken for the next one's
+            raise
+        try:
+            status = frame.header["status"]
+            if status != "gone" and status != "refused" and Status(status).ours:
+                raise BoxLost(status, str(frame.header.get("detail", "")))
+        except (KeyError, ValueError):
+            raise BoxLost("protocol_error", f"an answer without a known status: {frame.header}") from None
+        return frame
+
+    def _result(self, frame: Any, wall: float) -> ExecResult:
+        head = frame.header
+        size = head["out"]
+        limits = Limits(**{**asdict(self.limits), "wall": wall})
+        return ExecResult(
+            status=Status(head["status"]),
+            stdout=frame.body[:size].decode("utf-8", "replace"),
+            stderr=frame.body[size:].decode("utf-8", "replace"),
+            seconds=head["seconds"],
+            level=self.level,
+            exit_code=head.get("exit"),
+            signal=head.get("signal"),
+            state_kept=head.get("kept", True),
+            rolled_back=head.get("rolled_back", False),
+            detail=head.get("detail", ""),
+            stopped=head.get("stopped", 0),
+            truncated=head["total"] > len(frame.body),
+            limits=limits,
+        )
+
+    def _drop(self) -> None:
+        if self._box is not None:
+            runner, channel = self._box
+            self._box = None
+            runner.drop(channel)
+
+
+def _answer(frame: Any) -> tuple[str, bytes]:
+    return frame.header["status"], frame.body
+
+
+def _words(answer: tuple[str, bytes]) -> str:
+    return f"{answer[0]}: {answer[1].decode('utf-8', 'replace')}"
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "replace")

@@ -1,0 +1,1 @@
+"""Processes that serve others: the child behind `agentrl chat`."""

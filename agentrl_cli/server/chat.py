@@ -1,0 +1,261 @@
+"""The child process of `agentrl chat`: JSON lines on stdin and stdout, the model and its tools behind them.
+
+    python -m agentrl_cli.server.chat --model tiny --pack code-task [--task ID] [--project DIR] [--db FILE] …
+
+Requests, one JSON object a line: `{"op": "user", "text"}`, `as_model`, `as_tool`, `call` (`name`, `arguments`), `undo`,
+`retry`, `reward` (`value`, or none to let the pack score), `save`, `approve` (`on`), `answer` (`run`, `text`), `set`
+(`temperature`, `max_new_tokens`), `cancel`, `quit`.
+Events: `ready`, `token`, `turn`, `cut`, `ask`, `result`, `reward`, `saved`, `note`, `error`, and `idle` after each
+request. Only this protocol reaches stdout: whatever a library prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from agentrl_cli.errors import AgentRLError
+from agentrl_cli.server.session import Answer, Session
+from agentrl_cli.types import Message, ToolCall, Turn
+
+
+class Server:
+    """Reads requests, runs them one after another on the session, writes events."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
+        self.session: Session | None = None
+        self.db: Path | None = None
+        self._answer: asyncio.Future[Answer] | None = None
+        self._job: asyncio.Task[None] | None = None
+
+    # -- events ---------------------------------------------------------------------------------------------------
+
+    def emit(self, event: dict[str, Any]) -> None:
+        """Writes one event."""
+        if event["ev"] == "turn":
+            event = self._turn_event(event)
+        elif event["ev"] == "token" and self.session is not None:
+            event = {"ev": "token", "text": self.session.chat.tokenizer.token_text(event["id"])}
+        self.out.write(json.dumps(event, ensure_ascii=False, default=str) + "\n")
+        self.out.flush()
+
+    def _turn_event(self, event: dict[str, Any]) -> dict[str, Any]:
+        assert self.session is not None
+        turn: Turn = event["turn"]
+        tokens, decoder = event["tokens"], self.session.chat.tokenizer
+        ids = tokens.ids.tolist()
+        return {
+            "ev": "turn",
+            "index": turn.index,
+            "role": turn.role,
+            "text": decoder.decode(ids),
+            "content": "\n".join(str(message.get("content") or "") for message in turn.messages),
+            "ids": ids,
+            "origin": tokens.origin.tolist(),
+            "logp": [None if value != value else round(value, 4) for value in tokens.logp_policy.tolist()],
+            "calls": [call_object(call) for call in turn.calls],
+            "results": [
+                {"text": r.text, "error": r.error, "seconds": r.seconds, "level": r.level} for r in turn.results
+            ],
+            "stop": turn.stop_reason,
+            "seconds": turn.seconds,
+        }
+
+    async def ask(self, calls: tuple[ToolCall, ...]) -> Answer:
+        """Asks the person about tool calls and waits for `answer`."""
+        self._answer = asyncio.get_running_loop().create_future()
+        self.emit({"ev": "ask", "calls": [call_object(call) for call in calls]})
+        try:
+            return await self._answer
+        finally:
+            self._answer = None
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    async def serve(self, lines: asyncio.Queue[str | None]) -> None:
+        """Handles requests until `quit` or the end of input; `answer` and `cancel` reach a request that runs."""
+        while (line := await lines.get()) is not None:
+            try:
+                request = json.loads(line)
+                op = request["op"]
+            except (ValueError, KeyError, TypeError) as error:
+                self.emit({"ev": "error", "message": f"not a request: {error}", "hint": ""})
+                continue
+            if op == "quit":
+                break
+            if op == "answer":
+                if self._answer is not None and not self._answer.done():
+                    self._answer.set_result(Answer(bool(request.get("run", True)), request.get("text")))
+                continue
+            if op == "cancel":
+                if self._job is not None:
+                    self._job.cancel()
+                continue
+            await self._finished()
+            self._job = asyncio.create_task(self._handle(op, request))
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(Answer(run=False))
+        await self._finished()
+
+    async def begin(self, prompt: Sequence[Message]) -> None:
+        """Starts the conversation; a prompt that ends with a user message is answered while requests are read."""
+
+        async def first() -> None:
+            assert self.session is not None
+            try:
+                await self.session.begin(prompt)
+            except AgentRLError as error:
+                self.emit({"ev": "error", "message": error.message, "hint": error.hint})
+            finally:
+                self.emit({"ev": "idle"})
+
+        self._job = asyncio.create_task(first())
+
+    async def _finished(self) -> None:
+        if self._job is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._job
+            self._job = None
+
+    async def _handle(self, op: str, request: dict[str, Any]) -> None:
+        """One request; a user's mistake or a failing model is an event, and the chat goes on."""
+        try:
+            await self._do(op, request)
+        except AgentRLError as error:
+            self.emit({"ev": "error", "message": error.message, "hint": error.hint})
+        except asyncio.CancelledError:
+            self.emit({"ev": "note", "text": "cancelled"})
+        finally:
+            self.emit({"ev": "idle"})
+
+    async def _do(self, op: str, request: dict[str, Any]) -> None:
+        session = self.session
+        assert session is not None
+        text = str(request.get("text") or "")
+        match op:
+            case "user":
+                await session.user(text)
+            case "as_model":
+                await session.as_model(text)
+            case "as_tool":
+                await session.as_tool(text)
+            case "retry":
+                await session.retry()
+            case "undo":
+                self.emit({"ev": "note", "text": f"{session.undo()} turns left"})
+            case "call":
+                result = await session.call(str(request.get("name")), dict(request.get("arguments") or {}))
+                self.emit(
+                    {
+                        "ev": "result",
+                        "name": request.get("name"),
+                        "text": result.text,
+                        "error": result.error,
+                        "seconds": result.seconds,
+                    }
+                )
+            case "reward":
+                value = request.get("value")
+                parts = await session.score() if value is None else session.give(float(value))
+                total = sum(part.value * part.weight for part in parts)
+                shown = [{"name": p.name, "value": p.value, "weight": p.weight, "detail": p.detail} for p in parts]
+                self.emit({"ev": "reward", "parts": shown, "total": total})
+            case "save":
+                self.emit({"ev": "saved", "episode": self._save(), "db": str(self.db)})
+            case "approve":
+                session.approve = self.ask if request.get("on", True) else None
+            case "set":
+                fields = {k: request[k] for k in ("temperature", "max_new_tokens", "top_p") if k in request}
+                session.sampling = replace(session.sampling, **fields)
+            case _:
+                self.emit({"ev": "error", "message": f"unknown request {op!r}", "hint": ""})
+
+    def _save(self) -> str:
+        from agentrl_cli.store import Store
+
+        assert self.session is not None and self.db is not None
+        self.db.parent.mkdir(parents=True, exist_ok=True)
+        with Store.open(self.db) as store:
+            return self.session.save(store)
+
+
+def call_object(call: ToolCall) -> dict[str, Any]:
+    """A tool call as JSON."""
+    return {"name": call.name, "arguments": call.arguments, "raw": call.raw, "error": call.error}
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """The child's own arguments; people use `agentrl chat`."""
+    parser = argparse.ArgumentParser(prog="agentrl_cli.server.chat", description=__doc__)
+    parser.add_argument("--model")
+    parser.add_argument("--pack", action="append", default=[])
+    parser.add_argument("--task")
+    parser.add_argument("--system")
+    parser.add_argument("--project", type=Path)
+    parser.add_argument("--config", type=Path, action="append", default=[])
+    parser.add_argument("--set", action="append", default=[], dest="sets")
+    parser.add_argument("--db", type=Path, required=True)
+    parser.add_argument("--temperature", type=float)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--approve", action="store_true")
+    parser.add_argument("--script", type=Path, help="replies of the scripted model, a JSON list of texts")
+    return parser.parse_args(argv)
+
+
+async def run(argv: Sequence[str], lines: asyncio.Queue[str | None], out: TextIO) -> int:
+    """The whole child: open the model, say `ready`, serve. Returns the exit code."""
+    from agentrl_cli.server.open import open_session
+
+    server = Server(out)
+    given = parse_arguments(argv)
+    server.db = given.db
+    try:
+        opened = await open_session(given, server.emit)
+    except AgentRLError as error:
+        server.emit({"ev": "fatal", "message": error.message, "hint": error.hint, "code": error.exit_code})
+        return error.exit_code
+    try:
+        server.session = opened.session
+        if given.approve:
+            opened.session.approve = server.ask
+        server.emit(opened.ready)
+        await server.begin(opened.prompt)
+        await server.serve(lines)
+    finally:
+        await opened.close()
+    return 0
+
+
+def main() -> int:
+    """Entry point: keeps stdout for the protocol, reads stdin in a thread."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+
+    async def serve() -> int:
+        lines: asyncio.Queue[str | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            for line in sys.stdin:
+                loop.call_soon_threadsafe(lines.put_nowait, line)
+            loop.call_soon_threadsafe(lines.put_nowait, None)
+
+        threading.Thread(target=read, daemon=True, name="requests").start()
+        return await run(sys.argv[1:], lines, out)
+
+    return asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""Opens what a chat needs: configuration, pack, tools, sandbox, tokenizer and policy, from the child's arguments."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
+from agentrl_cli.config import Config, load_config
+from agentrl_cli.env import ToolEnv
+from agentrl_cli.errors import NotFound, SandboxUnavailable
+from agentrl_cli.paths import PROJECT_FILE, bundled_model, find_project
+from agentrl_cli.policies.base import Policy
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.server.session import Emit, Session
+from agentrl_cli.tasks import Pack, load_pack
+from agentrl_cli.types import Message, Sampling, Task
+
+if TYPE_CHECKING:
+    from agentrl_cli.sandbox import Sandbox
+
+SAID = "This is the scripted model: it repeats what it was told to say and knows nothing."
+
+
+@dataclass
+class Opened:
+    """A session, what to tell the other side first, and what to close at the end."""
+
+    session: Session
+    prompt: list[Message]
+    ready: dict[str, Any]
+    sandbox: Sandbox | None
+
+    async def close(self) -> None:
+        """Closes session, policy and sandbox."""
+        await self.session.close()
+        await self.session.policy.close()
+        if self.sandbox is not None:
+            await self.sandbox.close()
+
+
+async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
+    """Everything behind a chat. Raises an AgentRLError that says what is missing."""
+    project = find_project(override=given.project)
+    files = ([project / PROJECT_FILE] if project else []) + given.config
+    config, _ = load_config(files, given.sets, os.environ, {}, base=project or Path.cwd())
+    pack = _pack(given.pack, config, project)
+    task, prompt = _task(given, pack)
+    policy, chat = open_policy(given.model, config, given.db, base=project or Path.cwd(), script=given.script)
+    sandbox, note = await _sandbox(config, pack)
+    limits = config.rollout
+    env = ToolEnv(
+        pack.tools_of(task) if pack is not None else (),
+        open_session=sandbox.session if sandbox is not None else None,
+        setup=str(task.data.get("setup") or ""),
+        max_parallel_calls=limits.max_parallel_calls,
+        tool_timeout=limits.tool_timeout,
+        seed=given.seed,
+    )
+    temperature = limits.temperature if given.temperature is None else given.temperature
+    session = Session(
+        policy,
+        chat,
+        env,
+        emit,
+        task,
+        rewards=pack.rewards if pack is not None else (),
+        sampling=Sampling(temperature, limits.top_p, limits.top_k, limits.max_new_tokens, seed=given.seed),
+        sandboxed=sandbox is not None,
+    )
+    ready = {
+        "ev": "ready",
+        "model": given.model or config.model.name,
+        "weights": policy.weights_version,
+        "context": policy.context_length,
+        "pack": pack.name if pack is not None else "",
+        "tools": sorted(env.tools),
+        "task": task.id if given.task else None,
+        "sandbox": getattr(sandbox, "level", None),
+        "note": note,
+        "tokenizer": chat.tokenizer.json,
+    }
+    return Opened(session, prompt, ready, sandbox)
+
+
+def _pack(names: Sequence[str], config: Config, project: Path | None) -> Pack | None:
+    """The pack named, else the project's first; none outside a project."""
+    if names:
+        return load_pack(names[0], base=project)
+    return load_pack(config.task.packs[0], base=project) if project is not None and config.task.packs else None
+
+
+def _task(given: argparse.Namespace, pack: Pack | None) -> tuple[Task, list[Message]]:
+    """The task and the opening messages: a row's whole prompt, or a system message alone."""
+    if given.task:
+        if pack is None:
+            raise NotFound("A task needs a pack.", hint="--pack NAME says which.")
+        tasks = [task for split in _splits(pack) for task in pack.tasks(split)]
+        found = next((t for t in tasks if given.task in (t.id, t.id.partition("/")[2])), None)
+        if found is None:
+            raise NotFound.of(f"task in {pack.name}", given.task, [task.id.partition("/")[2] for task in tasks])
+        return found, list(found.prompt)
+    system = given.system if given.system is not None else (pack.system if pack is not None else "")
+    prompt: list[Message] = [{"role": "system", "content": system}] if system else []
+    name = pack.name if pack is not None else "chat"
+    return Task(id=f"{name}/chat", pack=name, family="", split="chat", prompt=tuple(prompt)), prompt
+
+
+def _splits(pack: Pack) -> list[str]:
+    return sorted(path.stem for path in (pack.dir / "data").glob("*.jsonl"))
+
+
+async def _sandbox(config: Config, pack: Pack | None) -> tuple[Sandbox | None, str]:
+    """The sandbox for the pack's tools; without one the chat still works, and says so."""
+    if pack is None:
+        return None, ""
+    from agentrl_cli.sandbox import Sandbox
+
+    try:
+        return await Sandbox.open(config.sandbox), ""
+    except SandboxUnavailable as error:
+        return None, f"no sandbox: {error.message} {error.hint}"
+
+
+def open_policy(
+    name: str | None, config: Config, db: Path, *, base: Path, script: Path | None = None
+) -> tuple[Policy, Chat]:
+    """A policy and its chat: `scripted`, `tiny`, a folder, a Hugging Face id, or RUN@best, RUN@last, RUN@STEP.
+
+    `script` holds the scripted model's replies, a JSON list of texts, one an answer.
+    """
+    if (name or config.model.name) != "scripted":
+        return _loaded(name, config, db, base)
+    folder = bundled_model()
+    tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").is_file() else ByteTokenizer()
+    replies = json.loads(script.read_text("utf-8")) if script is not None else None
+    policy = ScriptedPolicy(replies if replies is not None else (lambda key, ids: SAID), tokenizer)
+    return policy, Chat(tokenizer, "hermes", append_only=True)
+
+
+def _loaded(name: str | None, config: Config, db: Path, base: Path) -> tuple[Policy, Chat]:
+    from agentrl_cli.policies.local_load import load_policy  # imports torch: only this process pays for it
+    from agentrl_cli.store import Store
+
+    if not db.is_file():
+        loaded = load_policy(name, config, base=base)
+    else:
+        with Store.open(db, readonly=True) as store:
+            loaded = load_policy(name, config, base=base, store=store)
+    return loaded.policy, loaded.chat

@@ -1,0 +1,43 @@
+"""The store: one SQLite file that holds runs, episodes, every token of them and what training made of it.
+
+```python
+with Store.open("runs/agentrl.db") as store:
+    episode = store.episode("last")
+```
+"""
+
+from __future__ import annotations
+
+from agentrl_cli.store.base import StoreBase
+from agentrl_cli.store.episodes import EpisodeWriter, episode_key
+from agentrl_cli.store.lists import EpisodeReader
+from agentrl_cli.store.reader import RunReader
+from agentrl_cli.store.rows import (
+    CheckpointRow,
+    ControlRow,
+    DriftRow,
+    EpisodeRow,
+    EvalRow,
+    LiveRow,
+    RunRow,
+    TokenizerRow,
+)
+from agentrl_cli.store.writer import MarkWriter, RunWriter
+
+
+class Store(RunWriter, EpisodeWriter, MarkWriter, RunReader, EpisodeReader, StoreBase):
+    """A store file, open for writing or (`readonly=True`) for reading."""
+
+
+__all__ = [
+    "CheckpointRow",
+    "ControlRow",
+    "DriftRow",
+    "EpisodeRow",
+    "EvalRow",
+    "LiveRow",
+    "RunRow",
+    "Store",
+    "TokenizerRow",
+    "episode_key",
+]

@@ -1,0 +1,241 @@
+"""The part of a store that readers and writers share: one connection, short transactions, a queue for what can wait.
+
+A write transaction is opened, filled and committed in one go and never left open, so several processes share a file.
+What can wait (live states, logs, training signals) is queued and written together with the next turn, or by a small
+thread after at most `LINGER` seconds where nothing else is written: `kill -9` loses no more than that.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from agentrl_cli.errors import StoreError
+from agentrl_cli.store.connection import BUSY_MS, connect, mapped
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
+LINGER = 0.4
+"""Seconds that a queued write may wait."""
+
+MAX_QUEUE = 50_000
+"""Queued writes kept while the file cannot be written; beyond it the oldest go."""
+
+Params = Sequence[Any]
+
+
+class StoreBase:
+    """A store file, open. Use it from one thread; other threads and processes open their own."""
+
+    def __init__(self, path: Path | str, *, readonly: bool = False, busy_ms: int = BUSY_MS) -> None:
+        self.path = path if str(path) == ":memory:" else Path(path)
+        self.readonly = readonly
+        self._conn = connect(path, readonly=readonly, busy_ms=busy_ms)
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._queue: list[tuple[str, Params]] = []
+        self._live: dict[str, Params] = {}
+        self._failure: StoreError | None = None
+        self._pending = threading.Event()
+        self._closing = threading.Event()
+        self._flusher: threading.Thread | None = None
+        self._pid = os.getpid()
+        if not readonly:
+            atexit.register(self._close_at_exit)
+
+    @classmethod
+    def open(cls, path: Path | str, readonly: bool = False, *, busy_ms: int = BUSY_MS) -> Self:
+        """Open a store; for writing it is made where there is none.
+
+        Raises:
+            NotFound: there is no such file (readonly).
+            StoreError: written by a newer agentrl, not a store, locked, damaged, on a full disk.
+        """
+        return cls(path, readonly=readonly, busy_ms=busy_ms)
+
+    def close(self) -> None:
+        """Write what is queued and close; closing twice is fine."""
+        if self._closing.is_set():
+            return
+        try:
+            if not self.readonly:
+                self.flush()
+        finally:
+            self._closing.set()
+            self._pending.set()
+            atexit.unregister(self._close_at_exit)
+            with self._lock:
+                self._conn.close()
+
+    def _close_at_exit(self) -> None:
+        if os.getpid() == self._pid:  # never from a forked child: the connection is the parent's
+            self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def db(self) -> Database:
+        """The same connection as a sqlite-utils Database."""
+        from sqlite_utils import Database
+
+        return Database(self._conn)
+
+    # Writing
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Everything inside is written together or not at all. Nests; do not await inside.
+
+        Raises StoreError; what was queued before stays queued then.
+        """
+        with self._lock, mapped(self.path):
+            if self._depth:
+                with self._savepoint():
+                    yield self._conn
+                return
+            self._refuse_readonly()
+            queue, live = self._queue, self._live
+            self._conn.execute("BEGIN IMMEDIATE")
+            self._depth, self._queue, self._live = 1, [], {}
+            try:
+                self._drain(queue, live)
+                yield self._conn
+                self._drain((), self._live)
+                self._conn.execute("COMMIT")
+            except BaseException:
+                if self._conn.in_transaction:
+                    self._conn.execute("ROLLBACK")
+                self._queue, self._live = queue[-MAX_QUEUE:], live
+                raise
+            else:
+                self._live = {}
+            finally:
+                self._depth = 0
+
+    @contextmanager
+    def _savepoint(self) -> Iterator[None]:
+        """A transaction inside a transaction: taken back by itself where it fails and the outer one goes on."""
+        self._conn.execute("SAVEPOINT inner_write")
+        try:
+            yield
+        except BaseException:
+            if self._conn.in_transaction:  # a full disk has ended all of it already
+                self._conn.execute("ROLLBACK TO inner_write")
+                self._conn.execute("RELEASE inner_write")
+            raise
+        self._conn.execute("RELEASE inner_write")
+
+    def _drain(self, queue: Sequence[tuple[str, Params]], live: dict[str, Params]) -> None:
+        for sql, params in queue:
+            try:
+                self._conn.execute(sql, params)
+            except sqlite3.IntegrityError as error:  # one bad row must not hold back the others
+                self._failure = StoreError(f"A row was refused by {self.path}: {error}.")
+        if live:
+            self._conn.executemany(
+                "UPDATE live SET state=?, turn=?, text=?, updated=? WHERE episode_id=?", live.values()
+            )
+
+    def _later(self, sql: str, params: Params) -> None:
+        """Queue one write; inside a transaction it happens at once, in order."""
+        with self._lock:
+            self._refuse_readonly()
+            if self._depth:
+                self._conn.execute(sql, params)
+                return
+            self._queue.append((sql, params))
+            self._wake()
+            self._raise_failure()
+
+    def _wake(self) -> None:
+        if self._flusher is None:
+            self._flusher = threading.Thread(target=self._flush_late, name="agentrl-store", daemon=True)
+            self._flusher.start()
+        self._pending.set()
+
+    def _flush_late(self) -> None:
+        """The flusher thread: what was queued is written `LINGER` seconds later, if it still is."""
+        while not self._closing.is_set():
+            self._pending.wait()
+            if self._closing.wait(LINGER):
+                return
+            self._pending.clear()
+            try:
+                self.flush()
+            except StoreError as error:  # raised by the next write, in the thread of whoever uses the store
+                self._failure = error
+            except sqlite3.ProgrammingError:  # closed meanwhile
+                return
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _refuse_readonly(self) -> None:
+        if self.readonly:
+            raise StoreError(f"The store {self.path} was opened for reading only.")
+
+    def flush(self) -> None:
+        """Write what is queued now. Raises StoreError."""
+        with self._lock:
+            if (self._queue or self._live) and not self._depth:
+                with self.transaction():
+                    pass
+
+    # Reading
+
+    def _rows(self, sql: str, params: Params = ()) -> list[tuple[Any, ...]]:
+        """All rows of a query, what this store has queued included."""
+        with self._lock, mapped(self.path):
+            if self._queue or self._live:
+                self._settle()
+            return self._conn.execute(sql, params).fetchall()
+
+    def _settle(self) -> None:
+        if self._depth:
+            live, self._live = self._live, {}
+            self._drain((), live)
+        else:
+            self.flush()
+
+    def _row(self, sql: str, params: Params = ()) -> tuple[Any, ...] | None:
+        rows = self._rows(sql, params)
+        return rows[0] if rows else None
+
+    def _dicts(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
+        with self._lock, mapped(self.path):
+            if self._queue or self._live:
+                self._settle()
+            cursor = self._conn.execute(sql, params)
+            names = [item[0] for item in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor]
+
+    def data_version(self) -> int:
+        """A number that changes when another connection has written: poll it before reading again."""
+        with self._lock, mapped(self.path):
+            return int(self._conn.execute("PRAGMA data_version").fetchone()[0])
+
+
+def marks(count: int) -> str:
+    """`?,?,?`"""
+    return ",".join("?" * count)
+
+
+def batches(values: Iterable[Any], size: int = 500) -> Iterator[list[Any]]:
+    """Lists of at most `size`: SQLite limits the parameters of a statement."""
+    values = list(values)
+    for start in range(0, len(values), size):
+        yield values[start : start + size]

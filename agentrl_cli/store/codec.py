@@ -1,0 +1,144 @@
+"""Arrays to blobs and values to JSON, and back, exactly.
+
+Floats are little-endian float32 (float16 after pruning: the length tells), token ids int32, origins int8. A float array
+without one number is stored as NULL, so a prompt costs five bytes a token. In training signals an empty blob means
+"written, and nothing but NaN", NULL means "never written".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from agentrl_cli.types import TOP_K, Float32, Int8, Int32, Tokens
+
+
+def _plain(value: object) -> object:
+    """What JSON has no word for: numpy values by their Python value, the rest by its text."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=str)
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    return str(value)
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain).encode
+
+
+def dumps(value: object) -> str:
+    """JSON that any SQLite TEXT column takes."""
+    text = _encode(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate, from a tool that printed bytes
+        return json.dumps(value, separators=(",", ":"), default=_plain)
+    return text
+
+
+def loads(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+def clean(text: str) -> str:
+    """Text that SQLite takes: lone surrogates become their escape."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="backslashreplace").decode()
+    return text
+
+
+def number(value: Any) -> Any:
+    """NaN where SQLite or JSON holds no number."""
+    return math.nan if value is None else value
+
+
+def dump_metrics(metrics: Mapping[str, Any]) -> str:
+    """JSON by the letter, which SQLite's own functions can read: NaN as null, infinity as 9e999."""
+    parts = []
+    for name, value in metrics.items():
+        parts.append(f"{_encode(clean(str(name)))}:{_metric(value)}")
+    return "{" + ",".join(parts) + "}"
+
+
+def _metric(value: Any) -> str:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "null" if math.isnan(value) else ("9e999" if value > 0 else "-9e999")
+    return dumps(value)
+
+
+def load_metrics(text: str) -> dict[str, Any]:
+    return {name: number(value) for name, value in json.loads(text).items()}
+
+
+def floats_blob(array: Float32, *, mark: bool = False) -> bytes | None:
+    """float32 bytes; without one number: NULL, or an empty blob where `mark`."""
+    if np.isnan(array).all():
+        return b"" if mark else None
+    return np.ascontiguousarray(array, "<f4").tobytes()
+
+
+def blob_floats(blob: bytes | None, n: int) -> Float32:
+    """[n] float32; NaN where nothing was stored."""
+    if not blob:
+        return np.full(n, np.nan, np.float32)
+    return np.frombuffer(blob, "<f4" if len(blob) == 4 * n else "<f2").astype(np.float32)
+
+
+def ints_blob(array: Int32) -> bytes:
+    return np.ascontiguousarray(array, "<i4").tobytes()
+
+
+def blob_ints(blob: bytes) -> Int32:
+    return np.frombuffer(blob, "<i4").astype(np.int32)
+
+
+def bytes_blob(array: Int8) -> bytes:
+    return np.ascontiguousarray(array, np.int8).tobytes()
+
+
+def token_columns(tokens: Tokens) -> tuple[Any, ...]:
+    """n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps as `turn_tokens` holds them."""
+    tops = tokens.top_ids
+    return (
+        len(tokens),
+        ints_blob(tokens.ids),
+        bytes_blob(tokens.origin),
+        floats_blob(tokens.logp_sampled),
+        floats_blob(tokens.logp_policy),
+        floats_blob(tokens.entropy),
+        None if (tops == -1).all() else ints_blob(tops),
+        floats_blob(tokens.top_logps),
+    )
+
+
+def tokens_of(rows: Sequence[Sequence[Any]]) -> Tokens:
+    """The tokens of an episode from the columns that `token_columns` made, one row a turn, in order."""
+    if not rows:
+        return Tokens.empty()
+    count = sum(row[0] for row in rows)
+
+    def floats(column: int) -> Float32:
+        return np.concatenate([blob_floats(row[column], row[0]) for row in rows])
+
+    tops = [np.full(TOP_K * row[0], -1, np.int32) if row[6] is None else blob_ints(row[6]) for row in rows]
+    top_logps = np.concatenate([blob_floats(row[7], TOP_K * row[0]) for row in rows])
+    return Tokens(
+        blob_ints(b"".join(row[1] for row in rows)),
+        np.frombuffer(b"".join(row[2] for row in rows), np.int8).copy(),
+        floats(3),
+        floats(4),
+        floats(5),
+        np.concatenate(tops).reshape(count, TOP_K),
+        top_logps.reshape(count, TOP_K),
+    )

@@ -1,0 +1,223 @@
+"""The filter language of `ls --filter`, replay and watch, and the order of a list, compiled to SQL.
+
+    reward:<0.5 step:100..120 task:calc/* tool:calculator flag:LOOP text:"4,5" outcome:failed,timeout -tag:seen
+
+Terms are joined by *and*; `-` in front negates one; a comma means *or*. Numbers take `<`, `<=`, `>`, `>=`, `a..b`,
+`a..` and `none`; names take `*` and `?`, without regard to case; a bare word searches the text. Nothing here runs a
+query.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from agentrl_cli.errors import UsageError, nearest
+from agentrl_cli.types import Outcome
+
+Where = tuple[str, list[Any]]
+
+NUMBERS: dict[str, str] = {
+    "reward": "e.reward",
+    "primary": "e.primary_score",
+    "adv": "e.advantage",
+    "step": "e.step",
+    "turns": "e.n_turns",
+    "tokens": "e.n_tokens",
+    "model_tokens": "e.n_model_tokens",
+    "calls": "e.n_calls",
+    "errors": "e.n_tool_errors",
+    "sample": "e.sample",
+    "seed": "e.seed",
+    "seconds": "(CASE WHEN e.ended > 0 THEN e.ended - e.started END)",
+}
+"""Fields that hold a number, and their SQL."""
+
+NAMES: dict[str, str] = {
+    "task": "e.task_id",
+    "pack": "e.pack",
+    "family": "e.family",
+    "split": "e.split",
+    "outcome": "e.outcome",
+    "fact": "e.fact",
+    "kind": "e.kind",
+    "group": "e.group_id",
+    "parent": "e.parent_id",
+    "id": "e.id",
+    "level": "e.level",
+    "error": "e.error",
+    "weights": "e.weights_version",
+}
+"""Fields that hold a name."""
+
+LOOKUPS: dict[str, str] = {
+    "tool": "e.id IN (SELECT episode_id FROM tool_calls WHERE {})",
+    "tag": "e.id IN (SELECT episode_id FROM tags WHERE {})",
+    "run": "e.run_id IN (SELECT id FROM runs WHERE {})",
+    "ckpt": "(e.run_id, e.step) IN (SELECT run_id, step FROM checkpoints WHERE {})",
+    "drift": "e.id IN (SELECT episode_id FROM drift WHERE {})",
+}
+"""Fields of another table."""
+
+_LOOKUP_COLUMNS = {"tool": ("name",), "tag": ("tag",), "run": ("name", "id"), "ckpt": ("kind",), "drift": ("kind",)}
+
+SORTS: dict[str, str] = {"time": "e.started", **NUMBERS, **{name: NAMES[name] for name in ("task", "outcome", "kind")}}
+"""What a list can be ordered by."""
+
+ALIASES = {"advantage": "adv", "primary_score": "primary", "outcomes": "outcome", "started": "time"}
+_TERM = re.compile(r'\s*(-?)(?:([A-Za-z_]\w*):)?("(?:[^"\\]|\\.)*"|\S+)')
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_EXAMPLE = 'For example: reward:<0.5 step:100..120 task:calc/* flag:LOOP text:"4,5" -tag:seen'
+
+
+def fields() -> list[str]:
+    """Every field of the language, sorted: for help and completion."""
+    return sorted([*NUMBERS, *NAMES, *LOOKUPS, "flag", "text", "note"])
+
+
+def compile_filter(text: str) -> Where:
+    """A filter as an SQL condition over `episodes e`, and its parameters. Raises UsageError naming the nearest."""
+    parts: list[str] = []
+    params: list[Any] = []
+    position = 0
+    text = text.strip()
+    while position < len(text):
+        match = _TERM.match(text, position)
+        if match is None:
+            raise UsageError(f"The filter cannot be read from here: {text[position:]!r}", hint=_EXAMPLE)
+        position = match.end()
+        minus, name, raw = match.groups()
+        quoted = len(raw) > 1 and raw[0] == raw[-1] == '"'
+        if raw.startswith('"') and not quoted:
+            raise UsageError(f"A quotation mark is not closed: {raw}", hint=_EXAMPLE)
+        value = re.sub(r"\\(.)", r"\1", raw[1:-1]) if quoted else raw
+        sql, values = _term(name or "text", value, quoted=quoted)
+        parts.append(f"NOT coalesce({sql}, 0)" if minus else sql)
+        params += values
+    return " AND ".join(parts) or "1", params
+
+
+def compile_sort(text: str) -> str:
+    """`-time`, `reward,-tokens`… as ORDER BY terms; `-` is descending. Raises UsageError naming the nearest."""
+    terms: list[str] = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name = ALIASES.get(item.lstrip("-+"), item.lstrip("-+"))
+        if name not in SORTS:
+            raise _unknown("order", name, list(SORTS))
+        down = item.startswith("-")
+        if name == "time":
+            direction = "DESC" if down else "ASC"
+            return ", ".join([*terms, f"e.started {direction}", f"e.rowid {direction}"])
+        terms.append(f"{SORTS[name]} {'DESC' if down else 'ASC'} NULLS LAST")
+    return ", ".join([*terms, "e.rowid DESC"])
+
+
+def _term(name: str, value: str, *, quoted: bool) -> Where:
+    name = ALIASES.get(name.lower(), name.lower())
+    if not value:
+        raise UsageError(f"{name}: needs a value.", hint=_EXAMPLE)
+    if name == "text":
+        return _text(value)
+    choices = [value] if quoted else [item for item in value.split(",") if item]
+    one: Callable[[str], Where]
+    if name in NUMBERS:
+        column = NUMBERS[name]
+        one = lambda item: _number(name, column, item)  # noqa: E731
+    elif name in NAMES:
+        _check_outcome(name, choices)
+        column = NAMES[name]
+        one = lambda item: _name(column, item)  # noqa: E731
+    elif name in LOOKUPS:
+        one = lambda item: _lookup(name, item)  # noqa: E731
+    elif name == "flag":
+        one = lambda item: ("e.flags LIKE ? ESCAPE '\\'", [f'%"{_like(item).replace("*", "%")}"%'])  # noqa: E731
+    elif name == "note":
+        one = lambda item: (  # noqa: E731
+            "e.id IN (SELECT episode_id FROM notes WHERE text LIKE ? ESCAPE '\\')",
+            [f"%{'' if item == '*' else _like(item)}%"],
+        )
+    else:
+        raise _unknown("field", name, fields())
+    found = [one(item) for item in choices]
+    sql = " OR ".join(part for part, _ in found)
+    return f"({sql})", [param for _, params in found for param in params]
+
+
+def _number(name: str, column: str, value: str) -> Where:
+    if value == "none":
+        return f"{column} IS NULL", []
+    if ".." in value:
+        low, high = value.split("..", 1)
+        bounds = [(sign, _float(name, end)) for sign, end in ((">=", low), ("<=", high)) if end]
+        if len(bounds) == 2 and bounds[0][1] > bounds[1][1]:
+            raise UsageError(f"{name}: needs the smaller number first, not {value!r}.", hint=f"{name}:{high}..{low}")
+        if bounds:
+            return " AND ".join(f"{column} {sign} ?" for sign, _ in bounds), [end for _, end in bounds]
+    match = re.match(r"<=|>=|<|>|=", value)
+    sign = match.group() if match else "="
+    return f"{column} {sign} ?", [_float(name, value[len(sign) if match else 0 :])]
+
+
+def _float(name: str, text: str) -> float:
+    if not _NUMBER.fullmatch(text):
+        raise UsageError(
+            f"{name}: needs a number, not {text!r}.", hint=f"For example {name}:<0.5, {name}:1..3 or {name}:none."
+        )
+    return float(text)
+
+
+def _name(column: str, value: str) -> Where:
+    if value == "none":
+        return f"nullif({column}, '') IS NULL", []
+    if "*" in value or "?" in value:
+        pattern = _like(value).replace("*", "%").replace("?", "_")
+        return f"{column} LIKE ? ESCAPE '\\'", [pattern]
+    return f"{column} = ? COLLATE NOCASE", [value]
+
+
+def _lookup(name: str, value: str) -> Where:
+    found = [_name(column, value) for column in _LOOKUP_COLUMNS[name]]
+    where = " OR ".join(sql for sql, _ in found)
+    return LOOKUPS[name].format(where), [param for _, params in found for param in params]
+
+
+_STRUCTURE = "role content name type text function arguments id tool_calls tool_call_id system user assistant tool"
+
+
+def _text(value: str) -> Where:
+    """Messages are stored as JSON, so what is sought is escaped as JSON has it; keys and roles do not count as text."""
+    needle = f"%{_like(json.dumps(value, ensure_ascii=False)[1:-1])}%"
+    plain = f"%{_like(value)}%"
+    like, params = "messages LIKE ? ESCAPE '\\'", [needle]
+    if value.lower() in _STRUCTURE or set(value) & set('[]{}:,"'):
+        like += (
+            " AND EXISTS (SELECT 1 FROM json_tree(messages) WHERE type='text' AND key IS NOT 'role'"
+            " AND atom LIKE ? ESCAPE '\\')"
+        )
+        params = [needle, plain]
+    return (
+        f"(e.id IN (SELECT episode_id FROM turns WHERE {like})"
+        " OR e.id IN (SELECT episode_id FROM tool_calls WHERE raw LIKE ? ESCAPE '\\'))",
+        [*params, plain],
+    )
+
+
+def _like(text: str) -> str:
+    return re.sub(r"([%_\\])", r"\\\1", text)
+
+
+def _check_outcome(name: str, values: list[str]) -> None:
+    if name != "outcome":
+        return
+    known = [outcome.value for outcome in Outcome]
+    for value in values:
+        if value != "none" and not set("*?") & set(value) and value.lower() not in known:
+            raise _unknown("outcome", value, known)
+
+
+def _unknown(what: str, name: str, known: list[str]) -> UsageError:
+    near = nearest(name, known)
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"There are: {', '.join(sorted(known))}."
+    return UsageError(f"A filter has no {what} {name!r}." if what != "order" else f"No order {name!r}.", hint=hint)

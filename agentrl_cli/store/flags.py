@@ -1,0 +1,179 @@
+"""Flags: what is worth a look in an episode, each with its evidence. Pure functions over an `Episode`.
+
+BADARG     a tool was unknown or got arguments that do not fit its schema
+NOTOOL     no tool was called
+LOOP       the same call again and again, or a text that repeats itself
+TRUNC      cut off: tokens, turns or the context ran out
+AFTERERR   answered right after a tool had failed
+MALFORMED  a call that could not be parsed
+DRIFT      a rendering of the conversation differs in its structure from the ids
+MASK       the mask is wrong: sampled tokens outside the model's turns, or without a log-probability
+
+To add one: a generator function here and one line in RULES.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentrl_cli.types import Episode, Fact, Int32, Origin, Outcome, StopReason, ToolCall, ToolResult, Turn
+
+LOOP_CALLS = 3
+"""Identical calls in one episode that make a loop; two in a row with the same answer do, too."""
+
+LOOP_PERIOD = 32
+"""Longest repeated piece of text looked for, in tokens."""
+
+LOOP_TOKENS = 32
+"""A turn that ends in so many tokens of repetition (four rounds at least) loops."""
+
+_BAD_ARGUMENTS = {"bad_arguments", "unknown_tool"}
+_CUT = {Outcome.TRUNCATED_TOKENS, Outcome.TRUNCATED_TURNS, Outcome.TOO_LONG}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A rule that holds, the words that show it, and the turn where it shows."""
+
+    name: str
+    evidence: str
+    turn: int | None = None
+
+
+def find_flags(episode: Episode, drift: Iterable[str] = ()) -> list[Flag]:
+    """All flags of an episode, each name once (its first place), in the order of RULES.
+
+    `drift` names the kinds of drift that were found in it.
+    """
+    found = [next(rule(episode), None) for rule in RULES.values()]
+    if "structural" in set(drift) or episode.fact == Fact.SKIPPED_DRIFT:
+        found.append(Flag("DRIFT", "a separator, role or stop token is missing in the rendering"))
+    return [flag for flag in found if flag is not None]
+
+
+def flag_names(episode: Episode, drift: Iterable[str] = ()) -> tuple[str, ...]:
+    """The names alone, as `Episode.flags` holds them."""
+    return tuple(flag.name for flag in find_flags(episode, drift))
+
+
+def _answered(episode: Episode) -> Iterator[tuple[Turn, ToolCall | None, ToolResult]]:
+    """Every result with the call it answers and the turn that asked."""
+    asked: Turn | None = None
+    answers = 0
+    for turn in episode.turns:
+        if turn.calls:
+            asked, answers = turn, 0
+        for result in turn.results:
+            known = asked is not None and answers < len(asked.calls)
+            yield asked or turn, asked.calls[answers] if asked is not None and known else None, result
+            answers += 1
+
+
+def _bad_arguments(episode: Episode) -> Iterator[Flag]:
+    bad = [item for item in _answered(episode) if item[2].error in _BAD_ARGUMENTS]
+    for turn, call, result in bad:
+        name = call.name if call else "a tool"
+        yield Flag("BADARG", f"{len(bad)}×, first {name}: {_short(result.text)}", turn.index)
+
+
+def _no_tool(episode: Episode) -> Iterator[Flag]:
+    replies = [turn for turn in episode.turns if turn.role == "assistant"]
+    if replies and not episode.tool_calls:
+        yield Flag("NOTOOL", f"{len(replies)} turn{'s' if len(replies) > 1 else ''} without a call", replies[-1].index)
+
+
+def _loop(episode: Episode) -> Iterator[Flag]:
+    counts: Counter[str] = Counter()
+    last: tuple[str, str] | None = None
+    for turn, call, result in _answered(episode):
+        if call is None:
+            continue
+        same = f"{call.name} {_arguments(call)}"
+        counts[same] += 1
+        if counts[same] == LOOP_CALLS or last == (same, result.text):
+            yield Flag("LOOP", f"{counts[same]}× {_short(same)}", turn.index)
+        last = (same, result.text)
+    for turn in episode.turns:
+        if turn.role == "assistant" and turn.end - turn.start >= LOOP_TOKENS:
+            length, period = repetition(episode.tokens.ids[turn.start : turn.end])
+            if length:
+                yield Flag("LOOP", f"the last {length} tokens repeat a piece of {period}", turn.index)
+
+
+def repetition(ids: Int32, most: int = LOOP_PERIOD) -> tuple[int, int]:
+    """(length, period) of the repetition that `ids` end in, stop tokens aside; (0, 0) where there is none."""
+    for end in (len(ids), len(ids) - 1):
+        tail = ids[:end]
+        for period in range(1, min(most, end // 4) + 1):
+            differs = np.flatnonzero(tail[period:] != tail[:-period])
+            length = end - (int(differs[-1]) + 1 if len(differs) else 0)
+            if length >= max(LOOP_TOKENS, 4 * period):
+                return length, period
+    return 0, 0
+
+
+def _truncated(episode: Episode) -> Iterator[Flag]:
+    if episode.outcome in _CUT:
+        yield Flag("TRUNC", str(episode.outcome), episode.turns[-1].index if episode.turns else None)
+    for turn in episode.turns:
+        if turn.stop_reason is StopReason.LENGTH:
+            yield Flag("TRUNC", f"turn {turn.index} was cut after {turn.end - turn.start} tokens", turn.index)
+
+
+def _after_error(episode: Episode) -> Iterator[Flag]:
+    failed: ToolResult | None = None
+    for turn in episode.turns:
+        if turn.results:
+            failed = next((result for result in reversed(turn.results) if result.error), None)
+        elif turn.role == "assistant":
+            if failed is not None and not turn.calls:
+                yield Flag("AFTERERR", f"answered after {failed.error}: {_short(failed.text)}", turn.index)
+            failed = None
+
+
+def _malformed(episode: Episode) -> Iterator[Flag]:
+    for turn in episode.turns:
+        for call in turn.calls:
+            if call.error:
+                yield Flag("MALFORMED", _short(call.error), turn.index)
+    for turn, _, result in _answered(episode):
+        if result.error == "malformed_call":
+            yield Flag("MALFORMED", _short(result.text), turn.index)
+
+
+def _mask(episode: Episode) -> Iterator[Flag]:
+    tokens = episode.tokens
+    sampled = tokens.origin == Origin.MODEL
+    for turn in episode.turns:
+        count = int(sampled[turn.start : turn.end].sum())
+        if turn.role != "assistant" and count:
+            yield Flag("MASK", f"{count} tokens of a {turn.role} turn count as sampled", turn.index)
+    bare = np.flatnonzero(sampled & np.isnan(tokens.logp_policy))
+    if len(bare):
+        turn_of = next((turn.index for turn in episode.turns if turn.start <= bare[0] < turn.end), None)
+        yield Flag("MASK", f"{len(bare)} sampled tokens without a log-probability, first at {bare[0]}", turn_of)
+
+
+RULES: dict[str, Callable[[Episode], Iterator[Flag]]] = {
+    "BADARG": _bad_arguments,
+    "NOTOOL": _no_tool,
+    "LOOP": _loop,
+    "TRUNC": _truncated,
+    "AFTERERR": _after_error,
+    "MALFORMED": _malformed,
+    "MASK": _mask,
+}
+
+
+def _arguments(call: ToolCall) -> str:
+    return call.raw if call.arguments is None else json.dumps(call.arguments, sort_keys=True, default=str)
+
+
+def _short(text: str, most: int = 80) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 1] + "…"

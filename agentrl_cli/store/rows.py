@@ -1,0 +1,216 @@
+"""The rows of the store as small frozen dataclasses: what lists and screens read, without tokens."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from agentrl_cli.types import Outcome
+
+T = TypeVar("T")
+
+RUN_STATUS = ("running", "finished", "stopped", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One training, rollout, evaluation or chat. `step` counts finished steps."""
+
+    id: str
+    name: str
+    kind: str = "train"
+    """train | rollout | eval | chat | whatif"""
+    status: str = "running"
+    """running | finished | stopped | failed. A run killed from outside stays `running`: see `alive`."""
+    model: str = ""
+    pack: str = ""
+    seed: int = 0
+    step: int = 0
+    total_steps: int = 0
+    tokenizer: str = ""
+    """Hash of the tokenizer that its episodes are decoded with."""
+    parent_id: str | None = None
+    parent_step: int | None = None
+    dir: str = ""
+    pid: int = 0
+    host: str = ""
+    version: str = ""
+    """The agentrl version that wrote it."""
+    error: str = ""
+    started: float = 0.0
+    ended: float = 0.0
+    heartbeat: float = 0.0
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> bool:
+        """True while its process runs; a run of another machine counts as alive while it says `running`."""
+        if self.status != "running":
+            return False
+        if not self.pid or self.host not in ("", platform.node()):
+            return True
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+    @property
+    def state(self) -> str:
+        """`status`, or `interrupted` where the process is gone without saying so."""
+        return self.status if self.status != "running" or self.alive else "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRow:
+    """One line of an episode list."""
+
+    rowid: int
+    id: str
+    run_id: str | None
+    group_id: str | None
+    task_id: str
+    pack: str
+    family: str
+    split: str
+    step: int | None
+    sample: int
+    seed: int
+    kind: str
+    parent_id: str | None
+    parent_turn: int | None
+    weights_version: str
+    tokenizer: str
+    outcome: Outcome | None
+    error: str
+    reward: float | None
+    """None while it runs."""
+    primary_score: float | None
+    advantage: float | None
+    fact: str
+    n_turns: int
+    n_tokens: int
+    n_model_tokens: int
+    n_calls: int
+    n_tool_errors: int
+    level: str
+    flags: tuple[str, ...]
+    started: float
+    ended: float
+    key: str | None
+    """`run/step/group/sample`: the same attempt after a resume has the same key."""
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def running(self) -> bool:
+        return self.outcome is None
+
+    @property
+    def seconds(self) -> float | None:
+        return self.ended - self.started if self.ended else None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRow:
+    """An episode that runs now."""
+
+    episode_id: str
+    run_id: str | None
+    task_id: str
+    sample: int
+    state: str
+    """An `AgentState` value."""
+    turn: int
+    text: str
+    """The tail of what is being generated."""
+    started: float
+    updated: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRow:
+    """One evaluation: `pass_rate` is pass@1 over `n_tasks` tasks with `n_samples` each, `low..high` its interval."""
+
+    run_id: str | None
+    step: int | None
+    name: str = ""
+    """What was evaluated: `base`, `step-20`, `best`…"""
+    split: str = "test"
+    n_tasks: int = 0
+    n_samples: int = 0
+    pass_rate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Everything else: pass@k, per family, reward, tool-call rate."""
+    at: float = 0.0
+    id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """A checkpoint folder; `kind` is step | best | last."""
+
+    run_id: str
+    step: int
+    kind: str
+    path: str
+    metrics: Mapping[str, Any]
+    at: float
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DriftRow:
+    """Where a rendering of the conversation differs from the ids that were trained."""
+
+    episode_id: str
+    kind: str
+    """resegmented | reserialised | by_design | structural"""
+    turn: int
+    position: int
+    expected: str
+    got: str
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRow:
+    """What a person asked of a running training: pause, resume, checkpoint, evaluate, set, stop."""
+
+    id: int
+    run_id: str
+    at: float
+    action: str
+    data: Mapping[str, Any]
+    taken: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerRow:
+    """A tokenizer, so that an episode can be decoded without the model."""
+
+    hash: str
+    tokenizer_json: str
+    chat_template: str
+    specials: Mapping[str, Any]
+
+
+_COLUMNS: dict[type[Any], tuple[str, ...]] = {}
+
+
+def columns(row: type[Any]) -> tuple[str, ...]:
+    """The column names of a row class, in the order of its fields."""
+    if row not in _COLUMNS:
+        _COLUMNS[row] = tuple(item.name for item in fields(row))
+    return _COLUMNS[row]
+
+
+def build(row: type[T], values: Sequence[Any], **decoded: Any) -> T:
+    """A row from the values of its first columns, in order; `decoded` replaces some and adds others."""
+    return row(**{**dict(zip(columns(row), values, strict=False)), **decoded})

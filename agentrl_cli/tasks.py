@@ -1,0 +1,250 @@
+"""Packs: a folder with a description, tools, rows, rewards and defaults; and the check of one.
+
+`task.yaml` says what there is, `task.py` holds the code: `REWARDS` (name → function), `TOOLS` (more tools than the
+built-in ones), `solve(row)` (messages of a full solution), `demonstrate(row, rng, tool_rate)`, `generate(seed)`.
+Rows are JSON lines in `data/<split>.jsonl`: `id`, `family`, `prompt` (a text or messages), and whatever the pack needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl_cli.errors import ConfigError, DataError, NotFound
+from agentrl_cli.paths import pack_names, pack_path
+from agentrl_cli.registry import load_file, resolve
+from agentrl_cli.rewards import Reward
+from agentrl_cli.tools import TOOLS, Tool, as_tool
+from agentrl_cli.types import Message, Task, ToolSchema
+
+SPLITS = ("train", "test", "heldout")
+KEYS = {"name", "description", "system", "tools", "rewards", "families", "defaults", "sandbox"}
+ROW_KEYS = {"id", "family", "prompt"}
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A loaded pack."""
+
+    name: str
+    dir: Path
+    description: str
+    system: str
+    tools: tuple[Tool, ...]
+    rewards: tuple[Reward, ...]
+    families: Mapping[str, Sequence[str]]
+    defaults: Mapping[str, Any]
+    module: Any = field(repr=False)
+    sandbox: bool = True
+    """False where neither tools nor rewards run code, so that no sandbox is needed."""
+    rows: tuple[Mapping[str, Any], ...] | None = field(default=None, repr=False)
+    """Rows of a pack made in a script; None: they are in `data/`."""
+
+    @property
+    def schemas(self) -> list[ToolSchema]:
+        return [tool.schema for tool in self.tools]
+
+    @property
+    def primary(self) -> str:
+        """Name of the primary reward part."""
+        return next(reward.name for reward in self.rewards if reward.primary)
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        rows: Sequence[Mapping[str, Any]],
+        rewards: Sequence[Reward],
+        *,
+        tools: Sequence[Any] = (),
+        system: str = "",
+        sandbox: bool = False,
+    ) -> Pack:
+        """A pack made in a script: rows with `prompt` (and what the rewards need), tools as functions or names.
+
+        The same rows serve training and evaluation. A sole reward is the primary one.
+        Raises ConfigError where no reward, or more than one, is primary.
+        """
+        kept = tuple(rewards)
+        if len(kept) == 1:
+            kept = (Reward(kept[0].name, kept[0].function, kept[0].weight, True),)
+        if sum(reward.primary for reward in kept) != 1:
+            raise ConfigError(f"The pack {name} needs exactly one primary reward.", hint="Reward(…, primary=True)")
+        numbered = tuple({"id": f"{n:04d}", "family": name, **row} for n, row in enumerate(rows))
+        return cls(name, Path(), "", system, tuple(map(as_tool, tools)), kept, {}, {}, None, sandbox, numbered)
+
+    def tasks(self, split: str, *, families: Sequence[str] | None = None, limit: int | None = None) -> list[Task]:
+        """The rows of a split as tasks, in the order of the file.
+
+        Raises NotFound where there is no such split or family, DataError for a bad row (file and line).
+        """
+        if self.rows is not None:
+            tasks = [self.task(row, split) for row in self.rows]
+        else:
+            path = self.dir / "data" / f"{split}.jsonl"
+            if not path.is_file():
+                known = sorted(p.stem for p in (self.dir / "data").glob("*.jsonl"))
+                raise NotFound.of(f"split of {self.name}", split, known)
+            tasks = [self.task(row, split) for row in _rows(path)]
+        if families is not None:
+            known = sorted({task.family for task in tasks})
+            for family in families:
+                if family not in known:
+                    raise NotFound.of(f"family in {split} of {self.name}", family, known)
+            tasks = [task for task in tasks if task.family in families]
+        return tasks[:limit]
+
+    def task(self, row: Mapping[str, Any], split: str) -> Task:
+        """A row as a task: the pack's system message, then the prompt."""
+        prompt = row["prompt"]
+        messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        if self.system and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self.system})
+        data = {key: value for key, value in row.items() if key not in ("prompt", "tools")}
+        tools = tuple(row["tools"]) if row.get("tools") is not None else None
+        return Task(
+            id=f"{self.name}/{row['id']}",
+            pack=self.name,
+            family=str(row.get("family", "")),
+            split=split,
+            prompt=tuple(messages),
+            data=data,
+            tools=tools,
+        )
+
+    def tools_of(self, task: Task) -> tuple[Tool, ...]:
+        """The tools that a task may use."""
+        if task.tools is None:
+            return self.tools
+        for name in task.tools:
+            if name not in {tool.name for tool in self.tools}:
+                raise NotFound.of(f"tool in {self.name}", name, [tool.name for tool in self.tools])
+        return tuple(tool for tool in self.tools if tool.name in task.tools)
+
+    def reweighted(self, weights: Mapping[str, float]) -> tuple[Reward, ...]:
+        """The rewards with some weights replaced; names that this pack lacks are other packs' or tools' parts."""
+        return tuple(
+            Reward(r.name, r.function, weights.get(r.name, r.weight), r.primary) if r.name in weights else r
+            for r in self.rewards
+        )
+
+    def solution(self, task: Task) -> list[Message]:
+        """Messages of the pack's own solution. Raises ConfigError where the pack has no solver."""
+        solve = getattr(self.module, "solve", None)
+        if solve is None:
+            raise ConfigError(f"The pack {self.name} has no `solve(row)` in its task.py.")
+        messages: list[Message] = solve(task.data)
+        return messages
+
+
+def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
+    """Load a pack by its name, or by the path of its folder (relative to `base`).
+
+    Raises NotFound for an unknown pack, ConfigError for a bad task.yaml, EnvError where its task.py fails.
+    """
+    folder = pack_path(str(name), base)
+    if folder is None:
+        raise NotFound.of("pack", str(name), pack_names(), hint="`agentrl init --list` shows them.")
+    spec = _specification(folder / "task.yaml")
+    module = load_file(folder / "task.py")
+    rewards = _rewards(folder, spec.get("rewards") or {}, getattr(module, "REWARDS", {}))
+    extra = {tool.name: tool for tool in map(as_tool, getattr(module, "TOOLS", []))}
+    tools = [extra[t] if t in extra else as_tool(resolve("tools", TOOLS, t, base=folder)) for t in spec.get("tools") or []]
+    return Pack(
+        name=str(spec.get("name") or folder.name),
+        dir=folder,
+        description=str(spec.get("description") or "").strip(),
+        system=str(spec.get("system") or "").strip(),
+        tools=tuple(tools),
+        rewards=rewards,
+        families=spec.get("families") or {},
+        defaults=spec.get("defaults") or {},
+        module=module,
+        sandbox=bool(spec.get("sandbox", True)),
+    )
+
+
+def load_packs(names: Sequence[str], *, base: Path | None = None) -> dict[str, Pack]:
+    """Packs by name. Raises ConfigError where two have the same name."""
+    packs: dict[str, Pack] = {}
+    for name in names:
+        pack = load_pack(name, base=base)
+        if pack.name in packs:
+            raise ConfigError(f"Two packs are named {pack.name!r}.", hint="Change `name` in one task.yaml.")
+        packs[pack.name] = pack
+    return packs
+
+
+def _specification(path: Path) -> dict[str, Any]:
+    try:
+        spec = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if not isinstance(spec, dict):
+        raise ConfigError(f"{path} must be a mapping with {', '.join(sorted(KEYS))}.")
+    for key in spec:
+        if key not in KEYS:
+            error = NotFound.of(f"key in {path}", str(key), sorted(KEYS))
+            raise ConfigError(error.message, hint=error.hint)
+    return spec
+
+
+def _rewards(folder: Path, spec: Mapping[str, Any], functions: Mapping[str, Any]) -> tuple[Reward, ...]:
+    rewards = []
+    for name, value in spec.items():
+        value = {"weight": value} if isinstance(value, (int, float)) else dict(value or {})
+        unknown = set(value) - {"weight", "primary", "function"}
+        if unknown:
+            raise ConfigError(f"{folder / 'task.yaml'}: rewards.{name} has unknown keys: {', '.join(sorted(unknown))}.")
+        function = value.get("function")
+        if function is None and name not in functions:
+            raise NotFound.of(f"reward in {folder / 'task.py'} (REWARDS)", name, functions)
+        loaded = resolve("rewards", {}, function, base=folder) if function else functions[name]
+        rewards.append(Reward(name, loaded, float(value.get("weight", 1.0)), bool(value.get("primary", False))))
+    if sum(reward.primary for reward in rewards) != 1:
+        raise ConfigError(
+            f"{folder / 'task.yaml'}: exactly one reward must be primary: it says what `solved` means.",
+            hint="Write `primary: true` under the reward that counts.",
+        )
+    return tuple(rewards)
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file, checked. Raises DataError with file and line."""
+    seen: dict[str, int] = {}
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            row = _row(line, f"{path}:{number}")
+            if row["id"] in seen:
+                raise DataError(f"{path}:{number}: the id {row['id']!r} stands in line {seen[row['id']]} too.")
+            seen[row["id"]] = number
+            yield row
+
+
+def _row(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: not JSON: {error.msg} at column {error.colno}.") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: a row must be a JSON object.")
+    missing = sorted({"id", "prompt"} - set(row))
+    if missing:
+        raise DataError(f"{where}: the row lacks {', '.join(missing)}.", hint=f"Every row has {', '.join(sorted(ROW_KEYS))}.")
+    if not isinstance(row["id"], str) or not row["id"]:
+        raise DataError(f"{where}: `id` must be a text.")
+    prompt = row["prompt"]
+    texts = isinstance(prompt, str) and prompt
+    messages = (
+        isinstance(prompt, list) and prompt and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in prompt)
+    )
+    if not texts and not messages:
+        raise DataError(f"{where}: `prompt` must be a text or a list of messages with role and content.")
+    return row

@@ -1,0 +1,267 @@
+"""What a tool is: an OpenAI schema, and state per episode with the life `create → execute* → reward? → release`.
+
+A tool that fails is an observation: `Tool.call` turns bad arguments, exceptions and timeouts into a `ToolResult` with
+an error class, and the episode goes on. Only our own faults (`SandboxFault`, `EnvError`) pass through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import time
+import typing
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, overload
+
+from agentrl_cli.chat.arguments import validate_arguments
+from agentrl_cli.chat.parse import is_malformed
+from agentrl_cli.errors import AgentRLError, ConfigError
+from agentrl_cli.tools.schema import is_context, tool_schema
+from agentrl_cli.types import Task, ToolCall, ToolResult, ToolSchema
+
+__all__ = ["FunctionTool", "Tool", "ToolContext", "as_tool", "refused", "tool", "tool_schema", "validate_arguments"]
+
+MAX_ERROR = 500
+"""Characters of an exception's text that the model sees."""
+
+
+@dataclass
+class ToolContext:
+    """What a tool may know of the episode it serves. One per episode, shared by its tools."""
+
+    task: Task | None = None
+    session_factory: Callable[[], Awaitable[Any]] | None = None
+    """Opens the episode's sandbox session; called at most once, when a tool first asks."""
+    seed: int = 0
+    state: dict[str, Any] = field(default_factory=dict)
+    """Shared between the tools of an episode, and seen by its rewards (`submit` puts `answer` here)."""
+    _session: Any = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+
+    async def session(self) -> Any:
+        """The episode's sandbox session, opened at the first call. Raises ConfigError where there is no sandbox."""
+        async with self._lock:
+            if self._session is None:
+                if self.session_factory is None:
+                    raise ConfigError("This tool needs a sandbox, and none was given.", hint="Pass session_factory.")
+                self._session = await self.session_factory()
+        return self._session
+
+    @property
+    def opened(self) -> Any:
+        """The session where one was opened, else None."""
+        return self._session
+
+    async def close(self) -> None:
+        """Close the session, if one was opened."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+class Tool:
+    """A named action with a schema. Subclasses write `execute`, and the other three where they keep state.
+
+    `timeout`: seconds of one call. `concurrency`: calls at once over all episodes (None: no limit). `rate`: calls a
+    second over all episodes (None: no limit). `pure`: same arguments, same answer, no effect; only such a tool may be
+    cached. `external`: has effects outside that cannot be undone or repeated.
+    """
+
+    name: str = ""
+    schema: ToolSchema
+    timeout: float | None = None
+    concurrency: int | None = None
+    rate: float | None = None
+    pure: bool = False
+    external: bool = False
+    examples: tuple[Mapping[str, Any], ...] = ()
+    """Arguments that work: shown by `agentrl tools show`, run by the tests."""
+
+    async def create(self, ctx: ToolContext) -> Any:
+        """State for one episode. By default the context itself."""
+        return ctx
+
+    async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
+        """One call with checked arguments."""
+        raise NotImplementedError
+
+    async def reward(self, state: Any) -> float | None:
+        """The tool's own opinion of the episode, None where it has none: part `tool:<name>`."""
+        return None
+
+    async def release(self, state: Any) -> None:
+        """Free what `create` took. Called exactly once, whatever happened."""
+
+    async def call(self, state: Any, arguments: dict[str, Any], *, timeout: float | None = None) -> ToolResult:
+        """`execute` with everything around it: checked arguments, limits, timing, errors as results.
+
+        `timeout` (seconds) applies where the tool has none of its own; waiting for a free place is not counted.
+        A synchronous function cannot be stopped: after its timeout it runs on in its thread, unheard.
+        """
+        problem = validate_arguments(self.schema, arguments)
+        if problem:
+            return ToolResult(f"Bad tool call: {problem}.", error="bad_arguments")
+        limit = self.timeout if self.timeout is not None else timeout
+        async with self._place():
+            started = time.perf_counter()
+            try:
+                async with asyncio.timeout(limit) as deadline:
+                    result = await self.execute(state, arguments)
+            except AgentRLError:
+                raise
+            except TimeoutError as error:
+                if not deadline.expired():
+                    result = ToolResult(_exception_text(error), error="exception")
+                else:
+                    result = ToolResult(f"Error: {self.name} took longer than {limit:g} s.", error="timeout")
+            except Exception as error:  # noqa: BLE001 - a tool that fails is an observation, whatever it raised
+                result = ToolResult(_exception_text(error), error="exception")
+        return replace(result, seconds=result.seconds or time.perf_counter() - started)
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """Wait for the rate limit, then for a free place. Limits belong to the running loop."""
+        gate = self._gate()
+        await gate.pace(self.rate)
+        if gate.places is None:
+            yield
+            return
+        async with gate.places:
+            yield
+
+    def _gate(self) -> _Gate:
+        loop = asyncio.get_running_loop()
+        gate: _Gate | None = self.__dict__.get("_gate_of_loop")
+        if gate is None or gate.loop is not loop:
+            gate = _Gate(loop, asyncio.Semaphore(self.concurrency) if self.concurrency else None)
+            self.__dict__["_gate_of_loop"] = gate
+        return gate
+
+
+@dataclass
+class _Gate:
+    loop: asyncio.AbstractEventLoop
+    places: asyncio.Semaphore | None
+    next_start: float = 0.0
+
+    async def pace(self, rate: float | None) -> None:
+        """Space calls 1/rate seconds apart."""
+        if rate:
+            now = self.loop.time()
+            start = max(now, self.next_start)
+            self.next_start = start + 1 / rate
+            await asyncio.sleep(start - now)
+
+
+class FunctionTool(Tool):
+    """A plain function as a tool; sync functions run in a thread, async ones in the loop.
+
+    A parameter of type `ToolContext` receives the episode's context and is not shown to the model. The function may
+    return a ToolResult, a text, or anything JSON can carry.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str = "",
+        timeout: float | None = None,
+        concurrency: int | None = None,
+        rate: float | None = None,
+        pure: bool = False,
+        external: bool = False,
+        examples: tuple[Mapping[str, Any], ...] = (),
+    ) -> None:
+        self.function = function
+        self.name = name or getattr(function, "__name__", "tool")
+        self.schema = tool_schema(function, name=self.name)
+        self.timeout, self.concurrency, self.rate = timeout, concurrency, rate
+        self.pure, self.external, self.examples = pure, external, examples
+        hints = typing.get_type_hints(function)
+        self._context = next((parameter for parameter, hint in hints.items() if is_context(hint)), None)
+        self._async = inspect.iscoroutinefunction(function)
+
+    async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
+        given = {**arguments, self._context: state} if self._context else arguments
+        if self._async or self.pure:
+            # A pure function is quick by promise; a thread would cost more than it.
+            value = self.function(**given)
+            value = await value if inspect.isawaitable(value) else value
+        else:
+            value = await asyncio.to_thread(self.function, **given)
+        return as_result(value)
+
+
+@overload
+def tool(function: Callable[..., Any]) -> FunctionTool: ...
+@overload
+def tool(
+    *,
+    name: str = "",
+    timeout: float | None = None,
+    concurrency: int | None = None,
+    rate: float | None = None,
+    pure: bool = False,
+    external: bool = False,
+) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    *,
+    name: str = "",
+    timeout: float | None = None,
+    concurrency: int | None = None,
+    rate: float | None = None,
+    pure: bool = False,
+    external: bool = False,
+) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
+    """A typed function as a tool, `@tool` or `@tool(timeout=5)`. Only wraps it; nothing is registered anywhere.
+
+    Plain functions are accepted wherever tools are, so this is for limits and names alone.
+    """
+
+    def wrap(wrapped: Callable[..., Any]) -> FunctionTool:
+        return FunctionTool(
+            wrapped, name=name, timeout=timeout, concurrency=concurrency, rate=rate, pure=pure, external=external
+        )
+
+    return wrap if function is None else wrap(function)
+
+
+def as_result(value: Any) -> ToolResult:
+    """What a tool function returned, as a ToolResult: texts as they are, None as nothing, the rest as JSON."""
+    if isinstance(value, ToolResult):
+        return value
+    if value is None:
+        return ToolResult("")
+    return ToolResult(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+
+
+def as_tool(value: Any) -> Tool:
+    """A Tool from a Tool, a Tool class, a plain typed function, or a name (see `tools.TOOLS`)."""
+    if isinstance(value, Tool):
+        return value
+    if isinstance(value, str):
+        from agentrl_cli.registry import resolve
+        from agentrl_cli.tools import TOOLS
+
+        return as_tool(resolve("tools", TOOLS, value))
+    if isinstance(value, type) and issubclass(value, Tool):
+        return value()
+    if callable(value):
+        return FunctionTool(value)
+    raise ConfigError(f"{value!r} is no tool.", hint="A tool is a typed function with a docstring, or a Tool.")
+
+
+def refused(call: ToolCall, names: Mapping[str, Any]) -> ToolResult:
+    """The observation for a call that carries an error: `malformed_call`, `unknown_tool` or `bad_arguments`."""
+    known = "bad_arguments" if call.name in names else "unknown_tool"
+    kind = "malformed_call" if is_malformed(call) else known
+    return ToolResult(call.error or f'Bad tool call: there is no tool "{call.name}".', error=kind)
+
+
+def _exception_text(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"Error: {text[:MAX_ERROR]}"

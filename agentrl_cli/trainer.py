@@ -1,0 +1,422 @@
+"""The trainer: sample, score, update, log, save.
+
+Every step is made from the store: what a step's jobs already left there as finished episodes is not generated again. So
+a resume loads the last checkpoint and walks through the same loop: steps since then are applied again from their
+episodes, a partial step is finished, and then it goes on. Data order and seeds are functions of (seed, step) alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from agentrl_cli.algos.facts import decide
+from agentrl_cli.algos.update import Learner, Update
+from agentrl_cli.config import Config
+from agentrl_cli.config.show import full_yaml
+from agentrl_cli.errors import AgentRLError, ConfigError, TrainingStopped
+from agentrl_cli.evaluate import EvalResult, evaluate_policy
+from agentrl_cli.hooks import HookList
+from agentrl_cli.metrics import cpu_seconds, step_metrics
+from agentrl_cli.policies.local_checkpoint import load_state, load_weights, save_checkpoint
+from agentrl_cli.policies.local_load import Loaded
+from agentrl_cli.rollout import Job, Rollout, seed_of
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.tasks import Pack
+from agentrl_cli.types import Episode, Fact, Outcome, Task
+
+if TYPE_CHECKING:
+    from agentrl_cli.sandbox import Sandbox
+
+
+class Trainer:
+    """One run. `narrate` gets a line for people now and then, `on_step` the metrics of every step.
+
+    Args:
+        config: The resolved configuration.
+        run: The run's row, already in the store; `run.dir` is its folder.
+        loaded: The policy with its model and chat, loaded `trainable`.
+        packs: Packs by name.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunRow,
+        loaded: Loaded,
+        packs: dict[str, Pack],
+        store: Store,
+        *,
+        sandbox: Sandbox | None = None,
+        hooks: HookList | None = None,
+        narrate: Callable[[str], None] = lambda text: None,
+        on_step: Callable[[int, dict[str, float]], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.run = run
+        self.loaded = loaded
+        self.packs = packs
+        self.store = store
+        self.hooks = hooks or HookList()
+        self.narrate = narrate
+        self.on_step = on_step
+        self.folder = Path(run.dir)
+        self.tasks = self._tasks(config.task.split_train)
+        self.eval_tasks = self._eval_tasks() if config.train.eval_every else []
+        torch.manual_seed(config.seed)
+        self.learner = Learner(loaded.model, config, self._frozen_reference())
+        self.rollout = Rollout(
+            loaded.policy, loaded.chat, packs, config, sandbox=sandbox, store=store, hooks=self.hooks, run=run
+        )
+        self.step = 0
+        self.best: float | None = None
+        self.stopping = ""
+        """Why the run stops after this step; empty while it goes on."""
+
+    async def train(self) -> RunRow:
+        """The whole run, from wherever it stands to its last step; the store says how it ended."""
+        config = self.config.train
+        self._resume()
+        await self.hooks.call("on_run_start", run=self.run)
+        self._listen()
+        error: BaseException | None = None
+        try:
+            while self.step < config.steps and not self.stopping:
+                await self._controls()
+                if not self.stopping:
+                    await self._one_step(self.step)
+            self._save("last")
+        except BaseException as problem:
+            error = problem
+            raise
+        finally:
+            self._end(error)
+            await self.hooks.call("on_run_end", run=self.run, error=error)
+        return self.store.run(self.run.id)
+
+    async def _one_step(self, step: int) -> None:
+        """Sample, score, update, log, save."""
+        started, cpu = time.monotonic(), cpu_seconds()
+        await self.hooks.call("on_step_start", run=self.run, step=step)
+        groups = await self.sample(step)
+        sampled = time.monotonic()
+        facts, update = await self.learn(groups, step)
+        episodes = [episode for group in groups for episode in group]
+        metrics = step_metrics(groups, facts, self.config) | update.metrics
+        metrics |= {"time/step": time.monotonic() - started, "time/rollout": sampled - started}
+        metrics |= {"time/update": time.monotonic() - sampled, "time/cpu": cpu_seconds() - cpu}
+        self._log(step, episodes, facts, update, metrics)
+        self.step = step + 1
+        await self.hooks.call("on_update", metrics=metrics, step=step)
+        if self.config.train.eval_every and self.step % self.config.train.eval_every == 0:
+            await self.evaluate()
+        if self.step % self.config.train.save_every == 0 and self.step < self.config.train.steps:
+            self._save("step")
+
+    # --- sample ------------------------------------------------------------------------------------------------------
+
+    def jobs(self, step: int) -> list[Job]:
+        """The attempts of a step: a function of the seed and the step alone."""
+        config, count = self.config, len(self.tasks)
+        jobs = []
+        for place in range(config.rollout.prompts_per_step):
+            position = step * config.rollout.prompts_per_step + place
+            task = self.tasks[self._order(position // count)[position % count]]
+            group = f"{step:06d}-{place:03d}"
+            for sample in range(config.rollout.group_size):
+                seed = seed_of(config.seed, "train", step, place, sample)
+                jobs.append(Job(task, seed, sample, group, step, self.run.id, "train"))
+        return jobs
+
+    def _order(self, epoch: int) -> list[int]:
+        order = list(range(len(self.tasks)))
+        random.Random(seed_of(self.config.seed, "order", epoch)).shuffle(order)
+        return order
+
+    async def sample(self, step: int) -> list[list[Episode]]:
+        """The groups of a step: from the store what is finished there, the rest from the policy."""
+        jobs = self.jobs(step)
+        known = self._finished(step)
+        missing = [job for job in jobs if (job.group_id, job.sample) not in known]
+        done = len(known)
+
+        def count(episode: Episode) -> None:
+            nonlocal done
+            done += 1
+
+        for episode in await self.rollout.run(missing, count):
+            known[episode.group_id, episode.sample] = episode
+        groups: dict[str, list[Episode]] = {}
+        for job in jobs:
+            groups.setdefault(job.group_id or "", []).append(known[job.group_id, job.sample])
+        return list(groups.values())
+
+    def _finished(self, step: int) -> dict[tuple[str | None, int], Episode]:
+        found: dict[tuple[str | None, int], Episode] = {}
+        for episode_id in self.store.finished(self.run.id, step).values():
+            episode = self.store.episode(episode_id)
+            if episode.outcome is not Outcome.CANCELLED:
+                found[episode.group_id, episode.sample] = episode
+                kinds = [drift.kind for drift in self.store.drift(episode_id)]
+                if "structural" in kinds:
+                    self.rollout.drift[episode_id] = "structural"
+        return found
+
+    # --- score and update --------------------------------------------------------------------------------------------
+
+    async def learn(self, groups: Sequence[Sequence[Episode]], step: int) -> tuple[dict[str, Fact], Update]:
+        """Decide what is trained, train on it, and tell the policy that its weights are new."""
+        facts = decide(
+            groups,
+            drift=self.rollout.drift,
+            train_drifted=self.config.drift.structural == "train",
+            drop_zero_variance=self.config.algo.drop_zero_variance,
+        )
+        kept = [[e for e in group if facts[e.id] is Fact.TRAINED] for group in groups]
+        kept = [group for group in kept if group]
+        if self.hooks and kept:
+            from agentrl_cli.algos.batch import Batch
+
+            await self.hooks.call("on_batch", batch=Batch.from_episodes([e for g in kept for e in g]), step=step)
+        torch.manual_seed(seed_of(self.config.seed, "update", step) % 2**32)
+        update = self.learner.update(kept, step)
+        policy: Any = self.loaded.policy
+        policy.set_version(f"{self.run.name}@{step + 1}")
+        return facts, update
+
+    # --- log ---------------------------------------------------------------------------------------------------------
+
+    def _log(
+        self,
+        step: int,
+        episodes: Sequence[Episode],
+        facts: dict[str, Fact],
+        update: Update,
+        metrics: dict[str, float],
+    ) -> None:
+        with self.store.transaction():
+            self.store.set_facts((e.id, str(facts[e.id]), update.advantages.get(e.id)) for e in episodes)
+            for episode_id, signals in update.signals.items():
+                self.store.add_signals(episode_id, signals)
+            self.store.add_step(self.run.id, step + 1, metrics)
+        line = (
+            f"step {step + 1}/{self.config.train.steps}  reward {metrics['reward']:.3f}  solved {metrics['solved']:.2f}"
+            f"  tool calls {metrics['tools/call_frequency']:.2f}  {metrics['time/step']:.1f} s"
+        )
+        self.store.add_log(self.run.id, "info", line)
+        self.narrate(line)
+        if not update.signals:
+            self.store.add_alert(
+                self.run.id, "warn", "no_signal", 0.0, None, "No group of this step had spread rewards: nothing was trained."
+            )
+            if "no_signal" in self.config.train.stop_on:
+                self.stopping = "no_signal"
+        if self.on_step is not None:
+            self.on_step(step + 1, metrics)
+
+    async def evaluate(self) -> EvalResult | None:
+        """Evaluate the current weights, unless the store has it already; the best so far is kept as a checkpoint."""
+        if any(row.step == self.step for row in self.store.evals(self.run.id)):
+            return None
+        rollout = self.rollout
+        config = self.config
+        probe = Rollout(
+            rollout.policy,
+            rollout.chat,
+            self.packs,
+            config,
+            sandbox=rollout.sandbox,
+            store=self.store,
+            temperature=config.eval.temperature,
+            run=self.run,
+        )
+        result = await evaluate_policy(
+            probe, self.eval_tasks, config.train.eval_samples, config.seed, run_id=self.run.id, step=self.step
+        )
+        rate = result.pass_rate or 0.0
+        self.store.add_step(self.run.id, self.step, {"eval/solved": rate})
+        self.narrate(f"step {self.step}: evaluation {rate:.3f} on {len(self.eval_tasks)} tasks")
+        await self.hooks.call("on_eval", result=result, step=self.step)
+        if self.best is None or rate > self.best:
+            self.best = rate
+            self._save("best")
+        return result
+
+    # --- save and resume ---------------------------------------------------------------------------------------------
+
+    def _save(self, kind: str) -> None:
+        name = kind if kind in ("best", "last") else f"step-{self.step:06d}"
+        folder = self.folder / "checkpoints" / name
+        state = {
+            "step": self.step,
+            "best": self.best,
+            "optimizer": self.learner.optimizer.state_dict(),
+        }
+        assert self.loaded.folder is not None
+        save_checkpoint(folder, self.loaded.model, self.loaded.folder, state)
+        self.store.add_checkpoint(self.run.id, self.step, folder, {"best": self.best}, kind)
+        self.store.add_event(self.run.id, "checkpoint", {"kind": kind, "step": self.step})
+        self.hooks.notify("on_checkpoint", path=folder, step=self.step)
+        if kind == "step":
+            self._forget_old()
+
+    def _forget_old(self) -> None:
+        old = sorted((c for c in self.store.checkpoints(self.run.id) if c.kind == "step"), key=lambda c: c.step)
+        for checkpoint in old[: -self.config.train.keep_last]:
+            self.store.remove_checkpoint(self.run.id, checkpoint.path)
+            shutil.rmtree(checkpoint.path, ignore_errors=True)
+
+    def _resume(self) -> None:
+        """Load the newest whole checkpoint of this run, if it has one."""
+        found = [c for c in self.store.checkpoints(self.run.id) if Path(c.path).is_dir()]
+        self.store.clear_live(self.run.id)
+        self.best = max((row.pass_rate or 0.0 for row in self.store.evals(self.run.id)), default=None)
+        if found:
+            newest = max(found, key=lambda c: c.step)
+            state = load_state(Path(newest.path))
+            load_weights(self.loaded.model, Path(newest.path))
+            self.learner.optimizer.load_state_dict(state["optimizer"])
+            self.step = int(state["step"])
+            policy: Any = self.loaded.policy
+            policy.set_version(f"{self.run.name}@{self.step}")
+            self.narrate(f"resumed at step {self.step}")
+        self.store.update_run(self.run.id, status="running", error="", ended=0.0, step=self.step)
+
+    # --- control -----------------------------------------------------------------------------------------------------
+
+    async def _controls(self) -> None:
+        """Do what was asked of this run since the last step; while paused, wait here."""
+        paused = False
+        while True:
+            for control in self.store.take_controls(self.run.id):
+                self.narrate(f"control: {control.action} {dict(control.data) or ''}")
+                match control.action:
+                    case "pause":
+                        paused = True
+                    case "resume":
+                        paused = False
+                    case "checkpoint":
+                        self._save("step")
+                    case "evaluate":
+                        self.eval_tasks = self.eval_tasks or self._eval_tasks()
+                        await self.evaluate()
+                    case "set":
+                        self._set(control.data)
+                    case "stop":
+                        self.stopping = "stopped by a control"
+            if not paused or self.stopping:
+                return
+            await asyncio.sleep(0.2)
+
+    def _set(self, data: Any) -> None:
+        """Change `train.lr` and the like of a running run; what cannot be changed is an alert."""
+        key, value = str(data.get("key", "")), data.get("value")
+        section, _, name = key.partition(".")
+        try:
+            if section not in {"train", "algo"} or name not in {"lr", "steps", "max_grad_norm", "eval_every", "save_every"}:
+                raise ConfigError(f"{key or 'nothing'} cannot be changed while a run goes on.")
+            setattr(getattr(self.config, section), name, value)
+        except (AgentRLError, ValueError) as error:
+            self.store.add_alert(self.run.id, "warn", "set_refused", None, None, str(error))
+
+    def _listen(self) -> None:
+        """First Ctrl-C: finish the step and save. Second: stop now."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def interrupted() -> None:
+            if self.stopping and task is not None:
+                task.cancel()
+                return
+            self.stopping = "interrupted"
+            self.narrate("stopping after this step; Ctrl-C again stops now")
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                loop.add_signal_handler(number, interrupted)
+            except (NotImplementedError, RuntimeError, ValueError):
+                return  # not in the main thread: whoever runs us handles signals
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is None:
+            status = "stopped" if self.stopping else "finished"
+            text = self.stopping
+        else:
+            cancelled = isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
+            status = "stopped" if cancelled or isinstance(error, TrainingStopped) else "failed"
+            text = "stopped at once" if cancelled else str(error)
+        self.store.update_run(self.run.id, status=status, error=text, ended=time.time(), step=self.step)
+        self.store.flush()
+
+    # --- pieces ------------------------------------------------------------------------------------------------------
+
+    def _tasks(self, split: str) -> list[Task]:
+        config = self.config.task
+        tasks = [
+            task
+            for pack in self.packs.values()
+            for task in pack.tasks(split, families=config.families, limit=config.limit)
+        ]
+        if not tasks:
+            raise ConfigError(f"There is no task to train on in the split {split!r}.")
+        self.store.add_tasks(tasks)
+        return tasks
+
+    def _eval_tasks(self) -> list[Task]:
+        """`train.eval_tasks` tasks of the evaluation split, spread evenly over it."""
+        tasks = self._tasks(self.config.eval.split)
+        count = min(self.config.train.eval_tasks, len(tasks))
+        return [tasks[int(i)] for i in np.linspace(0, len(tasks) - 1, count)]
+
+    def _frozen_reference(self) -> Any:
+        """A copy of the weights for the KL term, where no adapter can be switched off instead."""
+        if not self.config.algo.kl_coef or hasattr(self.loaded.model, "disable_adapter"):
+            return None
+        import copy
+
+        return copy.deepcopy(self.loaded.model).requires_grad_(False).eval()
+
+
+def new_run(
+    config: Config,
+    store: Store,
+    *,
+    kind: str,
+    runs: Path,
+    packs: Sequence[str],
+    tokenizer: str,
+    model: str = "",
+    id: str = "",
+) -> RunRow:
+    """A run's row and folder, under a name that nobody has."""
+    from agentrl_cli import __version__
+
+    name = f"{'-'.join(packs)}-{config.algo.advantage}" if kind == "train" else f"{'-'.join(packs)}-{kind}"
+    row = store.add_run(
+        RunRow(
+            id=id,
+            name=name,
+            kind=kind,
+            model=model or config.model.name,
+            pack=",".join(packs),
+            seed=config.seed,
+            total_steps=config.train.steps if kind == "train" else 0,
+            tokenizer=tokenizer,
+            version=__version__,
+            config=config.model_dump(mode="json"),
+        )
+    )
+    folder = runs / row.name
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(full_yaml(config), encoding="utf-8")
+    store.update_run(row.id, dir=str(folder))
+    return replace(row, dir=str(folder))

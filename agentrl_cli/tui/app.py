@@ -1,0 +1,57 @@
+"""The one Textual application: it holds the reader, and shows the screen it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from agentrl_cli.tui.reader import Reader
+
+
+class AgentApp(App[int]):
+    """`first` builds the first screen from the reader; the reader's thread ends with the application."""
+
+    CSS_PATH = Path(__file__).with_name("agentrl.tcss")
+    TITLE = "agentrl"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", "quit", show=False)]
+
+    def __init__(self, db: Path, first: Callable[[Reader], Screen[Any]]) -> None:
+        super().__init__()
+        self.reader = Reader(db)
+        self._first = first
+
+    def on_mount(self) -> None:
+        self.push_screen(self._first(self.reader))
+
+    def on_unmount(self) -> None:
+        self.reader.close()
+
+
+def save_svg(app: AgentApp, path: Path, title: str, size: tuple[int, int] = (120, 40)) -> None:
+    """Runs the application without a terminal until its first screen has painted, and writes that as SVG.
+
+    Raises OSError where the file cannot be written.
+    """
+    import asyncio
+
+    async def picture() -> str:
+        async with app.run_test(size=size) as pilot:
+            await pilot.pause()
+            await app.reader.call(lambda store: None)  # whatever the screen asked for is answered by now
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            return app.export_screenshot(title=title)
+
+    path.write_text(asyncio.run(picture()), "utf-8")
+
+
+def watch(db: Path, run: str) -> None:
+    """The watch screen of a run, until it is left; what `train --watch` calls once the trainer's process runs."""
+    from agentrl_cli.tui.watch import WatchScreen
+
+    AgentApp(db, lambda reader: WatchScreen(reader, run)).run()

@@ -1,0 +1,168 @@
+"""Curves, sparklines and bars of characters. Pure: numbers in, strings out; NaN is a gap, never a crash."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from rich.text import Text
+
+Points = Sequence[tuple[float, float]]
+"""(x, y) in order of x."""
+
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+TITLE = "bold #8fbfff"
+LINE = "#7ac0ff"
+FAINT = "#8a8a8a"
+
+
+def resample(points: Points, columns: int, x_range: tuple[float, float] | None = None) -> list[float]:
+    """The mean of y in each of `columns` equal stretches of x; NaN where a stretch has none."""
+    sums, counts = [0.0] * columns, [0] * columns
+    clean = [(x, y) for x, y in points if math.isfinite(y)]
+    if not clean:
+        return [math.nan] * columns
+    low, high = x_range or (clean[0][0], clean[-1][0])
+    span = (high - low) or 1.0
+    for x, y in clean:
+        if low <= x <= high:
+            at = min(int((x - low) / span * columns), columns - 1)
+            sums[at] += y
+            counts[at] += 1
+    return [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)]
+
+
+def _fill(values: list[float]) -> list[float]:
+    """Gaps between two known values are joined by a straight line, so that few points still make a curve."""
+    known = [i for i, value in enumerate(values) if math.isfinite(value)]
+    out = list(values)
+    for a, b in pairwise(known):
+        for i in range(a + 1, b):
+            out[i] = values[a] + (values[b] - values[a]) * (i - a) / (b - a)
+    return out
+
+
+def braille(
+    points: Points,
+    width: int,
+    height: int,
+    y_range: tuple[float, float],
+    *,
+    x_range: tuple[float, float] | None = None,
+    join: bool = True,
+) -> list[str]:
+    """A curve of braille dots, `height` rows of `width` characters (2 × 4 dots each), top row first."""
+    columns, rows = width * 2, height * 4
+    low, high = y_range
+    span = (high - low) or 1.0
+    values = resample(points, columns, x_range)
+    if join:
+        values = _fill(values)
+    cells = [[0] * width for _ in range(height)]
+    before: int | None = None
+    for column, value in enumerate(values):
+        if not math.isfinite(value):
+            before = None
+            continue
+        level = round((min(max(value, low), high) - low) / span * (rows - 1))
+        first, last = (level, level) if before is None or not join else (min(before, level), max(before, level))
+        if before is not None and join and last - first > 1:
+            first, last = (first + 1, last) if level == last else (first, last - 1)
+        for dot in range(first, last + 1):
+            row = rows - 1 - dot
+            cells[row // 4][column // 2] |= _DOTS[column % 2][row % 4]
+        before = level
+    return ["".join(chr(0x2800 + bits) for bits in row) for row in cells]
+
+
+def nice_range(values: Sequence[float], *, unit: bool = False) -> tuple[float, float]:
+    """A y range that holds all values; [0, 1] at least for shares and rewards (`unit`)."""
+    clean = [value for value in values if math.isfinite(value)]
+    if not clean:
+        return (0.0, 1.0)
+    low, high = min(clean), max(clean)
+    if unit:
+        return (min(low, 0.0), max(high, 1.0))
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # constant but for rounding
+        return (low - 0.5, high + 0.5) if low else (0.0, 1.0)
+    return (low, high)
+
+
+def short(value: float | None) -> str:
+    """A number in at most seven characters."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    if value and (abs(value) < 0.001 or abs(value) >= 100_000):
+        return f"{value:.0e}"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.{3 if abs(value) < 10 else 1}f}".rstrip("0").rstrip(".")
+
+
+def chart(
+    title: str,
+    points: Points,
+    width: int,
+    height: int,
+    *,
+    unit: bool = False,
+    other: Points = (),
+    marks: Sequence[float] = (),
+    join: bool = True,
+) -> list[Text]:
+    """A titled curve with its y limits and x limits; `other` is drawn under it in a dim colour, `marks` on the axis."""
+    clean = [(x, y) for x, y in points if math.isfinite(y)]
+    lines = [Text(title[:width], TITLE, no_wrap=True)]
+    if not clean:
+        return lines + [Text("  no data yet", FAINT)] + [Text("")] * max(height - 1, 0)
+    inner = max(width - 6, 4)
+    y_range = nice_range([y for _, y in clean] + [y for _, y in other], unit=unit)
+    x_range = (min(x for x, _ in clean), max(x for x, _ in clean))
+    rows = braille(clean, inner, height, y_range, x_range=x_range, join=join)
+    below = braille(other, inner, height, y_range, x_range=x_range, join=join) if other else None
+    for index, row in enumerate(rows):
+        label = short(y_range[1]) if index == 0 else short(y_range[0]) if index == height - 1 else ""
+        line = Text(f"{label:>5}│"[-6:], FAINT, no_wrap=True)
+        for column, char in enumerate(row):
+            under = below[index][column] if below else "\u2800"
+            line.append(char if char != "\u2800" else under, LINE if char != "\u2800" else FAINT)
+        lines.append(line)
+    axis = ["─"] * inner
+    for mark in marks:
+        if x_range[0] <= mark <= x_range[1]:
+            axis[min(int((mark - x_range[0]) / ((x_range[1] - x_range[0]) or 1) * inner), inner - 1)] = "┴"
+    left, right = short(x_range[0]), short(x_range[1])
+    axis_text = "".join(axis)
+    axis_text = left + axis_text[len(left) : inner - len(right)] + right
+    lines.append(Text(" " * 5 + "└" + axis_text, FAINT, no_wrap=True))
+    return lines
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The values in one line of blocks, resampled to `width`; a gap is a space."""
+    columns = list(values)
+    if len(columns) > width:
+        columns = resample(list(enumerate(columns)), width, (0, len(columns) - 1))
+    low, high = nice_range([v for v in columns if math.isfinite(v)])
+    span = (high - low) or 1.0
+    return "".join(_BLOCKS[round((v - low) / span * 7)] if math.isfinite(v) else " " for v in columns)
+
+
+def bar(fraction: float, width: int) -> str:
+    """`[####....]` of exactly `width` cells."""
+    inner = max(width - 2, 1)
+    full = round(min(max(fraction if math.isfinite(fraction) else 0.0, 0.0), 1.0) * inner)
+    return f"[{'#' * full}{'.' * (inner - full)}]"
+
+
+def span(seconds: float) -> str:
+    """A time span for people: `37 s`, `12 min`, `2 h 53`."""
+    if not math.isfinite(seconds) or seconds < 0:
+        return "-"
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d}"

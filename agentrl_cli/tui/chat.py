@@ -1,0 +1,221 @@
+"""Chat: talk to a checkpoint with its tools, see the exact tokens, act as model, tool or user.
+
+The model lives in a child process (chat_client.py); this draws events and reads lines. `/help` lists the commands.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.widgets import Input, Static
+
+from agentrl_cli.errors import AgentRLError
+from agentrl_cli.tui.chat_client import HELP, ChatClient, parse_command
+from agentrl_cli.tui.chat_view import event_lines
+from agentrl_cli.tui.dialogs import AgentScreen, Help, leave
+from agentrl_cli.tui.panels import join
+from agentrl_cli.tui.text import TokenTexts
+
+if TYPE_CHECKING:
+    from agentrl_cli.tui.reader import Reader
+
+KEYS = "enter send  ↑/↓ history  pgup/pgdn scroll  F2 tokens  F3 mask  F4 logprobs  ctrl+x stop answering  /help  /quit"
+
+
+class ChatScreen(AgentScreen):
+    """One conversation."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "history(-1)", show=False),
+        Binding("down", "history(1)", show=False),
+        Binding("pageup", "scroll(-1)", show=False),
+        Binding("pagedown", "scroll(1)", show=False),
+        Binding("f2", "mode('tokens')", "tokens"),
+        Binding("f3", "mode('mask')", "mask"),
+        Binding("f4", "mode('logprobs')", "logprobs"),
+        Binding("ctrl+x", "cancel", "stop answering"),
+        Binding("f1", "help", "help"),
+        Binding("escape", "cancel", show=False),
+    ]
+
+    def __init__(self, reader: Reader, client: ChatClient) -> None:
+        super().__init__()
+        self.reader = reader
+        self.client = client
+        self.mode = ""
+        self.decoder = TokenTexts()
+        self.busy = True
+        self.asked = False
+        self.model = ""
+        self._events: list[tuple[dict[str, Any], Static]] = []
+        self._stream = ""
+        self._history: list[str] = []
+        self._at = 0
+        self._replay_when_saved = False
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="head")
+        with VerticalScroll(id="talk", can_focus=False):
+            yield Static(id="stream")
+        yield Input(placeholder="loading the model …", id="line")
+        yield Static(Text(KEYS, no_wrap=True), id="keys")
+
+    def on_mount(self) -> None:
+        self._head()
+        self.query_one(Input).focus()
+        self.listen()
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._redraw)
+
+    async def on_unmount(self) -> None:
+        await self.client.stop()
+
+    def _head(self) -> None:
+        state = "waits for y or n" if self.asked else "…" if self.busy else "your turn"
+        mode = f"   showing {self.mode}" if self.mode else ""
+        text = Text(f"agentrl chat   {self.model}   {state}{mode}", "bold", no_wrap=True)
+        self.query_one("#head", Static).update(text)
+
+    @property
+    def _width(self) -> int:
+        return max(self.size.width - 4, 20)
+
+    # -- events ---------------------------------------------------------------------------------------------------
+
+    @work(group="listen", exit_on_error=False)
+    async def listen(self) -> None:
+        """Draws the child's events as long as it lives."""
+        try:
+            await self.client.start()
+            async for event in self.client.events():
+                self.take(event)
+        except (AgentRLError, OSError) as error:
+            self.take({"ev": "error", "message": str(error), "hint": ""})
+        self.busy = True
+        self.model = f"{self.model} (ended)"
+        self._head()
+
+    def take(self, event: dict[str, Any]) -> None:
+        """One event onto the screen."""
+        kind = event["ev"]
+        if kind == "token":
+            self._stream += event["text"]
+            self.query_one("#stream", Static).update(Text(self._stream, "italic #c8c8c8"))
+            self._to_end()
+            return
+        if kind == "ready":
+            self.decoder = TokenTexts(event["tokenizer"])
+            self.model = f"{event['model']}  {event['pack']}"
+            self.query_one(Input).placeholder = "say something, or /help"
+        self._clear_stream()
+        if kind == "idle":
+            self.busy = self.asked = False
+        elif kind == "ask":
+            self.asked = True
+        elif kind == "cut":
+            self._drop(event["turns"])
+        elif kind == "saved" and self._replay_when_saved:
+            self._open_replay(event["episode"])
+        lines = event_lines(event, self.decoder, self.mode, self._width)
+        if lines and kind != "cut":
+            self._add(event, lines)
+        self._head()
+
+    def _add(self, event: dict[str, Any], lines: list[Text]) -> None:
+        widget = Static(join(lines), classes=f"event {event['ev']}")
+        self._events.append((event, widget))
+        self.query_one("#talk").mount(widget, before=self.query_one("#stream"))
+        self._to_end()
+
+    def _to_end(self) -> None:
+        self.query_one("#talk", VerticalScroll).scroll_end(animate=False)
+
+    def _clear_stream(self) -> None:
+        self._stream = ""
+        self.query_one("#stream", Static).update("")
+
+    def _drop(self, keep: int) -> None:
+        """Takes turns from `keep` on off the screen, with what was said about them."""
+        first = next((n for n, (e, _) in enumerate(self._events) if e["ev"] == "turn" and e["index"] >= keep), None)
+        if first is not None:
+            for _, widget in self._events[first:]:
+                widget.remove()
+            del self._events[first:]
+
+    def _redraw(self) -> None:
+        for event, widget in self._events:
+            widget.update(join(event_lines(event, self.decoder, self.mode, self._width)))
+        self._to_end()
+
+    # -- lines ----------------------------------------------------------------------------------------------------
+
+    async def on_input_submitted(self, event: Input.Submitted) -> None:
+        line = event.value
+        event.input.clear()
+        if not line.strip():
+            return
+        self._history.append(line)
+        self._at = len(self._history)
+        command = parse_command(line, asked=self.asked)
+        if command.problem:
+            self.take({"ev": "error", "message": command.problem, "hint": ""})
+        elif command.local == "quit":
+            leave(self.app)
+        elif command.local == "help":
+            self.action_help()
+        elif command.local == "replay":
+            self._replay_when_saved = True
+            await self._send("save", {})
+        elif command.local:
+            self.action_mode(command.local)
+        elif self.busy and command.op != "answer":
+            self.notify("The model is still at it; ctrl+x stops it.", timeout=3)
+        elif command.op:
+            await self._send(command.op, command.values)
+
+    async def _send(self, op: str, values: dict[str, Any]) -> None:
+        if op == "answer":
+            self.asked = False
+        self.busy = True
+        self._head()
+        try:
+            await self.client.send(op, **values)
+        except AgentRLError as error:
+            self.take({"ev": "error", "message": error.message, "hint": error.hint})
+
+    def _open_replay(self, episode: str) -> None:
+        from agentrl_cli.tui.replay import ReplayScreen
+
+        self._replay_when_saved = False
+        self.app.push_screen(ReplayScreen(self.reader, episode))
+
+    # -- keys -----------------------------------------------------------------------------------------------------
+
+    def action_mode(self, name: str) -> None:
+        self.mode = "" if self.mode == name else name
+        self._redraw()
+        self._head()
+
+    def action_history(self, step: int) -> None:
+        if self._history:
+            self._at = max(0, min(self._at + step, len(self._history)))
+            line = self.query_one(Input)
+            line.value = self._history[self._at] if self._at < len(self._history) else ""
+            line.cursor_position = len(line.value)
+
+    def action_scroll(self, sign: int) -> None:
+        talk = self.query_one("#talk", VerticalScroll)
+        talk.scroll_relative(y=sign * max(talk.size.height - 2, 1), animate=False)
+
+    async def action_cancel(self) -> None:
+        if self.busy:
+            await self._send("cancel", {})
+
+    def action_help(self) -> None:
+        self.app.push_screen(Help("chat", HELP))

@@ -1,0 +1,178 @@
+"""The screen's side of a chat: starts the child process, sends requests, yields its events. No textual, no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl_cli.errors import PolicyError
+
+LINE_LIMIT = 64 * 1024 * 1024
+"""Bytes of one event; `ready` carries a tokenizer of several megabytes."""
+
+
+class ChatClient:
+    """A child process that chats. `events` ends when it does."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        """`arguments` of `agentrl_cli.server.chat`."""
+        self.arguments = list(arguments)
+        self.stderr: deque[str] = deque(maxlen=40)
+        self._process: asyncio.subprocess.Process | None = None
+        self._stderr_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Starts the child; it reports `ready` once the model is loaded."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "agentrl_cli.server.chat",
+            *self.arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=LINE_LIMIT,
+        )
+        self._stderr_task = asyncio.create_task(self._keep_stderr())
+
+    async def _keep_stderr(self) -> None:
+        assert self._process is not None and self._process.stderr is not None
+        async for line in self._process.stderr:
+            self.stderr.append(line.decode("utf-8", "replace").rstrip())
+
+    async def send(self, op: str, **values: Any) -> None:
+        """Sends one request. Raises PolicyError where the child is gone."""
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write((json.dumps({"op": op, **values}) + "\n").encode())
+            await self._process.stdin.drain()
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise PolicyError("The model's process is gone.", hint=self.last_words()) from error
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """Events in order; ends with the child. One that crashed yields a last `fatal` event with what it said."""
+        assert self._process is not None and self._process.stdout is not None
+        told = False
+        async for line in self._process.stdout:
+            event: dict[str, Any] = json.loads(line)
+            told = told or event["ev"] == "fatal"
+            yield event
+        code = await self._process.wait()
+        if self._stderr_task is not None:
+            await self._stderr_task
+        if code and not told:
+            yield {
+                "ev": "fatal",
+                "message": f"The model's process ended with {code}.",
+                "hint": self.last_words(),
+                "code": 1,
+            }
+
+    def last_words(self) -> str:
+        """The end of what the child wrote to stderr."""
+        return "\n".join(list(self.stderr)[-4:])
+
+    async def stop(self) -> None:
+        """Asks the child to end, and makes it."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        try:
+            await self.send("quit")
+            await asyncio.wait_for(self._process.wait(), 3)
+        except (PolicyError, TimeoutError):
+            self._process.kill()
+            await self._process.wait()
+
+
+@dataclass
+class Command:
+    """What a line means: a request for the child, a local action, or words about a mistake."""
+
+    op: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+    local: str = ""
+    """quit | help | tokens | mask | logprobs | replay"""
+    problem: str = ""
+
+
+HELP = """\
+text             say it as the user           /as-user TEXT   the same
+/as-model TEXT   answer in the model's place  /as-tool TEXT   answer in the tool's place
+/call NAME {..}  call a tool by hand          /retry          let the model answer again
+/undo            take the last exchange back  /reward [X]     score by the pack, or give X
+/tokens          show every token             /mask           show which tokens could be trained
+/logprobs        show how likely they were    /approve [off]  ask before tools run
+/save            keep as an episode           /replay         keep and open in replay
+/set KEY VALUE   temperature, max_new_tokens  /help  /quit
+While a call waits: y runs it, n refuses, /as-tool TEXT answers it."""
+
+_TEXTS = {"/as-model": "as_model", "/as-tool": "as_tool", "/as-user": "user"}
+_PLAIN = {"/undo": "undo", "/retry": "retry", "/save": "save"}
+_LOCAL = {
+    "/quit": "quit",
+    "/exit": "quit",
+    "/help": "help",
+    "/tokens": "tokens",
+    "/mask": "mask",
+    "/logprobs": "logprobs",
+    "/replay": "replay",
+}
+
+
+def parse_command(line: str, *, asked: bool = False) -> Command:
+    """Reads a line. `asked`: tool calls wait for a decision."""
+    word, _, rest = line.strip().partition(" ")
+    rest = rest.strip().replace("\\n", "\n") if word in _TEXTS else rest.strip()
+    if asked and word in ("y", "yes", "n", "no"):
+        return Command("answer", {"run": word[0] == "y"})
+    if asked and word == "/as-tool":
+        return Command("answer", {"run": False, "text": rest})
+    if word in _TEXTS:
+        return Command(_TEXTS[word], {"text": rest}) if rest else Command(problem=f"{word} needs a text")
+    if word in _PLAIN:
+        return Command(_PLAIN[word])
+    if word in _LOCAL:
+        return Command(local=_LOCAL[word])
+    if word == "/approve":
+        return Command("approve", {"on": rest not in ("off", "no", "0")})
+    if word == "/reward":
+        return _number("reward", "value", rest) if rest else Command("reward")
+    if word == "/set":
+        key, _, value = rest.partition(" ")
+        if key not in ("temperature", "max_new_tokens", "top_p"):
+            return Command(problem="/set temperature, max_new_tokens or top_p")
+        return _number("set", key, value)
+    if word == "/call":
+        return _call(rest)
+    if word.startswith("/") and word[1:].replace("-", "").isalpha():
+        from agentrl_cli.errors import nearest
+
+        near = nearest(word, [*_TEXTS, *_PLAIN, *_LOCAL, "/approve", "/reward", "/set", "/call"])
+        return Command(problem=f"no command {word}" + (f"; did you mean {near[0]}?" if near else "; /help lists them"))
+    return Command("user", {"text": line.strip()}) if line.strip() else Command()
+
+
+def _number(op: str, key: str, text: str) -> Command:
+    try:
+        value: float = float(text)
+    except ValueError:
+        return Command(problem=f"{text!r} is no number")
+    return Command(op, {key: int(value) if key == "max_new_tokens" else value})
+
+
+def _call(rest: str) -> Command:
+    name, _, text = rest.partition(" ")
+    if not name:
+        return Command(problem='/call NAME {"argument": value}')
+    try:
+        arguments = json.loads(text) if text.strip() else {}
+    except json.JSONDecodeError as error:
+        return Command(problem=f"the arguments are no JSON: {error.msg} at column {error.colno}")
+    if not isinstance(arguments, dict):
+        return Command(problem="the arguments must be a JSON object")
+    return Command("call", {"name": name, "arguments": arguments})

@@ -1,0 +1,124 @@
+"""Chat events as lines of rich text, for the screen and for `--plain`. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from rich.text import Text
+
+from agentrl_cli.tui.data import EpisodeView, blocks_of
+from agentrl_cli.tui.layers import LAYERS
+from agentrl_cli.tui.layout import Kind, Layout, call_notes
+from agentrl_cli.tui.panels import BAD, FAINT, GOOD, TITLE, num
+from agentrl_cli.tui.text import TokenTexts
+from agentrl_cli.types import Episode, Tokens, ToolCall, Turn
+
+MODES = {"": None, "tokens": "origin", "mask": "mask", "logprobs": "logp"}
+ROLES = {"assistant": "bold #8fbfff", "user": "bold #e8d890", "tool": "bold #f0b878", "system": "bold #b0b0d0"}
+
+
+def event_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: int) -> list[Text]:
+    """What an event shows; nothing for those that only steer."""
+    kind = event["ev"]
+    if kind == "turn":
+        return turn_lines(event, decoder, mode, width)
+    if kind == "ready":
+        return ready_lines(event)
+    if kind == "ask":
+        return [Text("run this?  y yes   n no   /as-tool TEXT answers in the tool's place", "bold #ffd75f")]
+    if kind == "result":
+        status = f"ERROR {event['error']}" if event["error"] else "ok"
+        lines = [Text(f"◂ {event['name']}  {status}  {event['seconds'] * 1000:.0f} ms  (by hand)", FAINT)]
+        return lines + [Text(f"  {line}") for line in str(event["text"]).splitlines()]
+    if kind == "reward":
+        lines = [Text(f"REWARD {num(event['total'], '.3f')}", TITLE)]
+        for part in event["parts"]:
+            text = f"  {part['name']:<14} {num(part['value'], '.2f'):>6} x {part['weight']:g}  {part['detail']}"
+            lines.append(Text(text.rstrip()))
+        return lines
+    if kind == "saved":
+        return [Text(f"saved: agentrl replay {event['episode']}", GOOD)]
+    if kind == "cut":
+        return [Text(f"--- back to {event['turns']} turns ---", FAINT)]
+    if kind == "note":
+        return [Text(event["text"], FAINT)]
+    if kind in ("error", "fatal"):
+        lines = [Text(f"! {event['message']}", BAD)]
+        return lines + [Text(f"  {line}", FAINT) for line in str(event.get("hint") or "").splitlines()]
+    return []
+
+
+def ready_lines(event: dict[str, Any]) -> list[Text]:
+    """Who talks, with what."""
+    tools = ", ".join(event["tools"]) or "none"
+    lines = [Text(f"{event['model']}  ({event['weights']}, context {event['context']})   tools: {tools}", TITLE)]
+    if event.get("sandbox"):
+        lines.append(Text(f"sandbox {event['sandbox']}", FAINT))
+    if event.get("note"):
+        lines.append(Text(f"! {event['note']}", BAD))
+    return lines
+
+
+def turn_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: int) -> list[Text]:
+    """One turn: its text and calls; in a token mode every token with its glyphs."""
+    role = event["role"]
+    head = Text(f"{role}", ROLES.get(role, "bold"))
+    head.append(f"  {len(event['ids'])} tokens", FAINT)
+    if event.get("seconds"):
+        head.append(f"  {event['seconds']:.1f} s", FAINT)
+    if event.get("stop") and event["stop"] != "stop":
+        head.append(f"  ended by {event['stop']}", BAD)
+    lines = [head]
+    lens = MODES.get(mode)
+    if lens is not None:
+        lines += token_text(event, decoder, lens, width)
+    elif role == "tool":
+        for result in event["results"]:
+            status = f"ERROR {result['error']}  " if result["error"] else ""
+            lines += [Text(f"  {status}{line}", BAD if status else "") for line in result["text"].splitlines() or [""]]
+            status = ""
+    else:
+        lines += [Text(f"  {line}") for line in event["content"].strip().splitlines()]
+    for call in event["calls"]:
+        shown = ToolCall("", call["name"], call["arguments"], call["raw"], call["error"])
+        lines += [Text(f"  {text}", BAD if style == "error" else GOOD) for style, text in call_notes(shown)]
+    return lines
+
+
+def token_text(event: dict[str, Any], decoder: TokenTexts, lens: str, width: int) -> list[Text]:
+    """Every token of a turn with the layer's colour behind and its glyph under it."""
+    view = turn_view(event, decoder)
+    layer = LAYERS[lens]
+    classes = layer.classify(view.tokens, None)
+    layout = Layout(view, max(width - 2, 20), glyphs="all")
+    lines = []
+    for kind, a, b in layout.lines:
+        if kind not in (Kind.TEXT, Kind.GLYPH):
+            continue
+        line = Text("  ", no_wrap=True)
+        for piece in range(a, b):
+            level = layer.levels[classes[layout.piece_token[piece]]]
+            text = layout.piece_text[piece] if kind == Kind.TEXT else level.glyph * layout.piece_cells[piece]
+            line.append(text, f"on {level.color}" if level.color else FAINT if kind == Kind.GLYPH else "")
+        lines.append(line)
+    if lens == "origin":
+        lines.append(Text("  ids " + " ".join(str(i) for i in event["ids"]), FAINT))
+    elif lens == "logp":
+        known = [value for value in event["logp"] if value is not None]
+        if known:
+            mean, low = sum(known) / len(known), min(known)
+            lines.append(Text(f"  mean logp {mean:.3f}   least likely p {math.exp(low):.4f}", FAINT))
+    return lines
+
+
+def turn_view(event: dict[str, Any], decoder: TokenTexts) -> EpisodeView:
+    """A turn's tokens as a view of their own."""
+    n = len(event["ids"])
+    given = Tokens.given(event["ids"], event["origin"])
+    logp = np.asarray([math.nan if value is None else value for value in event["logp"]], np.float32)
+    tokens = Tokens(given.ids, given.origin, logp, logp, given.entropy, given.top_ids, given.top_logps)
+    turn = Turn(0, event["role"], (), 0, n)
+    episode = Episode("", "", turns=(turn,), tokens=tokens)
+    return EpisodeView(episode, decoder.texts(tokens.ids), blocks_of((turn,), n), decoder=decoder)

@@ -1,0 +1,125 @@
+"""What all screens share: the base of a screen, and small windows over it (help, input, yes or no, a choice)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.events import Key
+from textual.screen import ModalScreen, Screen
+from textual.widgets import Input, Static
+from textual.worker import Worker, WorkerState
+
+from agentrl_cli.errors import AgentRLError
+
+
+class AgentScreen(Screen[None]):
+    """A screen whose workers may fail as the store may: locked, gone, an episode deleted meanwhile.
+
+    Such an error is told and the screen stays; a mistake of ours still ends the application with its traceback.
+    """
+
+    def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
+        """Tells an AgentRLError of a worker, raises anything else."""
+        if event.state is not WorkerState.ERROR or event.worker.error is None:
+            return
+        error = event.worker.error
+        if not isinstance(error, AgentRLError):
+            raise error
+        self.notify(f"{error.message}\n{error.hint}".strip(), severity="error", markup=False)
+
+
+class Help(ModalScreen[None]):
+    """The keys of a screen. Any key closes it."""
+
+    def __init__(self, title: str, text: str) -> None:
+        super().__init__()
+        self.title_, self.text = title, text
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(Text(f"agentrl {self.title_}: keys", "bold #8fbfff"))
+            yield Static(Text(self.text))
+            yield Static(Text("any key closes this", "#8a8a8a"))
+
+    def on_key(self, event: Key) -> None:
+        event.stop()
+        self.dismiss()
+
+    def on_click(self) -> None:
+        self.dismiss()
+
+
+class Prompt(ModalScreen[str | None]):
+    """One line of input; escape gives None."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel")]
+
+    def __init__(self, label: str, value: str = "") -> None:
+        super().__init__()
+        self.label, self.value = label, value
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog prompt"):
+            yield Static(Text(f"{self.label}   (enter: go, escape: never mind)", "#8a8a8a"))
+            yield Input(self.value, id="line")
+
+    def on_mount(self) -> None:
+        self.query_one(Input).focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.dismiss(event.value.strip())
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)
+
+
+class Confirm(ModalScreen[bool]):
+    """A question; only `y` means yes."""
+
+    def __init__(self, question: str, detail: str = "") -> None:
+        super().__init__()
+        self.question, self.detail = question, detail
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(Text(self.question, "bold #ffd75f"))
+            if self.detail:
+                yield Static(Text(self.detail))
+            yield Static(Text("y yes   any other key: no", "#8a8a8a"))
+
+    def on_key(self, event: Key) -> None:
+        event.stop()
+        self.dismiss(event.key == "y")
+
+
+class Choose(ModalScreen[int | None]):
+    """Up to nine choices by number; escape gives None."""
+
+    def __init__(self, title: str, choices: Sequence[str]) -> None:
+        super().__init__()
+        self.title_, self.choices = title, choices
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(Text(self.title_, "bold #8fbfff"))
+            for number, choice in enumerate(self.choices[:9], 1):
+                yield Static(Text(f" {number}  {choice}", no_wrap=True, overflow="ellipsis"))
+            yield Static(Text("number chooses   any other key: nothing", "#8a8a8a"))
+
+    def on_key(self, event: Key) -> None:
+        event.stop()
+        number = int(event.key) if event.key.isdigit() else 0
+        self.dismiss(number - 1 if 1 <= number <= min(len(self.choices), 9) else None)
+
+
+def leave(app: App[Any]) -> None:
+    """Back to the screen below; out of the application where there is none."""
+    if len(app.screen_stack) > 2:
+        app.pop_screen()
+    else:
+        app.exit(0)

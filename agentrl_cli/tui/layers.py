@@ -1,0 +1,226 @@
+"""Layers: one number per token becomes a class, a class has a glyph, a colour and a meaning. Pure numpy, no textual.
+
+Every colour has a glyph too, so a layer survives NO_COLOR and any kind of colour blindness (blue against orange, and
+never red against green). In plain GRPO the advantage is one constant per episode, so the default layer is the
+effective gradient weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl_cli.types import Float32, Int8, Origin, Tokens, TrainSignals
+
+Classes = NDArray[np.int8]
+"""[n] index into the layer's classes, per token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One class of tokens: what is drawn under them and behind them."""
+
+    glyph: str
+    color: str
+    """Background of the tokens, empty for none."""
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A way to look at tokens. `classify` never fails: what is missing is class 0."""
+
+    name: str
+    title: str
+    levels: tuple[Level, ...]
+    classify: Callable[[Tokens, TrainSignals | None], Classes]
+    everywhere: bool = False
+    """True where tokens that were not sampled say something too, so their lines get a glyph row as well."""
+
+
+UP2, UP1, DOWN1, DOWN2 = "#1f5fbf", "#16395f", "#5f3a10", "#b86a10"
+SEQ = ("", "#24303c", "#4a4420", "#7a5a14", "#b86a10")
+CLIP = "#5a3a6a"
+
+_SIGNED = (
+    Level(".", "", "not trained"),
+    Level("0", "", "no push"),
+    Level("+", UP1, "pushed up"),
+    Level("#", UP2, "up, strong"),
+    Level("-", DOWN1, "pushed down"),
+    Level("=", DOWN2, "down, strong"),
+    Level("~", CLIP, "clipped"),
+)
+
+
+def _signed(values: Float32, trained: NDArray[np.bool_], clipped: Int8 | None) -> Classes:
+    """Signed numbers to classes; strong is at least half of the largest magnitude that was seen in the episode."""
+    out = np.zeros(len(values), np.int8)
+    known = trained & np.isfinite(values)
+    if not known.any():
+        return out
+    with np.errstate(invalid="ignore"):
+        size = np.abs(values)
+        top = float(np.max(size[known]))
+        strong = size >= (top / 2 if top > 0 else np.inf)
+        out[known] = 1
+        out[known & (values > 0)] = 2
+        out[known & (values > 0) & strong] = 3
+        out[known & (values < 0)] = 4
+        out[known & (values < 0) & strong] = 5
+    if clipped is not None:
+        out[known & (clipped > 0)] = 6
+    return out
+
+
+def _weight(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+    if signals is None:
+        return np.zeros(len(tokens), np.int8)
+    return _signed(signals.weight, tokens.trained_mask, signals.clipped)
+
+
+def _advantage(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+    if signals is None:
+        return np.zeros(len(tokens), np.int8)
+    return _signed(signals.advantage, tokens.trained_mask, None)
+
+
+def _binned(values: Float32, edges: tuple[float, ...]) -> Classes:
+    """Class 1 + number of edges at or below the value; 0 where it is NaN."""
+    out = np.zeros(len(values), np.int8)
+    known = np.isfinite(values)
+    out[known] = 1 + np.searchsorted(np.asarray(edges), values[known], side="right")
+    return out
+
+
+_LOGP = (
+    Level(".", "", "not sampled"),
+    Level("_", SEQ[0], "p ≥ .9"),
+    Level("-", SEQ[1], "p ≥ .5"),
+    Level("=", SEQ[2], "p ≥ .1"),
+    Level("#", SEQ[3], "p ≥ .01"),
+    Level("!", SEQ[4], "p < .01"),
+)
+_ENTROPY = (
+    Level(".", "", "not sampled"),
+    Level("_", SEQ[0], "< 0.1 nat"),
+    Level("-", SEQ[1], "< 0.5"),
+    Level("=", SEQ[2], "< 1"),
+    Level("#", SEQ[3], "< 2"),
+    Level("!", SEQ[4], "≥ 2"),
+)
+_RATIO = (
+    Level(".", "", "not trained"),
+    Level("_", "", "within 1 %"),
+    Level("<", DOWN1, "below 1"),
+    Level(">", UP1, "above 1"),
+    Level("~", CLIP, "clipped"),
+)
+_MASK = (
+    Level(".", "", "never trained"),
+    Level("T", UP1, "sampled, may train"),
+    Level("f", CLIP, "forced by us"),
+    Level("X", DOWN2, "BUG: weight on a token that was not sampled"),
+)
+_ORIGIN = (
+    Level("t", "", "template"),
+    Level("s", "#2d2d44", "system"),
+    Level("u", "#3d3410", "user"),
+    Level("o", "#4a2a10", "tool"),
+    Level("m", UP1, "model"),
+    Level("f", CLIP, "forced"),
+)
+_KL = (
+    Level(".", "", "no reference"),
+    Level("_", SEQ[0], "< .01"),
+    Level("-", SEQ[1], "< .1"),
+    Level("=", SEQ[2], "< .5"),
+    Level("#", SEQ[3], "< 2"),
+    Level("!", SEQ[4], "≥ 2"),
+)
+
+
+def _logp(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+    surprise = (-tokens.logp_policy).astype(np.float32)
+    return _binned(surprise, (0.1054, 0.6931, 2.3026, 4.6052))
+
+
+def _entropy(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+    return _binned(tokens.entropy, (0.1, 0.5, 1.0, 2.0))
+
+
+def _ratio(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+    out = np.zeros(len(tokens), np.int8)
+    if signals is None:
+        return out
+    known = np.isfinite(signals.ratio) & tokens.trained_mask
+    with np.errstate(invalid="ignore"):
+        out[known] = 1
+        out[known & (signals.ratio < 0.99)] = 2
+        out[known & (signals.ratio > 1.01)] = 3
+        out[known & (signals.clipped > 0)] = 4
+    return out
+
+
+def _mask(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+    out = np.where(tokens.trained_mask, 1, 0).astype(np.int8)
+    out[tokens.origin == Origin.FORCED] = 2
+    if signals is not None:
+        wrong = np.isfinite(signals.weight) & (signals.weight != 0) & ~tokens.trained_mask
+        out[wrong] = 3
+    return out
+
+
+def _origin(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+    return np.clip(tokens.origin, 0, len(_ORIGIN) - 1).astype(np.int8)
+
+
+def reference_kl(tokens: Tokens, signals: TrainSignals | None) -> Float32:
+    """[n] float32: the k3 estimate of KL(policy ‖ reference) per token, NaN where either log-prob is missing."""
+    if signals is None or signals.logp_ref is None:
+        return np.full(len(tokens), np.nan, np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        delta = signals.logp_ref - signals.logp_train
+        return np.asarray(np.exp(delta) - delta - 1, np.float32)
+
+
+def _kl(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+    return _binned(reference_kl(tokens, signals), (0.01, 0.1, 0.5, 2.0))
+
+
+def _plain(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+    return np.zeros(len(tokens), np.int8)
+
+
+LAYERS: dict[str, Layer] = {
+    "weight": Layer("weight", "gradient weight", _SIGNED, _weight),
+    "advantage": Layer("advantage", "advantage", _SIGNED[:6], _advantage),
+    "logp": Layer("logp", "log-probability", _LOGP, _logp),
+    "entropy": Layer("entropy", "entropy", _ENTROPY, _entropy),
+    "ratio": Layer("ratio", "ratio and clipping", _RATIO, _ratio),
+    "mask": Layer("mask", "trained mask", _MASK, _mask, everywhere=True),
+    "origin": Layer("origin", "origin", _ORIGIN, _origin, everywhere=True),
+    "plain": Layer("plain", "plain", (Level(" ", "", ""),), _plain),
+    "kl": Layer("kl", "KL to the reference", _KL, _kl),
+}
+"""Keys 1 to 9, in this order. `weight` is the default."""
+
+
+def map_line(classes: Classes, n_levels: int, width: int) -> list[int]:
+    """The whole episode in at most `width` columns: each shows its marked tokens' commonest class, else 0."""
+    n = len(classes)
+    if n == 0 or width <= 0:
+        return []
+    width = min(width, n)
+    edges = np.linspace(0, n, width + 1).astype(int)
+    out: list[int] = []
+    for a, b in pairwise(edges.tolist()):
+        counts = np.bincount(classes[a : max(b, a + 1)], minlength=n_levels)
+        marked = counts[1:]
+        # class 0 never outvotes the others: a lone trained token in a long observation still shows
+        out.append(int(np.argmax(marked)) + 1 if marked.any() else 0)
+    return out

@@ -1,0 +1,49 @@
+"""Reads one episode from a store as a view: what the screens and `--plain` share. No textual."""
+
+from __future__ import annotations
+
+from agentrl_cli.store import Store
+from agentrl_cli.tui.data import EpisodeView, make_view
+from agentrl_cli.tui.text import TokenTexts, visible
+from agentrl_cli.types import Episode
+
+
+def load_view(store: Store, episode_id: str, decoders: dict[str, TokenTexts] | None = None) -> EpisodeView:
+    """One episode as a view; what a half-written run has not stored yet is simply missing. Raises NotFound."""
+    row = store.episode_row(episode_id)
+    episode = store.episode(row.id)
+    live = ""
+    if episode.outcome is None:
+        live = next((item.text for item in store.live(row.run_id) if item.episode_id == row.id), "")
+    return make_view(
+        episode,
+        decoder_of(store, row.tokenizer, {} if decoders is None else decoders),
+        signals=store.signals(row.id),
+        siblings=store.siblings(row.id),
+        flags=flags_of(store, episode, row.flags),
+        tags=row.tags,
+        note=row.note,
+        live=live,
+    )
+
+
+def decoder_of(store: Store, digest: str, cache: dict[str, TokenTexts]) -> TokenTexts:
+    """The decoder of a stored tokenizer, cached by hash; one that shows ids where none is stored."""
+    if digest not in cache:
+        stored = store.tokenizer(digest) if digest else None
+        cache[digest] = TokenTexts(stored.tokenizer_json if stored is not None else None)
+    return cache[digest]
+
+
+def flags_of(store: Store, episode: Episode, stored: tuple[str, ...]) -> list[tuple[str, str]]:
+    """(name, evidence): the rules over the episode as it is, stored flags that no rule explains, drift."""
+    from agentrl_cli.store.flags import find_flags
+
+    drift = store.drift(episode.id)
+    found = [(flag.name, flag.evidence) for flag in find_flags(episode, [row.kind for row in drift])]
+    names = {name for name, _ in found}
+    found += [(name, "") for name in stored if name not in names]
+    for row in drift:
+        texts = f"expected {visible(row.expected)!r}, got {visible(row.got)!r}"
+        found.append((f"{row.kind} drift", f"turn {row.turn}, token {row.position}: {texts}"))
+    return found

@@ -1,0 +1,66 @@
+"""The keys of the replay screen, and their help."""
+
+from __future__ import annotations
+
+from textual.binding import Binding, BindingType
+
+from agentrl_cli.tui.layers import LAYERS
+
+KEYS = (
+    "j/k turn  J/K ←/→ token  ↑/↓ line  h/l sibling  n/N episode  g/G ends  1-9 layer  / find  . again  ' flagged\n"
+    "f filter  o sort  v diff  space fold  e export  y copy  s svg  i list  tab pane  ctrl+p palette  ? keys  q back"
+)
+KEYS_SMALL = "j/k turn ←/→ token h/l sibling 1-9 layer tab pane / find ? keys q back"
+
+HELP = """\
+j k          next, previous turn        J K ← →   next, previous token
+↑ ↓          a line down, up            pgup pgdn a page
+g G          first, last token          '         next token worth a look (least likely first)
+h l          previous, next sibling of the group, at the same turn and token
+n N          next, previous episode of the list     i  the list itself     f  filter     o  sort
+1 gradient weight   2 advantage   3 log-probability   4 entropy   5 ratio and clipping
+6 mask   7 origin   8 plain   9 KL to the reference
+/            find text                  .         the next match
+v            where this parts from a sibling        space   fold the turn
+e            export as JSON lines       s         this screen as SVG
+y            copy (token, turn, text, id, link)     tab     next pane on small terminals
+q            back
+
+Glyphs under the text are the layer: + # pushed up (weak, strong), - = pushed down, ~ clipped, . not trained.
+Filter: reward:<0.5 step:100..120 task:calc/* tool:calculator flag:LOOP text:"4,5" outcome:failed -tag:seen
+"""
+
+BINDINGS: list[BindingType] = [
+    Binding("j", "turn(1)", "turn", show=False),
+    Binding("k", "turn(-1)", "turn", show=False),
+    Binding("J,right", "token(1)", "token", show=False),
+    Binding("K,left", "token(-1)", "token", show=False),
+    Binding("down", "line(1)", show=False),
+    Binding("up", "line(-1)", show=False),
+    Binding("pagedown", "page(1)", show=False),
+    Binding("pageup", "page(-1)", show=False),
+    Binding("g,home", "end(0)", show=False),
+    Binding("G,end", "end(1)", show=False),
+    Binding("h", "sibling(-1)", "sibling", show=False),
+    Binding("l", "sibling(1)", "sibling", show=False),
+    Binding("n", "episode(1)", "next episode", show=False),
+    Binding("N", "episode(-1)", "previous episode", show=False),
+    *(
+        Binding(str(i + 1), f"layer('{name}')", layer.title, show=False)
+        for i, (name, layer) in enumerate(LAYERS.items())
+    ),
+    Binding("slash", "find", "find"),
+    Binding("full_stop", "find_again", "find again", show=False),
+    Binding("apostrophe", "next_flagged", "next flagged token", show=False),
+    Binding("f", "filter", "filter"),
+    Binding("o", "sort", "sort"),
+    Binding("i", "list", "episodes"),
+    Binding("v", "diff", "diff"),
+    Binding("space", "fold", "fold"),
+    Binding("e", "export", "export"),
+    Binding("y", "copy", "copy"),
+    Binding("s", "svg", "svg"),
+    Binding("tab", "pane", "pane", show=False),
+    Binding("question_mark", "help", "keys"),
+    Binding("q,escape", "back", "back"),
+]

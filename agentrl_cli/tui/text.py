@@ -1,0 +1,143 @@
+"""Token ids to the text of each single token, exactly, with the tokenizer that the store kept.
+
+Not here: encoding. A byte-level vocabulary (GPT-2, Qwen, tiny-agent) is read straight from the JSON: building a
+`tokenizers.Tokenizer` of 150,000 entries costs most of a second and a screen has a third of one. Anything else goes
+through the `tokenizers` library. A token that ends in the middle of a character shows a placeholder; the token that
+completes the character shows it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from agentrl_cli.types import Int32
+
+PARTIAL = "▫"
+"""Stands for a token that holds only a part of a character."""
+
+
+@lru_cache(maxsize=1)
+def _byte_of_char() -> dict[str, int]:
+    """The GPT-2 table of byte-level BPE: printable character to byte."""
+    keep = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in keep}
+    extra = 0
+    for byte in range(256):
+        if byte not in keep:
+            table[chr(256 + extra)] = byte
+            extra += 1
+    return table
+
+
+class TokenTexts:
+    """Decodes ids one by one. Without a tokenizer every token shows as its number."""
+
+    def __init__(self, tokenizer_json: str | None = None) -> None:
+        """`tokenizer_json` is the text of a tokenizer.json (or None); broken JSON counts as none, and says so."""
+        self.problem = ""
+        self._bytes: dict[int, bytes] = {}
+        self._pieces: dict[int, str] = {}
+        self._special: dict[int, str] = {}
+        self._library: Any = None
+        self._known = False
+        if not tokenizer_json:
+            self.problem = "no tokenizer stored: tokens show as their ids"
+            return
+        try:
+            self._read(json.loads(tokenizer_json), tokenizer_json)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self.problem = f"the stored tokenizer cannot be read ({error}): tokens show as their ids"
+
+    def _read(self, data: dict[str, Any], text: str) -> None:
+        if "byte_tokenizer" in data:  # chat.tokenizer.ByteTokenizer: ids 0 to 255 are bytes
+            self._bytes = {byte: bytes([byte]) for byte in range(256)}
+            self._special = {256 + n: str(name) for n, name in enumerate(data["byte_tokenizer"])}
+            self._known = True
+            return
+        model = data["model"]
+        vocab = model["vocab"]
+        if isinstance(vocab, dict):
+            self._pieces = {index: piece for piece, index in vocab.items()}
+        self._special = {int(added["id"]): str(added["content"]) for added in data.get("added_tokens") or []}
+        if "ByteLevel" not in json.dumps([data.get("decoder"), data.get("pre_tokenizer")]) or not self._pieces:
+            from tokenizers import Tokenizer  # only the rare kinds of vocabulary pay for the library
+
+            try:
+                self._library = Tokenizer.from_str(text)
+            except Exception as error:
+                raise ValueError(str(error)) from error
+        self._known = True
+
+    @property
+    def specials(self) -> frozenset[int]:
+        """Ids of added tokens, `<|im_end|>` for instance."""
+        return frozenset(self._special)
+
+    def one(self, token: int) -> bytes | str:
+        """The bytes of an ordinary token, the text of a special or unknown one."""
+        known = self._bytes.get(token)
+        if known is not None:
+            return known
+        if token in self._special:
+            return self._special[token]
+        if not self._known:
+            return f"⟨{token}⟩"
+        if self._library is not None:
+            text = self._library.decode([token], skip_special_tokens=False)
+            raw = str(text).encode()
+        else:
+            piece = self._pieces.get(token)
+            if piece is None:
+                return f"⟨{token}⟩"
+            table = _byte_of_char()
+            raw = b"".join(bytes([table[c]]) if c in table else c.encode() for c in piece)
+        self._bytes[token] = raw
+        return raw
+
+    def texts(self, ids: Sequence[int] | Int32) -> list[str]:
+        """The text of every token; joined they are the decoded text but for `PARTIAL` placeholders."""
+        numbers = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+        cache: dict[int, str | None] = {}
+        for token in set(numbers):
+            raw = self.one(token)
+            if isinstance(raw, str):
+                cache[token] = raw
+                continue
+            try:
+                cache[token] = raw.decode()
+            except UnicodeDecodeError:
+                cache[token] = None
+        out: list[str] = [cache[token] or "" for token in numbers]
+        if None in cache.values():
+            self._join_partial(numbers, cache, out)
+        return out
+
+    def _join_partial(self, numbers: list[int], cache: dict[int, str | None], out: list[str]) -> None:
+        """Second pass for tokens that are not characters by themselves: decode each run of them together."""
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        open_run = False
+        for position, token in enumerate(numbers):
+            if cache[token] is not None and not open_run:
+                continue
+            raw = self.one(token)
+            if isinstance(raw, str):
+                decoder.reset()
+                open_run = False
+                continue
+            text = decoder.decode(raw)
+            out[position] = text or PARTIAL
+            open_run = bool(decoder.getstate()[0])
+
+    def text(self, ids: Sequence[int] | Int32) -> str:
+        """All of it as one string."""
+        return "".join(self.texts(ids))
+
+
+def visible(text: str) -> str:
+    """A token's text with newline, tab, control characters made visible, for one line of the inspector."""
+    out = text.replace("\n", "⏎").replace("\t", "⇥")
+    return "".join(c if c.isprintable() else f"␀{ord(c):x}" for c in out)

@@ -1,0 +1,237 @@
+"""What the watch screen shows of a run, read in one go in the reader's thread. Pure but for `load`; no textual.
+
+Metric names follow TRL; a run that logs others shows them under their own names on the charts tab.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import EpisodeRow, EvalRow, LiveRow, RunRow, Store
+
+METRICS: dict[str, tuple[str, ...]] = {
+    "reward": ("reward", "reward/mean", "train/reward"),
+    "solved": ("solved", "primary", "train/solved", "pass_rate"),
+    "loss": ("loss", "policy_loss", "loss/policy"),
+    "entropy": ("entropy", "policy/entropy"),
+    "kl": ("kl", "kl/ref"),
+    "mismatch": ("mismatch_kl", "logp_gap", "mismatch"),
+    "clip": ("clip_ratio/region_mean", "clip_ratio", "clipfrac"),
+    "grad_norm": ("grad_norm", "optim/grad_norm"),
+    "lr": ("learning_rate", "lr"),
+    "zero_std": ("frac_reward_zero_std", "groups/zero_variance"),
+    "tool_errors": ("tools/error_rate", "tools/failure_frequency", "tool_error_rate", "tool_errors"),
+    "tool_calls": ("tools/call_frequency", "tools/call_rate", "tool_call_rate", "tool_calls"),
+    "length": ("completions/mean_length", "tokens/mean", "length"),
+    "cut": ("completions/clipped_ratio", "truncated"),
+    "turns": ("turns", "turns/mean", "n_turns"),
+    "seconds": ("time/step", "step_time", "seconds"),
+}
+"""Short name to the names it may have in the store, the first found wins."""
+
+HIDDEN = frozenset({"step", "at"})
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """One rule over the stored numbers."""
+
+    level: str
+    """ok | warn | bad"""
+    name: str
+    text: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchData:
+    """A run as it is now."""
+
+    run: RunRow
+    steps: tuple[Mapping[str, Any], ...] = ()
+    evals: tuple[EvalRow, ...] = ()
+    live: tuple[LiveRow, ...] = ()
+    logs: tuple[Mapping[str, Any], ...] = ()
+    alerts: tuple[Mapping[str, Any], ...] = ()
+    events: tuple[Mapping[str, Any], ...] = ()
+    checkpoints: tuple[Any, ...] = ()
+    notable: tuple[tuple[str, EpisodeRow], ...] = ()
+    """(why, episode) of the last finished step."""
+    done: int = 0
+    """Finished episodes of the step that is going on."""
+    wanted: int = 0
+    """Episodes that a step has, 0 where the configuration does not say."""
+    pending: tuple[str, ...] = ()
+    """Controls that the trainer has not taken yet."""
+    read: float = 0.0
+    health: tuple[Health, ...] = ()
+
+    @property
+    def step(self) -> int:
+        """The last finished step."""
+        return int(self.steps[-1]["step"]) if self.steps else self.run.step
+
+    def series(self, name: str) -> list[tuple[float, float]]:
+        """(step, value) of a metric by its short or stored name; NaN and missing values are left out."""
+        key = self.key(name)
+        out = []
+        for row in self.steps:
+            value = row.get(key)
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                out.append((float(row["step"]), float(value)))
+        return out
+
+    def key(self, name: str) -> str:
+        """The stored name of a short one."""
+        names = METRICS.get(name, (name,))
+        return next((n for n in names if any(n in row for row in self.steps[-3:])), names[0])
+
+    def last(self, name: str) -> float | None:
+        """The newest value of a metric."""
+        series = self.series(name)
+        return series[-1][1] if series else None
+
+    def names(self) -> list[str]:
+        """All metrics of the run, the curated ones first."""
+        known = [name for name in METRICS if self.series(name)]
+        shown = {self.key(name) for name in known} | HIDDEN
+        every = {name for row in self.steps for name, value in row.items() if isinstance(value, (int, float))}
+        return known + sorted(every - shown)
+
+    def seconds_per_step(self) -> float | None:
+        """Mean wall seconds of the last ten steps."""
+        stamps = [float(row["at"]) for row in self.steps[-11:] if row.get("at")]
+        if len(stamps) > 1:
+            return (stamps[-1] - stamps[0]) / (len(stamps) - 1)
+        return self.last("seconds")
+
+    def eta(self) -> float | None:
+        """Seconds until the last step at the present pace."""
+        pace, total = self.seconds_per_step(), self.run.total_steps
+        return pace * max(total - self.step, 0) if pace is not None and total else None
+
+    def reward_parts(self) -> list[tuple[str, float]]:
+        """(name, mean) of the reward parts in the last step: metrics `rewards/<name>/mean` or `rewards/<name>`."""
+        if not self.steps:
+            return []
+        out = []
+        for name, value in self.steps[-1].items():
+            if name.startswith("rewards/") and not name.endswith("/std") and isinstance(value, (int, float)):
+                out.append((name.removeprefix("rewards/").removesuffix("/mean"), float(value)))
+        return out
+
+
+def load(store: Store, run_id: str, before: WatchData | None = None) -> WatchData:
+    """Reads a run; with what was read before only newer steps, logs, alerts and events are read again."""
+    run = store.run(run_id)
+    old = before if before is not None and before.run.id == run.id else None
+    last = int(old.steps[-1]["step"]) if old and old.steps else 0
+    kept = tuple(row for row in old.steps if row["step"] < last) if old else ()
+    steps = kept + tuple(store.steps(run.id, last))
+    data = WatchData(
+        run=run,
+        steps=steps,
+        evals=tuple(store.evals(run.id)),
+        live=tuple(store.live(run.id)),
+        logs=_tail(old.logs if old else (), lambda since: store.logs(run.id, since), 400),
+        alerts=_tail(old.alerts if old else (), lambda since: store.alerts(run.id, since), 200),
+        events=_tail(old.events if old else (), lambda since: store.tail_events(run.id, since), 1000),
+        checkpoints=tuple(store.checkpoints(run.id)),
+        wanted=_wanted(run.config),
+        pending=tuple(row.action for row in store.controls(run.id) if row.taken is None),
+        read=time.time(),
+    )
+    same = old is not None and old.step == data.step and old.notable
+    notable = old.notable if old and same else notable_of(store, run.id, data.step)
+    done = 0
+    if run.alive and data.live:
+        now = max((row.step or 0 for row in store.episode_rows(store.episode_ids("", "-time", run.id)[:1])), default=0)
+        done = len(store.episode_ids(f"step:{now} kind:train", "time", run.id)) - len(data.live)
+    data = replace(data, notable=notable, done=max(done, 0))
+    return replace(data, health=health_of(data))
+
+
+def _tail(old: Sequence[Mapping[str, Any]], read: Any, keep: int) -> tuple[Mapping[str, Any], ...]:
+    return (*old, *read(int(old[-1]["id"]) if old else 0))[-keep:]
+
+
+def _wanted(config: Mapping[str, Any]) -> int:
+    rollout = config.get("rollout")
+    if not isinstance(rollout, Mapping):
+        return 0
+    try:
+        return int(rollout.get("group_size", 0)) * int(rollout.get("prompts_per_step", 0))
+    except (TypeError, ValueError):
+        return 0
+
+
+def notable_of(store: Store, run_id: str, step: int) -> tuple[tuple[str, EpisodeRow], ...]:
+    """Best, worst, flagged, erroring episode of a step: what is worth opening."""
+    rows = store.episode_rows(store.episode_ids(f"step:{step}", "-reward", run_id)[:512])
+    graded = [row for row in rows if row.reward is not None and not (row.outcome and row.outcome.is_error)]
+    out: list[tuple[str, EpisodeRow]] = []
+    if graded:
+        out.append(("best", max(graded, key=lambda row: row.reward or 0.0)))
+        out.append(("worst", min(graded, key=lambda row: row.reward or 0.0)))
+    seen = {row.id for _, row in out}
+    for why, rest in (
+        ("odd", [row for row in rows if row.flags]),
+        ("error", [row for row in rows if row.outcome and row.outcome.is_error]),
+    ):
+        fresh = [row for row in rest if row.id not in seen]
+        if fresh:
+            out.append((why, fresh[0]))
+            seen.add(fresh[0].id)
+    return tuple(out)
+
+
+def health_of(data: WatchData) -> tuple[Health, ...]:
+    """The rules of a check-in, each with its value and what to try."""
+    out: list[Health] = []
+
+    def rule(name: str, value: float | None, warn: float, bad: float, text: str, advice: str) -> None:
+        if value is None:
+            return
+        level = "bad" if value >= bad else "warn" if value >= warn else "ok"
+        out.append(Health(level, name, f"{text} {value:.2f}", "" if level == "ok" else advice))
+
+    rule(
+        "groups",
+        data.last("zero_std"),
+        0.6,
+        0.95,
+        "groups without signal",
+        "all 0: easier tasks or a warm start; all 1: harder tasks",
+    )
+    rule("tools", data.last("tool_errors"), 0.3, 0.7, "tool error rate", "open a BADARG episode; check the schema")
+    rule("cut", data.last("cut"), 0.2, 0.6, "cut off by a limit", "raise rollout.max_new_tokens or max_tokens")
+    rule("mismatch", data.last("mismatch"), 0.1, 0.5, "rollout/train gap", "same precision for both; check the sampler")
+    rule("kl", data.last("kl"), 1.0, 10.0, "KL to the reference", "lower the rate or raise algo.kl_coef")
+    entropy = data.last("entropy")
+    if entropy is not None:
+        low = "bad" if entropy < 0.005 else "warn" if entropy < 0.03 else "ok"
+        out.append(
+            Health(low, "entropy", f"entropy {entropy:.3f}", "" if low == "ok" else "collapsing: lower the rate")
+        )
+    broken = [n for n in ("loss", "grad_norm") if data.steps and _is_nan(data.steps[-1].get(data.key(n)))]
+    if broken:
+        out.append(Health("bad", "nan", f"{' and '.join(broken)} is not a number", "lower the rate; resume from best"))
+    out += _stalled(data)
+    return tuple(out)
+
+
+def _stalled(data: WatchData) -> list[Health]:
+    if data.run.state == "interrupted":
+        return [Health("bad", "process", "the trainer is gone", f"agentrl train --resume {data.run.name}")]
+    if data.run.status == "failed":
+        return [Health("bad", "process", f"failed: {data.run.error}", "see the log")]
+    return []
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

@@ -1,0 +1,240 @@
+"""The panes of the watch screen as lines of rich text. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from agentrl_cli.tui.charts import bar, chart, short, span, sparkline
+from agentrl_cli.tui.panels import BAD, FAINT, GOOD, HERE, TITLE, clip, flag_names, num, wrap
+from agentrl_cli.tui.watch_data import WatchData
+
+CURVES = (
+    ("reward", "REWARD", True),
+    ("loss", "LOSS", False),
+    ("entropy", "ENTROPY", False),
+    ("zero_std", "GROUPS WITHOUT SIGNAL", True),
+    ("tool_errors", "TOOL ERRORS", True),
+    ("kl", "KL", False),
+    ("grad_norm", "GRADIENT NORM", False),
+    ("length", "TOKENS/EPISODE", False),
+)
+COLORS = {"warn": BAD, "bad": "bold #ff8f6b", "error": "bold #ff8f6b", "info": FAINT, "ok": FAINT}
+
+
+def clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+def head(data: WatchData) -> Text:
+    """The first line: run, step, reward, eval, pace, state."""
+    run = data.run
+    text = Text(f"agentrl watch   {run.name}", "bold", no_wrap=True, overflow="ellipsis")
+    total = f"/{run.total_steps}" if run.total_steps else ""
+    text.append(f"   step {data.step}{total}   reward {short(data.last('reward'))}", "")
+    if data.evals:
+        text.append(f"   eval {short(data.evals[-1].pass_rate)}")
+    pace, eta = data.seconds_per_step(), data.eta()
+    if pace is not None:
+        text.append(f"   {span(pace)}/step")
+    if eta and run.alive:
+        text.append(f"   ETA {span(eta)}")
+    bad = sum(1 for check in data.health if check.level != "ok")
+    if bad:
+        text.append(f"   {bad} warnings", BAD)
+    text.append(f"   {run.state.upper() if run.state != 'running' else 'LIVE'}", GOOD if run.alive else BAD)
+    return text
+
+
+def change(series: Sequence[tuple[float, float]], back: int = 20) -> str:
+    """`(+.06/20)`: how the newest value differs from the one `back` steps before."""
+    if len(series) < 2:
+        return ""
+    before = series[max(len(series) - 1 - back, 0)][1]
+    return f"({series[-1][1] - before:+.2f}/{min(back, len(series) - 1)})"
+
+
+def eval_series(data: WatchData) -> list[tuple[float, float]]:
+    """(step, pass rate) of the evaluations; one without a step counts as step 0."""
+    return [(float(row.step or 0), row.pass_rate) for row in data.evals if row.pass_rate is not None]
+
+
+def curve_lines(data: WatchData, width: int, height: int) -> list[Text]:
+    """The curves of the overview, as many as fit into `height` lines."""
+    marks = control_steps(data)
+    series = data.series("reward")
+    room = 4 if height >= 24 else 3
+    title = f"REWARD {short(data.last('reward'))} {change(series)}"
+    lines = chart(title, series, width, room, unit=True, marks=marks)
+    evals = eval_series(data)
+    if evals:
+        lines += chart(f"SOLVED, eval {short(evals[-1][1])} at step {evals[-1][0]:.0f}", evals, width, room, unit=True)
+    for name, title, _ in CURVES[1:]:
+        series = data.series(name)
+        if not series or len(lines) + 2 > height:
+            continue
+        lines.append(Text(f"{title} {short(series[-1][1])} {change(series)}"[:width], TITLE, no_wrap=True))
+        lines.append(Text(" " + sparkline([y for _, y in series], width - 2), GOOD, no_wrap=True))
+    parts = data.reward_parts()
+    if parts and len(lines) + 1 + len(parts) <= height:
+        lines.append(Text("REWARD PARTS (mean)", TITLE))
+        for name, value in parts:
+            fill = "#" * min(round(abs(value) * 12), 14)
+            lines.append(Text(f" {name[:10]:<10} {num(value, '+.2f'):>5} {fill}"[:width], BAD if value < 0 else ""))
+    return lines
+
+
+def control_steps(data: WatchData) -> list[float]:
+    """The steps during which somebody changed something: marks on the axis."""
+    stamps = [(float(row["at"]), float(row["step"])) for row in data.steps if row.get("at")]
+    out = []
+    for event in data.events:
+        if str(event["kind"]).startswith("control"):
+            later = [step for at, step in stamps if at >= float(event["at"])]
+            if later:
+                out.append(later[0])
+    return out
+
+
+def now_lines(data: WatchData, width: int, limit: int, cursor: int) -> list[Text]:
+    """The step that is going on: progress and the running episodes."""
+    title = Text("NOW ", TITLE, no_wrap=True)
+    if data.run.alive and data.live:
+        total = data.wanted or data.done + len(data.live)
+        title.append(f"step {data.step + 1}  ROLLOUT {bar(data.done / max(total, 1), 24)} {data.done}/{total}")
+    elif data.run.alive:
+        title.append("scoring, updating or saving: no episode runs", FAINT)
+    else:
+        title.append(f"{data.run.state}", FAINT)
+    lines = [title]
+    if data.live:
+        lines.append(Text("  # task               turn phase         time  text", FAINT))
+    first = max(0, min(cursor - limit // 2, len(data.live) - limit))
+    for index, row in list(enumerate(data.live))[first : first + limit]:
+        tail = " ".join(row.text.split())
+        seconds = max((data.read if data.run.alive else row.updated) - row.started, 0.0)
+        phase = {"processing_tools": "tool", "generating": "gen", "interacting": "user"}.get(row.state, row.state)
+        line = f"{row.sample:>3} {row.task_id[:18]:<18} {row.turn:>4} {phase:<11} {span(seconds):>7}  "
+        room = max(width - len(line), 0)
+        lines.append(Text(line + tail[-room:] if room else line[:width], HERE if index == cursor else "", no_wrap=True))
+    if len(data.live) > limit:
+        lines.append(Text(f"    … {len(data.live)} run", FAINT))
+    return lines
+
+
+def notable_lines(data: WatchData, width: int, cursor: int) -> list[Text]:
+    """Episodes of the last step that are worth opening; the cursor counts from the first of them."""
+    lines = [Text(f"LAST STEP ({data.step}), worth a look", TITLE, no_wrap=True)]
+    if not data.notable:
+        return [*lines, Text("  no finished step yet", FAINT)]
+    room = max(len(row.task_id[:18]) for _, row in data.notable)
+    for index, (why, row) in enumerate(data.notable):
+        line = f" {why:<6}{row.task_id[:18]:<{room}} #{row.sample:<2} {num(row.reward, '5.2f')} {num(row.advantage):>5}"
+        line += f" {row.n_turns:>2}t {flag_names(row.flags)}"
+        lines.append(Text(clip(line, width), HERE if index == cursor else "", no_wrap=True))
+    zero = data.last("zero_std")
+    if zero is not None:
+        lines.append(Text(f" zero  {zero:.0%} of the groups had no spread", BAD if zero > 0.6 else FAINT))
+    return lines
+
+
+def log_lines(rows: Sequence[Mapping[str, Any]], title: str, width: int, limit: int) -> list[Text]:
+    """The newest rows of a log or of alerts."""
+    lines = [Text(title, TITLE)]
+    if not rows:
+        return [*lines, Text("  none", FAINT)]
+    for row in rows[-limit:]:
+        level = str(row.get("level", "info"))
+        mark = f"{level} " if level not in ("info", "INFO") else ""
+        text = " ".join(str(row["text"]).split())
+        lines.append(Text(clip(f" {clock(float(row['at']))} {mark}{text}", width), COLORS.get(level, ""), no_wrap=True))
+    return lines
+
+
+def run_lines(data: WatchData, width: int) -> list[Text]:
+    """What this run is, how far it is, what it saved, and what a key would do."""
+    run, lines = data.run, []
+    age = (run.ended or data.read) - run.started if run.started else 0.0
+    lines.append(Text(clip(f"RUN {run.name}  {run.state} {span(age)}", width), TITLE, no_wrap=True))
+    lines.append(Text(clip(f" {run.model}  {run.pack}", width), no_wrap=True))
+    lines += [Text(clip(f" {text}", width), FAINT, no_wrap=True) for text in config_facts(run.config)]
+    if run.total_steps:
+        done = data.step / run.total_steps
+        lines.append(Text(f" step {data.step} of {run.total_steps}  {done:.0%}"))
+        lines.append(Text(f" {bar(done, min(width - 2, 24))}"))
+    best = max(data.evals, key=lambda row: row.pass_rate or 0.0, default=None)
+    if best is not None:
+        low_high = f" [{num(best.low, '.2f')}, {num(best.high, '.2f')}]" if best.low is not None else ""
+        lines.append(Text(clip(f" best eval {short(best.pass_rate)} at {best.step}{low_high}", width)))
+    if data.checkpoints:
+        last = data.checkpoints[-1]
+        lines.append(Text(clip(f" checkpoint {last.kind} step {last.step}", width), FAINT))
+    if run.error:
+        lines.append(Text(clip(f" {run.error}", width * 2), BAD))
+    return lines
+
+
+def config_facts(config: Mapping[str, Any]) -> list[str]:
+    """Two lines of the settings that matter most; whatever is missing is left out."""
+
+    def get(path: str) -> Any:
+        value: Any = config
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+    group, prompts = get("rollout.group_size"), get("rollout.prompts_per_step")
+    first = [str(get("algo.advantage") or "")]
+    if group and prompts:
+        first.append(f"G={group} x {prompts} prompts")
+    second = [
+        f"{name} {value}"
+        for name, value in (("lr", get("train.lr")), ("T", get("rollout.temperature")), ("seed", config.get("seed")))
+        if value is not None
+    ]
+    return [line for line in ("  ".join(part for part in first if part), "  ".join(second)) if line]
+
+
+def health_lines(data: WatchData, width: int, *, advice: bool = False) -> list[Text]:
+    """The checks: value and level; with `advice` what to try."""
+    counts = {level: sum(1 for check in data.health if check.level == level) for level in ("ok", "warn", "bad")}
+    lines = [Text(f"HEALTH {counts['ok']} ok  {counts['warn']} warn  {counts['bad']} bad"[:width], TITLE)]
+    for check in data.health:
+        mark = {"ok": ".", "warn": "!", "bad": "!!"}[check.level]
+        lines.append(Text(clip(f" {mark:<2} {check.text}", width), COLORS[check.level], no_wrap=True))
+        if advice and check.advice:
+            lines.append(Text(f"      try: {check.advice}", FAINT))
+    return lines
+
+
+def control_lines(data: WatchData, width: int) -> list[Text]:
+    """The controls and what is still waiting for the trainer."""
+    lines = [Text("CONTROL (asks first)", TITLE)]
+    if not data.run.alive:
+        return [*lines, Text(" the run has ended", FAINT)]
+    lines += [
+        Text(text) for text in (" p pause / go on", " k checkpoint now", " E evaluate now", " + - rate", " X stop")
+    ]
+    if data.pending:
+        lines += [Text(f" {part}", HERE) for part in wrap(f"waiting: {', '.join(data.pending)}", width - 1)]
+    return lines
+
+
+def small_lines(data: WatchData, width: int) -> list[Text]:
+    """The overview of a small terminal: six curves of a line each."""
+    lines = []
+    for name, title, _ in CURVES[:6]:
+        series = data.series(name)
+        if series:
+            line = Text(f"{title[:12]:<12} {short(series[-1][1]):>7} ", no_wrap=True)
+            line.append(sparkline([y for _, y in series], max(width - 22, 8)), GOOD)
+            lines.append(line)
+    evals = eval_series(data)
+    if evals:
+        lines.append(
+            Text(f"{'eval':<12} {short(evals[-1][1]):>7} {sparkline([y for _, y in evals], width - 22)}", GOOD)
+        )
+    return lines

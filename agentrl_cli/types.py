@@ -1,0 +1,410 @@
+"""The nouns that everything passes around: small frozen dataclasses and enums.
+
+Not here: behaviour. Lengths, returns and finished-ness are derived, never stored twice. An episode is an
+append-only list of token ids; what a model sampled is stored with its log-probability and never decoded and
+encoded again. Every token carries its origin, and the loss mask follows from the origin.
+
+Nothing in this module imports torch; arrays are numpy.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Message = dict[str, Any]
+"""An OpenAI chat message: `role`, `content` and, where they apply, `tool_calls`, `tool_call_id`, `name`."""
+
+ToolSchema = dict[str, Any]
+"""An OpenAI function schema: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+
+Int32 = NDArray[np.int32]
+Int8 = NDArray[np.int8]
+Float32 = NDArray[np.float32]
+
+TOP_K = 5
+"""How many alternatives are stored per sampled token."""
+
+_BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def new_id() -> str:
+    """A time-ordered, collision-safe id of 14 characters (Crockford base 32: 45 bits of ms, 25 of chance)."""
+    number = (int(time.time() * 1000) << 25) | secrets.randbits(25)
+    return "".join(_BASE32[(number >> shift) & 31] for shift in range(65, -1, -5))
+
+
+class Origin(IntEnum):
+    """Where a token came from. Only MODEL tokens are ever trained."""
+
+    TEMPLATE = 0
+    """Written by the chat template: role markers, separators, generation prompts."""
+    SYSTEM = 1
+    USER = 2
+    TOOL = 3
+    MODEL = 4
+    """Sampled by the policy (the stop token included)."""
+    FORCED = 5
+    """Written in the model's turn by us, a closed truncated turn for instance: never trained."""
+
+
+class StopReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    """The model sampled a stop token; it is part of the ids."""
+    STOP_STRING = "stop_string"
+    LENGTH = "length"
+    """The token limit of this turn or of the episode was reached."""
+    CANCELLED = "cancelled"
+
+
+class AgentState(StrEnum):
+    """The states of the agent loop (rollout.py)."""
+
+    PENDING = "pending"
+    GENERATING = "generating"
+    PROCESSING_TOOLS = "processing_tools"
+    INTERACTING = "interacting"
+    TERMINATED = "terminated"
+
+
+class Outcome(StrEnum):
+    """How an episode ended; every episode ends with exactly one."""
+
+    SOLVED = "solved"
+    """The pack's primary reward part is 1."""
+    FAILED = "failed"
+    TRUNCATED_TURNS = "truncated_turns"
+    TRUNCATED_TOKENS = "truncated_tokens"
+    TOO_LONG = "too_long"
+    """The prompt does not fit into the context."""
+    TIMEOUT = "timeout"
+    ENV_ERROR = "env_error"
+    """A tool server, a hook or a grader crashed: never scored, never trained."""
+    SANDBOX_ERROR = "sandbox_error"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_error(self) -> bool:
+        """True where the fault is ours: such an episode is masked, never scored zero."""
+        return self in {Outcome.ENV_ERROR, Outcome.SANDBOX_ERROR, Outcome.CANCELLED, Outcome.TIMEOUT}
+
+
+class Fact(StrEnum):
+    """What a training step did with an episode (`episodes.fact`)."""
+
+    TRAINED = "trained"
+    SKIPPED_ZERO_VARIANCE = "skipped:zero_variance"
+    SKIPPED_ENV_ERROR = "skipped:env_error"
+    SKIPPED_SANDBOX_ERROR = "skipped:sandbox_error"
+    SKIPPED_TIMEOUT = "skipped:timeout"
+    SKIPPED_CANCELLED = "skipped:cancelled"
+    SKIPPED_TOO_LONG = "skipped:too_long"
+    SKIPPED_DRIFT = "skipped:drift"
+    SKIPPED_STALE = "skipped:stale"
+    SKIPPED_NO_MODEL_TOKENS = "skipped:no_model_tokens"
+    SKIPPED_GROUP_TOO_SMALL = "skipped:group_too_small"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. Temperature 0 is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    max_new_tokens: int = 512
+    stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    seed: int = 0
+
+    @property
+    def truncated(self) -> bool:
+        """True where the sampled distribution is not the policy's own at this temperature."""
+        return self.top_p < 1.0 or self.top_k > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What a policy sampled for one turn of one episode. All arrays have length n, top ones [n, TOP_K]."""
+
+    ids: Int32
+    logp_sampled: Float32
+    """log-prob under the distribution really sampled (after top-p, top-k)."""
+    logp_policy: Float32
+    """log-prob under the policy at the sampling temperature, untruncated; ratios use this one."""
+    entropy: Float32
+    """Entropy in nats of the untruncated distribution at the sampling temperature."""
+    top_ids: Int32
+    top_logps: Float32
+    stop_reason: StopReason
+    weights_version: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Parallel per-token arrays of one span. NaN in the float arrays where a token was not sampled."""
+
+    ids: Int32
+    origin: Int8
+    logp_sampled: Float32
+    logp_policy: Float32
+    entropy: Float32
+    top_ids: Int32
+    """[n, TOP_K]; -1 where there is none."""
+    top_logps: Float32
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def trained_mask(self) -> NDArray[np.bool_]:
+        """[n] bool: the tokens a loss may touch, which are the sampled ones."""
+        return np.asarray(self.origin == Origin.MODEL)
+
+    def slice(self, start: int, end: int) -> Tokens:
+        return Tokens(
+            self.ids[start:end],
+            self.origin[start:end],
+            self.logp_sampled[start:end],
+            self.logp_policy[start:end],
+            self.entropy[start:end],
+            self.top_ids[start:end],
+            self.top_logps[start:end],
+        )
+
+    @classmethod
+    def empty(cls) -> Tokens:
+        return cls.given([], [])
+
+    @classmethod
+    def given(cls, ids: Sequence[int] | Int32, origin: Sequence[int] | Int8) -> Tokens:
+        """Tokens that were not sampled (template, system, user, tool)."""
+        n = len(ids)
+        nan = np.full(n, np.nan, np.float32)
+        return cls(
+            np.asarray(ids, np.int32),
+            np.asarray(origin, np.int8),
+            nan,
+            nan.copy(),
+            nan.copy(),
+            np.full((n, TOP_K), -1, np.int32),
+            np.full((n, TOP_K), np.nan, np.float32),
+        )
+
+    @classmethod
+    def sampled(cls, generation: Generation) -> Tokens:
+        """The tokens of a generation, all of origin MODEL."""
+        return cls(
+            generation.ids,
+            np.full(len(generation.ids), Origin.MODEL, np.int8),
+            generation.logp_sampled,
+            generation.logp_policy,
+            generation.entropy,
+            generation.top_ids,
+            generation.top_logps,
+        )
+
+    @classmethod
+    def concat(cls, parts: Sequence[Tokens]) -> Tokens:
+        if not parts:
+            return cls.empty()
+        return cls(
+            np.concatenate([p.ids for p in parts]),
+            np.concatenate([p.origin for p in parts]),
+            np.concatenate([p.logp_sampled for p in parts]),
+            np.concatenate([p.logp_policy for p in parts]),
+            np.concatenate([p.entropy for p in parts]),
+            np.concatenate([p.top_ids for p in parts]),
+            np.concatenate([p.top_logps for p in parts]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSignals:
+    """Per-token facts that training adds to an episode, each [n] over the episode's tokens, NaN where untrained.
+
+    `weight` is the effective gradient weight −∂L/∂log p of the policy term (zero where clipped).
+    """
+
+    advantage: Float32
+    logp_train: Float32
+    """log-prob before the first optimizer step."""
+    ratio: Float32
+    clipped: Int8
+    weight: Float32
+    logp_ref: Float32 | None = None
+    value: Float32 | None = None
+    returns: Float32 | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call as the model wrote it. `error` says what was wrong with a malformed one."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | None
+    raw: str
+    """The exact text between the call's markers."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool answered. A tool that fails is an observation, not an ending."""
+
+    text: str
+    error: str | None = None
+    """A short class of failure: `malformed_call unknown_tool bad_arguments exception timeout memory …`."""
+    reward: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    images: tuple[bytes, ...] = ()
+    seconds: float = 0.0
+    level: str = ""
+    """Isolation level of the sandbox that ran it, empty where none did."""
+    truncated: bool = False
+    """True where the observation was cut to its limit."""
+    done: bool = False
+    """True where the tool ends the episode (`submit`, `finish`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One block of the conversation: the system and user messages of the prompt, an assistant turn, tool results.
+
+    `start` and `end` are the span of its tokens in the episode.
+    """
+
+    index: int
+    role: str
+    """system | user | assistant | tool"""
+    messages: tuple[Message, ...]
+    start: int
+    end: int
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    """Results of a tool turn, in the order of the calls of the assistant turn before it."""
+    stop_reason: StopReason | None = None
+    weights_version: str = ""
+    started: float = 0.0
+    """Seconds since the epoch."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RewardPart:
+    """One named part of a reward: value × weight is added to the episode's reward."""
+
+    name: str
+    value: float
+    weight: float = 1.0
+    primary: bool = False
+    detail: str = ""
+    """Text for people: which test failed, what the judge said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One row of a pack's data."""
+
+    id: str
+    pack: str
+    family: str
+    split: str
+    """train | test | heldout (families that never appear in training)"""
+    prompt: tuple[Message, ...]
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Everything else of the row: hidden tests, set-up code, the expected answer."""
+    tools: tuple[str, ...] | None = None
+    """Names of the tools this row may use; None: all of the pack's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One attempt at a task. Reward is the weighted sum of its parts, derived and never set."""
+
+    id: str
+    task_id: str
+    pack: str = ""
+    family: str = ""
+    run_id: str | None = None
+    step: int | None = None
+    group_id: str | None = None
+    sample: int = 0
+    """Number of the attempt within its group."""
+    seed: int = 0
+    kind: str = "rollout"
+    """rollout | train | eval | chat | whatif | demo"""
+    parent_id: str | None = None
+    parent_turn: int | None = None
+    weights_version: str = ""
+    turns: tuple[Turn, ...] = ()
+    tokens: Tokens = field(default_factory=Tokens.empty)
+    reward_parts: tuple[RewardPart, ...] = ()
+    outcome: Outcome | None = None
+    error: str = ""
+    """What happened, where the outcome is an error."""
+    flags: tuple[str, ...] = ()
+    fact: str = ""
+    """A `Fact` value once a training step decided; empty before."""
+    advantage: float | None = None
+    started: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def reward(self) -> float:
+        return sum(part.value * part.weight for part in self.reward_parts)
+
+    @property
+    def primary(self) -> float | None:
+        """Value of the primary part, None where the episode was not graded."""
+        return next((part.value for part in self.reward_parts if part.primary), None)
+
+    @property
+    def solved(self) -> bool:
+        return self.outcome is Outcome.SOLVED
+
+    @property
+    def trained_tokens(self) -> int:
+        return int(self.tokens.trained_mask.sum())
+
+    @property
+    def tool_calls(self) -> int:
+        return sum(len(turn.calls) for turn in self.turns)
+
+    @property
+    def tool_errors(self) -> int:
+        return sum(1 for turn in self.turns for result in turn.results if result.error)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return tuple(message for turn in self.turns for message in turn.messages)
+
+    def with_(self, **changes: Any) -> Episode:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The episodes of one task in one step."""
+
+    id: str
+    task_id: str
+    step: int
+    episodes: tuple[Episode, ...]
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        return tuple(episode.reward for episode in self.episodes)

@@ -1,0 +1,396 @@
+"""The init process of one box: it starts what a session asks for, watches it, and answers the host.
+
+A box is pid 1 of its own pid namespace where there are any, so its end is the end of everything it started. It never
+runs the model's code and never believes what a worker says beyond the choice of a result that is the model's fault.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from typing import Any, NoReturn
+
+import confine
+import files
+import wire
+import worker
+from watch import Capture, Job, Tree, signal_process, watch
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Head:
+    """The process that holds a session's state."""
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self.pid = pid
+        self.control = control
+        self.pidfd = os.pidfd_open(pid)
+        self.stopped = False
+
+    def ended(self) -> bool:
+        """Whether the process is gone."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        self.control.close()
+
+
+class Box:
+    """Serves one session. `base`: address space of the empty interpreter."""
+
+    def __init__(
+        self, host: socket.socket, limits: dict[str, Any], base: int, level: str, rules: int | None = None
+    ) -> None:
+        self.host, self.limits, self.base, self.level, self.rules = host, limits, base, level, rules
+        self.others = 0 if level == "ns" else confine.count_processes()
+        self.tree = Tree(level)
+        self.head: Head | None = None
+        self.kept: dict[int, Head] = {}
+        """Number of a cell → the state before it, as long as it is kept."""
+        self.cells = 0
+        self.out = self.err = (-1, -1)
+        self.nonce = ""
+
+    def serve(self) -> NoReturn:
+        """Answers requests until the host closes the socket; then everything in the box ends."""
+        handlers = {"cell": self.cell, "run": self.run, "bash": self.run, "calls": self.calls, "back": self.back}
+        while True:
+            received = wire.receive(self.host)
+            if received is None:
+                self.end()
+            header, body = received[0]
+            op = header["op"]
+            try:
+                if op in handlers:
+                    reply, data = handlers[op](header, body)
+                else:
+                    reply, data = files.handle(header, body)
+            except OSError as error:  # ours: the box itself could not do it
+                reply, data = {"status": "host_resources", "detail": f"{op}: {error}"}, b""
+            wire.send(self.host, {"id": header.get("id"), **reply}, data)
+
+    def end(self) -> NoReturn:
+        """Kills what the box started. In a pid namespace the exit of pid 1 does that."""
+        if self.level != "ns":
+            self.tree.kill_others(set())
+        os._exit(0)
+
+    def protected(self) -> set[int]:
+        """The processes that outlive an execution."""
+        pids = {head.pid for head in self.kept.values()}
+        return pids | {self.head.pid} if self.head else pids
+
+    # scripts and commands
+
+    def run(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        """One program in a process of its own: Python (`run`) or a shell command (`bash`)."""
+        split = header.get("split", len(body))
+        limits = {**self.limits, **header.get("limits", {})}
+        out, err, note = os.pipe(), os.pipe(), os.pipe()
+        pid = confine.bare_fork()
+        if pid == 0:
+            self._child(header["op"], body[:split], body[split:], limits, (out[1], err[1], note[1]))
+        for pipe in (out, err, note):
+            os.close(pipe[1])
+            os.set_blocking(pipe[0], False)
+        job = Job(self.host, pid, os.pidfd_open(pid), self._captures(out[0], err[0], limits), limits, self.tree)
+        try:
+            reason, _ = watch(job, None)
+            if reason != "exited":
+                os.kill(pid, signal.SIGKILL)
+            _, status, usage = os.wait4(pid, 0)
+            killed = self.tree.kill_others(self.protected())
+            job.drain()
+            reply = _ended(reason, status, usage.ru_utime + usage.ru_stime, limits, _read_note(note[0]))
+        finally:
+            for fd in (job.pidfd, out[0], err[0], note[0]):
+                os.close(fd)
+        return job.reply({**reply, "stopped": killed, "kept": True})
+
+    def _child(self, op: str, code: bytes, stdin: bytes, limits: dict[str, Any], fds: tuple[int, int, int]) -> NoReturn:
+        try:
+            os.setsid()
+            source = os.memfd_create("stdin") if stdin else os.open(os.devnull, os.O_RDONLY)
+            if stdin:
+                os.write(source, stdin)
+                os.lseek(source, 0, os.SEEK_SET)
+            self._descriptors(source, fds[0], fds[1], fds[2])
+            self._limits(limits, cpu=True)
+            if op == "bash":
+                os.set_inheritable(3, False)
+                command: list[bytes] = [b"bash", b"-c", code.replace(b"\0", b"")]
+                os.execve("/bin/bash", command, dict(os.environ))
+            worker.run_script(code, "main.py")
+        except BaseException as error:  # noqa: BLE001 - last stop of a forked child: it must never return
+            os.write(2, f"could not start: {error!r}\n".encode())
+        os._exit(127)
+
+    def _descriptors(self, stdin: int, out: int, err: int, fourth: int) -> None:
+        """Leaves exactly 0, 1, 2 and 3 open; from here on Landlock holds, where it is what holds."""
+        confine.prctl(4, 1)  # PR_SET_DUMPABLE: the init may look at the memory of what it watches
+        if self.rules is not None:
+            confine.restrict(self.rules)
+        for target, fd in enumerate([os.dup(fd) for fd in (stdin, out, err, fourth)]):
+            os.dup2(fd, target + 200)
+        for target in range(4):
+            os.dup2(target + 200, target, inheritable=target < 3)
+        os.closerange(4, 1024)
+
+    def _limits(self, limits: dict[str, Any], cpu: bool) -> None:
+        extra = self.others + 2 + len(self.kept) + (2 if self.head else 0)
+        confine.limit(limits, self.base, extra, cpu)
+
+    def _captures(self, out: int, err: int, limits: dict[str, Any]) -> tuple[Capture, Capture]:
+        return Capture(out, limits["output_kb"] << 10), Capture(err, limits["output_kb"] << 10)
+
+    # the session
+
+    def _start_head(self) -> Head:
+        """Forks the process that runs cells, with pipes that stay for the session."""
+        if self.out[0] >= 0:
+            for fd in (*self.out, *self.err):
+                os.close(fd)
+        self.out, self.err = os.pipe(), os.pipe()
+        ours, theirs = socket.socketpair()
+        pid = confine.bare_fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                self._descriptors(os.open(os.devnull, os.O_RDONLY), self.out[1], self.err[1], theirs.fileno())
+                self._limits(self.limits, cpu=False)
+                worker.Session(socket.socket(fileno=3)).serve()
+            except BaseException as error:  # noqa: BLE001 - last stop of a forked child: it must never return
+                os.write(2, f"the session ended: {error!r}\n".encode())
+            os._exit(70)
+        theirs.close()
+        os.set_blocking(self.out[0], False)
+        os.set_blocking(self.err[0], False)
+        ours.settimeout(2.0)
+        return Head(pid, ours)
+
+    def cell(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        """One cell. The state before it is forked first and takes over where the cell does not end well."""
+        self.cells += 1
+        keep = int(header.get("keep", 0))
+        request = {"op": "cell", "name": f"<cell {self.cells}>", "keep": keep > 0}
+        limits = {**self.limits, **header.get("limits", {})}
+        reason, frame, job, backup = self._ask(request, body, limits)
+        if frame is not None and frame.header.get("status") != "memory":
+            detail, _ = _texts(frame.header)
+            reply: dict[str, Any] = {"status": _claimed(frame.header), "detail": detail}
+            if reply["status"] == "exit":
+                reply["exit"], reply["detail"] = _number(reply["detail"]), ""
+            self._keep(backup, keep)
+            reply["kept"] = True
+        else:
+            if frame is not None:
+                reason = "memory"
+            reply = self._roll_back(reason, job, backup, limits)
+        return self._settle(job, reply)
+
+    def _ask(
+        self, request: dict[str, Any], body: bytes, limits: dict[str, Any]
+    ) -> tuple[str, wire.Frame | None, Job, socket.socket]:
+        """Sends a request to the head together with one end of a socket for the checkpoint, and waits."""
+        head = self.head = self.head or self._start_head()
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        ours.settimeout(2.0)
+        self.tree.mark()
+        if head.stopped:
+            signal_process(head.pid, signal.SIGCONT)
+            head.stopped = False
+        job = Job(self.host, head.pid, head.pidfd, self._captures(self.out[0], self.err[0], limits), limits, self.tree)
+        job.drain(discard=True)
+        try:
+            self.nonce = os.urandom(8).hex()
+            wire.send(head.control, {**request, "nonce": self.nonce}, body, [theirs.fileno()])
+        except OSError:
+            return "deaf", None, job, ours
+        finally:
+            theirs.close()
+        reason, frame = self._answer(job, head)
+        return reason, frame, job, ours
+
+    def _answer(self, job: Job, head: Head) -> tuple[str, wire.Frame | None]:
+        """The head's next answer; one that was written before the question counts as nonsense."""
+        reason, frame = watch(job, head.control)
+        if frame is not None and frame.header.get("nonce") != self.nonce:
+            return "deaf", None
+        return reason, frame
+
+    def _settle(self, job: Job, reply: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """After an execution of the session: nothing it started goes on, and the head sleeps."""
+        quiet = self.head is not None and not reply.get("rolled_back") and self.tree.quiet(self.protected())
+        if self.head:
+            if not quiet:
+                # Threads of a cell would go on and take time from others.
+                signal_process(self.head.pid, signal.SIGSTOP)
+                self.head.stopped = True
+            if self.head.ended():  # right after it had answered
+                self.head.close()
+                self.head = None
+                reply.update(status="state_lost", kept=False, detail="the process ended")
+        stopped = 0 if quiet and self.head else self.tree.kill_others(self.protected())
+        job.drain()
+        return job.reply({**reply, "stopped": stopped, "cell": self.cells})
+
+    def _keep(self, backup: socket.socket, keep: int) -> None:
+        """Keeps the state before this cell where the session wants to be able to go back, at most `keep` of them."""
+        if keep:
+            earlier = self._adopt(backup)
+            if earlier:
+                self.kept[self.cells] = earlier
+            while len(self.kept) > keep:
+                self._forget(min(self.kept))
+        else:
+            backup.close()
+
+    def _forget(self, number: int) -> None:
+        head = self.kept.pop(number)
+        signal_process(head.pid, signal.SIGKILL)
+        head.close()
+
+    def _adopt(self, backup: socket.socket) -> Head | None:
+        """The checkpoint at the other end: the kernel says which process greets. None where there is none."""
+        try:
+            backup.send(b"\0")  # wakes it
+            data, ancillary, _, _ = backup.recvmsg(wire.PREFIX.size, socket.CMSG_SPACE(_CREDENTIALS.size))
+            if len(data) < wire.PREFIX.size or not ancillary:
+                raise OSError("the checkpoint is gone")
+            head_size, body_size = wire.PREFIX.unpack(data)
+            if head_size > 64 or body_size or len(backup.recv(head_size)) != head_size:
+                raise OSError("no greeting")
+            pid = _CREDENTIALS.unpack(ancillary[0][2][: _CREDENTIALS.size])[0]
+            backup.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+            if pid <= 1:
+                raise OSError("not a process of this box")
+            return Head(pid, backup)
+        except (OSError, struct.error):
+            backup.close()
+            return None
+
+    def _roll_back(self, reason: str, job: Job, backup: socket.socket, limits: dict[str, Any]) -> dict[str, Any]:
+        """The head died or has to: what it forked before the cell becomes the head."""
+        head = self.head
+        assert head is not None
+        status, used = 0, job.cpu()
+        if reason != "exited":
+            signal_process(head.pid, signal.SIGKILL)
+        try:
+            _, status, _ = os.wait4(head.pid, 0)
+        except ChildProcessError:
+            status = 9  # a promoted checkpoint whose parent had not been reaped by us
+        reply = _ended(reason, status, used, limits, "")
+        head.close()
+        self.head = self._adopt(backup)
+        reply["kept"], reply["rolled_back"] = self.head is not None, True
+        if self.head is None:
+            reply["detail"] = reply["status"] + (" " + reply.get("detail", "")).rstrip()
+            reply["status"] = "state_lost"
+            self.kept.clear()
+        return reply
+
+    def back(self, header: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
+        """Goes back to the state before cell number `cell`; status `gone` where it is not kept."""
+        number = int(header["cell"])
+        if number not in self.kept:
+            return {"status": "gone"}, b""
+        for later in [other for other in self.kept if other > number]:
+            self._forget(later)
+        if self.head:
+            signal_process(self.head.pid, signal.SIGKILL)
+            self.head.close()
+        self.head = self.kept.pop(number)
+        self.cells = number - 1
+        self.tree.kill_others(self.protected())
+        return {"status": "ok"}, b""
+
+    # grading
+
+    def calls(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        """Calls of functions of the session, each under the wall limit, all under `budget` seconds.
+
+        Answers `[[status, detail, error, length], ...]` and the answers' bytes one after the other.
+        """
+        todo = json.loads(body)
+        limits = {**self.limits, **header.get("limits", {})}
+        end = time.monotonic() + header["budget"]
+        answers: list[list[Any]] = []
+        data = bytearray()
+        while len(answers) < len(todo):
+            part = json.dumps(todo[len(answers) :]).encode()
+            reason, frame, job, backup = self._ask({"op": "calls"}, part, limits)
+            assert self.head is not None
+            expected = 0
+            while frame is not None and "done" not in frame.header and len(answers) < len(todo):
+                if frame.header.get("i") != expected or len(data) > 16 * worker.MAX_ANSWER:
+                    break
+                expected += 1
+                answers.append([_claimed(frame.header), *_texts(frame.header), len(frame.body)])
+                data += frame.body
+                job.restart(end)
+                reason, frame = self._answer(job, self.head)
+            if frame is not None and "done" in frame.header:
+                backup.close()
+                break
+            failed = self._roll_back("deaf" if frame is not None else reason, job, backup, limits)
+            answers.append([failed["status"], failed.get("detail", ""), "", 0])
+            if failed["status"] == "state_lost" or time.monotonic() > end:
+                break
+        answers += [["timeout", "budget", "", 0]] * (len(todo) - len(answers))
+        reply, _ = self._settle(job, {"status": "ok", "answers": answers, "answers_size": len(data)})
+        return reply, bytes(data)
+
+
+_CLAIMS = frozenset({"ok", "exception", "exit", "memory", "disk_limit", "process_limit", "blocked"})
+
+
+def _claimed(header: dict[str, Any]) -> str:
+    status = header.get("status")
+    return status if isinstance(status, str) and status in _CLAIMS else "exception"
+
+
+def _texts(header: dict[str, Any]) -> tuple[str, str]:
+    return str(header.get("detail", ""))[:200], str(header.get("error", ""))[:300]
+
+
+def _number(text: str) -> int:
+    return int(text) & 0xFF if text.isdecimal() and len(text) < 10 else 1
+
+
+def _read_note(fd: int) -> str:
+    try:
+        return os.read(fd, 200).decode("utf-8", "replace")
+    except BlockingIOError:
+        return ""
+
+
+def _ended(reason: str, status: int, used: float, limits: dict[str, Any], note: str) -> dict[str, Any]:
+    """The result of a process that ended, or was killed for `reason`."""
+    if reason not in ("exited", "deaf"):
+        name, _, detail = reason.partition(":")
+        return {"status": name, "detail": detail}
+    if reason == "deaf":
+        return {"status": "crashed", "detail": "the session's process answered nonsense"}
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number == signal.SIGXCPU or (number == signal.SIGKILL and used >= limits["cpu"]):
+            return {"status": "timeout", "detail": "cpu"}
+        if number == signal.SIGXFSZ:
+            return {"status": "disk_limit", "detail": "a file is too large"}
+        return {"status": "crashed", "signal": number}
+    code = os.WEXITSTATUS(status)
+    name, _, detail = note.partition(" ")
+    if name in _CLAIMS and code:
+        return {"status": name, "detail": detail[:200], "exit": code}
+    return {"status": "exit" if code else "ok", "exit": code}

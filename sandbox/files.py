@@ -1,0 +1,121 @@
+"""Files in and out of the work folder: never through a link, regular files only, sizes limited."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from typing import Any
+
+import confine
+
+MAX_FILE = 16 << 20
+_HIDDEN = {".tmp", ".shm"}
+
+
+class Refused(Exception):
+    """A path that is not to be followed, or a file that is not to be read."""
+
+
+def handle(header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    """Answers `read`, `write` and `list`."""
+    op = header["op"]
+    try:
+        if op == "read":
+            return {"status": "ok"}, read(header["path"])
+        if op == "write":
+            write(header["path"], body)
+            return {"status": "ok"}, b""
+        if op == "list":
+            return {"status": "ok"}, json.dumps(entries()).encode()
+    except Refused as error:
+        return {"status": "refused", "detail": str(error)}, b""
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return {"status": "disk_limit", "detail": str(error)}, b""
+        return {"status": "refused", "detail": os.strerror(error.errno or 0)}, b""
+    return {"status": "refused", "detail": f"unknown operation {op!r}"}, b""
+
+
+def _parent(path: str, make: bool) -> tuple[int, str]:
+    """A descriptor of the folder of `path`, reached without following a link, and the last part."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not parts or ".." in parts or "\0" in path or path.startswith("/"):
+        raise Refused("the path has to be relative and inside the work folder")
+    folder = os.open(confine.WORK, os.O_RDONLY | os.O_DIRECTORY)
+    for part in parts[:-1]:
+        below = None
+        try:
+            if make:
+                try:
+                    os.mkdir(part, 0o755, dir_fd=folder)
+                except FileExistsError:
+                    below = None
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+        finally:
+            os.close(folder)
+        folder = below
+    return folder, parts[-1]
+
+
+def read(path: str) -> bytes:
+    """The bytes of a regular file of at most 16 MiB."""
+    folder, name = _parent(path, make=False)
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    finally:
+        os.close(folder)
+    with open(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise Refused("not a regular file")
+        if found.st_size > MAX_FILE:
+            raise Refused(f"larger than {MAX_FILE >> 20} MiB")
+        return file.read(MAX_FILE)
+
+
+def write(path: str, data: bytes) -> None:
+    """Writes a file and the folders above it; a link in its place is replaced, not followed."""
+    folder, name = _parent(path, make=True)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        try:
+            os.unlink(name, dir_fd=folder)
+        except FileNotFoundError:
+            flags |= os.O_TRUNC  # nothing was in its place
+        with open(os.open(name, flags, 0o644, dir_fd=folder), "wb") as file:
+            file.write(data)
+    except OSError:
+        if flags & os.O_EXCL and _exists(name, folder):
+            os.unlink(name, dir_fd=folder)  # half a file is worse than none
+        raise
+    finally:
+        os.close(folder)
+
+
+def _exists(name: str, folder: int) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def entries(limit: int = 1000) -> list[list[Any]]:
+    """`[path, kind, size]` of what is in the work folder, links not followed, at most `limit`, sorted."""
+    found: list[list[Any]] = []
+    stack = [""]
+    while stack and len(found) < limit:
+        below = stack.pop()
+        with os.scandir(os.path.join(confine.WORK, below)) as scan:
+            for entry in scan:
+                path = f"{below}/{entry.name}" if below else entry.name
+                if path in _HIDDEN or len(found) >= limit:
+                    continue
+                info = entry.stat(follow_symlinks=False)
+                kind = "folder" if stat.S_ISDIR(info.st_mode) else "file" if stat.S_ISREG(info.st_mode) else "other"
+                kind = "link" if stat.S_ISLNK(info.st_mode) else kind
+                found.append([path.encode("utf-8", "replace").decode(), kind, info.st_size])
+                if kind == "folder":
+                    stack.append(path)
+    return sorted(found)

@@ -1,0 +1,185 @@
+"""The warm runner: an interpreter that is warmed up once and forked for every box. Standard library only.
+
+    runner.py --control FD --level ns [--uid N] [--imports numpy,…]
+
+It listens on one socket. `{"op": "open", "id", "limits"}` with one descriptor starts a box that serves that descriptor;
+`{"op": "kill", "id"}` ends one. It never reads code, so no box inherits anything of another, and its environment
+holds nothing but what the host chose. When the socket closes it exits, and everything in its pid namespace with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import traceback
+from typing import Any, NoReturn
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import box
+import confine
+import seccomp
+import warm
+import watch
+import wire
+
+
+class Runner:
+    """Starts boxes on request and collects them when they end."""
+
+    def __init__(self, control: socket.socket, level: str, folder: str, packages: list[str]) -> None:
+        self.control, self.level = control, level
+        self.boxes: dict[int, int] = {}
+        """pid → the host's number of the box"""
+        self.base = confine.virtual_size()
+        self.program = seccomp.build(own_ipc=level == "ns")
+        self.ids = os.getuid(), os.getgid()
+        self.folder = folder
+        self.readable = [sys.base_prefix, *packages]
+        if level != "ns":
+            os.mkdir(folder, 0o700)
+            confine.adopt_orphans()
+        self.alarm, self.ring = os.pipe()
+        os.set_blocking(self.alarm, False)
+        os.set_blocking(self.ring, False)
+
+    def serve(self) -> NoReturn:
+        """Answers the host until it is gone."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self.ring, warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        poll.register(self.alarm, select.POLLIN)
+        self.control.send(json.dumps({"ready": True, "uid": self.ids[0]}).encode())
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if self.alarm in ready:
+                os.read(self.alarm, 4096)
+                self.collect()
+            if self.control.fileno() in ready:
+                data, fds, _, _ = socket.recv_fds(self.control, 65536, 1)
+                if not data:
+                    self.end()
+                self.handle(json.loads(data), fds)
+
+    def handle(self, request: dict[str, Any], fds: list[int]) -> None:
+        """One request of the host."""
+        if request["op"] == "open":
+            self.open(request, fds[0])
+            os.close(fds[0])
+        elif request["op"] == "kill":
+            for pid, number in self.boxes.items():
+                if number == request["id"]:
+                    os.kill(pid, signal.SIGKILL)
+
+    def open(self, request: dict[str, Any], fd: int) -> None:
+        """Forks a box. Where the kernel refuses, the host is told on the box's own socket."""
+        try:
+            pid = confine.clone_namespaces() if self.level == "ns" else os.fork()
+        except OSError as error:
+            with socket.socket(fileno=os.dup(fd)) as sock:
+                wire.send(sock, {"status": "host_resources", "detail": str(error)})
+            return
+        if pid:
+            self.boxes[pid] = request["id"]
+            return
+        try:
+            self.become_box(fd, request)
+        except BaseException as error:  # noqa: BLE001 - last stop of a forked child: it must never return
+            if not isinstance(error, SystemExit):
+                traceback.print_exc()
+        os._exit(1)
+
+    def become_box(self, fd: int, request: dict[str, Any]) -> NoReturn:
+        """In the child: take rights away, then serve."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        limits, rules = request["limits"], None
+        if self.level == "ns":
+            confine.enter_namespaces(limits, *self.ids)
+        else:
+            rules = confine.enter_folder(self.folder, request["id"], self.level, self.readable)
+        sys.path[0] = confine.WORK
+        os.chdir(confine.WORK)
+        os.setsid()
+        host = socket.socket(fileno=os.dup(fd))
+        after = 3
+        for wanted in sorted({host.fileno(), rules or host.fileno()}):
+            os.closerange(after, wanted)
+            after = wanted + 1
+        os.closerange(after, 1024)
+        confine.drop(self.program)
+        wire.send(host, {"ready": True})
+        sys.modules["random"].seed(limits.get("seed"))  # else every box would draw the same numbers
+        box.Box(host, limits, self.base, self.level, rules).serve()
+
+    def collect(self) -> None:
+        """Reaps boxes that ended."""
+        while self.boxes:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._clean(self.boxes.pop(pid, None))
+
+    def _clean(self, number: int | None) -> None:
+        """Without namespaces the end of a box leaves a folder, and what its init had no time to end."""
+        if self.level == "ns" or number is None:
+            return
+        for orphan in set(watch.children(os.getpid())) - self.boxes.keys():
+            watch.signal_process(orphan, signal.SIGKILL)
+        shutil.rmtree(f"{self.folder}/{number}", ignore_errors=True)
+
+    def end(self) -> NoReturn:
+        """The host is gone: so is everything here."""
+        for pid in self.boxes:
+            os.kill(pid, signal.SIGKILL)
+        if self.level != "ns":
+            # What a box had started is ours now.
+            watch.Tree(self.level).kill_others(set())
+            shutil.rmtree(self.folder, ignore_errors=True)
+        os._exit(0)
+
+
+def main() -> None:
+    """Warms up, gives up root, forgets the way in, serves."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--control", type=int, required=True)
+    parser.add_argument("--level", default="ns")
+    parser.add_argument("--uid", type=int, default=0)
+    parser.add_argument("--imports", default="")
+    parser.add_argument("--packages", default="", help="folders of packages besides the standard library")
+    parser.add_argument("--folder", default="", help="where boxes without namespaces have their work folders")
+    options = parser.parse_args()
+    control = socket.socket(fileno=options.control)
+    control.set_inheritable(False)
+    packages = [folder for folder in options.packages.split(os.pathsep) if folder]
+    sys.path += packages
+    warm.up([name for name in options.imports.split(",") if name])
+    if options.uid and options.level == "ns":
+        confine.mount_proc()
+    if options.uid:
+        confine.become(options.uid, options.uid)
+    confine.prctl(4, 0)  # PR_SET_DUMPABLE
+    runner = Runner(control, options.level, options.folder, packages)
+    # The code that runs here later must find neither our modules nor our folder (`sys.path[0]`, see become_box).
+    for name in ("box", "confine", "files", "landlock", "plain", "seccomp", "warm", "watch", "wire", "worker"):
+        sys.modules.pop(name, None)
+    gc.collect()
+    gc.freeze()
+    runner.serve()
+
+
+if __name__ == "__main__":
+    importlib.invalidate_caches()
+    main()

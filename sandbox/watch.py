@@ -1,0 +1,321 @@
+"""Watching one execution: its output (capped), its end, its limits; and ending everything else in a box."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from typing import Any
+
+import confine
+import wire
+
+FLOOD = 16 << 20
+"""Bytes of output after which an execution is killed."""
+_TICK = 0.1
+_RDHUP = 0x2000
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_CORES = os.cpu_count() or 1
+
+
+class Capture:
+    """Keeps the first and the last half of `cap` bytes of a stream and counts the rest."""
+
+    def __init__(self, fd: int, cap: int) -> None:
+        self.fd, self.half = fd, max(1, cap // 2)
+        self.total = 0
+        self._head, self._tail = bytearray(), bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Takes the next piece of the stream."""
+        self.total += len(data)
+        room = self.half - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if data:
+            self._tail += data
+            if len(self._tail) > 2 * self.half:
+                del self._tail[: -self.half]
+
+    def clear(self) -> None:
+        """Forgets what was captured."""
+        self.total = 0
+        self._head.clear()
+        self._tail.clear()
+
+    def text(self) -> bytes:
+        """What is kept, with a line in the middle that says how much is not."""
+        tail = self._tail[-self.half :]
+        left_out = self.total - len(self._head) - len(tail)
+        if left_out <= 0:
+            return bytes(self._head + tail)
+        return bytes(self._head + b"\n[... %d bytes left out ...]\n" % left_out + tail)
+
+
+class Job:
+    """One execution that is being watched."""
+
+    def __init__(
+        self,
+        host: socket.socket,
+        pid: int,
+        pidfd: int,
+        captures: tuple[Capture, Capture],
+        limits: dict[str, Any],
+        tree: Tree,
+    ) -> None:
+        self.host, self.pid, self.pidfd, self.captures, self.limits = host, pid, pidfd, captures, limits
+        self.tree = tree
+        self.started = time.monotonic()
+        self.deadline = self.started + limits["wall"]
+        self._clock = (~pid << 3) | 2  # the CPU clock of that process, see clock_getcpuclockid(3)
+        self._cpu_before = self._cpu_now()
+
+    def restart(self, end: float) -> None:
+        """A fresh wall limit for the next call, not later than `end`."""
+        self.deadline = min(time.monotonic() + self.limits["wall"], end)
+
+    def _cpu_now(self) -> float:
+        try:
+            return time.clock_gettime(self._clock)
+        except OSError:
+            return 0.0
+
+    def cpu(self) -> float:
+        """CPU seconds since the start, of the process itself; 0 once it is gone."""
+        return max(0.0, self._cpu_now() - self._cpu_before)
+
+    def over(self) -> str:
+        """The limit that is exceeded, or nothing; looked at ten times a second."""
+        if time.monotonic() >= self.deadline:
+            return "timeout:wall"
+        if self.captures[0].total + self.captures[1].total > FLOOD:
+            return "output_limit:"
+        elapsed = time.monotonic() - self.started
+        if elapsed > _TICK:
+            if elapsed * _CORES >= self.limits["cpu"] and self.cpu() > self.limits["cpu"]:
+                return "timeout:cpu"
+            if self.tree.exceeds(self.limits["memory_mb"] << 20):
+                return "memory:processes together"
+            if self.tree.level != "ns" and _too_full(self.limits):
+                return "disk_limit:the work folder is full"
+        return ""
+
+    def drain(self, discard: bool = False) -> None:
+        """Reads what the pipes still hold, without waiting."""
+        for capture in self.captures:
+            while capture.total <= FLOOD:
+                try:
+                    data = os.read(capture.fd, 65536)
+                except BlockingIOError:
+                    break
+                if not data:
+                    break
+                capture.feed(data)
+            if discard:
+                capture.clear()
+
+    def reply(self, header: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """The answer to the host: header and output."""
+        out, err = self.captures[0].text(), self.captures[1].text()
+        header["seconds"] = round(time.monotonic() - self.started, 6)
+        header["out"], header["total"] = len(out), self.captures[0].total + self.captures[1].total
+        return header, out + err
+
+
+def watch(job: Job, control: socket.socket | None) -> tuple[str, wire.Frame | None]:
+    """Waits until the process ends, answers on `control`, or exceeds a limit.
+
+    Returns the reason (`exited`, `answered`, `deaf` for nonsense, or a limit) and the answer. Ends the process where
+    the host is gone.
+    """
+    poll = select.poll()
+    poll.register(job.pidfd, select.POLLIN)
+    poll.register(job.host, _RDHUP)
+    by_fd = {capture.fd: capture for capture in job.captures}
+    for fd in by_fd:
+        poll.register(fd, select.POLLIN)
+    if control is not None:
+        poll.register(control, select.POLLIN)
+    while True:
+        reason = job.over()
+        if reason:
+            return reason, None
+        wait = min(job.deadline - time.monotonic(), _TICK)
+        ready = {fd for fd, _ in poll.poll(max(0.0, wait) * 1000 + 1)}
+        if job.host.fileno() in ready:
+            raise SystemExit(0)
+        for fd in ready & by_fd.keys():
+            data = os.read(fd, 65536)
+            if data:
+                by_fd[fd].feed(data)
+            else:
+                poll.unregister(fd)
+        if control is not None and control.fileno() in ready:
+            try:
+                received = wire.receive(control)
+            except (wire.Broken, OSError, ValueError):
+                return "deaf", None
+            if received is not None:
+                return "answered", received[0]
+            poll.unregister(control)
+            control = None
+        if job.pidfd in ready:
+            return "exited", None
+
+
+def _too_full(limits: dict[str, Any]) -> bool:
+    """Where no file system of its own limits a work folder: whether it holds too much. Counts no further than that."""
+    size = number = 0
+    for folder, _, names in os.walk(confine.WORK):
+        for name in names:
+            number += 1
+            try:
+                size += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            except OSError:
+                continue
+        if size > limits["disk_mb"] << 20 or number > limits["inodes"]:
+            return True
+    return False
+
+
+def reap() -> None:
+    """Collects the children that ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+class Tree:
+    """The processes of a box: everything in its pid namespace (`ns`), or its descendants, orphans included."""
+
+    def __init__(self, level: str) -> None:
+        self.level = level
+        self.me = os.getpid()
+        self._loadavg = os.open("/proc/loadavg", os.O_RDONLY) if level == "ns" else -1
+        self._before = 0
+        self._loud = level != "ns"
+
+    def _last_pid(self) -> int:
+        """The pid that was given out last in this pid namespace."""
+        return int(os.pread(self._loadavg, 100, 0).split()[-1])
+
+    def mark(self) -> None:
+        """An execution of the session begins."""
+        if not self._loud:
+            self._before = self._last_pid()
+
+    def quiet(self, protected: set[int]) -> bool:
+        """Whether it started nothing but its checkpoint, so that there is nothing to look for; once loud, for ever."""
+        if self._loud:
+            return False
+        last = self._last_pid()
+        if last == self._before + 1 and last not in protected:
+            try:
+                os.kill(last, 0)
+                self._loud = True
+            except ProcessLookupError:
+                return True
+        self._loud = self._loud or not self._before <= last <= self._before + 1
+        return not self._loud
+
+    def pids(self) -> list[int]:
+        """The processes of the box, without its init."""
+        if self.level == "ns":
+            return [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != self.me]
+        found: list[int] = []
+        queue = [self.me]
+        while queue:
+            for child in children(queue.pop()):
+                found.append(child)
+                queue.append(child)
+        return found
+
+    def exceeds(self, limit: int) -> bool:
+        """Whether all processes of the box, its init left out, hold more than `limit` bytes of private memory."""
+        pids = self.pids()
+        if sum(map(_private, pids)) <= limit:
+            return False
+        # The cheap sum counts twice what a process shares with its checkpoint.
+        return sum(map(_proportional, pids)) > limit
+
+    def kill_others(self, protected: set[int]) -> int:
+        """Ends every process but the init and the protected ones; returns how many were still running."""
+        if not protected and self.level == "ns":
+            count = len([pid for pid in self.pids() if _alive(pid)])
+            try:
+                os.kill(-1, signal.SIGKILL)  # atomic: pid 1 of a namespace reaches everything else in it
+            except ProcessLookupError:
+                return 0
+            reap()
+            return count
+        found: set[int] = set()
+        for attempt in range(200):
+            others = [pid for pid in self.pids() if pid not in protected and _alive(pid)]
+            if not others:
+                break
+            found.update(others)
+            # Stopped first: a fork bomb would outrun killing.
+            for number in (signal.SIGSTOP, signal.SIGKILL):
+                for pid in others:
+                    signal_process(pid, number)
+            reap()
+            if attempt > 3:
+                time.sleep(0.002)
+        reap()
+        return len(found)
+
+
+def _private(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            fields = file.read().split()
+    except OSError:
+        return 0
+    return (int(fields[1]) - int(fields[2])) * _PAGE
+
+
+def _proportional(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("Pss_Anon:"):
+                    return int(line.split()[1]) << 10
+    except ProcessLookupError:
+        return 0
+    except OSError:
+        return _private(pid)
+    return 0
+
+
+def children(pid: int) -> list[int]:
+    """The children of a process."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                found += [int(child) for child in file.read().split()]
+    except OSError:
+        return found
+    return found
+
+
+def signal_process(pid: int, number: int) -> None:
+    """A signal to a process that may be gone."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,102 @@
+"""Frames over a stream socket: an 8-byte prefix with two lengths, a JSON header, raw bytes.
+
+Both ends use it: host and box, box and worker. A worker runs the model's code, so a reader states how much it takes
+and treats everything else as a broken peer; nothing here evaluates what it reads.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+PREFIX = struct.Struct("!II")
+MAX_HEADER = 1 << 16
+MAX_BODY = 64 << 20
+
+
+class Broken(Exception):
+    """The peer sent something that is no frame, or went away in the middle of one."""
+
+
+class Frame(NamedTuple):
+    header: dict[str, Any]
+    body: bytes
+
+
+def pack(header: dict[str, Any], body: bytes = b"") -> bytes:
+    """One frame as bytes."""
+    head = json.dumps(header, separators=(",", ":")).encode()
+    return PREFIX.pack(len(head), len(body)) + head + body
+
+
+def send(sock: socket.socket, header: dict[str, Any], body: bytes = b"", fds: Sequence[int] = ()) -> None:
+    """Sends one frame; descriptors ride on the prefix. Blocks, or times out as the socket says."""
+    data = pack(header, body)
+    if fds:
+        socket.send_fds(sock, [data[: PREFIX.size]], list(fds))
+        data = data[PREFIX.size :]
+    sock.sendall(data)
+
+
+def receive(sock: socket.socket, max_fds: int = 0) -> tuple[Frame, list[int]] | None:
+    """The next frame and its descriptors; None where the peer closed between frames."""
+    fds: list[int] = []
+    if max_fds:
+        start, fds, _, _ = socket.recv_fds(sock, PREFIX.size, max_fds)
+    else:
+        start = sock.recv(PREFIX.size)
+    if not start:
+        return None
+    start += _exactly(sock, PREFIX.size - len(start))
+    head_size, body_size = PREFIX.unpack(start)
+    if head_size > MAX_HEADER or body_size > MAX_BODY:
+        raise Broken("a frame larger than the limit")
+    head = _exactly(sock, head_size)
+    return Frame(_header(head), _exactly(sock, body_size)), fds
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        piece = sock.recv(min(size - len(data), 1 << 20))
+        if not piece:
+            raise Broken("closed in the middle of a frame")
+        data += piece
+    return bytes(data)
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Broken(f"a header that is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise Broken("a header that is not an object")
+    return header
+
+
+class Reader:
+    """Puts frames together from pieces as they arrive; raises Broken on anything else."""
+
+    def __init__(self, max_body: int = MAX_BODY) -> None:
+        self.max_body = max_body
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that are complete with this piece."""
+        self._data += data
+        frames: list[Frame] = []
+        while len(self._data) >= PREFIX.size:
+            head_size, body_size = PREFIX.unpack_from(self._data)
+            if head_size > MAX_HEADER or body_size > self.max_body:
+                raise Broken("a frame larger than the limit")
+            end = PREFIX.size + head_size + body_size
+            if len(self._data) < end:
+                break
+            head_end = PREFIX.size + head_size
+            frames.append(Frame(_header(bytes(self._data[PREFIX.size : head_end])), bytes(self._data[head_end:end])))
+            del self._data[:end]
+        return frames

@@ -1,0 +1,299 @@
+"""The processes that run the model's code: one for a script, and one that stays for a session's cells and calls.
+
+Everything here shares its interpreter with hostile code, so nothing here is trusted: what it reports only chooses
+among the results that are the model's fault, and its box takes every answer for a claim.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import builtins
+import errno
+import json
+import linecache
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import traceback
+import types
+from typing import Any, NoReturn
+
+import confine
+import plain
+import wire
+
+MAX_ANSWER = 1 << 20
+_NOTE_FD = 3
+
+
+def main_module() -> types.ModuleType:
+    """A fresh `__main__`, as a script sees it."""
+    module = types.ModuleType("__main__")
+    module.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = module
+    return module
+
+
+def remember(name: str, source: str) -> None:
+    """Lets tracebacks and `inspect.getsource` show lines of code that has no file."""
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+
+
+def classify(error: BaseException) -> tuple[str, str]:
+    """Status and detail of an exception that nobody caught."""
+    seen: BaseException | None = error
+    for _ in range(8):
+        if seen is None:
+            break
+        found = _limit_of(seen)
+        if found is not None:
+            return found
+        seen = seen.__cause__ or seen.__context__
+    return "exception", type(error).__name__
+
+
+def _limit_of(error: BaseException) -> tuple[str, str] | None:
+    if isinstance(error, MemoryError):
+        return "memory", "MemoryError"
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return "process_limit", "threads"
+    if not isinstance(error, OSError):
+        return None
+    number = error.errno
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return "disk_limit", "the work folder is full"
+    if number == errno.EFBIG:
+        return "disk_limit", "a file is too large"
+    if number == errno.EAGAIN and isinstance(error, BlockingIOError):
+        return "process_limit", "processes"
+    if number == errno.ENOMEM:
+        return "memory", "ENOMEM"
+    if type(error).__name__ == "gaierror" or (number == errno.EACCES and _from_socket(error)):
+        return "blocked", "net"
+    if number == errno.EROFS or (number == errno.EACCES and error.filename is not None):
+        return "blocked", "fs"
+    if number == errno.EPERM:
+        return "blocked", "syscall"
+    return None
+
+
+def _from_socket(error: BaseException) -> bool:
+    step = error.__traceback__
+    while step is not None:
+        if step.tb_frame.f_code.co_filename.endswith("socket.py"):
+            return True
+        step = step.tb_next
+    return error.__traceback__ is not None and getattr(error, "filename", None) is None
+
+
+def show(error: BaseException) -> None:
+    """Prints the traceback without the frames of this file."""
+    step = error.__traceback__
+    while step is not None and step.tb_frame.f_code.co_filename == __file__:
+        step = step.tb_next
+    try:
+        text = "".join(traceback.format_exception(type(error), error, step))
+    except Exception as failure:  # noqa: BLE001 - an exception whose own __str__ raises
+        text = f"{type(error).__name__} (and printing it raised {type(failure).__name__})\n"
+    sys.stderr.write(text)
+
+
+def exit_code(error: SystemExit) -> int:
+    """The exit code of sys.exit(value), as Python itself computes it."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def run_script(source: bytes, name: str) -> NoReturn:
+    """Runs a program as `python name` does and ends the process; what went wrong goes to descriptor 3 as a note."""
+    note, code = "", 0
+    try:
+        text = source.decode("utf-8", "replace")
+        remember(name, text)
+        sys.argv = [name]
+        exec(compile(text, name, "exec", dont_inherit=True), main_module().__dict__)
+    except SystemExit as error:
+        code = exit_code(error)
+    except BaseException as error:  # noqa: BLE001 - a program may raise anything; it is reported, not handled
+        code, note = 1, " ".join(classify(error))
+        _report(error)
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter itself calls at its end
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException as error:  # noqa: BLE001 - as above
+        code, note = code or 1, note or " ".join(classify(error))
+    try:
+        os.write(_NOTE_FD, note.encode("utf-8", "replace")[:200])
+    except OSError:
+        code = code or 1
+    os._exit(code)
+
+
+def _report(error: BaseException) -> None:
+    if sys.excepthook is not sys.__excepthook__:
+        try:
+            sys.excepthook(type(error), error, error.__traceback__)
+            return
+        except BaseException as failure:  # noqa: BLE001 - the program's own hook
+            error = failure
+    try:
+        show(error)
+    except BaseException:  # noqa: BLE001 - stderr may be closed or replaced; the note still says what happened
+        return
+
+
+class Session:
+    """A Python session: cells and calls against one namespace, each preceded by a fork that keeps the state."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self.module = main_module()
+        self.pid = os.getpid()
+        self.nonce = ""
+
+    def serve(self) -> NoReturn:
+        """Answers requests until the box closes the socket."""
+        while True:
+            received = wire.receive(self.control, max_fds=1)
+            if received is None:
+                os._exit(0)
+            frame, fds = received
+            self.nonce = frame.header["nonce"]
+            kept = self._checkpoint(fds[0]) if fds else 0
+            if kept is None:
+                continue  # this process is the checkpoint, and was called upon
+            if frame.header["op"] == "cell":
+                answer = self.cell(frame.header["name"], frame.body) if kept >= 0 else ("process_limit", "processes")
+                # Out of memory: the box goes back to the checkpoint, whatever this process could still do.
+                self._end(kept, frame.header.get("keep", False) or answer[0] == "memory")
+                self._say({"status": answer[0], "detail": answer[1], "nonce": self.nonce})
+            else:
+                self.calls(frame)
+                self._end(kept, False)
+                self._say({"done": True, "nonce": self.nonce})
+
+    def _checkpoint(self, fd: int) -> int | None:
+        """Forks the state as it is. The child sleeps on `fd`; returns its pid, -1 without one, None when it wakes."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            pid = confine.sleeping_fork(fd)
+        except OSError:
+            os.close(fd)
+            return -1
+        if pid:
+            os.close(fd)
+            return pid
+        os.dup2(fd, self.control.fileno(), inheritable=False)
+        os.close(fd)
+        self.pid = os.getpid()
+        self._say({"hello": True})
+        return None
+
+    def _end(self, kept: int, keep: bool) -> None:
+        if os.getpid() != self.pid:
+            os._exit(0)  # a child that the cell forked came all the way here
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except (OSError, ValueError, AttributeError):
+            sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        if kept > 0 and not keep:
+            try:
+                os.kill(kept, signal.SIGKILL)
+                os.waitpid(kept, 0)
+            except OSError:
+                return  # the cell got there first
+
+    def _say(self, header: dict[str, Any], body: bytes = b"") -> None:
+        try:
+            wire.send(self.control, header, body)
+        except OSError:
+            os._exit(1)
+
+    def cell(self, name: str, source: bytes) -> tuple[str, str]:
+        """Executes one cell; an expression at its end is printed, as a notebook does."""
+        try:
+            text = source.decode("utf-8", "replace")
+            remember(name, text)
+            for code in compile_cell(text, name):
+                exec(code, self.module.__dict__)
+        except SystemExit as error:
+            number = exit_code(error)
+            return ("exit", str(number)) if number else ("ok", "")
+        except BaseException as error:  # noqa: BLE001 - a cell may raise anything; it is reported, not handled
+            _report(error)
+            return classify(error)
+        return "ok", ""
+
+    def calls(self, frame: wire.Frame) -> None:
+        """Answers the calls `[[name, args, kwargs], ...]` one by one, as tagged plain values."""
+        for number, (name, args, kwargs) in enumerate(json.loads(frame.body)):
+            header: dict[str, Any] = {"i": number, "status": "ok", "detail": "", "nonce": self.nonce}
+            body = b""
+            try:
+                function = _find(self.module, name)
+                value = function(*plain.decode(args), **plain.decode(kwargs))
+                body = json.dumps(plain.encode(value), separators=(",", ":")).encode("utf-8", "replace")
+                if len(body) > MAX_ANSWER:
+                    raise plain.NotPlain("the answer is too large")
+            except BaseException as error:  # noqa: BLE001 - the code under test may raise anything
+                header["status"], header["detail"] = classify(error)
+                header["error"] = _short(error)
+                body = b""
+            if os.getpid() != self.pid:
+                os._exit(0)
+            self._say(header, body)
+
+
+_STATEMENT = re.compile(
+    r"(?:print\((?:[^()]|\([^()]*\))*\)\s*$|import |from |def |class |for |while |if |with |try|assert |del |return |"
+    r"raise |pass|@|elif |else|except|finally|global |async |match |[A-Za-z_][\w.\[\]'\"]*\s*(?:[-+*/%&|^@]|//|\*\*|<<|>>)?=(?!=))"
+)
+
+
+def compile_cell(text: str, name: str) -> list[types.CodeType]:
+    """The code of a cell; an expression at its end comes apart and prints its value.
+
+    Only where the last line may be such an expression is a tree made, which costs more than the rest together.
+    """
+    last = text.rstrip().rpartition("\n")[2]
+    if ";" not in last and _STATEMENT.match(last):
+        return [compile(text, name, "exec", dont_inherit=True)]
+    tree = ast.parse(text, name)
+    if not tree.body or not isinstance(tree.body[-1], ast.Expr):
+        return [compile(tree, name, "exec", dont_inherit=True)]
+    shown = ast.Interactive([tree.body.pop()])
+    return [
+        compile(tree, name, "exec", dont_inherit=True),
+        compile(shown, name, "single", dont_inherit=True),
+    ]
+
+
+def _find(module: types.ModuleType, name: str) -> Any:
+    """A function by its name, or a method as `Class.method` (the class is made without arguments)."""
+    first, *rest = name.split(".")
+    try:
+        found = module.__dict__[first]
+    except KeyError:
+        raise NameError(f"name {first!r} is not defined") from None
+    for part in rest:
+        found = getattr(found() if isinstance(found, type) else found, part)
+    return found
+
+
+def _short(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"[:300].encode("utf-8", "replace").decode()
+    except Exception:  # noqa: BLE001 - an exception whose own __str__ raises
+        return type(error).__name__[:300]

@@ -1,0 +1,187 @@
+"""calc-task: seeded arithmetic, its demonstrations, and the reward parts.
+
+Each row has an `expression` whose exact value is the answer. `small` sums can be done without the calculator; the other
+families are beyond mental reach.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def _row(family: str, prompt: str, expression: str, probe: bool = True) -> Row:
+    # The expressions are integer arithmetic written by this generator.
+    answer = str(eval(expression, {"__builtins__": {}}))  # noqa: S307
+    return {"family": family, "prompt": prompt, "expression": expression, "answer": answer, "probe": probe}
+
+
+def _ask(rng: random.Random, expression: str) -> str:
+    return rng.choice(("What is {}?", "Compute {}.", "How much is {}?")).format(expression)
+
+
+def _product(rng: random.Random) -> Row:
+    expression = f"{rng.randint(112, 9899)} * {rng.randint(13, 989)}"
+    return _row("product", _ask(rng, expression), expression)
+
+
+def _mixed(rng: random.Random) -> Row:
+    a, b, c = rng.randint(112, 989), rng.randint(13, 989), rng.randint(1012, 98999)
+    x, y, z = (rng.choice("+-*") for _ in range(3))
+    expression = rng.choice(
+        (
+            f"{a} * {b} + {c}",
+            f"{c} - {a} * {b % 90 + 9}",
+            f"{a} {x} {b} {y} {c}",
+            f"({a} {x} {b}) {y} {c}",
+            f"{c} {x} ({a} {y} {b})",
+            f"({a} {x} {b}) {y} ({c} {z} {a + b})",
+        )
+    )
+    return _row("mixed", _ask(rng, expression), expression)
+
+
+def _difference(rng: random.Random) -> Row:
+    a, b, c = (rng.randint(10123, 989898) for _ in range(3))
+    expression = rng.choice((f"{a} - {b}", f"{a} + {b} + {c}", f"{a} - {b} + {c}"))
+    return _row("difference", _ask(rng, expression), expression)
+
+
+def _words(rng: random.Random) -> Row:
+    a, b, c = rng.randint(112, 989), rng.randint(13, 989), rng.randint(12, 98)
+    thing = rng.choice(("bolts", "nuts", "pens", "eggs", "coins", "nails"))
+    prompt, expression = rng.choice(
+        (
+            (f"A box holds {a} {thing}. How many {thing} are in {b} boxes?", f"{a} * {b}"),
+            (f"A box holds {a} {thing}. We have {b} boxes and {c} more {thing}. How many {thing}?", f"{a} * {b} + {c}"),
+            (f"We had {b} boxes of {a} {thing} and sold {c} {thing}. How many are left?", f"{b} * {a} - {c}"),
+        )
+    )
+    return _row("words", prompt, expression)
+
+
+def _small(rng: random.Random) -> Row:
+    expression = f"{rng.randint(1, 9)} + {rng.randint(1, 9)}"
+    return _row("small", _ask(rng, expression), expression, probe=False)
+
+
+def _rest(rng: random.Random) -> Row:
+    expression = f"{rng.randint(1012, 98999)} % {rng.randint(13, 989)}"
+    return _row("rest", _ask(rng, expression), expression)
+
+
+def _power(rng: random.Random) -> Row:
+    expression = f"{rng.randint(13, 98)} ** {rng.randint(3, 4)}"
+    return _row("power", _ask(rng, expression), expression)
+
+
+FAMILIES: dict[str, tuple[Callable[[random.Random], Row], int]] = {
+    "product": (_product, 3),
+    "mixed": (_mixed, 3),
+    "difference": (_difference, 2),
+    "words": (_words, 3),
+    "small": (_small, 2),
+    "rest": (_rest, 0),
+    "power": (_power, 0),
+}
+"""Family → (generator, how often it is drawn for training and test; 0: held out)."""
+
+SPLITS = {"train": 400, "test": 160, "heldout": 50}
+
+
+def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
+    """Endless rows without ids; the same seed gives the same rows."""
+    rng = random.Random(f"calc-task {seed}")
+    names = families or [name for name, (_, weight) in FAMILIES.items() for _ in range(weight)]
+    while True:
+        yield FAMILIES[rng.choice(names)][0](rng)
+
+
+def build() -> dict[str, list[Row]]:
+    """The rows checked into `data/`: no prompt stands in two splits."""
+    seen: set[str] = set()
+    splits: dict[str, list[Row]] = {}
+    heldout = [name for name, (_, weight) in FAMILIES.items() if not weight]
+    for number, (split, count) in enumerate(SPLITS.items()):
+        rows: list[Row] = []
+        for row in generate(number, heldout if split == "heldout" else None):
+            if row["prompt"] in seen:
+                continue
+            seen.add(row["prompt"])
+            rows.append({"id": f"{split}-{len(rows):04d}", **row})
+            if len(rows) == count:
+                break
+        splits[split] = rows
+    return splits
+
+
+def solve(row: Row) -> list[dict[str, Any]]:
+    """Messages of a full solution, the calculator's answer among them."""
+    final = {"role": "assistant", "content": f"Answer: {row['answer']}"}
+    if not row["probe"]:
+        return [final]
+    call = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": row["expression"]}}}
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "calculator", "content": row["answer"]},
+        final,
+    ]
+
+
+def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[dict[str, Any]]:
+    """The solver, or for a share `1 - tool_rate` of the rows beyond mental reach a blind guess of the same length."""
+    if not row["probe"] or rng.random() < tool_rate:
+        return solve(row)
+    digits = len(row["answer"].lstrip("-"))
+    guess = str(rng.randint(10 ** (digits - 1) if digits > 1 else 0, 10**digits - 1))
+    sign = "-" if row["answer"].startswith("-") else ""
+    return [{"role": "assistant", "content": f"Answer: {sign}{guess}"}]
+
+
+_ANSWER = re.compile(r"^Answer:[ \t]*(\S.*?)[ \t]*$", re.MULTILINE)
+
+
+def answer_of(text: str) -> str | None:
+    """The last `Answer: …` line, thousands separators taken out."""
+    found = _ANSWER.findall(text)
+    return found[-1].replace(",", "") if found else None
+
+
+def exact(episode: Any, ctx: Any) -> Any:
+    """1 where the answer is exactly the value (primary)."""
+    said = answer_of(ctx.final_text)
+    return ctx.part(float(said == ctx.task.data["answer"]), f"said {said}, expected {ctx.task.data['answer']}")
+
+
+def format(episode: Any, ctx: Any) -> float:
+    """1 where the final turn has an `Answer:` line."""
+    return float(answer_of(ctx.final_text) is not None)
+
+
+def tool_errors(episode: Any, ctx: Any) -> float:
+    """−1 where any tool call failed or could not be read, else 0."""
+    return -1.0 if episode.tool_errors else 0.0
+
+
+REWARDS = {"exact": exact, "format": format, "tool_errors": tool_errors}
+
+
+def write(folder: str) -> None:
+    """Write `build()` into `folder`/data: `python task.py` makes the data anew."""
+    import json
+    from pathlib import Path
+
+    for split, rows in build().items():
+        if rows:
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            (Path(folder) / "data" / f"{split}.jsonl").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    from pathlib import Path
+
+    write(str(Path(__file__).parent))

@@ -1,0 +1,40 @@
+"""Run with `pytest`: the pack is whole, and its rewards say what they should. Extend it as you edit the pack."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from agentrl_cli import Config, load_pack
+from agentrl_cli.check import check_pack
+from agentrl_cli.rewards import RewardContext
+from agentrl_cli.sandbox import Sandbox
+
+PACK = load_pack(Path(__file__).parent)
+
+
+def test_rows_solutions_and_empty_answers() -> None:
+    async def check() -> list[str]:
+        if not PACK.sandbox:
+            return [str(problem) for problem in await check_pack(PACK, None)]
+        async with await Sandbox.open(Config().sandbox) as sandbox:
+            return [str(problem) for problem in await check_pack(PACK, sandbox)]
+
+    assert asyncio.run(check()) == []
+
+
+def test_data_is_what_the_generator_makes() -> None:
+    for split, rows in PACK.module.build().items():
+        if rows:
+            assert [task.data["id"] for task in PACK.tasks(split)] == [row["id"] for row in rows]
+            assert [task.prompt[-1]["content"] for task in PACK.tasks(split)] == [row["prompt"] for row in rows]
+
+
+def test_looking_up_is_a_function_of_the_key() -> None:
+    assert PACK.module.lookup("bird1") == PACK.module.lookup("bird1") != PACK.module.lookup("bird2")
+
+
+def test_exact_means_exact() -> None:
+    task = PACK.tasks("train")[0]
+    assert PACK.module.exact(None, RewardContext(task, task.data["answer"])).value == 1.0
+    assert PACK.module.exact(None, RewardContext(task, task.data["answer"] + "!")).value == 0.0

@@ -1,0 +1,168 @@
+"""Layers of settings: who wins, where a value came from, and what a mistake is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from agentrl_cli.config import Config, load_config
+from agentrl_cli.config.models import fields, keys
+from agentrl_cli.config.show import full_yaml, non_defaults, rows, schema, to_yaml
+from agentrl_cli.errors import ConfigError, NotFound
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def problem(**layers: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(**layers)  # type: ignore[arg-type]  # each test gives its own layer
+    return caught.value.message
+
+
+def test_every_field_has_a_description() -> None:
+    assert [key for key, info in fields() if not info.description] == []
+
+
+def test_defaults_are_valid_and_come_from_default() -> None:
+    config, sources = load_config()
+    assert config == Config()
+    assert {sources[key] for key in keys()} == {"default"}
+
+
+def test_each_layer_wins_over_the_one_before(tmp_path: Path) -> None:
+    write(tmp_path / "task.yaml", "name: p\ndefaults: {train: {lr: 0.1, steps: 11, betas: [0.5, 0.5]}, seed: 11}\n")
+    first = write(tmp_path / "agentrl.yaml", "train:\n  lr: 0.2\n  steps: 22\n  warmup_steps: 22\n")
+    second = write(tmp_path / "more.yaml", "train: {lr: 0.3, warmup_steps: 33}\n")
+    env = {"AGENTRL_TRAIN__LR": "0.4", "AGENTRL_TRAIN__KEEP_LAST": "44", "OTHER": "1"}
+    sets = ["train.lr=0.5", "train.eval_every=55"]
+    config, sources = load_config([first, second], sets, env, {"train.lr": 0.6, "train.steps": None})
+    assert config.train.lr == 0.6 and sources["train.lr"] == "flag"
+    assert config.train.eval_every == 55 and sources["train.eval_every"] == "--set"
+    assert config.train.keep_last == 44 and sources["train.keep_last"] == "env:AGENTRL_TRAIN__KEEP_LAST"
+    assert config.train.warmup_steps == 33 and sources["train.warmup_steps"] == f"file:{second}:1"
+    assert config.train.steps == 22 and sources["train.steps"] == f"file:{first}:3"
+    assert config.train.betas == (0.5, 0.5) and config.seed == 11 and sources["seed"] == f"pack:{tmp_path.name}"
+    assert sources["train.schedule"] == "default"
+
+
+def test_lists_replace_and_reward_weights_merge(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", "hooks: [a, b]\nrewards: {tests: 1, format: 2}\n")
+    config, sources = load_config([file], ["hooks=[c]", "rewards.format=3"])
+    assert config.hooks == ["c"]
+    assert config.rewards == {"tests": 1.0, "format": 3.0}
+    assert sources["rewards.format"] == "--set" and sources["rewards.tests"] == f"file:{file}:2"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1e-4", 1e-4), ("3", 3.0), ("0.5", 0.5)],
+)
+def test_set_reads_numbers(text: str, expected: float) -> None:
+    assert load_config(sets=[f"train.lr={text}"])[0].train.lr == expected
+
+
+def test_set_can_clear_a_value() -> None:
+    assert load_config(sets=["eval.limit="])[0].eval.limit is None
+    assert load_config(sets=["eval.limit=null"])[0].eval.limit is None
+
+
+def test_empty_file_and_empty_section_are_fine(tmp_path: Path) -> None:
+    assert load_config([write(tmp_path / "a.yaml", "# nothing\n")])[0] == Config()
+    assert load_config([write(tmp_path / "b.yaml", "train:\n  # lr: 3\n")])[0] == Config()
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [("train.lrr", "train.lr"), ("lr", "train.lr"), ("trian.lr", "train.lr"), ("trian", "train"), ("sede", "seed")],
+)
+def test_unknown_key_names_the_nearest_with_file_and_line(tmp_path: Path, key: str, near: str) -> None:
+    section, _, leaf = key.rpartition(".")
+    text = f"{section}:\n  {leaf}: 1\n" if section else f"\n{leaf}: 1\n"
+    file = write(tmp_path / "a.yaml", text)
+    assert problem(files=[file]) == f"{file}:2: unknown key {key}; did you mean {near}?"
+
+
+def test_unknown_keys_of_environment_and_set() -> None:
+    assert problem(env={"AGENTRL_SEDE": "1"}) == "env:AGENTRL_SEDE: unknown key sede; did you mean seed?"
+    assert problem(sets=["sandbox.ram=1"]).startswith("--set: unknown key sandbox.ram")
+    assert load_config(env={"AGENTRL_DEBUG": "1", "AGENTRL_DB": "x"})[0] == Config()
+
+
+def test_every_problem_is_told_with_its_place(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", "seed: many\ntrain:\n  steps: 0\n  betas: [1, 2]\nmodel: qwen\nrewards: 3\n")
+    lines = problem(files=[file], sets=["rewards.x=1"]).splitlines()
+    assert sorted(line.removeprefix(f"{file}:").split(": ")[0:2] for line in lines) == [
+        ["1", "seed"],
+        ["3", "train.steps"],
+        ["4", "train.betas"],
+        ["5", "model is a section"],
+        ["6", "rewards"],
+    ]
+
+
+def test_a_key_twice_is_an_error(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", "train:\n  lr: 1\n  lr: 2\n")
+    assert problem(files=[file]) == f"{file}:3: train.lr is set a second time (first in line 2)."
+
+
+@pytest.mark.parametrize("text", ["train: [", "train:\n\tlr: 1\n"])
+def test_broken_yaml_names_the_line(tmp_path: Path, text: str) -> None:
+    file = write(tmp_path / "a.yaml", text)
+    assert problem(files=[file]).startswith(f"{file}:")
+
+
+def test_files_that_are_no_mapping_no_text_or_missing(tmp_path: Path) -> None:
+    assert "expected a mapping" in problem(files=[write(tmp_path / "list.yaml", "- 1\n")])
+    (tmp_path / "bytes.yaml").write_bytes(b"seed: \xff\n")
+    assert "not UTF-8" in problem(files=[tmp_path / "bytes.yaml"])
+    with pytest.raises(NotFound) as caught:
+        load_config([tmp_path / "list.yml"])
+    assert "list.yaml" in caught.value.hint
+
+
+def test_set_without_a_value_is_an_error() -> None:
+    assert "expected section.key=value" in problem(sets=["train.lr"])
+    assert "no YAML value" in problem(sets=["train.lr=[1"])
+
+
+def test_settings_that_cannot_work_together() -> None:
+    assert "leaves no room" in problem(sets=["rollout.max_tokens=256"])
+
+
+def test_a_packs_bad_default_names_its_file(tmp_path: Path) -> None:
+    pack = write(tmp_path / "task.yaml", "name: p\ndefaults:\n  train:\n    stepz: 3\n")
+    config = write(tmp_path / "agentrl.yaml", "seed: 1\n")
+    assert problem(files=[config]).startswith(f"{pack}:4: unknown key train.stepz")
+
+
+def test_written_yaml_loads_back(tmp_path: Path) -> None:
+    sets = ["train.lr=1e-5", "rewards.tests=2", "task.families=[a, b]", "model.name='yes: #1'", "adapter.path=null"]
+    config, sources = load_config(sets=sets)
+    file = write(tmp_path / "a.yaml", to_yaml(non_defaults(config, sources)))
+    assert load_config([file])[0] == config
+    assert "# peak learning rate" in file.read_text(encoding="utf-8")
+    assert Config.model_validate(yaml.safe_load(full_yaml(config))) == config
+
+
+def test_rows_list_every_key_once() -> None:
+    config, sources = load_config(sets=["rewards.a=1"])
+    listed = [key for key, _, _ in rows(config, sources)]
+    assert len(listed) == len(set(listed)) == len(keys())
+    assert ("rewards.a", 1.0, "--set") in rows(config, sources)
+
+
+def test_schema_forbids_unknown_keys() -> None:
+    assert schema()["additionalProperties"] is False
+    assert all(part["additionalProperties"] is False for part in schema()["$defs"].values())
+
+
+def test_assignment_is_checked() -> None:
+    with pytest.raises(ValidationError):
+        Config().train.steps = 0

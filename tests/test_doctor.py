@@ -1,0 +1,34 @@
+"""`agentrl doctor`: every check answers, and says what to do where something is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.commands import main
+from agentrl_cli.doctor import Check, check_machine
+
+
+def test_every_check_answers(tmp_path: Path) -> None:
+    checks = {check.name: check for check in check_machine(tmp_path / "runs" / "agentrl.db")}
+    assert list(checks) == ["python", "packages", "machine", "disk", "sandbox", "packs", "model", "store", "torch"]
+    assert checks["python"].status == checks["torch"].status == checks["packs"].status == "ok"
+    assert checks["store"] == Check("store", "ok", f"none yet; it will be {tmp_path}/runs/agentrl.db")
+    assert all(check.fix for check in checks.values() if check.status == "fail")
+
+
+def test_a_store_that_is_none_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "s.db").write_text("this is no database, only text that is long enough to be looked at" * 20)
+    assert main(["doctor", "--json", "--db", str(tmp_path / "s.db")]) == 3
+    store = next(check for check in json.loads(capsys.readouterr().out) if check["name"] == "store")
+    assert store["status"] == "fail"
+
+
+def test_a_template_is_audited(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["doctor", "--template", "tiny", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["append_only"] and report["stop_token_trained"] and report["problems"] == []
+    assert main(["doctor", "--template", str(tmp_path / "none")]) == 2
+    assert "no model folder" in capsys.readouterr().err

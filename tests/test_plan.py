@@ -1,0 +1,39 @@
+"""The memory plan: numbers from shapes, and a refusal that says what to change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from agentrl_cli.config import Config
+from agentrl_cli.paths import bundled_model
+from agentrl_cli.plan import plan
+
+
+def test_the_parts_of_the_bundled_model_by_hand() -> None:
+    found = plan(Config(), bundled_model())
+    # 768 × 160 embeddings (tied) + 6 layers of 4 × 160² attention, 3 × 160 × 432 MLP, norms; 64 rows × 1,024 positions.
+    layer = 4 * 160 * 160 + 3 * 160 * 432 + 2 * 160 + 2 * 32
+    assert found.parameters == 768 * 160 + 6 * layer + 160
+    assert found.rollout["weights"] == found.parameters * 4
+    assert found.rollout["keys and values"] == 64 * 1024 * 6 * 2 * 160 * 4
+    assert found.update["optimizer"] == found.trainable * 8
+    assert found.fits and not found.advice()
+
+
+def test_an_adapter_shrinks_what_is_trained() -> None:
+    config = Config(adapter={"enabled": True, "r": 4})
+    found = plan(config, bundled_model())
+    assert found.trainable == 4 * 6 * (4 * 320 + 3 * 592) < found.parameters
+
+
+def test_what_does_not_fit_is_refused_with_the_largest_part_first() -> None:
+    found = replace(plan(Config(rollout={"concurrency": 64, "max_tokens": 1024}), bundled_model()), available=1.0)
+    assert not found.fits
+    assert "rollout.concurrency" in found.advice()[0] or "token_budget" in found.advice()[0]
+
+
+@pytest.mark.parametrize(("coefficient", "there"), [(0.0, False), (0.1, True)])
+def test_a_reference_is_counted_where_there_is_one(coefficient: float, there: bool) -> None:
+    found = plan(Config(algo={"kl_coef": coefficient}), bundled_model())
+    assert ("reference" in found.update) is there

@@ -1,0 +1,211 @@
+"""The hostile programs, the twenty ways to fake a test, and what is left after the host dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.config import SandboxConfig
+from agentrl_cli.errors import DataError, SandboxUnavailable
+from agentrl_cli.sandbox import Sandbox, Status
+from agentrl_cli.sandbox.attacks import attacks
+from agentrl_cli.sandbox.hostile import attack, probe
+
+
+async def opened(level: str) -> Sandbox:
+    try:
+        return await Sandbox.open(SandboxConfig(backend=level, min_level="landlock", workers=1, wall=1.0))
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[Sandbox]:
+    async with await opened("ns") as sandbox:
+        yield sandbox
+
+
+@pytest.mark.parametrize("level", ["ns", "landlock"])
+async def test_every_attack_is_contained(level: str) -> None:
+    assert len(attacks()) >= 45 and len({one.name for one in attacks()}) == len(attacks())
+    chosen = [one for one in attacks() if level == "ns" or (one.quick and not one.strong)]
+    async with await opened(level) as sandbox:
+        verdicts = await attack(sandbox, chosen, wall=0.4)
+    assert {v.attack: v.problems for v in verdicts if not v.contained} == {}
+    assert len(verdicts) == len(chosen)
+
+
+async def test_the_probe_says_what_holds_here(sandbox: Sandbox) -> None:
+    rows = await probe(sandbox)
+    assert {row.name: row.held for row in rows} == dict.fromkeys(
+        ["files", "network", "signals", "processes", "memory", "disk", "output", "system", "state"], True
+    )
+
+
+HONEST = "def add(a, b):\n    return a + b\n"
+TESTS = [{"call": "add", "args": [n, 2 * n], "expect": 3 * n} for n in range(1, 9)]
+
+CHEATS = {
+    "sys.exit(0)": "import sys; sys.exit(0)",
+    "os._exit(0)": "import os; os._exit(0)",
+    "fork and exit": "import os\nif os.fork(): os._exit(0)",
+    "raise SystemExit": "def add(a, b): raise SystemExit(0)",
+    "atexit": "import atexit, os; atexit.register(os._exit, 0)",
+    "excepthook": "import sys, os; sys.excepthook = lambda *a: os._exit(0)",
+    "equal to everything": "class E:\n    def __eq__(self, o): return True\ndef add(a, b): return E()",
+    "an int that equals everything": (
+        "class E(int):\n    def __eq__(self, o): return True\n    __hash__ = int.__hash__\ndef add(a, b): return E(0)"
+    ),
+    "a str that equals everything": "class E(str):\n    def __eq__(self, o): return True\ndef add(a, b): return E()",
+    "a dict with odd keys": "def add(a, b): return {'$int': '0x3'}",
+    "an object tag": "def add(a, b): return {'$object': 'int'}",
+    "prints a marker": "print('PASSED ALL TESTS 8/8'); import os; os._exit(0)",
+    "reads the callers' frames": (
+        "import sys\ndef add(a, b):\n    f = sys._getframe()\n    while f:\n        for v in f.f_locals.values():\n"
+        "            if isinstance(v, dict) and 'expect' in v: return v['expect']\n        f = f.f_back\n"
+    ),
+    "searches the heap": (
+        "import gc\ndef add(a, b):\n    for o in gc.get_objects():\n"
+        "        if isinstance(o, dict) and o.get('expect') and o.get('args') == [a, b]: return o['expect']\n"
+    ),
+    "reads its memory": (
+        "import re\ndef add(a, b):\n    with open('/proc/self/mem', 'rb', 0) as m:\n"
+        "        m.seek(id(add)); t = m.read(1 << 16)\n"
+        "    return int(re.search(rb'expect\": (\\d+)', t)[1])\n"
+    ),
+    "forges replies": (
+        "import os, struct\nh = b'{\"i\":0,\"status\":\"ok\",\"nonce\":\"\"}'\n"
+        "m = struct.pack('!II', len(h), 1) + h + b'3'\nfor fd in range(3, 64):\n"
+        "    try: os.write(fd, m * 20)\n    except OSError: pass\n"
+    ),
+    "patches json": "import json\njson.dumps = lambda *a, **k: '3'\ndef add(a, b): return 0",
+    "patches the encoder": (
+        "import sys, gc\nfor o in gc.get_objects():\n"
+        "    if type(o).__name__ == 'function' and o.__name__ == 'same': o.__code__ = (lambda *a: True).__code__\n"
+        "def add(a, b): return 0"
+    ),
+    "a huge nested answer": "def add(a, b):\n    v = []\n    for _ in range(100000): v = [v]\n    return v",
+    "loops for ever": "def add(a, b):\n    while True: pass",
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+async def test_a_cheat_does_not_pass(sandbox: Sandbox, name: str) -> None:
+    session = await sandbox.session()
+    grade = await session.grade(CHEATS[name], TESTS, wall=0.2)
+    assert (grade.passed <= 1, grade.total, grade.ok, grade.fakeable) == (True, 8, False, False), grade
+    # A forged 3 would fit the one test whose answer is 3, and no other.
+    assert grade.passed == 0 or name in ("forges replies", "patches json")
+
+
+async def test_an_honest_solution_passes_and_types_count(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    grade = await session.grade(HONEST, TESTS)
+    assert (grade.passed, grade.total, grade.score, grade.fakeable, grade.level) == (8, 8, 1.0, False, "ns")
+    code = (
+        "import math\ndef f(x): return x\ndef e(): [][0]\n"
+        "def g(): return (1, [2.0, {3: b'4'}], {5}, math.nan, None, 2 ** 20000)"
+    )
+    same = [
+        {"call": "f", "args": [1], "expect": True}, {"call": "f", "args": [1], "expect": 1.0},
+        {"call": "f", "args": [[1]], "expect": (1,)}, {"call": "f", "args": ["1"], "expect": 1},
+    ]  # fmt: skip
+    right = [
+        {"call": "g", "expect": (1, [2.0, {3: b"4"}], {5}, float("nan"), None, 2**20000)},
+        {"call": "f", "kwargs": {"x": {"$tuple": [1, {"$set": [2]}]}}, "expect": {"$tuple": [1, {"$set": [2]}]}},
+        {"call": "f", "args": [0.1 + 0.2], "expect": 0.3, "close": 1e-9}, {"call": "e", "raises": "IndexError"},
+    ]  # fmt: skip
+    assert (await session.grade(code, same)).passed == 0
+    result = await session.grade(code, right)
+    assert result.passed == 4, result.failures
+
+
+async def test_programs_and_test_code(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    tests = [{"stdin": "4\n", "stdout": "8"}, {"stdin": "5", "stdout": "11"}]
+    program = await session.grade("print(int(input()) * 2)", tests)
+    assert (program.passed, program.fakeable, len(program.failures)) == (1, False, 1)
+    code = await session.grade(HONEST, ["assert add(1, 2) == 3", {"code": "assert add(1, 2) == 4"}])
+    assert (code.passed, code.fakeable) == (1, True)
+    broken = await session.grade("def add(:", TESTS)
+    assert (broken.passed, broken.total, broken.status) == (0, 8, Status.EXCEPTION)
+    assert "SyntaxError" in broken.failures[0]
+    with pytest.raises(DataError, match="Test 1 is no test"):
+        await session.grade(HONEST, [{"call": "add"}])
+
+
+async def test_a_check_judges_apart_from_the_solution(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    check = "def check(answer, n): return sorted(answer) == list(range(n))"
+    tests = [{"call": "f", "args": [3], "check": check}, {"call": "f", "args": [4], "check": check}]
+    grade = await session.grade("def f(n): return {3: [2, 0, 1], 4: [0]}[n]\ndef check(*a): return True", tests)
+    assert (grade.passed, grade.fakeable, len(grade.failures)) == (1, False, 1)
+    with pytest.raises(DataError, match="check of test 1 failed: ZeroDivisionError"):
+        await session.grade(HONEST, [{"call": "add", "args": [1, 2], "check": "def check(*a): return 1 / 0"}])
+
+
+async def test_grading_is_apart_from_the_episode(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    await session.cell("open('notes', 'w').write('x'); secret = 1")
+    spy = "import os\ndef look(): return [sorted(os.listdir('.')), 'secret' in globals()]"
+    assert (await session.grade(spy, [{"call": "look", "expect": [[".shm", ".tmp"], False]}])).ok
+    assert (await session.cell("secret")).stdout == "1\n"
+
+
+HOST = """
+import asyncio, sys
+from agentrl_cli.config import SandboxConfig
+from agentrl_cli.sandbox import Sandbox
+async def main():
+    sandbox = await Sandbox.open(SandboxConfig(backend=sys.argv[1], min_level="landlock", workers=1, wall=60.0))
+    session = await sandbox.session()
+    print("up", flush=True)
+    await session.bash("sleep 45678.5 & setsid sleep 45678.5 & sleep 45678.5")
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("level", ["ns", "landlock"])
+async def test_nothing_is_left_when_the_host_dies(level: str, number: signal.Signals) -> None:
+    await (await opened(level)).close()
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST, level], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    with host:
+        assert host.stdout is not None and host.stdout.readline() == b"up\n"
+        assert _wait(lambda: len(_sleepers()) == 3), _sleepers()
+        host.send_signal(number)
+        host.wait(10)
+    folders = Path(tempfile.gettempdir())
+    assert _wait(lambda: not _sleepers() and not list(folders.glob(f"agentrl-box-{host.pid}-*"))), _sleepers()
+
+
+def _wait(condition: object) -> bool:
+    assert callable(condition)
+    for _ in range(150):
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _sleepers() -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes()
+        except OSError:
+            continue
+        if line.startswith(b"sleep\x0045678.5"):
+            found.append(path.parent.name)
+    return found

@@ -1,0 +1,284 @@
+"""ls, show, export, runs, db, query, grep as a person runs them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl_cli.commands import main
+from agentrl_cli.store import EvalRow, RunRow, Store
+from agentrl_cli.types import (
+    Episode,
+    Generation,
+    Origin,
+    Outcome,
+    RewardPart,
+    StopReason,
+    Tokens,
+    ToolCall,
+    ToolResult,
+    TrainSignals,
+    Turn,
+)
+
+
+def make(path: Path) -> None:
+    """Two runs; four episodes of one group, each with a call, a failing tool and an answer."""
+    with Store.open(path) as store:
+        store.add_run(RunRow(id="1aaa", name="grpo-07", status="finished", dir="grpo-07", total_steps=4, started=1.7e9))
+        store.add_run(RunRow(id="1bbb", name="grpo-08", started=1.7e9 + 9))
+        store.put_tokenizer("h", json.dumps({"byte_tokenizer": ["<|im_end|>"]}))
+        for n in range(4):
+            episode = episode_of(n)
+            store.finish_episode(episode, tokenizer="h")
+            column = np.where(episode.tokens.trained_mask, 0.25, np.nan).astype(np.float32)
+            clipped = np.zeros(len(column), np.int8)
+            store.add_signals(episode.id, TrainSignals(column, column, column, clipped, column))
+        store.add_tag("1e0", "seen")
+        store.add_step("1aaa", 1, {"reward": 0.5, "kl": float("nan")})
+        store.add_eval(EvalRow("1aaa", 1, "step-1", n_tasks=10, n_samples=4, pass_rate=0.5, low=0.4, high=0.6))
+        store.add_checkpoint("1aaa", 1, "grpo-07/checkpoints/step_1", {})
+    (path.parent / "grpo-07" / "checkpoints").mkdir(parents=True)
+
+
+def episode_of(n: int) -> Episode:
+    answer = np.frombuffer(b"it is", np.uint8).astype(np.int32)
+    half = np.full(5, -0.5, np.float32)
+    top = np.zeros((5, 5), np.int32)
+    said = Tokens.sampled(Generation(answer, half, half, half, top, top.astype(np.float32), StopReason.STOP, "step-0"))
+    parts = [Tokens.given(list(b"12*4,5?"), [Origin.USER] * 7), said, Tokens.given([33], [Origin.TOOL]), said]
+    calls = (ToolCall("c", "calculator", {"expr": "12*4,5"}, "{}"),)
+    results = (ToolResult("SyntaxError: 4,5", error="exception", seconds=0.012, level="ns"),)
+    return Episode(
+        f"1e{n}",
+        "calc/0001",
+        pack="calc",
+        run_id="1aaa",
+        step=1,
+        group_id="g",
+        sample=n,
+        kind="train",
+        turns=(
+            Turn(0, "user", ({"role": "user", "content": "12*4,5?"},), 0, 7),
+            Turn(1, "assistant", ({"role": "assistant", "content": "it is"},), 7, 12, calls=calls, seconds=0.5),
+            Turn(2, "tool", ({"role": "tool", "content": "SyntaxError: 4,5"},), 12, 13, results=results),
+            Turn(3, "assistant", ({"role": "assistant", "content": "it is"},), 13, 18, stop_reason=StopReason.STOP),
+        ),
+        tokens=Tokens.concat(parts),
+        reward_parts=(RewardPart("correct", n / 4, 1.0, primary=True, detail="got 54"), RewardPart("format", 0.5, 0.2)),
+        outcome=Outcome.SOLVED if n == 3 else Outcome.FAILED,
+        flags=("AFTERERR",),
+        fact="trained",
+        advantage=0.1 * n,
+        started=1.7e9 + n,
+        ended=1.7e9 + n + 2,
+    )
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    path = tmp_path / "runs" / "agentrl.db"
+    make(path)
+    return path
+
+
+Out = Any
+
+
+@pytest.fixture
+def run(db: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command on the store: (exit code, stdout, stderr)."""
+
+    def call(*args: str) -> tuple[int, str, str]:
+        code = main([*args, "--db", str(db)])
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call
+
+
+def test_ls(run: Out) -> None:
+    code, out, err = run("ls", "--sort", "reward", "--limit", "2")
+    lines = out.splitlines()
+    assert code == 0 and lines[0].split()[:4] == ["id", "run", "step", "task"]
+    assert [line.split()[0] for line in lines[1:]] == ["1e0", "1e1"] and lines[1].endswith("AFTERERR  seen")
+    assert "2 of 4" in err
+    code, out, _ = run("ls", "--filter", "outcome:solved", "--json")
+    (row,) = json.loads(out)
+    assert (row["id"], row["reward"], row["flags"], row["outcome"]) == ("1e3", 0.85, ["AFTERERR"], "solved")
+    assert run("ls", "--run", "grpo-08")[1:] == (run("ls", "--run", "grpo-08")[1], "Nothing matches.\n")
+    assert run("ls", "-f", "rewrad:1")[0] == 2
+    assert len(run("ls", "--format", "jsonl")[1].splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("what", "first"),
+    [
+        ("runs", "grpo-08"),
+        ("tasks", "calc/0001"),
+        ("checkpoints", "grpo-07"),
+        ("evals", "grpo-07"),
+        ("tags", "seen"),
+    ],
+)
+def test_ls_other_things(run: Out, what: str, first: str) -> None:
+    code, out, _ = run("ls", what, "--json")
+    rows = json.loads(out)
+    assert code == 0 and next(iter(rows[0].values())) == first
+    assert run("ls", what, "--format", "csv")[1].splitlines()[1].startswith(first)
+    assert run("ls", what, "--format", "md")[1].splitlines()[1].startswith("| ---")
+
+
+def test_show_an_episode(run: Out) -> None:
+    code, out, _ = run("show", "best")
+    assert code == 0
+    for text in (
+        "episode 1e3   calc/0001   run grpo-07   step 1   sample 3   train",
+        "solved   reward 0.85   advantage 0.3   trained   4 turns   18 tokens (10 sampled)",
+        "1 calls (1 failed)   2.0 s",
+        "── turn 1 assistant ── 5 tokens   5 sampled   0.50 s",
+        "→ calculator(expr='12*4,5')",
+        "← ERROR exception (12 ms, ns)",
+        "── turn 2 tool ── 1 tokens   not trained",
+        "correct*   0.75       1  0.75  got 54",
+        "! AFTERERR (turn 3): answered after exception: SyntaxError: 4,5",
+        "group g:",
+    ):
+        assert text in out, out
+    assert out.count("SyntaxError: 4,5") == 2  # the message and the flag; the result is not printed twice
+
+
+def test_show_tokens_of_one_turn(run: Out) -> None:
+    _, out, _ = run("show", "1e3", "--tokens", "--turn", "1")
+    lines = out.strip().splitlines()
+    assert len(lines) == 7 and lines[1].split() == "at id origin logp entropy ratio clip adv weight text".split()
+    assert lines[2].split() == ["7", "105", "model", "-0.5", "-0.5", "0.25", "no", "0.25", "0.25", "|i|"]
+    code, out, _ = run("show", "1e3", "--tokens", "--json")
+    assert code == 0 and json.loads(out)["signals"]["ratio"][7] == 0.25
+
+
+def test_show_a_run_and_what_is_not_there(run: Out) -> None:
+    code, out, _ = run("show", "grpo-07")
+    assert code == 0 and "run grpo-07   train   finished   step 1 of 4" in out and "reward    0.5" in out
+    assert json.loads(run("show", "grpo-07", "--json")[1])["last_step"]["kl"] is None
+    code, _, err = run("show", "1e9")
+    assert code == 2 and "1e" in err
+    assert run("show", "1e3", "--turn", "9")[0] == 2
+    code, _, err = run("show", "1e")
+    assert code == 2 and "several" in err
+
+
+def test_export(run: Out, tmp_path: Path) -> None:
+    code, out, _ = run("export", "--filter", "reward:>0.2", "--no-tokens")
+    assert code == 0 and [json.loads(line)["id"] for line in out.splitlines()] == ["1e1", "1e2", "1e3"]
+    target = tmp_path / "out.jsonl"
+    assert run("export", "best", "--group", "--out", str(target))[0] == 0
+    assert len(target.read_text().splitlines()) == 4
+    code, _, err = run("export", "best", "--out", str(target))
+    assert code == 2 and "--force" in err
+    assert json.loads(run("export", "best", "--out", str(target), "--force", "--json")[1])["episodes"] == 1
+
+
+def test_grep(run: Out) -> None:
+    code, out, _ = run("grep", r"Error: \d", "-l")
+    assert code == 0 and out.split() == ["1e3", "1e2", "1e1", "1e0"]
+    code, out, err = run("grep", "syntax", "-i", "--role", "tool", "--limit", "1")
+    assert (code, out) == (0, "1e3@t2 tool: SyntaxError: 4,5\n") and "The first 1" in err
+    assert json.loads(run("grep", "12", "--limit", "1", "--json")[1])["turn"] == 0
+    assert run("grep", "nothing like it")[0] == 1
+    assert run("grep", "(")[0] == 2
+
+
+def test_query(run: Out) -> None:
+    code, out, _ = run(
+        "query", "select task, count(*) as n, avg(reward) as mean from v_episodes group by task", "--json"
+    )
+    assert code == 0 and json.loads(out) == [{"task": "calc/0001", "n": 4, "mean": pytest.approx(0.475)}]
+    assert "1 row" not in run("query", "select ids from turn_tokens", "--limit", "1")[1]
+    code, _, err = run("query", "delete from runs")
+    assert code == 2 and "only reads" in err
+    assert "view v_groups: id, run, step" in run("query", "--schema")[1]
+    assert run("query")[0] == 2
+
+
+def test_views_agree_with_the_episodes(run: Out) -> None:
+    (group,) = json.loads(run("query", "select * from v_groups", "--json")[1])
+    rewards = [n / 4 + 0.1 for n in range(4)]
+    assert group["mean"] == pytest.approx(np.mean(rewards)) and group["sd"] == pytest.approx(np.std(rewards))
+    assert (group["episodes"], group["solved"], group["has_signal"]) == (4, 0.25, 1)
+    turns = json.loads(run("query", "select * from v_turns where episode='1e0' and tool is not null", "--json")[1])
+    assert [(turn["turn"], turn["tool"], turn["error"]) for turn in turns] == [(1, "calculator", "exception")]
+
+
+def test_runs_delete_asks_and_takes_the_folder(run: Out, db: Path) -> None:
+    folder = db.parent / "grpo-07"
+    code, _, err = run("runs", "delete", "grpo-07")
+    assert code == 1 and "--yes" in err and folder.is_dir()
+    code, _, err = run("runs", "delete", "grpo-08", "--yes")
+    assert code == 2 and "is running" in err
+    code, out, _ = run("runs", "delete", "grpo-07", "--yes", "--json")
+    assert code == 0 and json.loads(out) == [{"run": "grpo-07", "episodes": 4}]
+    assert not folder.exists() and db.exists()
+    assert json.loads(run("ls", "--json")[1]) == []
+
+
+def test_runs_delete_never_leaves_the_runs_folder(run: Out, db: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "precious"
+    outside.mkdir()
+    for place in ("../precious", str(outside), ".", ".."):
+        with Store.open(db) as store:
+            item = store.add_run(RunRow(id="", name="odd", status="finished", dir=place))
+        assert run("runs", "delete", item.name, "--yes")[0] == 0
+    assert outside.is_dir() and db.exists() and (db.parent / "grpo-07").is_dir()
+
+
+def test_runs_list_and_rename(run: Out) -> None:
+    code, out, _ = run("runs", "list", "--json")
+    assert code == 0 and [row["name"] for row in json.loads(out)] == ["grpo-08", "grpo-07"]
+    assert run("runs", "rename", "grpo-07", "baseline")[0] == 0
+    assert "baseline" in run("runs", "list")[1]
+    assert run("runs", "rename", "baseline", "grpo-08")[0] == 2
+
+
+def test_db(run: Out, db: Path, tmp_path: Path) -> None:
+    assert run("db", "path")[1].strip() == str(db)
+    found = json.loads(run("db", "status", "--check", "--json")[1])
+    assert (found["rows"]["episodes"], found["rows"]["turns"], found["check"]) == (4, 16, "ok")
+    assert "episodes" in run("db", "status")[1]
+    copy = tmp_path / "copy.db"
+    assert json.loads(run("db", "backup", str(copy), "--json")[1])["bytes"] == copy.stat().st_size
+    assert run("db", "backup", str(copy))[0] == 2
+    assert json.loads(run("db", "prune", "--dry-run", "--json")[1]) == {"what": "numbers", "episodes": 2, "done": False}
+    assert json.loads(run("db", "prune", "--keep", "", "--yes", "--json")[1])["episodes"] == 4
+    with Store.open(db, readonly=True) as store:
+        assert store.signals("1e0") is None and np.isnan(store.episode("1e0").tokens.logp_policy).all()
+    with Store.open(copy, readonly=True) as store:
+        assert store.signals("1e0") is not None
+    assert run("db", "prune", "--older-than", "soon")[0] == 2
+    assert run("db", "prune", "--keep", "bset")[0] == 2
+    assert run("db", "vacuum")[0] == 0
+
+
+def test_no_store_is_a_clear_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["ls"], ["show", "last"], ["export"], ["grep", "x"], ["query", "select 1"], ["db", "status"]):
+        assert main([*command, "--db", str(tmp_path / "none.db")]) == 2
+        assert "There is no store at" in capsys.readouterr().err
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_readers_import_neither_torch_nor_textual(db: Path) -> None:
+    code = (
+        "import sys; from agentrl_cli.commands import main\n"
+        "for c in (['ls'], ['show', 'last', '--tokens'], ['export', 'last'], ['grep', 'x']):\n"
+        f"    main([*c, '--db', {str(db)!r}])\n"
+        "bad = {'torch', 'transformers', 'textual', 'peft', 'tokenizers', 'sqlite_utils'} & set(sys.modules)\n"
+        "sys.exit(', '.join(sorted(bad)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,291 @@
+"""The store as a file: newer and foreign files, damage, a full disk, locks, several processes, `kill -9`."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlite_utils import Database
+from sqlite_utils.db import Table
+
+from agentrl_cli.errors import NotFound, StoreError
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.connection import connect, migrate
+from agentrl_cli.store.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
+from agentrl_cli.types import Episode, Origin, Outcome, RewardPart, Tokens, Turn, new_id
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "agentrl.db"
+
+
+@pytest.fixture
+def raw(path: Path) -> Iterator[sqlite3.Connection]:
+    """A store file, opened without us."""
+    Store.open(path).close()
+    conn = sqlite3.connect(path, isolation_level=None)
+    yield conn
+    conn.close()
+
+
+def episode_of(n: int, run_id: str | None = None) -> tuple[Episode, Tokens]:
+    tokens = Tokens.given(range(200), [Origin.USER] * 200)
+    turn = Turn(0, "user", ({"role": "user", "content": f"episode {n}"},), 0, 200)
+    parts = (RewardPart("r", float(n)),)
+    return Episode(
+        new_id(),
+        "t",
+        run_id=run_id,
+        turns=(turn,),
+        tokens=tokens,
+        reward_parts=parts,
+        outcome=Outcome.FAILED,
+        started=1.0,
+    ), tokens
+
+
+def test_a_new_store_is_wal_strict_and_named(path: Path) -> None:
+    with Store.open(path) as store:
+        db = store.db
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert db.execute("PRAGMA synchronous").fetchone() == (1,)
+        assert db.execute("PRAGMA foreign_keys").fetchone() == (1,)
+        assert db.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+        assert [row["name"] for row in db["_sqlite_migrations"].rows] == [name for name, _ in MIGRATIONS]
+        ours = {name for name in db.table_names() if not name.startswith(("_", "sqlite"))}
+        assert all(Table(db, name).strict for name in ours)
+        wanted = (
+            "runs steps tasks groups episodes turns tool_calls reward_parts turn_tokens evals checkpoints live logs"
+        )
+        wanted += " events alerts controls drift tokenizers attachments tags notes"
+        assert ours == set(wanted.split())
+        assert set(db.view_names()) == {"v_episodes", "v_groups", "v_turns"}
+        for view in db.view_names():
+            assert db.execute(f"SELECT * FROM {view}").fetchall() == []
+
+
+def test_migrations_apply_once_in_order_and_all_or_none(path: Path) -> None:
+    with Store.open(path) as store:
+        store.add_run(RunRow(id="r1", name="kept"))
+    later = (*MIGRATIONS, ("m998_more", "ALTER TABLE runs ADD COLUMN extra TEXT;\n"))
+    broken = (*later, ("m999_broken", "CREATE TABLE fine (a INTEGER) STRICT;\nCREATE TABLE runs (a INTEGER);\n"))
+    conn = connect(path)
+    with pytest.raises(sqlite3.OperationalError):
+        migrate(conn, broken)
+    names = "SELECT name FROM _sqlite_migrations ORDER BY id"
+    assert conn.execute(names).fetchall() == [(name,) for name, _ in MIGRATIONS]
+    migrate(conn, later)
+    migrate(conn, later)
+    assert conn.execute(names).fetchall() == [(name,) for name, _ in later]
+    assert conn.execute("SELECT name, extra FROM runs").fetchall() == [("kept", None)]
+    conn.close()
+    with pytest.raises(StoreError, match="newer agentrl"):
+        Store.open(path)
+
+
+@pytest.mark.parametrize("readonly", [True, False])
+def test_a_newer_file_is_refused_and_left_alone(path: Path, raw: sqlite3.Connection, readonly: bool) -> None:
+    raw.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
+    raw.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="newer agentrl") as refused:
+        Store.open(path, readonly=readonly)
+    assert "Upgrade" in refused.value.hint and refused.value.exit_code == 3
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("readonly", [True, False])
+def test_files_that_are_no_store(path: Path, readonly: bool) -> None:
+    path.write_text("model: tiny\n" * 100)
+    with pytest.raises(StoreError, match="no SQLite file"):
+        Store.open(path, readonly=readonly)
+    assert path.read_text() == "model: tiny\n" * 100
+    path.unlink()
+    Table(Database(path), "mine").insert({"a": 1})
+    with pytest.raises(StoreError, match="not an agentrl store"):
+        Store.open(path, readonly=readonly)
+    assert Database(path).table_names() == ["mine"]
+
+
+def test_missing_and_empty_files(path: Path) -> None:
+    with pytest.raises(NotFound, match="no store at"):
+        Store.open(path, readonly=True)
+    assert not path.exists()
+    path.touch()
+    with pytest.raises(StoreError, match="is empty"):
+        Store.open(path, readonly=True)
+    Store.open(path).close()
+    assert Store.open(path, readonly=True).runs() == []
+
+
+def test_a_damaged_file_says_so(path: Path) -> None:
+    with Store.open(path) as store:
+        for n in range(200):
+            store.finish_episode(episode_of(n)[0])
+    data = bytearray(path.read_bytes())
+    data[8192:-8192] = b"\xa5" * (len(data) - 16384)
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match="damaged") as damaged, Store.open(path, readonly=True) as store:
+        store.episode_rows(store.episode_ids())
+    assert ".recover" in damaged.value.hint
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="Cannot make the folder"):
+        Store.open(tmp_path / "file" / "agentrl.db")
+
+
+def test_a_full_disk_loses_nothing_that_was_written(path: Path) -> None:
+    with Store.open(path) as store:
+        first, _ = episode_of(0)
+        store.finish_episode(first)
+        pages = store.db.execute("PRAGMA page_count").fetchone()[0]
+        store.db.execute(f"PRAGMA max_page_count={pages}")
+        store.add_log(None, "info", "queued")
+        with pytest.raises(StoreError, match="disk is full") as full:
+            for n in range(100):
+                store.finish_episode(episode_of(n)[0])
+        assert "prune" in full.value.hint
+        assert store.episode(first.id).reward == 0.0
+        store.db.execute("PRAGMA max_page_count=100000")
+        store.finish_episode(episode_of(7)[0])  # there is space again: it goes on
+        assert store.logs(None)[0]["text"] == "queued"
+        assert store.db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_full_disk_in_the_background_is_told_by_the_next_write(path: Path) -> None:
+    with Store.open(path) as store:
+        store.db.execute(f"PRAGMA max_page_count={store.db.execute('PRAGMA page_count').fetchone()[0]}")
+        store.add_log(None, "info", "x" * 100_000)
+        end = time.monotonic() + 5
+        while store._failure is None and time.monotonic() < end:
+            time.sleep(0.05)
+        with pytest.raises(StoreError, match="disk is full"):
+            store.add_log(None, "info", "y")
+        store.db.execute("PRAGMA max_page_count=100000")
+        assert [len(line["text"]) for line in store.logs(None)] == [100_000, 1]
+
+
+def test_a_lock_is_waited_for_and_then_named(path: Path, raw: sqlite3.Connection) -> None:
+    raw.execute("BEGIN IMMEDIATE")
+    with Store.open(path, busy_ms=50) as store:
+        with pytest.raises(StoreError, match="locked by another process"):
+            store.add_run(RunRow(id="r1", name="a"))
+        assert store.runs() == []  # reading goes on
+    with Store.open(path) as store:
+        raw.execute("COMMIT")
+        other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        other.execute("BEGIN IMMEDIATE")
+        release = threading.Timer(0.2, other.execute, ["COMMIT"])
+        release.start()
+        store.add_run(RunRow(id="r1", name="a"))
+        release.join()
+        other.close()
+        assert [run.name for run in store.runs()] == ["a"]
+
+
+def test_a_reader_sees_whole_turns_only_and_needs_no_write_permission(path: Path) -> None:
+    with Store.open(path) as writer, Store.open(path, readonly=True) as reader:
+        episode, tokens = episode_of(1)
+        with writer.transaction():
+            writer.finish_episode(episode)
+            assert reader.episode_ids() == []
+        assert len(reader.episode(episode.id).tokens) == len(tokens)
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            reader._conn.execute("DELETE FROM episodes")
+
+
+def test_closing_twice_and_leaving_the_queue_to_close(path: Path) -> None:
+    store = Store.open(path)
+    store.add_log(None, "info", "last words")
+    store.close()
+    store.close()
+    with Store.open(path, readonly=True) as reader:
+        assert reader.logs(None)[0]["text"] == "last words"
+
+
+WRITER = """
+import sys
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.types import AgentState, Episode, Outcome, RewardPart, Tokens, Turn, new_id
+path, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+with Store.open(path) as store:
+    run = store.add_run(RunRow(id=name, name="shared"))
+    n = 0
+    while n < count or count < 0:
+        episode = Episode(new_id(), "t", run_id=run.id, step=n, group_id="g", started=1.0)
+        store.start_episode(episode)
+        turns, end = [], 0
+        for index in range(3):
+            size = 50 + 10 * index
+            turn = Turn(index, "user", ({"role": "user", "content": f"{name} {n} {index}"},), end, end + size)
+            store.set_live(episode.id, AgentState.GENERATING, index, "text")
+            store.add_turn(episode.id, turn, Tokens.given([n] * size, [2] * size))
+            print(episode.id, index, flush=True)
+            turns.append(turn)
+            end += size
+        tokens = Tokens.given([n] * end, [2] * end)
+        parts = (RewardPart("r", float(n)),)
+        done = episode.with_(turns=tuple(turns), tokens=tokens, reward_parts=parts, outcome=Outcome.FAILED)
+        store.finish_episode(done)
+        store.add_log(run.id, "info", f"line {n}")
+        print(episode.id, "end", flush=True)
+        n += 1
+"""
+
+
+def start(path: Path, name: str, count: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path), name, str(count)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_two_processes_create_and_share_one_store(path: Path) -> None:
+    writers = [start(path, name, 25) for name in ("one", "two")]
+    for writer in writers:
+        writer.communicate(timeout=60)
+        assert writer.returncode == 0
+    with Store.open(path, readonly=True) as store:
+        assert sorted(run.name for run in store.runs()) == ["shared", "shared-2"]
+        for name in ("one", "two"):
+            rows = store.episode_rows(store.episode_ids(run=name, sort="step"))
+            assert [row.reward for row in rows] == list(range(25))
+            assert [line["text"] for line in store.logs(name)] == [f"line {n}" for n in range(25)]
+            for n in (0, 24):
+                episode = store.episode(rows[n].id)
+                assert [turn.messages[0]["content"] for turn in episode.turns] == [f"{name} {n} {k}" for k in range(3)]
+                assert set(episode.tokens.ids.tolist()) == {n} and len(episode.tokens) == 180
+        assert store.live() == []
+
+
+@pytest.mark.parametrize("lines", [1, 2, 11])
+def test_kill_9_keeps_every_turn_that_was_finished(path: Path, lines: int) -> None:
+    writer = start(path, "run", -1)
+    assert writer.stdout is not None
+    seen = [writer.stdout.readline().split() for _ in range(lines)]
+    writer.send_signal(signal.SIGKILL)
+    seen += [line.split() for line in writer.stdout.read().splitlines() if len(line.split()) == 2]
+    writer.wait(timeout=10)
+    writer.stdout.close()
+    with Store.open(path) as store:
+        for episode_id, what in seen:
+            episode = store.episode(episode_id)
+            if what == "end":
+                assert episode.outcome is Outcome.FAILED and len(episode.turns) == 3
+            else:
+                assert len(episode.turns) > int(what) and len(episode.tokens) == episode.turns[-1].end
+        assert store.db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        running = [row for row in store.episode_rows(store.episode_ids("outcome:none")) if row.running]
+        assert len(running) <= 1 and store.run("run").state == "interrupted"
+        assert store.clear_live("run") == len(running) and store.live() == []
+        assert store.episode_ids("outcome:none") == []

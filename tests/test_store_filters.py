@@ -1,0 +1,190 @@
+"""The filter language against a small store whose answers are known, and its messages for typos."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.errors import UsageError
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.filters import SORTS, compile_filter, compile_sort, fields
+from agentrl_cli.types import Episode, Outcome, RewardPart, Tokens, ToolCall, Turn
+
+EPISODES = {
+    # id: (task, step, reward, outcome, flags, text, tool)
+    "a": ("calc/0001", 100, 0.0, Outcome.FAILED, ("BADARG",), "price is 4,5", "calculator"),
+    "b": ("calc/0002", 110, 1.0, Outcome.SOLVED, (), 'he said "yes"', "calculator"),
+    "c": ("sql/0001", 120, 0.5, Outcome.TRUNCATED_TURNS, ("LOOP", "TRUNC"), "100% sure_thing", "run_sql"),
+    "d": ("web/100%", 130, -0.2, Outcome.TIMEOUT, ("LOOP",), "back\\slash\nnext Ärger", ""),
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with Store.open(tmp_path_factory.mktemp("filters") / "a.db") as opened:
+        opened.add_run(RunRow(id="r1", name="grpo-07"))
+        for n, (name, (task, step, reward, outcome, flags, text, tool)) in enumerate(EPISODES.items()):
+            calls = (ToolCall("c", tool, {}, "{}"),) if tool else ()
+            episode = Episode(
+                name,
+                task,
+                pack=task.split("/")[0],
+                run_id="r1" if n < 2 else None,
+                step=step,
+                seed=n,
+                turns=(Turn(0, "assistant", ({"role": "assistant", "content": text},), 0, 0, calls=calls),),
+                tokens=Tokens.empty(),
+                reward_parts=(RewardPart("r", reward),),
+                outcome=outcome,
+                flags=flags,
+                advantage=reward - 0.3,
+                fact="trained" if n else "skipped:drift",
+                started=100.0 + n,
+                ended=101.0 + 2 * n,
+            )
+            opened.finish_episode(episode)
+        opened.start_episode(Episode("e", "calc/0003", pack="calc", started=200.0))
+        opened.add_tag("b", "seen")
+        opened.set_note("c", "look again")
+        opened.add_checkpoint("r1", 110, "x", {}, "best")
+        yield opened
+
+
+def test_limit(store: Store) -> None:
+    assert store.episode_ids("", "-time", limit=2) == store.episode_ids("", "-time")[:2]
+    assert store.episode_ids("", "-time", limit=0) == []
+
+
+def ask(store: Store, filter: str, sort: str = "time") -> str:
+    return "".join(row.id for row in store.episode_rows(store.episode_ids(filter, sort)))
+
+
+@pytest.mark.parametrize(
+    ("filter", "found"),
+    [
+        ("", "abcde"),
+        ("reward:<0.5", "ad"),
+        ("reward:<=0.5", "acd"),
+        ("reward:>0.5", "b"),
+        ("reward:>=.5", "bc"),
+        ("reward:0.5", "c"),
+        ("reward:=0.5", "c"),
+        ("reward:-1..0", "ad"),
+        ("reward:none", "e"),
+        ("-reward:none", "abcd"),
+        ("-reward:<0.5", "bce"),
+        ("step:100..120", "abc"),
+        ("step:120..", "cd"),
+        ("step:..110", "ab"),
+        ("step:100,130", "ad"),
+        ("adv:>0.1 adv:<0.5", "c"),
+        ("seconds:>=3", "cd"),
+        ("task:calc/*", "abe"),
+        ("task:CALC/0001", "a"),
+        ("task:calc/000?", "abe"),
+        ("task:web/100%", "d"),
+        ("task:%", ""),
+        ("pack:calc,sql", "abce"),
+        ("tool:calculator", "ab"),
+        ("tool:run_*", "c"),
+        ("-tool:*", "de"),
+        ("flag:LOOP", "cd"),
+        ("flag:loop flag:trunc", "c"),
+        ("flag:BADARG,TRUNC", "ac"),
+        ("flag:*", "acd"),
+        ("flag:LOO", ""),
+        ("flag:LO*", "cd"),
+        ("outcome:failed,timeout", "ad"),
+        ("outcome:trunc*", "c"),
+        ("outcome:none", "e"),
+        ("fact:skipped:drift", "a"),
+        ("fact:skipped:*", "a"),
+        ("fact:none", "e"),
+        ("run:grpo-*", "ab"),
+        ("run:r1", "ab"),
+        ("-run:grpo-07", "cde"),
+        ("ckpt:best", "b"),
+        ("-tag:seen", "acde"),
+        ("tag:seen", "b"),
+        ("note:again", "c"),
+        ("note:*", "c"),
+        ('text:"4,5"', "a"),
+        ("4,5", "a"),
+        ('"said \\"yes\\""', "b"),
+        ("text:100%", "c"),
+        ("text:sure_thing", "c"),
+        ("text:suresthing", ""),
+        ('text:"back\\\\slash"', "d"),
+        ("text:ärger", ""),
+        ("text:Ärger", "d"),
+        ("text:role", ""),
+        ("text:assistant", ""),
+        ("text:CALCULATOR", ""),
+        ("id:a,b kind:rollout", "ab"),
+        ("  reward:<0.5   step:100 ", "a"),
+    ],
+)
+def test_filter(store: Store, filter: str, found: str) -> None:
+    assert ask(store, filter) == found
+
+
+@pytest.mark.parametrize("name", fields())
+def test_negation_is_the_complement_for_every_field(store: Store, name: str) -> None:
+    value = "0.5" if name in SORTS and name not in ("task", "outcome", "kind") else "*" if name != "text" else "yes"
+    both = ask(store, f"{name}:{value}") + ask(store, f"-{name}:{value}")
+    assert sorted(both) == list("abcde")
+
+
+@pytest.mark.parametrize(
+    ("sort", "found"),
+    [
+        ("time", "abcde"),
+        ("-time", "edcba"),
+        ("reward", "dacbe"),
+        ("-reward", "bcade"),
+        ("pack", None),
+        ("outcome,-time", "abdce"),
+        ("", "edcba"),
+    ],
+)
+def test_sort(store: Store, sort: str, found: str | None) -> None:
+    if found is None:
+        with pytest.raises(UsageError):
+            ask(store, "", sort)
+    else:
+        assert ask(store, "", sort) == found
+
+
+@pytest.mark.parametrize(
+    ("filter", "says"),
+    [
+        ("rewrad:<0.5", "reward"),
+        ("flags:LOOP", "flag"),
+        ("outcome:sloved", "solved"),
+        ("reward:high", "needs a number"),
+        ("reward:<", "needs a number"),
+        ("step:3..1", "smaller number first"),
+        ("step:..", "needs a number"),
+        ('text:"open', "not closed"),
+        ('task:""', "needs a value"),
+    ],
+)
+def test_a_typo_names_the_nearest(filter: str, says: str) -> None:
+    with pytest.raises(UsageError) as wrong:
+        compile_filter(filter)
+    assert says in f"{wrong.value.message} {wrong.value.hint}" and wrong.value.exit_code == 2
+
+
+def test_an_unknown_order_names_the_nearest() -> None:
+    with pytest.raises(UsageError) as wrong:
+        compile_sort("-rewad")
+    assert "reward" in wrong.value.hint
+
+
+def test_values_never_reach_the_sql(tmp_path: Path) -> None:
+    for name in fields():
+        value = "1" if name in SORTS and name not in ("task", "outcome", "kind", "time") else "'; DROP--*"
+        sql, params = compile_filter(f'{name}:"{value}"' if value != "1" else f"{name}:1")
+        assert "DROP" not in sql and params

@@ -1,0 +1,192 @@
+"""Watch: reads the store, writes only controls, survives whatever a run has left there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.tui import demo
+from agentrl_cli.tui.app import AgentApp
+from agentrl_cli.tui.watch import WatchScreen, paused
+from agentrl_cli.tui.watch_data import WatchData, health_of, load
+from tests.tui_helpers import until, until_text, visible
+
+WIDE, SMALL = (120, 40), (80, 24)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    """The invented run, whose process is this one, so that it counts as alive."""
+    path = tmp_path / "agentrl.db"
+    demo.fill(path, steps=40)
+    return path
+
+
+def app(path: Path, run: str = "grpo-07") -> AgentApp:
+    return AgentApp(path, lambda reader: WatchScreen(reader, run))
+
+
+async def test_overview_shows_curves_episodes_alerts_and_progress(db: Path) -> None:
+    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
+        text = await until_text(pilot, "REWARD 0.")
+        for shown in (
+            "step 40/400",
+            "LIVE",
+            "SOLVED, eval",
+            "LOSS",
+            "GROUPS WITHOUT SIGNAL",
+            "TOOL ERRORS",
+            "ROLLOUT [",
+            "calc/0417",
+            "worst",
+            "BADARG",
+            "ALERTS",
+            "step 40 of 400",
+            "HEALTH",
+            "p pause / go on",
+            "ETA",
+        ):
+            assert shown in text, shown
+
+
+async def test_small_terminal_has_curves_of_one_line(db: Path) -> None:
+    async with app(db).run_test(notifications=True, size=SMALL) as pilot:
+        text = await until_text(pilot, "REWARD")
+        assert "█" in text and "calc/0417" in text and "CONTROL" not in text
+
+
+async def test_new_steps_appear_while_watching(db: Path) -> None:
+    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "step 40/400")
+        with Store.open(db) as store:
+            store.add_step("run7", 41, {"reward": 0.777})
+        await until_text(pilot, "step 41/400")
+        assert "0.777" in visible(pilot.app)
+
+
+async def test_controls_ask_first_and_only_yes_sends(db: Path) -> None:
+    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "REWARD 0.")
+        for key, answer in (("p", "n"), ("X", "escape"), ("k", "y"), ("E", "y")):
+            await pilot.press(key)
+            await until_text(pilot, "y yes")
+            await pilot.press(answer)
+            await until(pilot, lambda: isinstance(pilot.app.screen, WatchScreen))
+        await until(pilot, lambda: "waiting: checkpoint" in visible(pilot.app) and "│ evaluate  " in visible(pilot.app))
+    with Store.open(db) as store:
+        assert [control.action for control in store.take_controls("run7")] == ["checkpoint", "evaluate"]
+
+
+async def test_rate_is_changed_from_what_is_known(db: Path) -> None:
+    with Store.open(db) as store:
+        store.add_step("run7", 41, {"reward": 0.5, "learning_rate": 1e-4})
+    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "step 41")
+        await pilot.press("plus")
+        assert "0.0001 → 0.00015" in await until_text(pilot, "y yes")
+        await pilot.press("y")
+        await until_text(pilot, "waiting: set")
+    with Store.open(db) as store:
+        assert store.take_controls("run7")[0].data == {"key": "train.lr", "value": 0.00015}
+
+
+async def test_tabs_and_drill_down(db: Path) -> None:
+    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "REWARD 0.")
+        await pilot.press("2")
+        await until_text(pilot, "grad_norm")
+        await pilot.press("4")
+        await until_text(pilot, "step 40 reward")
+        await pilot.press("5")
+        await until_text(pilot, "tool error rate")
+        await pilot.press("1", "enter")
+        assert "RUNNING" in await until_text(pilot, "agentrl replay")
+        await pilot.press("q")
+        await until_text(pilot, "agentrl watch")
+        await pilot.press("3")
+        await until_text(pilot, "agentrl episodes")
+
+
+async def test_ctrl_c_asks(db: Path) -> None:
+    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "REWARD 0.")
+        await pilot.press("ctrl+c")
+        assert "detach: the training goes on" in await until_text(pilot, "is running")
+        await pilot.press("2")
+        await until_text(pilot, "waiting: stop")
+
+
+@pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x40", "80x24"])
+async def test_a_run_without_anything_yet(tmp_path: Path, size: tuple[int, int]) -> None:
+    with Store.open(tmp_path / "new.db") as store:
+        store.add_run(RunRow(id="r", name="new", total_steps=10))
+        store.add_step("r", 1, {"reward": float("nan"), "loss": float("inf")})
+    async with app(tmp_path / "new.db", "new").run_test(notifications=True, size=size) as pilot:
+        await until_text(pilot, "no episode runs")
+        for key in ("enter", "down", "up", "2", "4", "5", "1", "space", "space"):
+            await pilot.press(key)
+
+
+async def test_a_run_that_is_gone_is_told(db: Path) -> None:
+    async with app(db, "nope").run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "No run named 'nope'")
+        await pilot.press("p", "enter", "2", "1")
+
+
+def test_reading_again_reads_only_what_is_new(db: Path) -> None:
+    with Store.open(db) as store:
+        first = load(store, "run7")
+        store.add_step("run7", 41, {"reward": 0.9})
+        store.add_log("run7", "info", "one more")
+        store.flush()
+        second = load(store, "run7", first)
+    assert [row["step"] for row in second.steps] == list(range(1, 42))
+    assert second.steps[0] is first.steps[0]
+    assert [row["text"] for row in second.logs][-1] == "one more" and len(second.logs) == len(first.logs) + 1
+    assert second.last("reward") == 0.9
+
+
+def test_health_rules_have_values_and_advice() -> None:
+    run = RunRow("r", "r", status="finished")
+    steps = ({"step": 1, "frac_reward_zero_std": 0.97, "entropy": 0.4, "loss": float("nan"), "tools/error_rate": 0.1},)
+    found = {check.name: check for check in health_of(WatchData(run, steps=steps))}
+    assert found["groups"].level == "bad" and "0.97" in found["groups"].text and found["groups"].advice
+    assert found["entropy"].level == "ok" and found["tools"].level == "ok" and found["nan"].level == "bad"
+
+
+def test_paused_follows_the_last_control() -> None:
+    run = RunRow("r", "r")
+    kinds = ["control:pause", "control:set"]
+    events = tuple({"id": n, "at": 0.0, "kind": kind, "data": {}} for n, kind in enumerate(kinds))
+    assert paused(WatchData(run, events=events))
+    assert not paused(WatchData(run, events=(*events, {"id": 9, "at": 0.0, "kind": "control:resume", "data": {}})))
+
+
+def test_without_a_terminal_one_line_per_step(db: Path) -> None:
+    with Store.open(db) as store:
+        store.update_run("run7", status="finished")
+    command = [sys.executable, "-m", "agentrl_cli", "watch", "--db", str(db)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert len(done.stdout.splitlines()) == 40 and "step 40" in done.stdout and "finished" in done.stderr
+    rows = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert json.loads(rows[-1])["step"] == 40
+
+
+async def test_frozen_does_not_move(db: Path) -> None:
+    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "REWARD 0.")
+        await pilot.press("space")
+        await until_text(pilot, "FROZEN")
+        screen = pilot.app.screen
+        assert isinstance(screen, WatchScreen)
+        with Store.open(db) as store:
+            store.add_step("run7", 41, {"reward": 0.5})
+        await pilot.pause(1.2)
+        assert "step 40/400" in visible(pilot.app)
+        await pilot.press("space")
+        await until(pilot, lambda: screen.data is not None and screen.data.step == 41)

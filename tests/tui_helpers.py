@@ -1,0 +1,32 @@
+"""What the screen tests share: the visible text, and waiting for what a worker brings."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from textual.app import App
+from textual.pilot import Pilot
+
+
+def visible(app: App[Any]) -> str:
+    """What a person reads on the screen."""
+    strips = app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
+
+
+async def until(pilot: Pilot[Any], check: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Lets the application run until `check` holds; fails with the screen's text where it never does."""
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, visible(pilot.app)
+        await asyncio.sleep(0.005)
+    await pilot.pause()
+
+
+async def until_text(pilot: Pilot[Any], text: str) -> str:
+    """Waits until the screen shows `text`, and returns the whole screen."""
+    await until(pilot, lambda: text in visible(pilot.app))
+    return visible(pilot.app)
