@@ -87,6 +87,33 @@ def sandbox_level() -> tuple[str | None, str]:
     return None, reason
 
 
+def check_sandbox(level: str | None = None) -> tuple[str, list[Check]]:
+    """Attacks the strongest sandbox that starts here, or just `level`, for about ten seconds.
+
+    Returns the level and one line for each guarantee, with a fix where it is not held. Raises SandboxUnavailable.
+    """
+    from agentrl_cli.config import SandboxConfig
+    from agentrl_cli.sandbox import Sandbox, cgroup
+    from agentrl_cli.sandbox.hostile import probe
+
+    found = level or sandbox_level()[0] or "ns"
+    if found == "bare":
+        fix = "apt-get install bubblewrap, or use Docker: sandbox.backend: docker"
+        return found, [Check("everything", "fail", "bare holds nothing and is not attacked: it is this machine", fix)]
+
+    async def attacked() -> list[Check]:
+        settings = SandboxConfig.model_validate({"workers": 1, "backend": found, "min_level": found})
+        async with await Sandbox.open(settings) as sandbox:
+            rows = await probe(sandbox)
+        return [Check(row.name, "ok" if row.held else "fail", row.detail, row.fix) for row in rows]
+
+    checks = asyncio.run(attacked())
+    hard = found == "docker" or cgroup.place() is not None
+    fix = "" if hard else "start as root, or: systemd-run --user --scope -p Delegate=yes agentrl train"
+    how = "a container's limit, and each session watched" if found == "docker" else cgroup.describe()
+    return found, [*checks, Check("hard limit", "ok" if hard else "warn", f"memory is {how}", fix)]
+
+
 def audit_template(folder: Path) -> AuditReport:
     """Audit the chat template of a model folder: can turns be appended, is the stop token trained?
 

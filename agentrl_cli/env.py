@@ -1,7 +1,7 @@
 """The world of an episode: `reset(task) → messages`, `step(assistant turn) → Step`, `close()`.
 
-`ToolEnv` is the standard one: the tools are the environment. An `Interaction` simulates the user and is asked when a turn
-calls no tool. An Env serves one episode; make a new one for the next.
+`ToolEnv` is the standard one: the tools are the environment. An `Interaction` simulates the user and is asked when a
+turn calls no tool. An Env serves one episode; make a new one for the next.
 
     class Guess(Env):
         async def reset(self, task):
@@ -139,7 +139,7 @@ class ToolEnv(Env):
         return Step(terminated=True)
 
     async def rewards(self) -> tuple[RewardPart, ...]:
-        """`tool:<name>` of every tool that has an opinion, `interaction`; weight 0 unless the configuration says more."""
+        """`tool:<name>` of every tool that has an opinion, `interaction`; their weight is 0 unless configured."""
         parts = []
         for name, tool in self.tools.items():
             value = await tool.reward(self._states[name]) if name in self._states else None

@@ -2,7 +2,8 @@
 
 The model is built on the meta device from its configuration, so nothing is allocated. Two phases are planned apart,
 because they do not overlap: the rollout (weights, keys and values of every live episode) and the update (weights,
-gradients, optimizer, activations of one micro-batch, one chunk of logits). Refuses what cannot fit, with what to change.
+gradients, optimizer, activations of one micro-batch, one chunk of logits). What cannot
+fit is refused, with what to change.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ GiB = 1024**3
 CHUNK = 256
 """Rows of logits alive at once in the training forward."""
 ACTIVATIONS = 34
-"""Floats kept per token, layer and hidden unit for the backward pass (Korthikanti et al. 2022, arXiv:2205.05198, eq. 2)."""
+"""Bytes at 16 bits kept per token, layer and hidden unit for the backward pass (arXiv:2205.05198, eq. 2)."""
 OVERHEAD = {"cpu": 0.45, "cuda": 0.5}
 """GiB of the interpreter with torch, or of the CUDA context."""
 EFFICIENCY = 0.6
@@ -77,7 +78,7 @@ def plan(config: Config, folder: Path) -> Plan:
     shape = _shape(folder)
     count = shape["parameters"]
     trained = _adapter(config, shape) if config.adapter.enabled else count
-    weights = count * size + (trained * 4 if config.adapter.enabled else 0)
+    weights = float(count * size + (trained * 4 if config.adapter.enabled else 0))
     rows = min(config.rollout.concurrency, config.rollout.group_size * config.rollout.prompts_per_step)
     cache = rows * config.rollout.max_tokens * shape["layers"] * 2 * shape["kv_width"] * size
     tokens = config.train.token_budget
@@ -106,7 +107,7 @@ def _shape(folder: Path) -> dict[str, int]:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"The model in {folder} cannot be planned for: {error}") from error
     text: Any = config.get_text_config()
@@ -147,7 +148,7 @@ def _available(device: Any) -> float:
 
 
 def _step_seconds(config: Config, parameters: int, device: Any) -> float:
-    """A step's seconds: its arithmetic over a rate measured now (a matrix product), at the efficiency seen in practice."""
+    """A step's seconds: its arithmetic over a rate measured now, at the efficiency seen in practice."""
     import torch
 
     side = 4096 if device.type == "cuda" else 512

@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from agentrl_cli.chat.cut import cut_results
 from agentrl_cli.chat.drift import check_episode, worst
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.config import Config
 from agentrl_cli.env import AssistantTurn, Env, Step, ToolEnv, as_env_error
-from agentrl_cli.errors import EnvError, NotFound, PolicyError, SandboxFault
+from agentrl_cli.errors import NotFound, PolicyError, SandboxFault
 from agentrl_cli.hooks import HookList
 from agentrl_cli.policies.base import Policy
 from agentrl_cli.rewards import RewardContext, score
@@ -103,9 +104,7 @@ class Rollout:
         self.drift: dict[str, str] = {}
         """Worst kind of drift of the episodes that have any, by episode id."""
 
-    async def run(
-        self, jobs: Sequence[Job], on_done: Callable[[Episode], None] | None = None
-    ) -> list[Episode]:
+    async def run(self, jobs: Sequence[Job], on_done: Callable[[Episode], None] | None = None) -> list[Episode]:
         """Run all jobs, at most `rollout.concurrency` at once; episodes in the order of the jobs.
 
         Raises PolicyError where the model itself fails; then, and when cancelled, every running episode is stored as
@@ -194,11 +193,17 @@ class _Attempt:
         await hooks.call("on_rollout_start", task=job.task, run=self.rollout.run_row)
         if store is not None:
             store.start_episode(self.episode, split=job.task.split, tokenizer=self.rollout.chat.tokenizer.hash)
-        outcome, error, rewards = await self._outcome()
+        failed: PolicyError | None = None
+        try:
+            outcome, error, rewards = await self._outcome()
+        except PolicyError as problem:
+            failed, outcome, error, rewards = problem, Outcome.CANCELLED, problem.message, ()
         ended = self._finished(outcome, error, rewards)
         if store is not None:
             store.finish_episode(ended, split=job.task.split, tokenizer=self.rollout.chat.tokenizer.hash)
             self._store_drift(ended)
+        if failed is not None:
+            raise failed
         if outcome is Outcome.CANCELLED:
             raise asyncio.CancelledError
         return ended
@@ -304,13 +309,13 @@ class _Attempt:
         if not step.messages:
             return AgentState.TERMINATED
         chat, schemas = self.rollout.chat, self.env.schemas
-        limit = self.limits.max_observation_tokens
-        messages, results = self._cut(step.messages, step.results, limit)
+        limit, side = self.limits.max_observation_tokens, self.limits.truncate_side
+        messages, results = cut_results(chat, step.messages, step.results, limit, side)
         delta = chat.extend(self.messages, messages, schemas, last_id=self.ids[-1])
         over = len(self.ids) + len(delta.ids) + MIN_ROOM - self.most
         if over > 0 and self.limits.overflow == "truncate_observation":
             for smaller in (max(4, limit - over), limit // 4, 4):
-                messages, results = self._cut(step.messages, step.results, smaller)
+                messages, results = cut_results(chat, step.messages, step.results, smaller, side)
                 delta = chat.extend(self.messages, messages, schemas, last_id=self.ids[-1])
                 over = len(self.ids) + len(delta.ids) + MIN_ROOM - self.most
                 if over <= 0:
@@ -324,21 +329,6 @@ class _Attempt:
         return AgentState.TERMINATED if step.terminated or self.cut else AgentState.GENERATING
 
     # --- pieces ------------------------------------------------------------------------------------------------------
-
-    def _cut(
-        self, messages: Sequence[Message], results: Sequence[ToolResult], limit: int
-    ) -> tuple[list[Message], tuple[ToolResult, ...]]:
-        """Tool results cut to `limit` tokens each; user messages are left whole."""
-        out, marked = [], list(results)
-        for n, message in enumerate(messages):
-            if message["role"] != "tool" or not isinstance(message["content"], str):
-                out.append(message)
-                continue
-            text = cut_text(self.rollout.chat, message["content"], limit, self.limits.truncate_side)
-            out.append({**message, "content": text})
-            if text != message["content"] and n < len(marked):
-                marked[n] = replace(marked[n], text=text, truncated=True)
-        return out, tuple(marked)
 
     def _append(self, rendered: Any, messages: Sequence[Message], results: tuple[ToolResult, ...] = ()) -> None:
         """Rendered messages as turns, one for each run of messages of one role."""
@@ -407,20 +397,3 @@ class _Attempt:
                 expected=drift.expected,
                 got=drift.got,
             )
-
-
-def cut_text(chat: Chat, text: str, limit: int, side: str) -> str:
-    """A text of at most about `limit` tokens; `side` (left, middle, right) is cut away and said so."""
-    ids = chat.tokenizer.encode(text)
-    if len(ids) <= limit:
-        return text
-    mark = f"[… {len(ids) - limit} tokens cut …]"
-    if side == "left":
-        return mark + chat.decode(ids[-limit:])
-    if side == "right":
-        return chat.decode(ids[:limit]) + mark
-    head = limit // 2
-    return chat.decode(ids[:head]) + mark + chat.decode(ids[len(ids) - (limit - head) :])
-
-
-__all__ = ["EnvError", "Job", "Rollout", "cut_text", "seed_of"]

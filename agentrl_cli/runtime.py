@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl_cli.config import Config
+from agentrl_cli.config.show import full_yaml
 from agentrl_cli.hooks import HookList, load_hooks
 from agentrl_cli.paths import default_db, runs_dir
 from agentrl_cli.store import RunRow, Store
@@ -87,7 +88,7 @@ def train(
     base = Path(project).absolute()
 
     async def run() -> RunRow:
-        from agentrl_cli.trainer import Trainer, new_run
+        from agentrl_cli.trainer import Trainer
 
         where = Path(db) if db else default_db(base)
         opened = open_runtime(settings, base=base, db=where, trainable=True, packs=packs, hooks=hooks)
@@ -113,3 +114,39 @@ def train(
             return await trainer.train()
 
     return asyncio.run(run())
+
+
+def new_run(
+    config: Config,
+    store: Store,
+    *,
+    kind: str,
+    runs: Path,
+    packs: Sequence[str],
+    tokenizer: str,
+    model: str = "",
+    id: str = "",
+) -> RunRow:
+    """A run's row and folder, under a name that nobody has."""
+    from agentrl_cli import __version__
+
+    name = f"{'-'.join(packs)}-{config.algo.advantage}" if kind == "train" else f"{'-'.join(packs)}-{kind}"
+    row = store.add_run(
+        RunRow(
+            id=id,
+            name=name,
+            kind=kind,
+            model=model or config.model.name,
+            pack=",".join(packs),
+            seed=config.seed,
+            total_steps=config.train.steps if kind == "train" else 0,
+            tokenizer=tokenizer,
+            version=__version__,
+            config=config.model_dump(mode="json"),
+        )
+    )
+    folder = runs / row.name
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(full_yaml(config), encoding="utf-8")
+    store.update_run(row.id, dir=str(folder))
+    return replace(row, dir=str(folder))

@@ -1,9 +1,10 @@
-"""Supervised fine-tuning on demonstrations: the cold start before reinforcement learning, and how the bundled model is made.
+"""Supervised fine-tuning on demonstrations: the cold start before RL, and how the bundled model is made.
 
 `Recipe` says everything, so that a seed gives the same weights on the same machine: the packs and how often each is
-drawn, the share of demonstrations that use a tool where one is needed (the others guess), the drills, the steps. A recipe
-with `architecture` starts from nothing: it trains a tokenizer on the packs' texts and a model from random weights, which
-first copies random tokens (`drills`): a small transformer that has learned to copy learns the tasks several times faster.
+drawn, the share of demonstrations that use a tool where one is needed (the others guess), the drills, the steps. A
+recipe with `architecture` starts from nothing: it trains a tokenizer on the packs' texts and a model from random
+weights, which first copies random tokens (`drills`): a small transformer that can copy learns the tasks several times
+faster.
 
 Loss only on what a model would sample, the stop token included; rows that share a system prompt share its computation.
 """
@@ -108,8 +109,8 @@ def encode(chat: Chat, pack: Pack, messages: Sequence[Any]) -> Segment:
 def drill(rng: random.Random, digits: Sequence[int], vocabulary: int, rows: int) -> list[list[Segment]]:
     """Rows of random tokens that stand there twice; the second time is trained.
 
-    Some are drawn from all tokens, some from a few, some mostly from the digits, so that a copy has to look at what came
-    before and not at single tokens.
+    Some are drawn from all tokens, some from a few, some mostly from the digits, so that a copy has to look at what
+    came before and not at single tokens.
     """
     first, start, end = len(SPECIALS), 1, 2
     out = []
@@ -236,7 +237,7 @@ def train(
             groups = _by_pack(chat, stream, recipe.rows)
         _, out = trained_logprobs(model, groups)
         loss = -out.logp.mean()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for opt in opts:
             opt.step()
@@ -259,6 +260,8 @@ def make(recipe: Recipe, folder: Path, report: Callable[[int, float, float], Non
     """Make a model from nothing by a recipe and write it into `folder` (bfloat16 safetensors)."""
     if recipe.architecture is None:
         raise ConfigError("The recipe has no `architecture`, so there is nothing to start from.")
+    # One thread: the sums of a step then come in the same order on every number of cores.
+    torch.set_num_threads(1)
     packs = {name: load_pack(name) for name in recipe.packs}
     tokenizer = make_tokenizer(recipe, packs, folder)
     model = make_model(recipe, tokenizer.vocab_size)

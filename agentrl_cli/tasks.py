@@ -154,7 +154,9 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
     module = load_file(folder / "task.py")
     rewards = _rewards(folder, spec.get("rewards") or {}, getattr(module, "REWARDS", {}))
     extra = {tool.name: tool for tool in map(as_tool, getattr(module, "TOOLS", []))}
-    tools = [extra[t] if t in extra else as_tool(resolve("tools", TOOLS, t, base=folder)) for t in spec.get("tools") or []]
+    tools = [
+        extra[t] if t in extra else as_tool(resolve("tools", TOOLS, t, base=folder)) for t in spec.get("tools") or []
+    ]
     return Pack(
         name=str(spec.get("name") or folder.name),
         dir=folder,
@@ -189,8 +191,8 @@ def _specification(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} must be a mapping with {', '.join(sorted(KEYS))}.")
     for key in spec:
         if key not in KEYS:
-            error = NotFound.of(f"key in {path}", str(key), sorted(KEYS))
-            raise ConfigError(error.message, hint=error.hint)
+            unknown = NotFound.of(f"key in {path}", str(key), sorted(KEYS))
+            raise ConfigError(unknown.message, hint=unknown.hint)
     return spec
 
 
@@ -237,13 +239,17 @@ def _row(line: str, where: str) -> dict[str, Any]:
         raise DataError(f"{where}: a row must be a JSON object.")
     missing = sorted({"id", "prompt"} - set(row))
     if missing:
-        raise DataError(f"{where}: the row lacks {', '.join(missing)}.", hint=f"Every row has {', '.join(sorted(ROW_KEYS))}.")
+        raise DataError(
+            f"{where}: the row lacks {', '.join(missing)}.", hint=f"Every row has {', '.join(sorted(ROW_KEYS))}."
+        )
     if not isinstance(row["id"], str) or not row["id"]:
         raise DataError(f"{where}: `id` must be a text.")
     prompt = row["prompt"]
     texts = isinstance(prompt, str) and prompt
     messages = (
-        isinstance(prompt, list) and prompt and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in prompt)
+        isinstance(prompt, list)
+        and prompt
+        and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in prompt)
     )
     if not texts and not messages:
         raise DataError(f"{where}: `prompt` must be a text or a list of messages with role and content.")

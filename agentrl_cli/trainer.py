@@ -13,7 +13,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +22,10 @@ import torch
 from agentrl_cli.algos.facts import decide
 from agentrl_cli.algos.update import Learner, Update
 from agentrl_cli.config import Config
-from agentrl_cli.config.show import full_yaml
 from agentrl_cli.errors import AgentRLError, ConfigError, TrainingStopped
 from agentrl_cli.evaluate import EvalResult, evaluate_policy
 from agentrl_cli.hooks import HookList
-from agentrl_cli.metrics import cpu_seconds, step_metrics
+from agentrl_cli.metrics import cpu_seconds, find_alerts, step_metrics
 from agentrl_cli.policies.local_checkpoint import load_state, load_weights, save_checkpoint
 from agentrl_cli.policies.local_load import Loaded
 from agentrl_cli.rollout import Job, Rollout, seed_of
@@ -112,7 +110,8 @@ class Trainer:
         sampled = time.monotonic()
         facts, update = await self.learn(groups, step)
         episodes = [episode for group in groups for episode in group]
-        metrics = step_metrics(groups, facts, self.config) | update.metrics
+        kinds = [self.rollout.drift.pop(episode.id, "") for episode in episodes]
+        metrics = step_metrics(groups, facts, kinds) | update.metrics
         metrics |= {"time/step": time.monotonic() - started, "time/rollout": sampled - started}
         metrics |= {"time/update": time.monotonic() - sampled, "time/cpu": cpu_seconds() - cpu}
         self._log(step, episodes, facts, update, metrics)
@@ -126,16 +125,16 @@ class Trainer:
     # --- sample ------------------------------------------------------------------------------------------------------
 
     def jobs(self, step: int) -> list[Job]:
-        """The attempts of a step: a function of the seed and the step alone."""
+        """The attempts of a step, a function of the seed and the step alone; stored, and shown, counted from 1."""
         config, count = self.config, len(self.tasks)
         jobs = []
         for place in range(config.rollout.prompts_per_step):
             position = step * config.rollout.prompts_per_step + place
             task = self.tasks[self._order(position // count)[position % count]]
-            group = f"{step:06d}-{place:03d}"
+            group = f"{step + 1:06d}-{place:03d}"
             for sample in range(config.rollout.group_size):
                 seed = seed_of(config.seed, "train", step, place, sample)
-                jobs.append(Job(task, seed, sample, group, step, self.run.id, "train"))
+                jobs.append(Job(task, seed, sample, group, step + 1, self.run.id, "train"))
         return jobs
 
     def _order(self, epoch: int) -> list[int]:
@@ -163,7 +162,7 @@ class Trainer:
 
     def _finished(self, step: int) -> dict[tuple[str | None, int], Episode]:
         found: dict[tuple[str | None, int], Episode] = {}
-        for episode_id in self.store.finished(self.run.id, step).values():
+        for episode_id in self.store.finished(self.run.id, step + 1).values():
             episode = self.store.episode(episode_id)
             if episode.outcome is not Outcome.CANCELLED:
                 found[episode.group_id, episode.sample] = episode
@@ -215,12 +214,10 @@ class Trainer:
         )
         self.store.add_log(self.run.id, "info", line)
         self.narrate(line)
-        if not update.signals:
-            self.store.add_alert(
-                self.run.id, "warn", "no_signal", 0.0, None, "No group of this step had spread rewards: nothing was trained."
-            )
-            if "no_signal" in self.config.train.stop_on:
-                self.stopping = "no_signal"
+        for alert in find_alerts(metrics, trained=len(update.signals)):
+            self.store.add_alert(self.run.id, alert.level, alert.name, alert.value, alert.threshold, alert.text)
+            if alert.name in self.config.train.stop_on:
+                self.stopping = alert.name
         if self.on_step is not None:
             self.on_step(step + 1, metrics)
 
@@ -237,6 +234,7 @@ class Trainer:
             config,
             sandbox=rollout.sandbox,
             store=self.store,
+            hooks=self.hooks,
             temperature=config.eval.temperature,
             run=self.run,
         )
@@ -314,6 +312,8 @@ class Trainer:
                         self._set(control.data)
                     case "stop":
                         self.stopping = "stopped by a control"
+                        if control.data.get("now"):
+                            raise asyncio.CancelledError
             if not paused or self.stopping:
                 return
             await asyncio.sleep(0.2)
@@ -323,7 +323,7 @@ class Trainer:
         key, value = str(data.get("key", "")), data.get("value")
         section, _, name = key.partition(".")
         try:
-            if section not in {"train", "algo"} or name not in {"lr", "steps", "max_grad_norm", "eval_every", "save_every"}:
+            if section != "train" or name not in {"lr", "steps", "max_grad_norm", "eval_every", "save_every"}:
                 raise ConfigError(f"{key or 'nothing'} cannot be changed while a run goes on.")
             setattr(getattr(self.config, section), name, value)
         except (AgentRLError, ValueError) as error:
@@ -384,39 +384,3 @@ class Trainer:
         import copy
 
         return copy.deepcopy(self.loaded.model).requires_grad_(False).eval()
-
-
-def new_run(
-    config: Config,
-    store: Store,
-    *,
-    kind: str,
-    runs: Path,
-    packs: Sequence[str],
-    tokenizer: str,
-    model: str = "",
-    id: str = "",
-) -> RunRow:
-    """A run's row and folder, under a name that nobody has."""
-    from agentrl_cli import __version__
-
-    name = f"{'-'.join(packs)}-{config.algo.advantage}" if kind == "train" else f"{'-'.join(packs)}-{kind}"
-    row = store.add_run(
-        RunRow(
-            id=id,
-            name=name,
-            kind=kind,
-            model=model or config.model.name,
-            pack=",".join(packs),
-            seed=config.seed,
-            total_steps=config.train.steps if kind == "train" else 0,
-            tokenizer=tokenizer,
-            version=__version__,
-            config=config.model_dump(mode="json"),
-        )
-    )
-    folder = runs / row.name
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(full_yaml(config), encoding="utf-8")
-    store.update_run(row.id, dir=str(folder))
-    return replace(row, dir=str(folder))

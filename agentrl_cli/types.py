@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -173,15 +173,8 @@ class Tokens:
         return np.asarray(self.origin == Origin.MODEL)
 
     def slice(self, start: int, end: int) -> Tokens:
-        return Tokens(
-            self.ids[start:end],
-            self.origin[start:end],
-            self.logp_sampled[start:end],
-            self.logp_policy[start:end],
-            self.entropy[start:end],
-            self.top_ids[start:end],
-            self.top_logps[start:end],
-        )
+        """The tokens of a span."""
+        return Tokens(*(getattr(self, item.name)[start:end] for item in fields(self)))
 
     @classmethod
     def empty(cls) -> Tokens:
@@ -219,15 +212,7 @@ class Tokens:
     def concat(cls, parts: Sequence[Tokens]) -> Tokens:
         if not parts:
             return cls.empty()
-        return cls(
-            np.concatenate([p.ids for p in parts]),
-            np.concatenate([p.origin for p in parts]),
-            np.concatenate([p.logp_sampled for p in parts]),
-            np.concatenate([p.logp_policy for p in parts]),
-            np.concatenate([p.entropy for p in parts]),
-            np.concatenate([p.top_ids for p in parts]),
-            np.concatenate([p.top_logps for p in parts]),
-        )
+        return cls(*(np.concatenate([getattr(part, item.name) for part in parts]) for item in fields(cls)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def measure(pack: str, seed: int, project: Path, steps: int | None, tasks: int, 
     train(project, seed, steps)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    run, curve = read_curve(project)
+    run, curve, total = read_curve(project)
     name = f"{run.name}@last"
     common = ["-k", str(samples), "-n", str(tasks), "-T", "1", "--seed", str(seed), "--resume", "--json"]
     both = json.loads(agentrl("eval", "--checkpoint", name, "--compare-to", "base", *common, cwd=project))
@@ -70,7 +70,7 @@ def measure(pack: str, seed: int, project: Path, steps: int | None, tasks: int, 
         "pack": pack,
         "seed": seed,
         "steps": run.step,
-        "cpu_seconds": curve[-1]["cpu"] if curve else 0.0,
+        "cpu_seconds": round(total, 2),
         "process_cpu_seconds": round(cpu, 1),
         "wall_seconds": round(time.monotonic() - started, 1),
         "base": base,
@@ -95,8 +95,8 @@ def train(project: Path, seed: int, steps: int | None) -> None:
     agentrl("train", "--seed", str(seed), *count, *resume, cwd=project)
 
 
-def read_curve(project: Path) -> tuple[RunRow, list[dict[str, float]]]:
-    """The newest training, and of each step: CPU seconds so far, share solved, share with a tool call."""
+def read_curve(project: Path) -> tuple[RunRow, list[dict[str, float]], float]:
+    """The newest training; of each step CPU seconds so far, share solved, share with a tool call; all CPU seconds."""
     db = project / "runs" / "agentrl.db"
     with Store.open(db, readonly=True) as store:
         run = next(run for run in store.runs() if run.kind == "train")
@@ -108,13 +108,13 @@ def read_curve(project: Path) -> tuple[RunRow, list[dict[str, float]]]:
         (run.id,),
     ).fetchall()
     conn.close()
-    curve, total = [], 0.0
+    curve, spent = [], 0.0
     for step, solved, calls, reward in rows:
-        total += cpu.get(step, 0.0)
-        curve.append(
-            {"step": step, "cpu": round(total, 2), "solved": solved, "tool_call_rate": calls, "reward": reward}
-        )
-    return run, curve
+        done = step + 1  # metrics are stored under the number of finished steps
+        spent += cpu.get(done, 0.0)
+        point = {"step": done, "cpu": round(spent, 2), "solved": solved, "tool_call_rate": calls, "reward": reward}
+        curve.append(point)
+    return run, curve, sum(cpu.values())
 
 
 # --- table -----------------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def svg(results: Sequence[Result], width: int = 760, height: int = 400) -> str:
     )
     for n, one in enumerate(results):
         parts += _line(one, COLOURS[n % len(COLOURS)], x, y, n, width - right + 16, top)
-    note = (f"lines: training, mean of {SMOOTH} steps", "dots: test split before", "and after, 95 % interval")
+    note = (f"lines: training, {SMOOTH}-step mean", "dots: test split before", "and after, 95 % interval")
     for n, text in enumerate(note):
         place = f'x="{width - right + 16}" y="{height - bottom - 34 + 16 * n}"'
         parts.append(f'<text {place} font-size="11" fill="#777">{text}</text>')

@@ -16,6 +16,7 @@ import time
 from typing import Any, NoReturn
 
 import confine
+import ends
 import files
 import wire
 import worker
@@ -48,11 +49,19 @@ class Box:
     """Serves one session. `base`: address space of the empty interpreter."""
 
     def __init__(
-        self, host: socket.socket, limits: dict[str, Any], base: int, level: str, rules: int | None = None
+        self,
+        host: socket.socket,
+        limits: dict[str, Any],
+        base: int,
+        level: str,
+        rules: int | None = None,
+        user: tuple[int, int] | None = None,
     ) -> None:
         self.host, self.limits, self.base, self.level, self.rules = host, limits, base, level, rules
-        self.others = 0 if level == "ns" else confine.count_processes()
-        self.tree = Tree(level)
+        self.user = user
+        """Who runs the code, where that is another user than this process (`uid`)."""
+        self.others = 0 if level in ("ns", "uid") else confine.count_processes()
+        self.tree = Tree(level, user)
         self.head: Head | None = None
         self.kept: dict[int, Head] = {}
         """Number of a cell → the state before it, as long as it is kept."""
@@ -73,7 +82,8 @@ class Box:
                 if op in handlers:
                     reply, data = handlers[op](header, body)
                 else:
-                    reply, data = files.handle(header, body)
+                    with confine.acting_as(self.user):
+                        reply, data = files.handle(header, body)
             except OSError as error:  # ours: the box itself could not do it
                 reply, data = {"status": "host_resources", "detail": f"{op}: {error}"}, b""
             wire.send(self.host, {"id": header.get("id"), **reply}, data)
@@ -110,7 +120,7 @@ class Box:
             _, status, usage = os.wait4(pid, 0)
             killed = self.tree.kill_others(self.protected())
             job.drain()
-            reply = _ended(reason, status, usage.ru_utime + usage.ru_stime, limits, _read_note(note[0]))
+            reply = ends.ended(reason, status, usage.ru_utime + usage.ru_stime, limits, ends.read_note(note[0]))
         finally:
             for fd in (job.pidfd, out[0], err[0], note[0]):
                 os.close(fd)
@@ -127,15 +137,17 @@ class Box:
             self._limits(limits, cpu=True)
             if op == "bash":
                 os.set_inheritable(3, False)
-                command: list[bytes] = [b"bash", b"-c", code.replace(b"\0", b"")]
-                os.execve("/bin/bash", command, dict(os.environ))
+                self._bash(code.replace(b"\0", b""))
             worker.run_script(code, "main.py")
         except BaseException as error:  # noqa: BLE001 - last stop of a forked child: it must never return
             os.write(2, f"could not start: {error!r}\n".encode())
         os._exit(127)
 
     def _descriptors(self, stdin: int, out: int, err: int, fourth: int) -> None:
-        """Leaves exactly 0, 1, 2 and 3 open; from here on Landlock holds, where it is what holds."""
+        """Leaves exactly 0, 1, 2 and 3 open; from here on Landlock holds, or the user is another, where that holds."""
+        if self.user:
+            confine.oom_first()
+            confine.become(*self.user)
         confine.prctl(4, 1)  # PR_SET_DUMPABLE: the init may look at the memory of what it watches
         if self.rules is not None:
             confine.restrict(self.rules)
@@ -144,6 +156,16 @@ class Box:
         for target in range(4):
             os.dup2(target + 200, target, inheritable=target < 3)
         os.closerange(4, 1024)
+
+    def _bash(self, code: bytes) -> NoReturn:
+        command = [b"bash", b"-c", code]
+        if self.user:  # everyone in a container can read command lines
+            script = os.memfd_create("script", 0)
+            os.write(script, b"exec 9<&-; " + code)
+            os.lseek(script, 0, os.SEEK_SET)
+            os.dup2(script, 9)
+            command[2] = b". /dev/fd/9"
+        os.execve("/bin/bash", command, dict(os.environ))
 
     def _limits(self, limits: dict[str, Any], cpu: bool) -> None:
         extra = self.others + 2 + len(self.kept) + (2 if self.head else 0)
@@ -185,10 +207,10 @@ class Box:
         limits = {**self.limits, **header.get("limits", {})}
         reason, frame, job, backup = self._ask(request, body, limits)
         if frame is not None and frame.header.get("status") != "memory":
-            detail, _ = _texts(frame.header)
-            reply: dict[str, Any] = {"status": _claimed(frame.header), "detail": detail}
+            detail, _ = ends.texts(frame.header)
+            reply: dict[str, Any] = {"status": ends.claimed(frame.header), "detail": detail}
             if reply["status"] == "exit":
-                reply["exit"], reply["detail"] = _number(reply["detail"]), ""
+                reply["exit"], reply["detail"] = ends.number(reply["detail"]), ""
             self._keep(backup, keep)
             reply["kept"] = True
         else:
@@ -290,7 +312,7 @@ class Box:
             _, status, _ = os.wait4(head.pid, 0)
         except ChildProcessError:
             status = 9  # a promoted checkpoint whose parent had not been reaped by us
-        reply = _ended(reason, status, used, limits, "")
+        reply = ends.ended(reason, status, used, limits, "")
         head.close()
         self.head = self._adopt(backup)
         reply["kept"], reply["rolled_back"] = self.head is not None, True
@@ -336,7 +358,7 @@ class Box:
                 if frame.header.get("i") != expected or len(data) > 16 * worker.MAX_ANSWER:
                     break
                 expected += 1
-                answers.append([_claimed(frame.header), *_texts(frame.header), len(frame.body)])
+                answers.append([ends.claimed(frame.header), *ends.texts(frame.header), len(frame.body)])
                 data += frame.body
                 job.restart(end)
                 reason, frame = self._answer(job, self.head)
@@ -350,47 +372,3 @@ class Box:
         answers += [["timeout", "budget", "", 0]] * (len(todo) - len(answers))
         reply, _ = self._settle(job, {"status": "ok", "answers": answers, "answers_size": len(data)})
         return reply, bytes(data)
-
-
-_CLAIMS = frozenset({"ok", "exception", "exit", "memory", "disk_limit", "process_limit", "blocked"})
-
-
-def _claimed(header: dict[str, Any]) -> str:
-    status = header.get("status")
-    return status if isinstance(status, str) and status in _CLAIMS else "exception"
-
-
-def _texts(header: dict[str, Any]) -> tuple[str, str]:
-    return str(header.get("detail", ""))[:200], str(header.get("error", ""))[:300]
-
-
-def _number(text: str) -> int:
-    return int(text) & 0xFF if text.isdecimal() and len(text) < 10 else 1
-
-
-def _read_note(fd: int) -> str:
-    try:
-        return os.read(fd, 200).decode("utf-8", "replace")
-    except BlockingIOError:
-        return ""
-
-
-def _ended(reason: str, status: int, used: float, limits: dict[str, Any], note: str) -> dict[str, Any]:
-    """The result of a process that ended, or was killed for `reason`."""
-    if reason not in ("exited", "deaf"):
-        name, _, detail = reason.partition(":")
-        return {"status": name, "detail": detail}
-    if reason == "deaf":
-        return {"status": "crashed", "detail": "the session's process answered nonsense"}
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        if number == signal.SIGXCPU or (number == signal.SIGKILL and used >= limits["cpu"]):
-            return {"status": "timeout", "detail": "cpu"}
-        if number == signal.SIGXFSZ:
-            return {"status": "disk_limit", "detail": "a file is too large"}
-        return {"status": "crashed", "signal": number}
-    code = os.WEXITSTATUS(status)
-    name, _, detail = note.partition(" ")
-    if name in _CLAIMS and code:
-        return {"status": name, "detail": detail[:200], "exit": code}
-    return {"status": "exit" if code else "ok", "exit": code}

@@ -13,6 +13,8 @@ import platform
 import resource
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import landlock
@@ -146,6 +148,48 @@ def enter_folder(base: str, number: int, level: str, readable: list[str]) -> int
     return landlock.ruleset(libc, WORK, readable)
 
 
+def enter_slot(folder: str, number: int, user: tuple[int, int]) -> None:
+    """First thing in a box of a container: a work folder in a file system of limited size, owned by the box's user.
+
+    The box itself stays root with no more capabilities than signalling and becoming its user.
+    """
+    global WORK
+    WORK = f"{folder}/{number}"
+    os.environ.update(HOME=WORK, TMPDIR=WORK + "/.tmp")
+    adopt_orphans()
+    with acting_as(user):
+        for path in (WORK, WORK + "/.tmp", WORK + "/.shm"):
+            os.mkdir(path, 0o700)
+        os.chdir(WORK)
+
+
+@contextmanager
+def acting_as(user: tuple[int, int] | None) -> Iterator[None]:
+    """Rights of another user for file access, real and saved ids unchanged: that user cannot signal us meanwhile."""
+    if user is None:
+        yield
+        return
+    os.setegid(user[1])
+    os.seteuid(user[0])
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+def kill_user(uid: int) -> None:
+    """SIGKILL for every process of a user at once. The next higher uid belongs to nobody, and is ours meanwhile."""
+    os.setresuid(uid + 1, uid, 0)
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    finally:
+        os.seteuid(0)
+        os.setresuid(0, 0, 0)
+
+
 def restrict(rules: int) -> None:
     """Puts this process under Landlock rules."""
     landlock.restrict(libc, rules)
@@ -173,10 +217,20 @@ def drop(program: bytes) -> None:
     header = (ctypes.c_uint32 * 2)(_CAP_VERSION, 0)
     none = (ctypes.c_uint32 * 6)()
     _check(libc.capset(ctypes.byref(header), ctypes.byref(none)), "capset")
-    prctl(_PR_NNP, 1)
+    install_filter(program)
     prctl(_PR_DUMPABLE, 0)
+
+
+def install_filter(program: bytes) -> None:
+    """Puts the system-call filter on this process and all it will start."""
+    prctl(_PR_NNP, 1)
     if program:
         seccomp.install(program, libc)
+
+
+def oom_first() -> None:
+    """Where the container runs out of memory the kernel takes this process before ours."""
+    _write("/proc/self/oom_score_adj", "500")
 
 
 def die_with_parent() -> None:

@@ -1,6 +1,7 @@
 """The warm runner: an interpreter that is warmed up once and forked for every box. Standard library only.
 
     runner.py --control FD --level ns [--uid N] [--imports numpy,…]
+    runner.py --control FD --level uid --uid FIRST --folder /box --slots N    (in a container, see contained.py)
 
 It listens on one socket. `{"op": "open", "id", "limits"}` with one descriptor starts a box that serves that descriptor;
 `{"op": "kill", "id"}` ends one. It never reads code, so no box inherits anything of another, and its environment
@@ -27,6 +28,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import box
 import confine
 import seccomp
+import users
 import warm
 import watch
 import wire
@@ -44,9 +46,11 @@ class Runner:
         self.ids = os.getuid(), os.getgid()
         self.folder = folder
         self.readable = [sys.base_prefix, *packages]
+        self.slots: users.Slots | None = None
         if level != "ns":
-            os.mkdir(folder, 0o700)
             confine.adopt_orphans()
+            if level != "uid":
+                os.mkdir(folder, 0o700)
         self.alarm, self.ring = os.pipe()
         os.set_blocking(self.alarm, False)
         os.set_blocking(self.ring, False)
@@ -73,8 +77,9 @@ class Runner:
     def handle(self, request: dict[str, Any], fds: list[int]) -> None:
         """One request of the host."""
         if request["op"] == "open":
-            self.open(request, fds[0])
-            os.close(fds[0])
+            if self.slots is None or self.slots.take(request, fds[0]):
+                self.open(request, fds[0])
+                os.close(fds[0])
         elif request["op"] == "kill":
             for pid, number in self.boxes.items():
                 if number == request["id"]:
@@ -87,6 +92,8 @@ class Runner:
         except OSError as error:
             with socket.socket(fileno=os.dup(fd)) as sock:
                 wire.send(sock, {"status": "host_resources", "detail": str(error)})
+            if self.slots:
+                self.slots.clean(request["id"])
             return
         if pid:
             self.boxes[pid] = request["id"]
@@ -102,13 +109,17 @@ class Runner:
         """In the child: take rights away, then serve."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        limits, rules = request["limits"], None
+        limits, rules, user = request["limits"], None, None
         if self.level == "ns":
             confine.enter_namespaces(limits, *self.ids)
+            os.chdir(confine.WORK)
+        elif self.slots:
+            user = self.slots.user(request["id"])
+            confine.enter_slot(self.slots.folder(request["id"]), request["id"], user)
         else:
             rules = confine.enter_folder(self.folder, request["id"], self.level, self.readable)
+            os.chdir(confine.WORK)
         sys.path[0] = confine.WORK
-        os.chdir(confine.WORK)
         os.setsid()
         host = socket.socket(fileno=os.dup(fd))
         after = 3
@@ -116,21 +127,32 @@ class Runner:
             os.closerange(after, wanted)
             after = wanted + 1
         os.closerange(after, 1024)
-        confine.drop(self.program)
+        if user:
+            confine.install_filter(self.program)
+        else:
+            confine.drop(self.program)
         wire.send(host, {"ready": True})
         sys.modules["random"].seed(limits.get("seed"))  # else every box would draw the same numbers
-        box.Box(host, limits, self.base, self.level, rules).serve()
+        box.Box(host, limits, self.base, self.level, rules, user).serve()
 
     def collect(self) -> None:
         """Reaps boxes that ended."""
-        while self.boxes:
+        while True:
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
-            self._clean(self.boxes.pop(pid, None))
+            number = self.boxes.pop(pid, None)
+            if self.slots is None:
+                self._clean(number)
+                continue
+            if number is not None:
+                self.slots.clean(number)
+            for request, fd in self.slots.freed(pid):
+                self.open(request, fd)
+                os.close(fd)
 
     def _clean(self, number: int | None) -> None:
         """Without namespaces the end of a box leaves a folder, and what its init had no time to end."""
@@ -144,7 +166,7 @@ class Runner:
         """The host is gone: so is everything here."""
         for pid in self.boxes:
             os.kill(pid, signal.SIGKILL)
-        if self.level != "ns":
+        if self.level not in ("ns", "uid"):
             # What a box had started is ours now.
             watch.Tree(self.level).kill_others(set())
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -160,6 +182,7 @@ def main() -> None:
     parser.add_argument("--imports", default="")
     parser.add_argument("--packages", default="", help="folders of packages besides the standard library")
     parser.add_argument("--folder", default="", help="where boxes without namespaces have their work folders")
+    parser.add_argument("--slots", type=int, default=0, help="boxes at once, each with a file system (level uid)")
     options = parser.parse_args()
     control = socket.socket(fileno=options.control)
     control.set_inheritable(False)
@@ -168,12 +191,14 @@ def main() -> None:
     warm.up([name for name in options.imports.split(",") if name])
     if options.uid and options.level == "ns":
         confine.mount_proc()
-    if options.uid:
+    if options.uid and options.level != "uid":
         confine.become(options.uid, options.uid)
     confine.prctl(4, 0)  # PR_SET_DUMPABLE
     runner = Runner(control, options.level, options.folder, packages)
+    if options.level == "uid":
+        runner.slots = users.Slots(options.folder, options.slots, options.uid)
     # The code that runs here later must find neither our modules nor our folder (`sys.path[0]`, see become_box).
-    for name in ("box", "confine", "files", "landlock", "plain", "seccomp", "warm", "watch", "wire", "worker"):
+    for name in "box confine ends files landlock plain seccomp users warm watch wire worker".split():
         sys.modules.pop(name, None)
     gc.collect()
     gc.freeze()

@@ -100,7 +100,7 @@ class Job:
                 return "timeout:cpu"
             if self.tree.exceeds(self.limits["memory_mb"] << 20):
                 return "memory:processes together"
-            if self.tree.level != "ns" and _too_full(self.limits):
+            if self.tree.too_full(self.limits):
                 return "disk_limit:the work folder is full"
         return ""
 
@@ -202,8 +202,8 @@ def _alive(pid: int) -> bool:
 class Tree:
     """The processes of a box: everything in its pid namespace (`ns`), or its descendants, orphans included."""
 
-    def __init__(self, level: str) -> None:
-        self.level = level
+    def __init__(self, level: str, user: tuple[int, int] | None = None) -> None:
+        self.level, self.user = level, user
         self.me = os.getpid()
         self._loadavg = os.open("/proc/loadavg", os.O_RDONLY) if level == "ns" else -1
         self._before = 0
@@ -250,7 +250,15 @@ class Tree:
         if sum(map(_private, pids)) <= limit:
             return False
         # The cheap sum counts twice what a process shares with its checkpoint.
-        return sum(map(_proportional, pids)) > limit
+        with confine.acting_as(self.user):
+            return sum(map(_proportional, pids)) > limit
+
+    def too_full(self, limits: dict[str, Any]) -> bool:
+        """Whether the work folder holds too much, where no file system of its own limits it."""
+        if self.level == "ns" or (self.level == "uid" and not limits.get("watch_disk")):
+            return False
+        with confine.acting_as(self.user):
+            return _too_full(limits)
 
     def kill_others(self, protected: set[int]) -> int:
         """Ends every process but the init and the protected ones; returns how many were still running."""
@@ -262,7 +270,12 @@ class Tree:
                 return 0
             reap()
             return count
-        found: set[int] = set()
+        if not protected and self.user:
+            found = {pid for pid in self.pids() if _alive(pid)}
+            confine.kill_user(self.user[0])
+            reap()
+            return len(found)
+        found = set()
         for attempt in range(200):
             others = [pid for pid in self.pids() if pid not in protected and _alive(pid)]
             if not others:

@@ -100,3 +100,37 @@ class Reader:
             frames.append(Frame(_header(bytes(self._data[PREFIX.size : head_end])), bytes(self._data[head_end:end])))
             del self._data[:end]
         return frames
+
+
+ENVELOPE = struct.Struct("!IBI")
+"""On the one stream of a container: number of the box, kind, bytes that follow."""
+CONTROL, DATA, CLOSE = 0, 1, 2
+FIRST_GROUP = 20_000
+"""gid of a container's first slot: the host mounts what the runner hands out."""
+
+
+def envelope(number: int, kind: int, data: bytes = b"") -> bytes:
+    """One envelope as bytes."""
+    return ENVELOPE.pack(number, kind, len(data)) + data
+
+
+class Envelopes:
+    """Puts envelopes together from pieces as they arrive; raises Broken on anything else."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[tuple[int, int, bytes]]:
+        """The envelopes that are complete with this piece, as `(number, kind, bytes)`."""
+        self._data += data
+        found: list[tuple[int, int, bytes]] = []
+        while len(self._data) >= ENVELOPE.size:
+            number, kind, size = ENVELOPE.unpack_from(self._data)
+            if kind > CLOSE or size > MAX_HEADER + MAX_BODY + PREFIX.size:
+                raise Broken("no envelope")
+            end = ENVELOPE.size + size
+            if len(self._data) < end:
+                break
+            found.append((number, kind, bytes(self._data[ENVELOPE.size : end])))
+            del self._data[:end]
+        return found

@@ -257,8 +257,10 @@ class Session:
 
 
 _STATEMENT = re.compile(
-    r"(?:print\((?:[^()]|\([^()]*\))*\)\s*$|import |from |def |class |for |while |if |with |try|assert |del |return |"
-    r"raise |pass|@|elif |else|except|finally|global |async |match |[A-Za-z_][\w.\[\]'\"]*\s*(?:[-+*/%&|^@]|//|\*\*|<<|>>)?=(?!=))"
+    r"print\((?:[^()]|\([^()]*\))*\)\s*$"
+    r"|(?:import|from|def|class|for|while|if|elif|else|with|try|except|finally|assert|del|return|raise|pass|global|async"
+    r"|match)\b"
+    r"|@|[A-Za-z_][\w.\[\]'\"]*\s*(?:[-+*/%&|^@]|//|\*\*|<<|>>)?=(?!=)"
 )
 
 

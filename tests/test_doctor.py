@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.commands import main
-from agentrl_cli.doctor import Check, check_machine
+from agentrl_cli.doctor import Check, check_machine, sandbox_level
 
 
 def test_every_check_answers(tmp_path: Path) -> None:
@@ -32,3 +32,14 @@ def test_a_template_is_audited(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert report["append_only"] and report["stop_token_trained"] and report["problems"] == []
     assert main(["doctor", "--template", str(tmp_path / "none")]) == 2
     assert "no model folder" in capsys.readouterr().err
+
+
+def test_the_sandbox_is_attacked_and_the_matrix_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    level, _ = sandbox_level()
+    if level not in ("ns", "docker"):
+        pytest.skip(f"only {level} starts here")
+    assert main(["doctor", "--sandbox", "--level", level, "--json"]) == 0
+    rows = {row["name"]: row["status"] for row in json.loads(capsys.readouterr().out)}
+    assert rows.pop("hard limit") in ("ok", "warn") and set(rows.values()) == {"ok"} and len(rows) == 9
+    assert main(["doctor", "--sandbox", "--level", "bare", "--json"]) == 3
+    assert main(["doctor", "--sandbox", "--level", "nothing"]) == 2

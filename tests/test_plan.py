@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from agentrl_cli.config import Config
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.plan import plan
@@ -22,18 +23,21 @@ def test_the_parts_of_the_bundled_model_by_hand() -> None:
 
 
 def test_an_adapter_shrinks_what_is_trained() -> None:
-    config = Config(adapter={"enabled": True, "r": 4})
+    config = Config.model_validate({"adapter": {"enabled": True, "r": 4}})
     found = plan(config, bundled_model())
     assert found.trainable == 4 * 6 * (4 * 320 + 3 * 592) < found.parameters
 
 
 def test_what_does_not_fit_is_refused_with_the_largest_part_first() -> None:
-    found = replace(plan(Config(rollout={"concurrency": 64, "max_tokens": 1024}), bundled_model()), available=1.0)
+    found = replace(
+        plan(Config.model_validate({"rollout": {"concurrency": 64, "max_tokens": 1024}}), bundled_model()),
+        available=1.0,
+    )
     assert not found.fits
     assert "rollout.concurrency" in found.advice()[0] or "token_budget" in found.advice()[0]
 
 
 @pytest.mark.parametrize(("coefficient", "there"), [(0.0, False), (0.1, True)])
 def test_a_reference_is_counted_where_there_is_one(coefficient: float, there: bool) -> None:
-    found = plan(Config(algo={"kl_coef": coefficient}), bundled_model())
+    found = plan(Config.model_validate({"algo": {"kl_coef": coefficient}}), bundled_model())
     assert ("reference" in found.update) is there

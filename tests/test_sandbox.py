@@ -169,12 +169,15 @@ async def test_files_never_follow_links(session: Session) -> None:
 
 
 async def test_the_environment_holds_nothing_of_ours(session: Session) -> None:
-    os.environ["AGENTRL_TEST_SECRET"] = "canary-in-the-environment"
+    os.environ["SECRET_OF_THE_HOST"] = "canary-in-the-environment"
     code = (
         "import glob\nfor f in glob.glob('/proc/*/environ'):\n"
         "    try: print(open(f, 'rb').read())\n    except OSError: 0"
     )
-    seen = await session.run(code)
+    try:
+        seen = await session.run(code)
+    finally:
+        del os.environ["SECRET_OF_THE_HOST"]
     names = await session.cell("import os; sorted(os.environ), os.listdir('/root')")
     assert "canary" not in seen.stdout + names.stdout and "HOME" in names.stdout
     assert str(Path.cwd()) not in seen.stdout + names.stdout
@@ -302,3 +305,17 @@ async def test_an_unknown_limit_is_refused(sandbox: Sandbox) -> None:
 async def test_a_last_expression_is_shown(session: Session, code: str, shown: str) -> None:
     result = await session.cell(code)
     assert (result.status, result.stdout) == (Status.OK, shown)
+
+
+def test_the_command_runs_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from agentrl_cli.commands import main
+
+    program = tmp_path / "program.py"
+    program.write_text("print('hello')\nraise SystemExit(3)")
+    assert main(["sandbox", "run", str(program)]) == 1
+    output = capsys.readouterr()
+    assert output.out == "hello\n[exited with code 3]\n" and "at level ns" in output.err
+    assert main(["sandbox", "run", str(tmp_path / "missing.py")]) == 2
+    assert main(["sandbox", "attack", "--level", "bare"]) == 2
+    assert main(["sandbox", "attack", "--only", "odd-bytes"]) == 0
+    assert "contained" in capsys.readouterr().out

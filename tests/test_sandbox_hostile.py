@@ -15,7 +15,7 @@ import pytest
 
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import DataError, SandboxUnavailable
-from agentrl_cli.sandbox import Sandbox, Status
+from agentrl_cli.sandbox import Sandbox, Status, cgroup
 from agentrl_cli.sandbox.attacks import attacks
 from agentrl_cli.sandbox.hostile import attack, probe
 
@@ -38,7 +38,7 @@ async def test_every_attack_is_contained(level: str) -> None:
     assert len(attacks()) >= 45 and len({one.name for one in attacks()}) == len(attacks())
     chosen = [one for one in attacks() if level == "ns" or (one.quick and not one.strong)]
     async with await opened(level) as sandbox:
-        verdicts = await attack(sandbox, chosen, wall=0.4)
+        verdicts = await attack(sandbox, chosen, wall=0.6 if level == "ns" else 2.0)
     assert {v.attack: v.problems for v in verdicts if not v.contained} == {}
     assert len(verdicts) == len(chosen)
 
@@ -158,6 +158,20 @@ async def test_grading_is_apart_from_the_episode(sandbox: Sandbox) -> None:
     spy = "import os\ndef look(): return [sorted(os.listdir('.')), 'secret' in globals()]"
     assert (await session.grade(spy, [{"call": "look", "expect": [[".shm", ".tmp"], False]}])).ok
     assert (await session.cell("secret")).stdout == "1\n"
+
+
+def test_a_cgroup_holds_memory_where_one_can_be_made() -> None:
+    if cgroup.place() is None:
+        pytest.skip(cgroup.describe())
+    group = cgroup.Cgroup.make(999, 64 << 20)
+    assert group is not None
+    try:
+        for size, code in ((8, 0), (300, -signal.SIGKILL)):
+            program = [sys.executable, "-I", "-S", "-c", f"b = b'x' * ({size} << 20)"]
+            assert subprocess.run(group.command(program), check=False).returncode == code
+    finally:
+        group.remove()
+    assert not group.folder.exists() and "cgroup" in cgroup.describe()
 
 
 HOST = """

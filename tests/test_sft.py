@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import Tokenizer
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.sft import SPECIALS, Recipe, demonstrations, drill, encode, load_recipe, make, rate
@@ -54,7 +56,9 @@ def test_what_it_writes_is_a_hugging_face_folder(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert model.config.model_type == "qwen3" and len(losses) == 8
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "Say: 12"}], tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Say: 12"}], tokenize=False, add_generation_prompt=True
+    )
     assert text == "<|im_start|>user\nSay: 12<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.encode("<tool_call>", add_special_tokens=False) == [SPECIALS.index("<tool_call>")]
 
@@ -109,7 +113,5 @@ def test_the_bundled_recipe_loads_and_a_bad_one_is_named(tmp_path: Path) -> None
         load_recipe(tmp_path / "bad.yaml")
 
 
-def _tiny():  # type: ignore[no-untyped-def]  # the tokenizer of the bundled model
-    from agentrl_cli.chat.tokenizer import Tokenizer
-
+def _tiny() -> Tokenizer:
     return Tokenizer.load(bundled_model())

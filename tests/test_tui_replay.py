@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -308,6 +309,14 @@ def test_tokens_are_json_lines_with_all_numbers(db: Path) -> None:
 def test_svg_is_written_without_a_terminal(db: Path, tmp_path: Path) -> None:
     cli("replay", EP, "--svg", str(tmp_path / "r.svg"), "--db", str(db))
     assert "calculator" in (tmp_path / "r.svg").read_text("utf-8")
+
+
+def test_without_colours_the_glyphs_say_the_same(db: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "r.svg"
+    command = [sys.executable, "-m", "agentrl_cli", "replay", EP, "--svg", str(picture), "--db", str(db)]
+    subprocess.run(command, env={**os.environ, "NO_COLOR": "1"}, check=True, capture_output=True)
+    text = picture.read_text("utf-8")
+    assert "=====" in text and "~~~~" in text
 
 
 @pytest.mark.parametrize(

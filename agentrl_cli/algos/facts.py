@@ -48,7 +48,7 @@ def decide(
 
 
 def _own(episode: Episode, drift: str, train_drifted: bool) -> Fact:
-    if episode.outcome in _BY_OUTCOME:
+    if episode.outcome is not None and episode.outcome in _BY_OUTCOME:
         return _BY_OUTCOME[episode.outcome]
     if drift == "structural" and not train_drifted:
         return Fact.SKIPPED_DRIFT

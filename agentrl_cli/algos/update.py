@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agentrl_cli.algos.advantages import ADVANTAGES, AdvantageInput
+from agentrl_cli.algos.advantages import ADVANTAGES
+from agentrl_cli.algos.inputs import AdvantageInput
 from agentrl_cli.algos.losses import AGGREGATIONS, LOSSES, LossConfig, LossInput, Objective, Totals, mark, objective
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, TrainingStopped
@@ -144,7 +145,9 @@ class Learner:
             row_members = [(batch[g], m) for g, m in row]
             packed = pack(chosen(picked, row))
             out = logprobs(self.model, packed, temperature=self.config.rollout.temperature)
-            x = self._input(packed, out.logp, out.entropy, [seen[member] for member in row_members], row_members, groups)
+            x = self._input(
+                packed, out.logp, out.entropy, [seen[member] for member in row_members], row_members, groups
+            )
             found = objective(x, self.loss_config, totals, self.loss, self.aggregation)
             found.loss.backward()  # type: ignore[no-untyped-call]
             self._keep(packed, found, x.old, [seen[member] for member in row_members])
@@ -205,9 +208,7 @@ class Learner:
     # --- other forwards ----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _before(
-        self, segments: list[list[Segment]], seen: dict[Member, _Seen], name: str, model: nn.Module
-    ) -> None:
+    def _before(self, segments: list[list[Segment]], seen: dict[Member, _Seen], name: str, model: nn.Module) -> None:
         """Log-probabilities of all trained tokens under a model, without gradient."""
         for row in micro_batches(segments, self.config.train.token_budget):
             packed = pack(chosen(segments, row))

@@ -39,8 +39,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "show": ("Look", "agentrl_cli.commands.show:command", "Print one episode or run"),
     "tools": ("Look", "agentrl_cli.commands.tools:app", "List, show and call tools"),
     "grep": ("Look", "agentrl_cli.commands.grep:command", "Search the text of episodes"),
+    "compare": ("Look", "agentrl_cli.commands.compare:command", "Two runs beside each other, task by task"),
     "query": ("Look", "agentrl_cli.commands.query:command", "Read-only SQL on the store"),
-    "export": ("Look", "agentrl_cli.commands.export:command", "Write episodes as JSONL"),
+    "export": ("Look", "agentrl_cli.commands.export:command", "Write episodes as JSONL or as an HTML page"),
     "runs": ("Manage", "agentrl_cli.commands.runs:app", "List, rename, delete runs"),
     "db": ("Manage", "agentrl_cli.commands.db:app", "The store: path, status, backup, vacuum"),
     "sandbox": ("Manage", "agentrl_cli.commands.sandbox:app", "Which isolation there is here, and whether it holds"),
@@ -99,7 +100,26 @@ def root(
     if version:
         typer.echo(f"agentrl {__version__}")
     elif ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help())
+        db = _store_here()
+        if db is None:
+            typer.echo(ctx.get_help())
+        else:
+            from agentrl_cli.tui.app import start
+
+            start(db)
+
+
+def _store_here() -> Path | None:
+    """The project's store, where a person sits at a terminal inside a project that has one; else the help is shown."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
+        return None
+    from agentrl_cli.commands.common import find_db
+    from agentrl_cli.paths import find_project
+
+    if find_project() is None:
+        return None
+    db = find_db(must_exist=False)
+    return db if db.is_file() else None
 
 
 def load_command(name: str) -> Any:

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl_cli.commands.common import DbOption, JsonOption, ProjectOption, echo, echo_json, find_db, is_terminal
+from agentrl_cli.commands.common import (
+    DbOption,
+    JsonOption,
+    ProjectOption,
+    echo,
+    echo_json,
+    find_db,
+    is_terminal,
+    narrate,
+)
+from agentrl_cli.errors import NotFound
+
+if TYPE_CHECKING:
+    from agentrl_cli.doctor import Check
 
 TemplateOption = Annotated[
     Path | None, typer.Option("--template", metavar="FOLDER", help="Audit the chat template of a model folder.")
+]
+SandboxOption = Annotated[
+    bool, typer.Option("--sandbox", help="Attack the sandbox and show what it guarantees here (about ten seconds).")
+]
+LevelOption = Annotated[
+    str | None, typer.Option("--level", help="With --sandbox: ns, docker or landlock; default: the strongest here.")
 ]
 MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
 COLOURS = {"ok": "32", "warn": "33", "fail": "31"}
@@ -18,6 +37,8 @@ COLOURS = {"ok": "32", "warn": "33", "fail": "31"}
 
 def command(
     template: TemplateOption = None,
+    sandbox: SandboxOption = False,
+    level: LevelOption = None,
     project: ProjectOption = None,
     db: DbOption = None,
     as_json: JsonOption = False,
@@ -25,6 +46,7 @@ def command(
     """Check Python, torch, GPU, disk, sandbox, model and store. Exit 3 where something will not work.
 
     JSON: [{"name": "sandbox", "status": "ok|warn|fail", "detail": "ns", "fix": ""}];
+    with --sandbox: the same with a line for each guarantee;
     with --template: {"append_only", "stop_token_trained", "thinking_by_design", "problems": []}
     """
     from agentrl_cli.doctor import check_machine
@@ -33,16 +55,28 @@ def command(
         _audit(template, as_json)
         return
     found = []
-    for check in check_machine(find_db(project, db, must_exist=False)):
+    for check in _guarantees(level) if sandbox else check_machine(find_db(project, db, must_exist=False)):
         found.append(check)
         if not as_json:
-            echo(f"{_mark(check.status)} {check.name:9} {check.detail}")
+            echo(f"{_mark(check.status)} {check.name:10} {check.detail}")
             if check.fix:
-                echo(f"  {'':9} → {check.fix}")
+                echo(f"  {'':10} → {check.fix}")
     if as_json:
         echo_json(found)
     if any(check.status == "fail" for check in found):
         raise typer.Exit(3)
+
+
+def _guarantees(level: str | None) -> list[Check]:
+    from agentrl_cli.doctor import check_sandbox
+    from agentrl_cli.sandbox import STRENGTH
+
+    if level is not None and level not in STRENGTH:
+        raise NotFound.of("isolation level", level, STRENGTH)
+    narrate("running the hostile programs of the probe; they aim at canaries only")
+    held, checks = check_sandbox(level)
+    narrate(f"level {held}")
+    return checks
 
 
 def _audit(folder: Path, as_json: bool) -> None:

@@ -11,7 +11,7 @@ MiB = 1024**2
 
 
 def dry_run(context: Context, *, as_json: bool = False) -> None:
-    """Print settings, memory and time. Raises EnvironmentProblem (exit 3) where it will not fit, with what to change."""
+    """Print settings, memory and time. Raises EnvironmentProblem where it will not fit, with what to change."""
     from agentrl_cli.config.show import full_yaml
 
     with data_stdout():
@@ -41,7 +41,9 @@ def dry_run(context: Context, *, as_json: bool = False) -> None:
     narrate(f"available {found.available / MiB:7,.0f} MiB")
     narrate(f"time     about {found.seconds_per_step:.1f} s a step, {minutes:.0f} min for {config.train.steps} steps")
     if not found.fits:
-        raise EnvironmentProblem("This run does not fit into memory.", hint="To make it fit: " + "; ".join(found.advice()))
+        raise EnvironmentProblem(
+            "This run does not fit into memory.", hint="To make it fit: " + "; ".join(found.advice())
+        )
 
 
 def _parts(phase: Mapping[str, float]) -> str:

@@ -1,7 +1,8 @@
-"""`agentrl export`: episodes as JSON Lines."""
+"""`agentrl export`: episodes as JSON Lines, or as one HTML page."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
     from agentrl_cli.store import Store
 
 
+class Kind(StrEnum):
+    """What is written."""
+
+    jsonl = "jsonl"
+    html = "html"
+
+
 def command(
     episodes: Annotated[
         list[str] | None, typer.Argument(help="Episodes (id, last, best, worst); none: by filter.")
@@ -34,11 +42,14 @@ def command(
     group: Annotated[bool, typer.Option("--group", help="The whole group of each episode.")] = False,
     tokens: Annotated[bool, typer.Option("--tokens/--no-tokens", help="Ids and numbers of every token.")] = True,
     mask: Annotated[bool, typer.Option("--mask/--no-mask", help="Mask what looks like a secret.")] = True,
+    format: Annotated[Kind, typer.Option("--format", help="jsonl, or html: one page that needs nothing else.")] = (
+        Kind.jsonl
+    ),
     json: JsonOption = False,
     project: ProjectOption = None,
     db: DbOption = None,
 ) -> None:
-    """Write episodes as JSONL, oldest first: everything stored of each, what looks like a secret masked.
+    """Write episodes as JSONL or HTML, oldest first: everything stored of each, what looks like a secret masked.
 
     Where a secret was masked, the token ids, which spell it, are left out. With --out, --json prints
     {"path", "episodes"}.
@@ -50,15 +61,29 @@ def command(
         raise UsageError(f"{out} exists already.", hint="--force overwrites it.")
     with Store.open(find_db(project, db), readonly=True) as store:
         ids = _choose(store, episodes or [], filter, run, group)
-        if out is None:
+        if format is Kind.html:
+            count = _html(store, ids, out, mask)
+        elif out is None:
             for line in export_lines(store, ids, tokens=tokens, masked=mask):
                 echo(line)
             return
-        count = export_jsonl(store, ids, out, tokens=tokens, masked=mask)
+        else:
+            count = export_jsonl(store, ids, out, tokens=tokens, masked=mask)
     if json:
         echo_json({"path": out, "episodes": count})
     else:
         narrate(f"{count:,} episode{'' if count == 1 else 's'} written to {out}.")
+
+
+def _html(store: Store, ids: list[str], out: Path | None, mask: bool) -> int:
+    from agentrl_cli.store.html import export_html
+    from agentrl_cli.tui.related import token_texts
+
+    if out is None:
+        raise UsageError("An HTML page needs a file.", hint="--out episodes.html says which.")
+    return export_html(
+        store, ids, out, token_texts, title=f"agentrl {ids[0] if len(ids) == 1 else out.stem}", masked=mask
+    )
 
 
 def _choose(store: Store, names: list[str], filter: str, run: str | None, group: bool) -> list[str]:

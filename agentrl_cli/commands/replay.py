@@ -9,6 +9,7 @@ import typer
 
 from agentrl_cli.commands.common import (
     DbOption,
+    JsonOption,
     ProjectOption,
     RunOption,
     echo,
@@ -17,28 +18,51 @@ from agentrl_cli.commands.common import (
     is_terminal,
     narrate,
 )
-from agentrl_cli.errors import UsageError
+from agentrl_cli.errors import AgentRLError, UsageError
+
+
+EpisodeArgument = Annotated[
+    str | None,
+    typer.Argument(help="An episode: id, unique beginning, link, or last, best, worst. None: the list."),
+]
+FilterOption = Annotated[str, typer.Option("--filter", "-f", help="Episodes for n/N and the list: reward:<0.5 …")]
+SortOption = Annotated[str, typer.Option(help="Order of the list: -time, reward, -tokens …")]
+LayerOption = Annotated[str, typer.Option(help="What to colour tokens by, with --plain.")]
+PlainOption = Annotated[bool, typer.Option("--plain", help="Print it; no screen.")]
+TokensOption = Annotated[bool, typer.Option("--tokens", help="Print every token as a JSON line, with all numbers.")]
+WhatIfOption = Annotated[
+    str | None,
+    typer.Option(
+        "--whatif", help="`rerun`: its calls again, compared; or `turn=2 n=4 T=1 seed=0 model=RUN@best edit=TEXT`."
+    ),
+]
+ScriptOption = Annotated[Path | None, typer.Option(help="With --whatif: replies of `model=scripted`, a JSON list.")]
+SvgOption = Annotated[Path | None, typer.Option(help="Write the screen as an SVG file and leave.")]
 
 
 def command(
-    episode: Annotated[
-        str | None,
-        typer.Argument(help="An episode: id, unique beginning, link, or last, best, worst. None: the list."),
-    ] = None,
+    episode: EpisodeArgument = None,
     run: RunOption = None,
-    filter_: Annotated[str, typer.Option("--filter", "-f", help="Episodes for n/N and the list: reward:<0.5 …")] = "",
-    sort: Annotated[str, typer.Option(help="Order of the list: -time, reward, -tokens …")] = "-time",
-    layer: Annotated[str, typer.Option(help="What to colour tokens by, with --plain.")] = "",
-    plain: Annotated[bool, typer.Option("--plain", help="Print it; no screen.")] = False,
-    tokens: Annotated[
-        bool, typer.Option("--tokens", help="Print every token as a JSON line, with all numbers.")
-    ] = False,
-    svg: Annotated[Path | None, typer.Option(help="Write the screen as an SVG file and leave.")] = None,
+    filter_: FilterOption = "",
+    sort: SortOption = "-time",
+    layer: LayerOption = "",
+    plain: PlainOption = False,
+    tokens: TokensOption = False,
+    whatif: WhatIfOption = None,
+    script: ScriptOption = None,
+    json: JsonOption = False,
+    svg: SvgOption = None,
     project: ProjectOption = None,
     db: DbOption = None,
 ) -> None:
-    """Step through an episode: turns, tool calls, every token with what training made of it, reward, siblings."""
+    """Step through an episode: turns, tool calls, every token with what training made of it, reward, siblings.
+
+    --whatif runs recorded calls again or samples anew from a turn, in a process of its own; results are stored as
+    children of the episode. With --json it prints one event a line: {"ev": "rerun" | "rewards" | "child" | "done", …}.
+    """
     path = find_db(project, db)
+    if whatif is not None:
+        raise typer.Exit(_whatif(path, episode or "last", run, whatif, script, project, as_json=json))
     if tokens or (svg is None and (plain or not is_terminal())):
         _print(path, episode or "last", run, layer, tokens)
         return
@@ -66,6 +90,44 @@ def command(
         return
     save_svg(app, svg, f"agentrl replay {found}")
     narrate(f"wrote {svg}")
+
+
+def _whatif(
+    path: Path, episode: str, run: str | None, text: str, script: Path | None, project: Path | None, *, as_json: bool
+) -> int:
+    """Runs the child and prints what it tells. Returns the exit code."""
+    import asyncio
+
+    from agentrl_cli.store import Store
+    from agentrl_cli.tui.chat_client import ChatClient
+    from agentrl_cli.tui.whatif_client import MODULE, whatif_arguments
+    from agentrl_cli.tui.whatif_view import event_lines
+
+    with Store.open(path, readonly=True) as store:
+        found = store.resolve_episode(episode, store.run(run).id if run else None)
+    arguments = ["--db", str(path), "--episode", found, *whatif_arguments(text)]
+    arguments += ["--script", str(script)] if script is not None else []
+    arguments += ["--project", str(project)] if project is not None else []
+
+    async def go() -> int:
+        client = ChatClient(arguments, MODULE)
+        try:
+            await client.start()
+            async for event in client.events():
+                if event["ev"] == "fatal":
+                    error = AgentRLError(event["message"], hint=event["hint"])
+                    error.exit_code = event["code"]
+                    raise error
+                if as_json:
+                    echo_jsonl([event])
+                else:
+                    for line in event_lines(event, 120):
+                        echo(line.plain)
+        finally:
+            await client.kill()
+        return 0
+
+    return asyncio.run(go())
 
 
 def _print(path: Path, episode: str, run: str | None, layer: str, tokens: bool) -> None:

@@ -81,7 +81,7 @@ async def _attempt(
     runtime: Runtime, context: Context, count: int, group: int, split: str, tools: bool
 ) -> tuple[RunRow, list[Episode]]:
     from agentrl_cli.rollout import Job, Rollout, seed_of
-    from agentrl_cli.trainer import new_run
+    from agentrl_cli.runtime import new_run
 
     config = runtime.config
     families = config.task.families

@@ -24,6 +24,7 @@ from agentrl_cli.errors import UsageError
 app = typer.Typer(name="runs", help="List, rename, delete runs.", no_args_is_help=False)
 
 RunArgument = Annotated[str, typer.Argument(help="A run by name, id or unique beginning; `last`.")]
+NameArgument = Annotated[str, typer.Argument(help="The new name; one that is taken gets a number.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -52,7 +53,7 @@ def list_runs(json: JsonOption = False, project: ProjectOption = None, db: DbOpt
 
 
 @app.command()
-def rename(run: RunArgument, name: str, project: ProjectOption = None, db: DbOption = None) -> None:
+def rename(run: RunArgument, name: NameArgument, project: ProjectOption = None, db: DbOption = None) -> None:
     """Give a run another name. Its folder keeps the old one."""
     from agentrl_cli.store import Store
 

@@ -44,7 +44,7 @@ WatchOption = Annotated[bool, typer.Option("--watch", help="Train in a process o
 DetachOption = Annotated[bool, typer.Option("--detach", help="Train in a process of its own and come back at once.")]
 ResumeOption = Annotated[str | None, typer.Option("--resume", help='Go on with a run: its name, id, or "last".')]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Print settings, memory and time; train nothing.")]
-IdOption = Annotated[str | None, typer.Option("--run-id", hidden=True)]
+IdOption = Annotated[str | None, typer.Option("--run-id", hidden=True, help="The id that the new run gets.")]
 
 STARTUP = 90.0
 """Seconds that a process of its own may take until its run is in the store."""
@@ -138,7 +138,9 @@ async def _train(context: Context, resume: str | None, run_id: str | None, as_js
     config = context.config
     async with open_runtime(config, base=context.project, db=context.db, trainable=True) as runtime:
         run = _row(runtime, context, resume, run_id)
-        narrate(f"{run.name}: {runtime.loaded.name}, {config.train.steps} steps, sandbox {_level(runtime)}, {context.db}")
+        narrate(
+            f"{run.name}: {runtime.loaded.name}, {config.train.steps} steps, sandbox {_level(runtime)}, {context.db}"
+        )
         if config.rollout.top_p < 1 or config.rollout.top_k:
             warn("Sampling is truncated (top_p, top_k): the loss is corrected by truncated importance sampling.")
         from agentrl_cli.trainer import Trainer
@@ -159,7 +161,7 @@ async def _train(context: Context, resume: str | None, run_id: str | None, as_js
 
 
 def _row(runtime: Runtime, context: Context, resume: str | None, run_id: str | None) -> RunRow:
-    from agentrl_cli.trainer import new_run
+    from agentrl_cli.runtime import new_run
 
     if resume is not None:
         row = _run(runtime.store, resume)

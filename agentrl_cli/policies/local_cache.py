@@ -27,7 +27,7 @@ class Parked:
     """Of the weights that computed them."""
 
 
-class Arena(Cache):  # type: ignore[misc]  # transformers ships no types for Cache
+class Arena(Cache):
     """A row-indexed key and value store that grows in rows and positions as needed.
 
     `window(start, count, length)` says which rows the next forward works on and how far they reach; `positions`
@@ -41,6 +41,7 @@ class Arena(Cache):  # type: ignore[misc]  # transformers ships no types for Cac
         self.start = 0
         self.count = 0
         self.length = 0
+        self.first = 0
         self.capacity = (0, 0)
         self.positions = torch.zeros(0, 0, dtype=torch.long)
 
@@ -61,31 +62,32 @@ class Arena(Cache):  # type: ignore[misc]  # transformers ships no types for Cac
         new[: old.shape[0], :, : old.shape[2]] = old
         return new
 
-    def window(self, start: int, count: int, length: int, positions: torch.Tensor) -> None:
-        self.start, self.count, self.length, self.positions = start, count, length, positions
+    def window(self, start: int, count: int, length: int, positions: torch.Tensor, first: int) -> None:
+        """What the next forward works on; `first` is positions[0, 0], known to the caller without asking the GPU."""
+        self.start, self.count, self.length, self.positions, self.first = start, count, length, positions, first
 
     def update(
-        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new keys and values [count, heads, T, dim]; return all of the window [count, heads, length, dim]."""
-        if self.keys[layer_idx] is None:
-            rows, length = self.capacity
-            shape = (rows, key.shape[1], length, key.shape[3])
-            self.keys[layer_idx] = key.new_zeros(shape)
-            self.values[layer_idx] = value.new_zeros(rows, value.shape[1], length, value.shape[3])
-        stores = (self.keys[layer_idx], self.values[layer_idx])
+        self._make(layer_idx, key_states, value_states)
         seen = []
-        for store, new in zip(stores, (key, value), strict=True):
+        for store, new in zip((self.keys[layer_idx], self.values[layer_idx]), (key_states, value_states), strict=True):
             assert store is not None
             rows = store[self.start : self.start + self.count]
-            if self.count == 1 or self.positions.shape[0] == 1:
-                first = int(self.positions[0, 0])
-                rows[:, :, first : first + new.shape[2]] = new
+            if self.count == 1:
+                rows[:, :, self.first : self.first + new.shape[2]] = new
             else:
-                index = self.positions[:, None, :, None].expand_as(new)
-                rows.scatter_(2, index, new)
+                rows.scatter_(2, self.positions[:, None, :, None].expand_as(new), new)
             seen.append(rows[:, :, : self.length])
         return seen[0], seen[1]
+
+    def _make(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """A layer's stores, when the first keys and values [..., heads, T, dim] show their shape, dtype and device."""
+        if self.keys[layer] is None:
+            rows, length = self.capacity
+            self.keys[layer] = key.new_zeros(rows, key.shape[-3], length, key.shape[-1])
+            self.values[layer] = value.new_zeros(rows, value.shape[-3], length, value.shape[-1])
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
@@ -102,10 +104,7 @@ class Arena(Cache):  # type: ignore[misc]  # transformers ships no types for Cac
     def unpark(self, row: int, parked: Parked, length: int) -> None:
         """Copy the first `length` positions of parked keys and values into a row."""
         for layer, (key, value) in enumerate(parked.layers):
-            if self.keys[layer] is None:
-                rows, most = self.capacity
-                self.keys[layer] = key.new_zeros(rows, key.shape[0], most, key.shape[2])
-                self.values[layer] = value.new_zeros(rows, value.shape[0], most, value.shape[2])
+            self._make(layer, key, value)
             keys, values = self.keys[layer], self.values[layer]
             assert keys is not None and values is not None
             keys[row, :, :length] = key[:, :length]

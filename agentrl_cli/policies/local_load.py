@@ -166,7 +166,9 @@ def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
     if config.path is not None:
         path = base / Path(config.path).expanduser()
         if not (path / ADAPTER_FILE).is_file():
-            raise ModelError(f"There is no adapter in {path}.", hint="adapter.path is a folder with adapter_config.json.")
+            raise ModelError(
+                f"There is no adapter in {path}.", hint="adapter.path is a folder with adapter_config.json."
+            )
         loaded: nn.Module = PeftModel.from_pretrained(model, str(path), is_trainable=True)
         return loaded
     lora = PeftLora(
@@ -177,7 +179,7 @@ def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
         task_type="CAUSAL_LM",
     )
     try:
-        adapted: nn.Module = get_peft_model(model, lora)  # type: ignore[arg-type]  # a transformers model
+        adapted: nn.Module = get_peft_model(model, lora)
     except ValueError as error:
         raise ModelError(
             f"The adapter does not fit the model: {_short(error)}",
@@ -248,9 +250,7 @@ def _download(name: str, config: ModelConfig) -> Path:
     offline = config.offline or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
     wanted = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "tokenizer*"]
     try:
-        return Path(
-            snapshot_download(name, revision=config.revision, allow_patterns=wanted, local_files_only=offline)
-        )
+        return Path(snapshot_download(name, revision=config.revision, allow_patterns=wanted, local_files_only=offline))
     except GatedRepoError as error:
         raise ModelError(
             f"{name} is gated on the Hugging Face hub.",
@@ -264,10 +264,12 @@ def _download(name: str, config: ModelConfig) -> Path:
         why = "offline mode is on and it is not in the cache" if offline else "the hub cannot be reached"
         raise ModelError(
             f"{name} cannot be had: {why}.",
-            hint='Use a local folder, or the bundled model: --model tiny.',
+            hint="Use a local folder, or the bundled model: --model tiny.",
         ) from error
     except (HfHubHTTPError, OSError) as error:
-        raise ModelError(f"{name} could not be downloaded: {_short(error)}", hint="Try again, or use a local folder.") from error
+        raise ModelError(
+            f"{name} could not be downloaded: {_short(error)}", hint="Try again, or use a local folder."
+        ) from error
 
 
 def _context_length(model: nn.Module) -> int:
@@ -299,4 +301,4 @@ def _quiet() -> None:
     """No bars of transformers' own for reading and writing weights: they are a second's work and narrate nothing."""
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]

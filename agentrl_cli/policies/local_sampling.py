@@ -1,8 +1,8 @@
 """Drawing tokens from logits, one row per episode, each with its own random numbers.
 
-A row's draw depends on its own logits and its own seed alone: `uniforms` are made from the seed when the turn starts, and
-token n of the turn uses number n, whatever else is in the batch. The logits themselves may differ in the last bits with
-the batch's shape, so equal seeds give equal text as far as that arithmetic allows (exactly, with fixed lanes).
+A row's draw depends on its own logits and its own seed alone: `uniforms` are made from the seed when the turn starts,
+and token n of the turn uses number n, whatever else is in the batch. The logits themselves may differ in the last bits
+with the batch's shape, so equal seeds give equal text as far as that arithmetic allows (exactly, with fixed lanes).
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def draw(logits: torch.Tensor, samplings: list[Sampling], numbers: torch.Tensor)
     logits = logits.float()
     temperature = torch.tensor([s.temperature if s.temperature > 0 else 1.0 for s in samplings], device=logits.device)
     logp = torch.log_softmax(logits / temperature[:, None], dim=-1)
-    probs = logp.exp()
-    entropy = -(probs * logp).sum(-1)
+    entropy = torch.special.entr(logp.exp()).sum(-1)
     drawn_logp = logp
     if any(s.truncated for s in samplings):
         drawn_logp = _truncate(logp, samplings)

@@ -1,8 +1,8 @@
 """Rewards: named parts with weights, one of them primary.
 
 A part is a function of the episode and a context, sync or async, that returns a number, a `Scored` (number and a text
-for people), or None where it does not apply. A function that raises makes an EnvError: a grader that crashes never scores
-zero.
+for people), or None where it does not apply. A function that raises makes an EnvError: a grader that crashes never
+scores zero.
 """
 
 from __future__ import annotations

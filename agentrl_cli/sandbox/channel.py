@@ -16,10 +16,14 @@ from typing import IO, Any
 from agentrl_cli.errors import SandboxUnavailable, UsageError
 from agentrl_cli.paths import sandbox_dir
 from agentrl_cli.sandbox import launch as launching
+from agentrl_cli.sandbox.cgroup import Cgroup
 from agentrl_cli.sandbox.launch import Launch
+from agentrl_cli.sandbox.results import Limits
 
 GRACE = 5.0
 """Seconds beyond the wall limit after which the host gives a box up."""
+AT_ONCE = 4
+"""Executions at once for each runner: some sleep, and the rest share the cores."""
 START = 20.0
 """Seconds a runner may take to come up on a busy machine."""
 
@@ -116,20 +120,28 @@ class Runner:
     """One running jail and the boxes in it."""
 
     def __init__(
-        self, launch: Launch, process: subprocess.Popen[bytes], control: socket.socket, err: IO[bytes]
+        self,
+        launch: Launch,
+        process: subprocess.Popen[bytes],
+        control: socket.socket,
+        err: IO[bytes],
+        group: Cgroup | None = None,
     ) -> None:
-        self.launch, self.process, self.control, self.err = launch, process, control, err
+        self.launch, self.process, self.control, self.err, self.group = launch, process, control, err, group
         self.boxes: dict[int, Channel] = {}
         self._numbers = 0
 
     @classmethod
-    async def start(cls, launch: Launch, number: int) -> Runner:
+    async def start(cls, launch: Launch, number: int, limits: Limits) -> Runner:
         """Starts a runner and waits until it is warm. Raises SandboxUnavailable: what it wrote, and the fix."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        group = Cgroup.make(number, (AT_ONCE * limits.memory_mb + 512) << 20) if launch.level != "bare" else None
         try:
-            process, err = launching.start(launch, theirs.fileno(), number)
+            process, err = launching.start(launch, theirs.fileno(), number, group)
         except OSError as error:
             ours.close()
+            if group:
+                group.remove()
             raise SandboxUnavailable(
                 f"Sandbox level {launch.level} does not start: {error.strerror}: {error.filename}.",
                 hint=launching.explain(launch.level, str(error)),
@@ -137,7 +149,7 @@ class Runner:
         finally:
             theirs.close()
         ours.setblocking(False)
-        runner = cls(launch, process, ours, err)
+        runner = cls(launch, process, ours, err, group)
         try:
             answer = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(ours, 65536), START)
         except (TimeoutError, ConnectionError):
@@ -172,6 +184,9 @@ class Runner:
     @property
     def alive(self) -> bool:
         return self.process.poll() is None
+
+    full = False
+    """Whether another box has to go elsewhere: here never."""
 
     async def open(self, limits: dict[str, Any]) -> Channel:
         """A new box. Raises BoxLost."""
@@ -221,3 +236,5 @@ class Runner:
             await asyncio.sleep(0.002)
         self._last_words = self.stderr
         self.err.close()
+        if self.group:
+            self.group.remove()

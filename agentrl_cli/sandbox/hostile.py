@@ -48,6 +48,8 @@ class Guarantee:
     name: str
     held: bool
     detail: str
+    fix: str = ""
+    """What to do where it is not held."""
 
 
 @dataclass(slots=True)
@@ -106,11 +108,11 @@ async def canaries() -> AsyncIterator[Canaries]:
         await asyncio.start_server(serve("port"), "127.0.0.1", 0),
         await asyncio.start_unix_server(serve("abstract socket"), sock=abstract),
     ]
-    os.environ["AGENTRL_CANARY"] = secret
+    os.environ["SECRET_CANARY"] = secret
     try:
         yield Canaries(secret, folder, servers[0].sockets[0].getsockname()[1], name, process, touched)
     finally:
-        os.environ.pop("AGENTRL_CANARY", None)
+        os.environ.pop("SECRET_CANARY", None)
         for server in servers:
             server.close()
         process.kill()
@@ -238,5 +240,11 @@ async def probe(sandbox: Sandbox) -> tuple[Guarantee, ...]:
     for name, meaning in MEANING.items():
         broken = [verdict for verdict in verdicts if verdict.guarantee == name and not verdict.contained]
         detail = "; ".join(f"{verdict.attack}: {verdict.problems[0]}" for verdict in broken) or meaning
-        rows.append(Guarantee(name, not broken, detail))
+        rows.append(Guarantee(name, not broken, detail, _fix(sandbox.level) if broken else ""))
     return tuple(rows)
+
+
+def _fix(level: str) -> str:
+    if level in ("ns", "docker"):
+        return f"`agentrl sandbox attack --level {level}` shows each attack; run no model's code until it is held."
+    return "A stronger level holds it: apt-get install bubblewrap, or a Docker engine and `sandbox.backend: docker`."

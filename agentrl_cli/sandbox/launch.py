@@ -18,6 +18,7 @@ from typing import IO
 
 from agentrl_cli.errors import MissingDependency, SandboxUnavailable
 from agentrl_cli.paths import sandbox_dir
+from agentrl_cli.sandbox.cgroup import Cgroup
 
 INSIDE = "/opt/agentrl"
 """Where the runner's folder is inside a jail."""
@@ -58,10 +59,12 @@ def environment(prefix: str) -> dict[str, str]:
     }
 
 
-def start(launch: Launch, control: int, number: int) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+def start(
+    launch: Launch, control: int, number: int, group: Cgroup | None = None
+) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
     """Starts a runner that listens on the descriptor `control`. Returns the process and the file of its stderr.
 
-    `number` chooses the uid that it drops to where we are root. Raises OSError where there is no such program.
+    `number` chooses the uid that it drops to where we are root; `group` limits its memory. Raises OSError where there is no such program.
     """
     if launch.level not in ("ns", "landlock", "bare"):
         raise SandboxUnavailable(f"Sandbox level {launch.level} is not started as a process.")
@@ -85,7 +88,7 @@ def start(launch: Launch, control: int, number: int) -> tuple[subprocess.Popen[b
     stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
     try:
         process = subprocess.Popen(
-            command,
+            group.command(command) if group else command,
             env=environment(launch.prefix),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -20,7 +20,8 @@ from types import TracebackType
 from typing import Any
 
 from agentrl_cli.errors import ConfigError, SandboxUnavailable
-from agentrl_cli.sandbox.channel import BoxLost, Channel, Runner
+from agentrl_cli.registry import resolve
+from agentrl_cli.sandbox.channel import AT_ONCE, BoxLost, Channel, Runner
 from agentrl_cli.sandbox.launch import Launch
 from agentrl_cli.sandbox.results import ExecResult, Limits
 from agentrl_cli.sandbox.session import Session
@@ -28,11 +29,12 @@ from agentrl_cli.sandbox.session import Session
 STRENGTH = {"bare": 0, "landlock": 1, "ns": 2, "docker": 3}
 """Levels, weakest first. `ns` and `docker` hold hostile code; `landlock` holds most of it; `bare` holds nothing."""
 
-AUTO = ("ns", "landlock")
-"""What `backend: auto` tries, in this order; `bare` is never chosen, only asked for."""
+AUTO = ("ns", "docker", "landlock")
+"""What `backend: auto` tries, in this order: `ns` and `docker` hold the same, `ns` faster and without a daemon that is
+root; `bare` is never chosen, only asked for."""
 
-_AT_ONCE = 4
-"""Executions at once for each runner: some sleep, and the rest share the cores."""
+RUNNERS = {"docker": "agentrl_cli.sandbox.container:Container"}
+"""Where a level's runner is, if it is not a process of our own."""
 
 
 class Sandbox:
@@ -46,7 +48,7 @@ class Sandbox:
         """How many executions ended with each status, ours included."""
         self._runners: dict[tuple[str, ...], list[Runner]] = {}
         self._starting = asyncio.Lock()
-        self._slots = asyncio.Semaphore(workers * _AT_ONCE)
+        self._slots = asyncio.Semaphore(workers * AT_ONCE)
         self._started = 0
         self._closed = False
         self._sessions: set[Session] = set()
@@ -158,9 +160,11 @@ class Sandbox:
                 pool.remove(dead)
                 await dead.close()
             idle = [runner for runner in pool if not runner.boxes]
-            if not idle and len(pool) < self.workers:
+            if not idle and (len(pool) < self.workers or all(runner.full for runner in pool)):
                 self._started += 1
-                pool.append(await Runner.start(Launch(self.level, imports), self._started))
+                launch = Launch(self.level, imports)
+                kind: type[Runner] = resolve("sandbox", RUNNERS, self.level) if self.level in RUNNERS else Runner
+                pool.append(await kind.start(launch, self._started, self.limits))
                 return pool[-1]
             return min(pool, key=lambda runner: len(runner.boxes))
 

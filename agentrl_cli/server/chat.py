@@ -25,7 +25,7 @@ from typing import Any, TextIO
 
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.server.session import Answer, Session
-from agentrl_cli.types import Message, ToolCall, Turn
+from agentrl_cli.types import Episode, Message, ToolCall, Turn
 
 
 class Server:
@@ -107,19 +107,35 @@ class Server:
             self._answer.set_result(Answer(run=False))
         await self._finished()
 
-    async def begin(self, prompt: Sequence[Message]) -> None:
-        """Starts the conversation; a prompt that ends with a user message is answered while requests are read."""
+    async def begin(self, prompt: Sequence[Message], past: Episode | None = None, turn: int = 0) -> None:
+        """Starts the conversation, or goes on with a stored one before its turn `turn`.
+
+        A prompt that ends with a user message is answered while requests are read.
+        """
 
         async def first() -> None:
             assert self.session is not None
             try:
-                await self.session.begin(prompt)
+                if past is None:
+                    await self.session.begin(prompt)
+                else:
+                    await self._resume(past, turn)
             except AgentRLError as error:
                 self.emit({"ev": "error", "message": error.message, "hint": error.hint})
             finally:
                 self.emit({"ev": "idle"})
 
         self._job = asyncio.create_task(first())
+
+    async def _resume(self, past: Episode, turn: int) -> None:
+        assert self.session is not None
+        reruns = await self.session.resume(past, turn)
+        other = [item for item in reruns if not item.same]
+        if other:
+            told = ", ".join(f"{item.name} in turn {item.turn}" for item in other)
+            self.emit({"ev": "note", "text": f"run again, these answered differently this time: {told}"})
+        if self.session.turns[-1].role != "assistant":
+            self.emit({"ev": "note", "text": "the model speaks next: /retry lets it, /as-model TEXT speaks for it"})
 
     async def _finished(self) -> None:
         if self._job is not None:
@@ -208,6 +224,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--approve", action="store_true")
+    parser.add_argument("--episode", help="go on from a stored episode")
+    parser.add_argument("--turn", type=int, default=0, help="from which turn of it")
     parser.add_argument("--script", type=Path, help="replies of the scripted model, a JSON list of texts")
     return parser.parse_args(argv)
 
@@ -229,7 +247,7 @@ async def run(argv: Sequence[str], lines: asyncio.Queue[str | None], out: TextIO
         if given.approve:
             opened.session.approve = server.ask
         server.emit(opened.ready)
-        await server.begin(opened.prompt)
+        await server.begin(opened.prompt, opened.past.episode if opened.past is not None else None, given.turn)
         await server.serve(lines)
     finally:
         await opened.close()

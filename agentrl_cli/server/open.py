@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
 from agentrl_cli.config import Config, load_config
 from agentrl_cli.env import ToolEnv
-from agentrl_cli.errors import NotFound, SandboxUnavailable
+from agentrl_cli.errors import ConfigError, NotFound, SandboxUnavailable, UsageError
 from agentrl_cli.paths import PROJECT_FILE, bundled_model, find_project
 from agentrl_cli.policies.base import Policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.server.session import Emit, Session
 from agentrl_cli.tasks import Pack, load_pack
-from agentrl_cli.types import Message, Sampling, Task
+from agentrl_cli.types import Episode, Message, Sampling, Task
 
 if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
+    from agentrl_cli.store import EpisodeRow
 
 SAID = "This is the scripted model: it repeats what it was told to say and knows nothing."
 
@@ -36,6 +40,8 @@ class Opened:
     prompt: list[Message]
     ready: dict[str, Any]
     sandbox: Sandbox | None
+    past: Past | None = None
+    """The episode to go on from, where there is one."""
 
     async def close(self) -> None:
         """Closes session, policy and sandbox."""
@@ -45,24 +51,113 @@ class Opened:
             await self.sandbox.close()
 
 
-async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
-    """Everything behind a chat. Raises an AgentRLError that says what is missing."""
+@dataclass
+class Past:
+    """A stored episode with what is needed to go on from it."""
+
+    db: Path
+    base: Path
+    config: Config
+    pack: Pack
+    task: Task
+    episode: Episode
+    row: EpisodeRow
+    siblings: list[EpisodeRow]
+
+    def keep(self, children: Sequence[Episode]) -> None:
+        """Stores episodes as children of this one."""
+        from agentrl_cli.store import Store
+
+        with Store.open(self.db) as store:
+            store.add_episodes(children, split=self.row.split, tokenizer=self.row.tokenizer)
+
+
+def open_past(given: argparse.Namespace) -> Past:
+    """The episode `given.episode` with its pack, its task and the settings of its run.
+
+    Raises NotFound where episode, pack or task are not there, UsageError for one that still runs.
+    """
+    from agentrl_cli.store import Store
+
     project = find_project(override=given.project)
-    files = ([project / PROJECT_FILE] if project else []) + given.config
-    config, _ = load_config(files, given.sets, os.environ, {}, base=project or Path.cwd())
-    pack = _pack(given.pack, config, project)
-    task, prompt = _task(given, pack)
-    policy, chat = open_policy(given.model, config, given.db, base=project or Path.cwd(), script=given.script)
-    sandbox, note = await _sandbox(config, pack)
+    base = project or Path.cwd()
+    files = ([project / PROJECT_FILE] if project else []) + list(getattr(given, "config", ()))
+    config, _ = load_config(files, getattr(given, "sets", ()), os.environ, {}, base=base)
+    with Store.open(given.db, readonly=True) as store:
+        row = store.episode_row(store.resolve_episode(given.episode))
+        episode, siblings = store.episode(row.id), store.siblings(row.id)
+        task = store.task(row.task_id, row.pack)
+        settings = store.run(row.run_id).config if row.run_id else {}
+    if episode.outcome is None:
+        raise UsageError(
+            f"Episode {row.id} still runs.", hint="`agentrl replay` follows it; come back when it is over."
+        )
+    for section in ("rollout", "model"):  # as the run had it, as far as this version still knows it
+        found = settings.get(section)
+        if isinstance(found, Mapping):
+            with contextlib.suppress(ValidationError):
+                setattr(config, section, type(getattr(config, section)).model_validate(dict(found)))
+    pack = _pack_of(row.pack, config, base)
+    if getattr(pack.module, "make_env", None) is not None:
+        raise UsageError(f"{pack.name} has an environment of its own.", hint="What-ifs work with packs of tools.")
+    if task is None:
+        task = next((item for split in _splits(pack) for item in pack.tasks(split) if item.id == row.task_id), None)
+    if task is None:
+        raise NotFound(f"The task {row.task_id} is neither in the store nor in {pack.name}.")
+    return Past(given.db, base, config, pack, task, episode, row, siblings)
+
+
+def _pack_of(name: str, config: Config, base: Path) -> Pack:
+    """The pack of an episode: one of the project's by its name, else the one that ships."""
+    for path in config.task.packs:
+        with contextlib.suppress(NotFound, ConfigError):
+            pack = load_pack(path, base=base)
+            if pack.name == name:
+                return pack
+    return load_pack(name, base=base)
+
+
+def check_tokenizer(past: Past, chat: Chat) -> None:
+    """Raises UsageError where the model reads other token ids than the episode's."""
+    if past.row.tokenizer and chat.tokenizer.hash != past.row.tokenizer:
+        raise UsageError(
+            "This model has another tokenizer than the episode's: its token ids would mean something else.",
+            hint="Take a checkpoint of the same run, or its base.",
+        )
+
+
+def make_env(config: Config, pack: Pack | None, task: Task, sandbox: Sandbox | None, seed: int) -> ToolEnv:
+    """The pack's tools for one conversation."""
     limits = config.rollout
-    env = ToolEnv(
+    return ToolEnv(
         pack.tools_of(task) if pack is not None else (),
         open_session=sandbox.session if sandbox is not None else None,
         setup=str(task.data.get("setup") or ""),
         max_parallel_calls=limits.max_parallel_calls,
         tool_timeout=limits.tool_timeout,
-        seed=given.seed,
+        seed=seed,
     )
+
+
+async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
+    """Everything behind a chat. Raises an AgentRLError that says what is missing."""
+    project = find_project(override=given.project)
+    base = project or Path.cwd()
+    past = open_past(given) if given.episode else None
+    if past is not None:
+        config, task, prompt = past.config, past.task, list[Message]()
+        pack: Pack | None = past.pack
+    else:
+        files = ([project / PROJECT_FILE] if project else []) + given.config
+        config, _ = load_config(files, given.sets, os.environ, {}, base=base)
+        pack = _pack(given.pack, config, project)
+        task, prompt = _task(given, pack)
+    policy, chat = open_policy(given.model, config, given.db, base=base, script=given.script, past=past)
+    if past is not None:
+        check_tokenizer(past, chat)
+    sandbox, note = await _sandbox(config, pack)
+    limits = config.rollout
+    env = make_env(config, pack, task, sandbox, given.seed)
     temperature = limits.temperature if given.temperature is None else given.temperature
     session = Session(
         policy,
@@ -81,12 +176,13 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         "context": policy.context_length,
         "pack": pack.name if pack is not None else "",
         "tools": sorted(env.tools),
-        "task": task.id if given.task else None,
+        "task": task.id if given.task or past is not None else None,
         "sandbox": getattr(sandbox, "level", None),
         "note": note,
         "tokenizer": chat.tokenizer.json,
+        "template": chat.tokenizer.chat_template or "",
     }
-    return Opened(session, prompt, ready, sandbox)
+    return Opened(session, prompt, ready, sandbox, past)
 
 
 def _pack(names: Sequence[str], config: Config, project: Path | None) -> Pack | None:
@@ -129,7 +225,7 @@ async def _sandbox(config: Config, pack: Pack | None) -> tuple[Sandbox | None, s
 
 
 def open_policy(
-    name: str | None, config: Config, db: Path, *, base: Path, script: Path | None = None
+    name: str | None, config: Config, db: Path, *, base: Path, script: Path | None = None, past: Past | None = None
 ) -> tuple[Policy, Chat]:
     """A policy and its chat: `scripted`, `tiny`, a folder, a Hugging Face id, or RUN@best, RUN@last, RUN@STEP.
 
@@ -138,7 +234,9 @@ def open_policy(
     if (name or config.model.name) != "scripted":
         return _loaded(name, config, db, base)
     folder = bundled_model()
-    tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").is_file() else ByteTokenizer()
+    byte = ByteTokenizer()
+    bundled = (folder / "tokenizer.json").is_file() and (past is None or past.row.tokenizer != byte.hash)
+    tokenizer = Tokenizer.load(folder) if bundled else byte
     replies = json.loads(script.read_text("utf-8")) if script is not None else None
     policy = ScriptedPolicy(replies if replies is not None else (lambda key, ids: SAID), tokenizer)
     return policy, Chat(tokenizer, "hermes", append_only=True)

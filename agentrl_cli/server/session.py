@@ -35,6 +35,7 @@ from agentrl_cli.types import (
     Turn,
     new_id,
 )
+from agentrl_cli.whatif import Rerun, beginning, rerun_calls
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
@@ -64,8 +65,15 @@ class Session:
     approve: Approve | None = None
     sampling: Sampling = field(default_factory=lambda: Sampling(max_new_tokens=256))
     max_turns: int = 8
+    most: int = 0
+    """Tokens of the whole conversation at most; 0: as many as the policy's context holds."""
     sandboxed: bool = False
     id: str = field(default_factory=new_id)
+    parent: Episode | None = None
+    """The episode that this one goes on from, after `resume`."""
+    kind: str = "chat"
+    sample: int = 0
+    group_id: str | None = None
     turns: list[Turn] = field(default_factory=list)
     parts: list[Tokens] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -85,6 +93,20 @@ class Session:
             self._opening = []
             self._open(list(prompt))
             await self.reply()
+
+    async def resume(self, episode: Episode, turn: int) -> list[Rerun]:
+        """Begins with the turns of a stored episode before turn `turn`; its tool calls are run again for their effects.
+
+        Token ids are the stored ones. Raises UsageError where the model is not to speak there.
+        """
+        await self.env.reset(self.task)
+        self.turns, self.parts = beginning(episode, turn)
+        self.messages = [message for item in self.turns for message in item.messages]
+        self.parent = episode
+        reruns = await rerun_calls(episode, self.env, until=turn)
+        for item, part in zip(self.turns, self.parts, strict=True):
+            self.emit({"ev": "turn", "turn": item, "tokens": part})
+        return reruns
 
     async def user(self, text: str) -> None:
         """A user message, then the model's answer, tools and all."""
@@ -137,7 +159,15 @@ class Session:
         return step.results[0]
 
     async def retry(self) -> None:
-        """Takes the model's last answer back and lets it answer again, with another seed."""
+        """Takes the model's last answer back and lets it answer again, with another seed.
+
+        Where it is the model's turn already, after `resume` for instance, nothing is taken back.
+        """
+        if self.turns and not self._waits_for_world:
+            self._tries += 1
+            self._marks.append(len(self.turns))
+            await self.reply()
+            return
         keep = len(self.turns)
         while keep and self.turns[keep - 1].role != "user":
             keep -= 1
@@ -186,13 +216,20 @@ class Session:
         return self.id
 
     def episode(self) -> Episode:
-        """The conversation so far as an episode."""
+        """The conversation so far as an episode, a child of the one it went on from."""
+        parent = self.parent
         return Episode(
             id=self.id,
+            run_id=parent.run_id if parent is not None else None,
+            step=parent.step if parent is not None else None,
+            parent_id=parent.id if parent is not None else None,
+            parent_turn=self.branch,
+            sample=self.sample,
+            group_id=self.group_id,
             task_id=self.task.id,
             pack=self.task.pack,
             family=self.task.family,
-            kind="chat",
+            kind=self.kind,
             seed=self.sampling.seed,
             weights_version=self.policy.weights_version,
             turns=tuple(self.turns),
@@ -212,6 +249,14 @@ class Session:
     def ids(self) -> list[int]:
         """The whole context."""
         return [int(token) for part in self.parts for token in part.ids]
+
+    @property
+    def branch(self) -> int | None:
+        """The first turn that is not the parent's."""
+        if self.parent is None:
+            return None
+        old = self.parent.turns
+        return next((n for n, turn in enumerate(self.turns) if n >= len(old) or turn is not old[n]), len(self.turns))
 
     @property
     def _answers(self) -> int:
@@ -241,7 +286,8 @@ class Session:
 
     async def _sample(self) -> Generation:
         ids = self.ids
-        room = min(self.sampling.max_new_tokens, self.policy.context_length - len(ids))
+        most = min(self.most or self.policy.context_length, self.policy.context_length)
+        room = min(self.sampling.max_new_tokens, most - len(ids))
         if room < 1:
             raise UsageError("The context is full.", hint="/undo makes room; /save keeps what there is.")
         sampling = Sampling(

@@ -93,10 +93,12 @@ class EpisodeReader(StoreBase):
         scope, params = ("e.run_id=?", [run]) if run else ("1", [])
         graded = f"SELECT id FROM episodes e WHERE {scope} AND reward IS NOT NULL AND outcome NOT IN ({marks(4)})"
         errors = [outcome.value for outcome in Outcome if outcome.is_error]
+        pushed = "abs(coalesce(advantage, 0)) DESC"
         queries: dict[str, tuple[str, list[Any]]] = {
             "last": (f"SELECT id FROM episodes e WHERE {scope} ORDER BY outcome IS NULL, started DESC", params),
-            "best": (f"{graded} ORDER BY reward DESC, started DESC", [*params, *errors]),
-            "worst": (f"{graded} ORDER BY reward, started DESC", [*params, *errors]),
+            # Of equal ones the one that pushed the weights most: there is more to see in it.
+            "best": (f"{graded} ORDER BY reward DESC, {pushed}, started DESC", [*params, *errors]),
+            "worst": (f"{graded} ORDER BY reward, {pushed}, started DESC", [*params, *errors]),
         }
         if name in queries:
             sql, values = queries[name]

@@ -10,7 +10,11 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
+from agentrl_cli.tui.dialogs import picture
+from agentrl_cli.tui.layers import use_palette
+from agentrl_cli.tui.palette import KeyCommands
 from agentrl_cli.tui.reader import Reader
+from agentrl_cli.tui.settings import read_settings, settings_path
 
 
 class AgentApp(App[int]):
@@ -18,6 +22,7 @@ class AgentApp(App[int]):
 
     CSS_PATH = Path(__file__).with_name("agentrl.tcss")
     TITLE = "agentrl"
+    COMMANDS = App.COMMANDS | {KeyCommands}
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", "quit", show=False)]
 
     def __init__(self, db: Path, first: Callable[[Reader], Screen[Any]]) -> None:
@@ -26,6 +31,13 @@ class AgentApp(App[int]):
         self._first = first
 
     def on_mount(self) -> None:
+        settings = read_settings(settings_path())
+        if settings.palette:
+            use_palette(settings.palette)
+        if settings.keys:
+            self.set_keymap(dict(settings.keys))
+        if settings.problem:
+            self.notify(settings.problem, severity="warning", timeout=8, markup=False)
         self.push_screen(self._first(self.reader))
 
     def on_unmount(self) -> None:
@@ -39,15 +51,15 @@ def save_svg(app: AgentApp, path: Path, title: str, size: tuple[int, int] = (120
     """
     import asyncio
 
-    async def picture() -> str:
+    async def drawn() -> str:
         async with app.run_test(size=size) as pilot:
             await pilot.pause()
             await app.reader.call(lambda store: None)  # whatever the screen asked for is answered by now
             await app.workers.wait_for_complete()
             await pilot.pause()
-            return app.export_screenshot(title=title)
+            return picture(app, title)
 
-    path.write_text(asyncio.run(picture()), "utf-8")
+    path.write_text(asyncio.run(drawn()), "utf-8")
 
 
 def watch(db: Path, run: str) -> None:
@@ -55,3 +67,10 @@ def watch(db: Path, run: str) -> None:
     from agentrl_cli.tui.watch import WatchScreen
 
     AgentApp(db, lambda reader: WatchScreen(reader, run)).run()
+
+
+def start(db: Path) -> None:
+    """The runs of a store: what `agentrl` without a command opens in a project."""
+    from agentrl_cli.tui.runs import RunsScreen
+
+    AgentApp(db, RunsScreen).run()

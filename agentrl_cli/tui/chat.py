@@ -17,7 +17,7 @@ from textual.widgets import Input, Static
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.chat_client import HELP, ChatClient, parse_command
 from agentrl_cli.tui.chat_view import event_lines
-from agentrl_cli.tui.dialogs import AgentScreen, Help, leave
+from agentrl_cli.tui.dialogs import AgentScreen, Help, leave, named
 from agentrl_cli.tui.panels import join
 from agentrl_cli.tui.text import TokenTexts
 
@@ -30,18 +30,21 @@ KEYS = "enter send  ↑/↓ history  pgup/pgdn scroll  F2 tokens  F3 mask  F4 lo
 class ChatScreen(AgentScreen):
     """One conversation."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "history(-1)", show=False),
-        Binding("down", "history(1)", show=False),
-        Binding("pageup", "scroll(-1)", show=False),
-        Binding("pagedown", "scroll(1)", show=False),
-        Binding("f2", "mode('tokens')", "tokens"),
-        Binding("f3", "mode('mask')", "mask"),
-        Binding("f4", "mode('logprobs')", "logprobs"),
-        Binding("ctrl+x", "cancel", "stop answering"),
-        Binding("f1", "help", "help"),
-        Binding("escape", "cancel", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = named(
+        "chat",
+        [
+            Binding("up", "history(-1)", show=False),
+            Binding("down", "history(1)", show=False),
+            Binding("pageup", "scroll(-1)", show=False),
+            Binding("pagedown", "scroll(1)", show=False),
+            Binding("f2", "mode('tokens')", "tokens"),
+            Binding("f3", "mode('mask')", "mask"),
+            Binding("f4", "mode('logprobs')", "logprobs"),
+            Binding("ctrl+x", "cancel", "stop answering"),
+            Binding("f1", "help", "help"),
+            Binding("escape", "cancel", show=False),
+        ],
+    )
 
     def __init__(self, reader: Reader, client: ChatClient) -> None:
         super().__init__()

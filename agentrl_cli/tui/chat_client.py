@@ -17,11 +17,12 @@ LINE_LIMIT = 64 * 1024 * 1024
 
 
 class ChatClient:
-    """A child process that chats. `events` ends when it does."""
+    """A child process that chats (or whatever `module` does in the same protocol). `events` ends when it does."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        """`arguments` of `agentrl_cli.server.chat`."""
+    def __init__(self, arguments: Sequence[str], module: str = "agentrl_cli.server.chat") -> None:
+        """`arguments` of `module`."""
         self.arguments = list(arguments)
+        self.module = module
         self.stderr: deque[str] = deque(maxlen=40)
         self._process: asyncio.subprocess.Process | None = None
         self._stderr_task: asyncio.Task[None] | None = None
@@ -31,7 +32,7 @@ class ChatClient:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "agentrl_cli.server.chat",
+            self.module,
             *self.arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -76,6 +77,12 @@ class ChatClient:
     def last_words(self) -> str:
         """The end of what the child wrote to stderr."""
         return "\n".join(list(self.stderr)[-4:])
+
+    async def kill(self) -> None:
+        """Ends the child at once."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
 
     async def stop(self) -> None:
         """Asks the child to end, and makes it."""

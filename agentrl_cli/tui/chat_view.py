@@ -9,7 +9,7 @@ import numpy as np
 from rich.text import Text
 
 from agentrl_cli.tui.data import EpisodeView, blocks_of
-from agentrl_cli.tui.layers import LAYERS
+from agentrl_cli.tui.layers import LAYERS, shade
 from agentrl_cli.tui.layout import Kind, Layout, call_notes
 from agentrl_cli.tui.panels import BAD, FAINT, GOOD, TITLE, num
 from agentrl_cli.tui.text import TokenTexts
@@ -101,7 +101,7 @@ def token_text(event: dict[str, Any], decoder: TokenTexts, lens: str, width: int
         for piece in range(a, b):
             level = layer.levels[classes[layout.piece_token[piece]]]
             text = layout.piece_text[piece] if kind == Kind.TEXT else level.glyph * layout.piece_cells[piece]
-            line.append(text, f"on {level.color}" if level.color else FAINT if kind == Kind.GLYPH else "")
+            line.append(text, f"on {shade(level.color)}" if level.color else FAINT if kind == Kind.GLYPH else "")
         lines.append(line)
     if lens == "origin":
         lines.append(Text("  ids " + " ".join(str(i) for i in event["ids"]), FAINT))

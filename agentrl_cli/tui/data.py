@@ -80,6 +80,8 @@ class EpisodeView:
     decoder: TokenTexts = field(default_factory=TokenTexts)
     tags: tuple[str, ...] = ()
     note: str = ""
+    run: str = ""
+    """Name of its run."""
     live: str = ""
     """Text being generated right now, where the episode still runs."""
 
@@ -221,6 +223,7 @@ def make_view(
     flags: Sequence[tuple[str, str]] = (),
     tags: Sequence[str] = (),
     note: str = "",
+    run: str = "",
     live: str = "",
 ) -> EpisodeView:
     """Builds a view from what was read; repairs lengths, never raises on odd arrays."""
@@ -235,6 +238,7 @@ def make_view(
         decoder=decoder,
         tags=tuple(tags),
         note=note,
+        run=run,
         live=live,
     )
     return replace(view, reasons=reasons_of(view, flags))
@@ -275,3 +279,21 @@ def next_flagged(view: EpisodeView, after: int) -> int | None:
         odd |= (view.signals.weight > 0) & ~tokens.trained_mask
     found: list[int] = odd.nonzero()[0].tolist()
     return next((t for t in found if t > after), found[0] if found else None)
+
+
+def whatif_turn(view: EpisodeView, token: int) -> int | None:
+    """The assistant turn to go on from: the cursor's, else the next one; None where none follows."""
+    here = view.block_of(token)
+    turns = [block.turn.index for block in view.blocks[here:] if block.turn is not None and block.role == "assistant"]
+    return turns[0] if turns else None
+
+
+def said_in(view: EpisodeView, turn: int) -> str:
+    """What the model said in a turn, without the special tokens that close it."""
+    block = next((block for block in view.blocks if block.turn is not None and block.turn.index == turn), None)
+    if block is None:
+        return ""
+    end, ids = block.end, view.tokens.ids
+    while end > block.start and (int(ids[end - 1]) in view.decoder.specials or not view.texts[end - 1].strip()):
+        end -= 1
+    return "".join(view.texts[block.start : end])

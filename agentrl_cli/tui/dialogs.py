@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -36,13 +37,13 @@ class AgentScreen(Screen[None]):
 class Help(ModalScreen[None]):
     """The keys of a screen. Any key closes it."""
 
-    def __init__(self, title: str, text: str) -> None:
+    def __init__(self, title: str, text: str, what: str = ": keys") -> None:
         super().__init__()
-        self.title_, self.text = title, text
+        self.title_, self.text = title + what, text
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield Static(Text(f"agentrl {self.title_}: keys", "bold #8fbfff"))
+            yield Static(Text(f"agentrl {self.title_}", "bold #8fbfff"))
             yield Static(Text(self.text))
             yield Static(Text("any key closes this", "#8a8a8a"))
 
@@ -115,6 +116,22 @@ class Choose(ModalScreen[int | None]):
         event.stop()
         number = int(event.key) if event.key.isdigit() else 0
         self.dismiss(number - 1 if 1 <= number <= min(len(self.choices), 9) else None)
+
+
+def named(screen: str, bindings: Iterable[BindingType]) -> list[BindingType]:
+    """The bindings with ids as a keymap file uses them: `replay.tag`, `replay.turn.-1`, `replay.layer.logp`."""
+    out: list[BindingType] = []
+    for binding in bindings:
+        assert isinstance(binding, Binding)
+        action, _, rest = binding.action.partition("(")
+        argument = rest.rstrip(")").strip("'")
+        out.append(replace(binding, id=f"{screen}.{action}.{argument}" if argument else f"{screen}.{action}"))
+    return out
+
+
+def picture(app: App[Any], title: str) -> str:
+    """What is on the screen as SVG; `xml:space` keeps leading blanks in every renderer."""
+    return app.export_screenshot(title=title).replace("<svg ", '<svg xml:space="preserve" ', 1)
 
 
 def leave(app: App[Any]) -> None:

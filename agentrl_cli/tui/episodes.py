@@ -21,7 +21,7 @@ from textual.strip import Strip
 from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.tui.dialogs import AgentScreen, Help, Prompt, leave
+from agentrl_cli.tui.dialogs import AgentScreen, Help, Prompt, leave, named
 from agentrl_cli.tui.panels import flag_names, num
 
 if TYPE_CHECKING:
@@ -196,21 +196,24 @@ r      read again                q    back
 class EpisodesScreen(AgentScreen):
     """Every stored episode; enter opens replay."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("j,down", "move(1)", "down", show=False),
-        Binding("k,up", "move(-1)", "up", show=False),
-        Binding("pagedown,space", "page(1)", "page", show=False),
-        Binding("pageup", "page(-1)", "page", show=False),
-        Binding("g,home", "end(0)", "first", show=False),
-        Binding("G,end", "end(1)", "last", show=False),
-        Binding("enter", "open", "open"),
-        Binding("f", "filter", "filter"),
-        Binding("slash", "find", "find"),
-        Binding("o", "sort", "sort"),
-        Binding("r", "reload", "read again"),
-        Binding("question_mark", "help", "keys"),
-        Binding("q,escape", "back", "back"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = named(
+        "episodes",
+        [
+            Binding("j,down", "move(1)", "down", show=False),
+            Binding("k,up", "move(-1)", "up", show=False),
+            Binding("pagedown,space", "page(1)", "page", show=False),
+            Binding("pageup", "page(-1)", "page", show=False),
+            Binding("g,home", "end(0)", "first", show=False),
+            Binding("G,end", "end(1)", "last", show=False),
+            Binding("enter", "open", "open"),
+            Binding("f", "filter", "filter"),
+            Binding("slash", "find", "find"),
+            Binding("o", "sort", "sort"),
+            Binding("r", "reload", "read again"),
+            Binding("question_mark", "help", "keys"),
+            Binding("q,escape", "back", "back"),
+        ],
+    )
 
     def __init__(self, reader: Reader, browse: Browse | None = None) -> None:
         super().__init__()

@@ -46,6 +46,43 @@ UP2, UP1, DOWN1, DOWN2 = "#1f5fbf", "#16395f", "#5f3a10", "#b86a10"
 SEQ = ("", "#24303c", "#4a4420", "#7a5a14", "#b86a10")
 CLIP = "#5a3a6a"
 
+PALETTES: dict[str, dict[str, str]] = {
+    "blue-orange": {},
+    "bright": {
+        UP1: "#0a4fb0", UP2: "#2f8bff", DOWN1: "#a04a00", DOWN2: "#ff8c1a", CLIP: "#a03aa0",
+        SEQ[1]: "#28507a", SEQ[2]: "#8a7a10", SEQ[3]: "#c88a10", SEQ[4]: "#ff8c1a",
+    },
+    "purple-green": {
+        UP1: "#1b4d2a", UP2: "#1b8a3c", DOWN1: "#4a2266", DOWN2: "#8e44c0", CLIP: "#5a5a20",
+        SEQ[1]: "#2a2438", SEQ[2]: "#3f2f5c", SEQ[3]: "#623f92", SEQ[4]: "#8e44c0",
+    },
+    "grey": {
+        UP1: "#3a3a3a", UP2: "#6e6e6e", DOWN1: "#303030", DOWN2: "#585858", CLIP: "#484848",
+        SEQ[1]: "#262626", SEQ[2]: "#3a3a3a", SEQ[3]: "#4e4e4e", SEQ[4]: "#6e6e6e",
+    },
+}  # fmt: skip
+"""Other colours for the same classes. Blue against orange and purple against green hold for every common kind of colour
+blindness; grey leaves the meaning to the glyphs."""
+
+_palette = PALETTES["blue-orange"]
+
+
+def use_palette(name: str) -> None:
+    """Draws with another palette from now on. Raises KeyError for one that is not there."""
+    global _palette
+    _palette = PALETTES[name]
+
+
+def palette_name() -> str:
+    """The palette in use."""
+    return next(name for name, colors in PALETTES.items() if colors is _palette)
+
+
+def shade(color: str) -> str:
+    """A level's colour in the palette in use."""
+    return _palette.get(color, color)
+
+
 _SIGNED = (
     Level(".", "", "not trained"),
     Level("0", "", "no push"),

@@ -23,6 +23,7 @@ def load_view(store: Store, episode_id: str, decoders: dict[str, TokenTexts] | N
         flags=flags_of(store, episode, row.flags),
         tags=row.tags,
         note=row.note,
+        run=store.run(row.run_id).name if row.run_id else "",
         live=live,
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 from rich.text import Text
 
 from agentrl_cli.tui.data import EpisodeView, Fork
-from agentrl_cli.tui.layers import LAYERS, Classes, Layer, map_line, reference_kl
+from agentrl_cli.tui.layers import LAYERS, Classes, Layer, map_line, reference_kl, shade
 from agentrl_cli.tui.text import visible
 from agentrl_cli.types import Origin
 
@@ -47,7 +47,11 @@ def flag_names(flags: Any) -> str:
 def header(view: EpisodeView, position: str = "") -> Text:
     """The first line of the screen: where this episode is."""
     e = view.episode
-    where = [part for part in (e.run_id or "", f"step {e.step}" if e.step is not None else e.kind, e.task_id) if part]
+    where = [
+        part
+        for part in (view.run or e.run_id or "", f"step {e.step}" if e.step is not None else e.kind, e.task_id)
+        if part
+    ]
     if len(view.siblings) > 1:
         numbers = [row.id for row in view.siblings]
         if e.id in numbers:
@@ -185,7 +189,7 @@ def token_facts(view: EpisodeView, token: int) -> list[tuple[str, str]]:
     trained, fact = bool(tokens.trained_mask[token]), view.episode.fact
     said = "no" if not trained else "yes" if fact == "trained" else f"no: {fact or 'not yet'}"
     if signals is not None and np.isfinite(signals.weight[token]):
-        said += ", CLIPPED" if signals.clipped[token] else ", not clipped"
+        said += ", CLIPPED" if signals.clipped[token] else ", no clip"
     out.append(("trained", said))
     return out
 
@@ -292,7 +296,7 @@ def legend_lines(layer: Layer, width: int = 28) -> list[Text]:
     for level in layer.levels:
         if level.label:
             text = Text(" ")
-            text.append(level.glyph * 2, f"#ffffff on {level.color}" if level.color else FAINT)
+            text.append(level.glyph * 2, f"#ffffff on {shade(level.color)}" if level.color else FAINT)
             text.append(f" {level.label}"[: width - 3], FAINT)
             lines.append(text)
     line = ""
@@ -316,7 +320,7 @@ def map_lines(view: EpisodeView, layer: Layer, classes: Classes, cursor: int, wi
     title = Text(f"MAP  {n:,} tokens, {view.episode.trained_tokens:,} sampled", TITLE, no_wrap=True)
     loss = Text(f"{layer.name[:4]:<5}", FAINT, no_wrap=True)
     for level in columns:
-        color = layer.levels[level].color
+        color = shade(layer.levels[level].color)
         loss.append(layer.levels[level].glyph, f"#ffffff on {color}" if color else FAINT)
     row = ["."] * inner
     for block in view.blocks:
@@ -333,7 +337,7 @@ def fork_lines(fork: Fork | None, view: EpisodeView, width: int) -> list[Text]:
     if fork is None:
         return [Text("DIFF  no sibling differs: identical token ids", FAINT)]
     block = view.block_of(min(fork.position, max(len(view.tokens) - 1, 0)))
-    title = f"DIFF with sibling #{fork.sample}: first fork turn {block}, token {fork.position} of {len(view.tokens)}"
+    title = f"DIFF with sibling #{fork.sample}: first fork turn {block}, token {fork.position}"
     lines = [Text(title[:width], TITLE, no_wrap=True)]
     for label, text in ((f"#{fork.sample}", fork.there), (f"#{view.episode.sample}", fork.here)):
         lines.append(Text(f"  {label:<4} {visible(text) or '(ends here)'}"[:width], no_wrap=True))

@@ -15,7 +15,7 @@ from agentrl_cli.tui.load import load_view
 
 
 def replay_lines(store: Store, episode_id: str, *, layer: str = "", width: int = 100) -> Iterator[Text]:
-    """Everything of one episode as lines. `layer`: by default the gradient weight, or logp where nothing was trained."""
+    """Everything of one episode as lines. `layer`: by default weight, or logp where nothing was trained."""
     view = load_view(store, episode_id)
     lens = LAYERS[layer or ("weight" if view.signals is not None else "logp")]
     yield panels.header(view)

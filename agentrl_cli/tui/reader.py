@@ -56,6 +56,12 @@ class Reader:
         """The first differing token between the shown episode and a sibling."""
         return await self.call(lambda store: fork_of(view, store.episode(sibling)))
 
+    async def export(self, episode_id: str, path: Path) -> None:
+        """Writes one episode as a JSON line. Raises StoreError where the file cannot be written."""
+        from agentrl_cli.store.export import export_jsonl
+
+        await self.call(lambda store: export_jsonl(store, [episode_id], path))
+
     def close(self) -> None:
         """Closes the connections once what is queued is done."""
 

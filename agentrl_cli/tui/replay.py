@@ -1,266 +1,37 @@
-"""Replay: one episode in three panes, group and turns | transcript with token layers | reward, token, reasons.
+"""Replay: one episode, token by token, and everything a person does with it. Panes and painting: replay_base.py.
 
-Reads through the reader only; every load is a worker. Keys: replay_keys.py; ux.md 6.1 draws the screen.
+Keys: replay_keys.py; ux.md 6.1 draws the screen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
 from textual import work
-from textual.app import ComposeResult
-from textual.containers import Horizontal, Vertical, VerticalScroll
-from textual.events import Resize
-from textual.widgets import Static
+from textual.containers import VerticalScroll
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.tui import panels
-from agentrl_cli.tui.data import EpisodeView, Fork, next_flagged, place_of, telling_sibling, token_at
-from agentrl_cli.tui.dialogs import AgentScreen, Choose, Help, Prompt, leave
-from agentrl_cli.tui.layers import LAYERS
-from agentrl_cli.tui.replay_keys import BINDINGS, HELP, KEYS, KEYS_SMALL
+from agentrl_cli.tui import panels, related
+from agentrl_cli.tui.data import next_flagged, place_of, said_in, whatif_turn
+from agentrl_cli.tui.dialogs import Choose, Help, Prompt, leave, picture
+from agentrl_cli.tui.layers import PALETTES, palette_name, use_palette
+from agentrl_cli.tui.replay_base import ReplayBase
+from agentrl_cli.tui.replay_keys import HELP
 from agentrl_cli.tui.text import visible
 from agentrl_cli.tui.tokenview import TokenView
+from agentrl_cli.tui.whatif_client import whatif_arguments
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
-    from agentrl_cli.tui.episodes import Browse
-    from agentrl_cli.tui.reader import Reader
 
 
-class ReplayScreen(AgentScreen):
+class ReplayScreen(ReplayBase):
     """One episode. `place` is (turn, token in the turn) to start at."""
 
-    BINDINGS = BINDINGS
-
-    def __init__(
-        self, reader: Reader, episode_id: str, browse: Browse | None = None, place: tuple[int, int] | None = None
-    ) -> None:
-        super().__init__()
-        self.reader = reader
-        self.episode_id = episode_id
-        self.view: EpisodeView | None = None
-        self.fork: Fork | None = None
-        self.needle = ""
-        self._place = place
-        self._browse = browse
-        self._version: int | None = None
-        self._block = -1
-        self._lines: dict[str, int] = {}
-
-    def compose(self) -> ComposeResult:
-        yield Static(id="head")
-        yield Static(id="subhead")
-        yield Static(id="strip")
-        with Horizontal(id="body"):
-            with VerticalScroll(id="left", classes="pane", can_focus=False):
-                yield Static(id="group")
-                yield Static(id="turns", classes="gap")
-                yield Static(id="legend", classes="gap")
-            with Vertical(id="middle", classes="pane"):
-                yield TokenView(id="tokens")
-                yield Static(id="diff")
-                yield Static(id="map")
-            with VerticalScroll(id="right", classes="pane", can_focus=False):
-                yield Static(id="reward")
-                yield Static(id="token", classes="gap")
-                yield Static(id="why", classes="gap")
-        yield Static(
-            "This terminal is too small for replay: 60x16 at least,\nor `agentrl replay --plain`.", id="enlarge"
-        )
-        yield Static(id="status")
-        yield Static(id="keys")
-
-    def on_mount(self) -> None:
-        self.tokens.focus()
-        self._set("head", Text(f"reading {self.episode_id} …"))
-        self.load(self.episode_id, self._place)
-        self.set_interval(1.0, self._poll)
-
-    @property
-    def tokens(self) -> TokenView:
-        return self.query_one("#tokens", TokenView)
-
-    @property
-    def browse(self) -> Browse:
-        if self._browse is None:
-            from agentrl_cli.tui.episodes import Browse
-
-            self._browse = Browse()
-        return self._browse
-
-    @property
-    def _cramped(self) -> bool:
-        return self.has_class("-small") or self.has_class("-mid")
-
-    def _set(self, name: str, text: Text) -> None:
-        """Shows a text; the screen is laid out again only where its height may have changed."""
-        lines, before = text.plain.count("\n"), self._lines.get(name)
-        self._lines[name] = lines
-        self.query_one(f"#{name}", Static).update(text, layout=lines != before)
-
-    # -- size -----------------------------------------------------------------------------------------------------
-
-    def on_resize(self, event: Resize) -> None:
-        width, height = event.size
-        tiny = width < 60 or height < 16
-        small = not tiny and (width < 96 or height < 28)
-        mid = not tiny and not small and (width < 116 or height < 36)
-        for name, on in (("tiny", tiny), ("small", small), ("mid", mid)):
-            self.set_class(on, f"-{name}")
-        self.tokens.compact = small
-        self.query_one("#keys", Static).update(Text(KEYS_SMALL if small or tiny else KEYS, no_wrap=True))
-        self._lines.clear()
-        self.call_after_refresh(self._paint)
-
-    # -- loading --------------------------------------------------------------------------------------------------
-
-    @work(exclusive=True, group="view", exit_on_error=False)
-    async def load(self, episode_id: str, place: tuple[int, int] | None = None) -> None:
-        """Reads an episode and shows it at (turn, token of the turn)."""
-        try:
-            view = await self.reader.view(episode_id)
-        except AgentRLError as error:
-            self._set("head", Text(f"{error.message} {error.hint}", "bold #ffb454"))
-            return
-        if self.view is None and view.signals is None:
-            self.tokens.lens = "logp"  # nothing was trained here: the weight would be blank
-        self.episode_id, self.view, self.fork, self._block = episode_id, view, None, -1
-        self.tokens.show(view, token_at(view, place))
-        self._paint()
-        self._load_rest(view)
-
-    @work(exclusive=True, group="rest", exit_on_error=False)
-    async def _load_rest(self, view: EpisodeView) -> None:
-        """What may come after the first paint: the fork against a sibling, the place in the list."""
-        sibling = telling_sibling(view)
-        if sibling is not None:
-            self.fork = await self.reader.fork(view, sibling)
-        self._paint_diff()
-        try:
-            if self.browse.ids is None:
-                await self.reader.call(self.browse.load)
-        except AgentRLError as error:
-            self._set("subhead", Text(error.message, panels.BAD))
-            return
-        self._paint_subhead()
-
-    @work(exclusive=True, group="poll", exit_on_error=False)
-    async def _poll(self) -> None:
-        """A running episode is read again when the store changed; the cursor stays where it is."""
-        if self.view is None or not self.view.running:
-            return
-        version = await self.reader.call(lambda store: store.data_version())
-        if self._version is not None and version != self._version:
-            view = await self.reader.view(self.episode_id)
-            at_end = self.tokens.cursor >= len(self.view.tokens) - 1
-            self.view, self._block = view, -1
-            self.tokens.show(view, len(view.tokens) - 1 if at_end else self.tokens.cursor, keep_scroll=True)
-            self._paint()
-        self._version = version
-
-    # -- painting -------------------------------------------------------------------------------------------------
-
-    def _inner(self, name: str) -> int:
-        return max(self.query_one(f"#{name}").size.width - 1, 20)
-
-    def _paint(self) -> None:
-        """Everything but the transcript, which paints itself."""
-        if self.view is None:
-            return
-        view = self.view
-        self._set(
-            "head", Text("" if self.has_class("-small") else "agentrl replay   ", panels.TITLE) + panels.header(view)
-        )
-        self._set("group", panels.join(panels.group_lines(view, self._inner("left"))))
-        self._set("reward", panels.join(panels.reward_lines(view, self._inner("right"))))
-        self._set("why", panels.join(panels.reason_lines(view, self._inner("right"))))
-        self._set("legend", panels.join(panels.legend_lines(LAYERS[self.tokens.lens], self._inner("left"))))
-        self._set("strip", panels.group_strip(view))
-        self._block = -1
-        self._paint_subhead()
-        self._paint_diff()
-        self._paint_cursor(self.tokens.cursor)
-
-    def _paint_subhead(self) -> None:
-        if self.view is None:
-            return
-        text = self.browse.describe() if self._browse else ""
-        if self.browse.ids is not None:
-            text += f"   {len(self.browse.ids):,} episodes in the list"
-        self._set("subhead", Text(f"{text}   link {self.link()}", panels.FAINT))
-
-    def _paint_diff(self) -> None:
-        if self.view is None:
-            return
-        self.query_one("#diff").display = len(self.view.siblings) > 1 and not self._cramped
-        self._set("diff", panels.join(panels.fork_lines(self.fork, self.view, self._inner("middle"))))
-
-    def _paint_cursor(self, token: int) -> None:
-        """What follows the token cursor: inspector, map, the mark in the list of turns."""
-        if self.view is None:
-            return
-        view, tokens = self.view, self.tokens
-        self._set("token", panels.join(panels.token_lines(view, token, self._inner("right"))))
-        if self.has_class("-small"):
-            self._set("status", panels.join(panels.token_status(view, token, max(self.size.width - 2, 20))))
-        layer = LAYERS[tokens.lens]
-        lines = panels.map_lines(view, layer, tokens.levels, token, self._inner("middle"))
-        self._set("map", panels.join([lines[1], lines[3]] if self.has_class("-small") and len(lines) > 3 else lines))
-        block = view.block_of(token)
-        if block != self._block:
-            self._block = block
-            self._set("turns", panels.join(panels.turn_lines(view, block, self._inner("left"))))
-
-    def on_token_view_moved(self, event: TokenView.Moved) -> None:
-        self._paint_cursor(event.token)
-
-    # -- moving ---------------------------------------------------------------------------------------------------
-
-    def link(self) -> str:
-        """`agentrl:EPISODE@tTURN.TOKEN`, which `agentrl replay` opens again."""
-        if self.view is None or not self.view.blocks:
-            return f"agentrl:{self.episode_id}"
-        turn, offset = place_of(self.view, self.tokens.cursor)
-        return f"agentrl:{self.episode_id}@t{turn}.{offset}"
-
-    def action_turn(self, step: int) -> None:
-        self.tokens.move_turn(step)
-
-    def action_token(self, step: int) -> None:
-        self.tokens.move(step)
-
-    def action_line(self, step: int) -> None:
-        self.tokens.move_lines(step)
-
-    def action_page(self, sign: int) -> None:
-        self.tokens.move_lines(sign * max(self.tokens.size.height - 2, 1))
-
-    def action_end(self, last: int) -> None:
-        self.tokens.move_to(len(self.view.tokens) - 1 if last and self.view else 0)
-
-    def action_sibling(self, step: int) -> None:
-        if self.view is None or len(self.view.siblings) < 2:
-            self.notify("This episode has no siblings.", timeout=2)
-            return
-        ids = [row.id for row in self.view.siblings]
-        at = ids.index(self.episode_id) if self.episode_id in ids else 0
-        self.load(ids[(at + step) % len(ids)], place_of(self.view, self.tokens.cursor))
-
-    @work(exclusive=True, group="browse", exit_on_error=False)
-    async def action_episode(self, step: int) -> None:
-        """The next or previous episode of the list (its filter, its sort)."""
-        found = await self.reader.call(self.browse.neighbour, self.episode_id, step)
-        if found is None:
-            self.notify("No further episode in the list.", timeout=2)
-        else:
-            self.load(found)
-
-    def action_layer(self, name: str) -> None:
-        self.tokens.lens = name
-        self._set("legend", panels.join(panels.legend_lines(LAYERS[name], self._inner("left"))))
+    # -- finding --------------------------------------------------------------------------------------------------
 
     def action_next_flagged(self) -> None:
         if self.view is not None:
@@ -320,6 +91,143 @@ class ReplayScreen(AgentScreen):
 
         self.app.push_screen(EpisodesScreen(self.reader, self.browse))
 
+    # -- other episodes -------------------------------------------------------------------------------------------
+
+    @work(exclusive=True, group="browse", exit_on_error=False)
+    async def action_step(self, step: int) -> None:
+        """The same task at the previous or next step, at the same turn and token."""
+        place = place_of(self.view, self.tokens.cursor) if self.view is not None else None
+        found = await self.reader.call(related.at_step, self.episode_id, step)
+        if found is None:
+            where = "later" if step > 0 else "earlier"
+            self.notify(f"This task was not tried at a {where} step of this run.", timeout=3)
+        else:
+            self.load(found, place)
+
+    @work(exclusive=True, group="browse", exit_on_error=False)
+    async def action_versions(self) -> None:
+        """Two checkpoints on this task, side by side."""
+        from agentrl_cli.tui.versus import VersusScreen
+
+        rows = await self.reader.call(related.versions, self.episode_id)
+        other = related.other_version(rows, self.episode_id)
+        if other is None:
+            self.notify("Only one checkpoint tried this task: `agentrl eval` makes more.", timeout=4)
+            return
+        here = next(n for n, row in enumerate(rows) if row.id == self.episode_id)
+        self.app.push_screen(VersusScreen(self.reader, rows, (min(here, other), max(here, other))))
+
+    @work(exclusive=True, group="browse", exit_on_error=False)
+    async def action_same_flag(self) -> None:
+        """All episodes of this step with the same flag."""
+        from agentrl_cli.tui.episodes import Browse, EpisodesScreen
+
+        text, run = await self.reader.call(related.same_flag, self.episode_id)
+        if text:
+            self.app.push_screen(EpisodesScreen(self.reader, Browse(text, "-time", run)))
+        else:
+            self.notify("This episode has no flag.", timeout=2)
+
+    # -- what if --------------------------------------------------------------------------------------------------
+
+    def action_whatif(self) -> None:
+        """Asks what to do from the cursor's turn on; the answer runs in a process of its own."""
+        if self.view is None or not self.view.blocks or self.view.running:
+            self.notify("There is nothing to go on from yet.", timeout=3)
+            return
+        turn = whatif_turn(self.view, self.tokens.cursor)
+        again = "run its tool calls again and compare" if turn is None else f"re-roll from turn {turn}"
+        choices = ["run its tool calls again, compare, score again", again, f"edit turn {turn} and go on", "what-ifs"]
+        if turn is None:
+            choices = choices[:1]
+
+        def done(choice: int | None) -> None:
+            if choice == 0:
+                self._whatif("rerun")
+            elif choice == 1:
+                self._ask_whatif("re-roll", f"turn={turn} n=4 T=1.0 seed=0{self._model()}")
+            elif choice == 2 and self.view is not None:
+                text = said_in(self.view, turn or 0).replace("\\", "\\\\").replace("\n", "\\n")
+                self._ask_whatif("edit", f"turn={turn} n=1 T=1.0 seed=0{self._model()} edit={text}")
+            elif choice == 3:
+                self._children()
+
+        self.app.push_screen(Choose("what if", choices), done)
+
+    def _model(self) -> str:
+        """The run's last checkpoint, where there is a run that trains."""
+        return f" model={self.view.run}@last" if self.view is not None and self.view.episode.kind == "train" else ""
+
+    def _ask_whatif(self, label: str, value: str) -> None:
+        def done(text: str | None) -> None:
+            if text:
+                self._whatif(text)
+
+        self.app.push_screen(
+            Prompt(f"{label}: model is tiny, a folder, a name, RUN@best, RUN@STEP or scripted", value), done
+        )
+
+    def _whatif(self, text: str) -> None:
+        from agentrl_cli.tui.whatif import WhatIfScreen
+
+        try:
+            arguments = whatif_arguments(text)
+        except AgentRLError as error:
+            self.notify(f"{error.message} {error.hint}", severity="error", markup=False)
+            return
+        self.app.push_screen(WhatIfScreen(self.reader, self.episode_id, arguments))
+
+    def _children(self) -> None:
+        from agentrl_cli.tui.episodes import Browse, EpisodesScreen
+
+        self.app.push_screen(EpisodesScreen(self.reader, Browse(f"parent:{self.episode_id}")))
+
+    def action_chat(self) -> None:
+        """A chat that starts with everything before the cursor's turn."""
+        from agentrl_cli.tui.chat import ChatScreen
+        from agentrl_cli.tui.chat_client import ChatClient
+
+        if self.view is None or not self.view.blocks:
+            return
+        turn = whatif_turn(self.view, self.tokens.cursor)
+        place = len(self.view.episode.turns) if turn is None else turn
+        arguments = ["--db", str(self.reader.path), "--episode", self.episode_id, "--turn", str(place)]
+        if self.view.episode.kind == "train":
+            arguments += ["--model", f"{self.view.run}@last"]
+        self.app.push_screen(ChatScreen(self.reader, ChatClient(arguments)))
+
+    # -- marks ----------------------------------------------------------------------------------------------------
+
+    def action_tag(self) -> None:
+        def done(text: str | None) -> None:
+            if text:
+                self._mark(related.change_tags, text.replace(",", " ").split())
+
+        self.app.push_screen(Prompt("tags, with a minus in front to take one away", ""), done)
+
+    def action_note(self) -> None:
+        def done(text: str | None) -> None:
+            if text is not None:
+                self._mark(related.change_note, text)
+
+        self.app.push_screen(Prompt("note", self.view.note if self.view is not None else ""), done)
+
+    def action_bookmark(self) -> None:
+        """Sets or takes the tag `mark`; the filter `tag:mark` lists all bookmarks."""
+        marked = self.view is not None and related.BOOKMARK in self.view.tags
+        self._mark(related.change_tags, [f"-{related.BOOKMARK}" if marked else related.BOOKMARK])
+
+    @work(group="mark", exit_on_error=False)
+    async def _mark(self, change: Callable[[Store, str, Any], tuple[tuple[str, ...], str]], value: Any) -> None:
+        episode = self.episode_id
+        tags, note = await self.reader.write(change, episode, value)
+        if self.view is not None and self.episode_id == episode:
+            self.view = replace(self.view, tags=tags, note=note)
+            self._paint()
+            self.notify(
+                f"tags {', '.join(tags) or 'none'}" + (f"   note {note}" if note else ""), timeout=2, markup=False
+            )
+
     # -- the rest -------------------------------------------------------------------------------------------------
 
     def action_fold(self) -> None:
@@ -346,20 +254,45 @@ class ReplayScreen(AgentScreen):
             lines = panels.fork_lines(self.fork, self.view, max(self.size.width - 12, 20))
             self.app.push_screen(Help("diff", "\n".join(line.plain for line in lines)))
 
+    def action_export(self) -> None:
+        """Asks in which form."""
+        many = self.view is not None and len(self.view.siblings) > 1
+        choices = ["JSON lines", "one HTML page", "SVG of this screen", *(["the whole group as one HTML page"] * many)]
+
+        def done(choice: int | None) -> None:
+            if choice == 2:
+                self.action_svg()
+            elif choice is not None:
+                self._export(choice)
+
+        self.app.push_screen(Choose("export", choices), done)
+
     @work(exclusive=True, group="export", exit_on_error=False)
-    async def action_export(self) -> None:
-        path = Path(f"{self.episode_id}.jsonl").absolute()
-        try:
-            await self.reader.call(_export, self.episode_id, path)
-        except (AgentRLError, OSError) as error:
-            self.notify(str(error), severity="error", markup=False)
-            return
+    async def _export(self, choice: int) -> None:
+        from agentrl_cli.store.html import export_html
+        from agentrl_cli.tui.related import token_texts
+
+        ids = [row.id for row in self.view.siblings] if choice == 3 and self.view is not None else [self.episode_id]
+        path = Path(f"{self.episode_id}{'-group' * (choice == 3)}.{'jsonl' if choice == 0 else 'html'}").absolute()
+        if choice == 0:
+            await self.reader.export(self.episode_id, path)
+        else:
+            await self.reader.call(export_html, ids, path, token_texts, title=f"agentrl {self.episode_id}")
         self.notify(f"wrote {path}", markup=False)
+
+    def action_palette(self) -> None:
+        """The next set of colours."""
+        names = list(PALETTES)
+        use_palette(names[(names.index(palette_name()) + 1) % len(names)])
+        for view in self.query(TokenView):
+            view.recolor()
+        self._paint()
+        self.notify(f"colours {palette_name()}", timeout=2)
 
     def action_svg(self) -> None:
         path = Path(f"replay-{self.episode_id}.svg").absolute()
         try:
-            path.write_text(self.app.export_screenshot(title=f"agentrl replay {self.episode_id}"), "utf-8")
+            path.write_text(picture(self.app, f"agentrl replay {self.episode_id}"), "utf-8")
         except OSError as error:
             self.notify(str(error), severity="error", markup=False)
             return
@@ -394,9 +327,3 @@ class ReplayScreen(AgentScreen):
 
     def action_back(self) -> None:
         leave(self.app)
-
-
-def _export(store: Store, episode_id: str, path: Path) -> None:
-    from agentrl_cli.store.export import export_jsonl
-
-    export_jsonl(store, [episode_id], path)

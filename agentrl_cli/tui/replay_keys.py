@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from textual.binding import Binding, BindingType
 
+from agentrl_cli.tui.dialogs import named
 from agentrl_cli.tui.layers import LAYERS
 
 KEYS = (
     "j/k turn  J/K ←/→ token  ↑/↓ line  h/l sibling  n/N episode  g/G ends  1-9 layer  / find  . again  ' flagged\n"
-    "f filter  o sort  v diff  space fold  e export  y copy  s svg  i list  tab pane  ctrl+p palette  ? keys  q back"
+    "[ ] step  V checkpoints  R what if  c chat  t tag  m note  b mark  x same flag  f filter  v diff  e export  ? all"
 )
 KEYS_SMALL = "j/k turn ←/→ token h/l sibling 1-9 layer tab pane / find ? keys q back"
 
@@ -22,7 +23,13 @@ n N          next, previous episode of the list     i  the list itself     f  fi
 6 mask   7 origin   8 plain   9 KL to the reference
 /            find text                  .         the next match
 v            where this parts from a sibling        space   fold the turn
-e            export as JSON lines       s         this screen as SVG
+[ ]          the same task at the previous, next step
+V            two checkpoints side by side on this task
+R            what if: run its tool calls again, re-roll from this turn, edit it and go on; what-ifs so far
+c            chat from here             x         all episodes of this step with the same flag
+t m b        tags, note, bookmark (tag:mark lists them)
+e            export: JSON lines, HTML page (episode or group), SVG       s    this screen as SVG
+P            other colours (the glyphs stay)
 y            copy (token, turn, text, id, link)     tab     next pane on small terminals
 q            back
 
@@ -30,7 +37,7 @@ Glyphs under the text are the layer: + # pushed up (weak, strong), - = pushed do
 Filter: reward:<0.5 step:100..120 task:calc/* tool:calculator flag:LOOP text:"4,5" outcome:failed -tag:seen
 """
 
-BINDINGS: list[BindingType] = [
+_BINDINGS: list[BindingType] = [
     Binding("j", "turn(1)", "turn", show=False),
     Binding("k", "turn(-1)", "turn", show=False),
     Binding("J,right", "token(1)", "token", show=False),
@@ -60,7 +67,19 @@ BINDINGS: list[BindingType] = [
     Binding("e", "export", "export"),
     Binding("y", "copy", "copy"),
     Binding("s", "svg", "svg"),
+    Binding("left_square_bracket", "step(-1)", "previous step", show=False),
+    Binding("right_square_bracket", "step(1)", "next step", show=False),
+    Binding("V", "versions", "checkpoints side by side"),
+    Binding("R", "whatif", "what if"),
+    Binding("c", "chat", "chat from here"),
+    Binding("x", "same_flag", "episodes with the same flag"),
+    Binding("t", "tag", "tag"),
+    Binding("m", "note", "note"),
+    Binding("b", "bookmark", "bookmark"),
+    Binding("P", "palette", "colours"),
     Binding("tab", "pane", "pane", show=False),
     Binding("question_mark", "help", "keys"),
     Binding("q,escape", "back", "back"),
 ]
+
+BINDINGS = named("replay", _BINDINGS)

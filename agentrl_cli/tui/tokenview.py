@@ -20,7 +20,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from agentrl_cli.tui.data import EpisodeView
-from agentrl_cli.tui.layers import LAYERS, Classes, Layer
+from agentrl_cli.tui.layers import LAYERS, Classes, Layer, shade
 from agentrl_cli.tui.layout import Kind, Layout, head_text
 
 CACHE_LINES = 4096
@@ -50,14 +50,14 @@ HIT = Style(underline=True, bold=True, color="#ffd75f")
 def level_style(layer: str, level: int, foreign: bool) -> Style:
     """Style of a token of a class; tokens that were not sampled are dim."""
     levels = LAYERS[layer].levels
-    color = levels[level].color if level < len(levels) else ""
+    color = shade(levels[level].color) if level < len(levels) else ""
     return (DIM if foreign else BASE) + Style(bgcolor=color or None)
 
 
 @lru_cache(maxsize=256)
 def glyph_style(layer: str, level: int) -> Style:
     levels = LAYERS[layer].levels
-    color = levels[level].color if level < len(levels) else ""
+    color = shade(levels[level].color) if level < len(levels) else ""
     return Style(color="#ffffff", bgcolor=color, bold=True) if color else Style(color="#6a6a6a")
 
 
@@ -72,9 +72,9 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
     class Moved(Message):
         """The cursor is on another token now."""
 
-        def __init__(self, token: int) -> None:
+        def __init__(self, view: TokenView, token: int) -> None:
             super().__init__()
-            self.token = token
+            self.view, self.token = view, token
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -87,9 +87,10 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         """Glyph rows only under the cursor's line (small terminals)."""
         self._levels: Classes | None = None
         self._strips: dict[int, Strip] = {}
+        self._base = BASE
+        """Text on the widget's background; computing it costs more than a line."""
         self._wanted_cell = 0
         self._line = 0
-        self._pending_anchor: tuple[int, int] | None = None
 
     # -- content --------------------------------------------------------------------------------------------------
 
@@ -116,6 +117,7 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         )
         self._levels = layer.classify(self.view.tokens, self.view.signals)
         self._strips.clear()
+        self._base = self.rich_style
         self._line = self.layout_.line_of(self.cursor)
         self.virtual_size = Size(self.layout_.width, self._count())
         self.refresh()
@@ -142,6 +144,13 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
             self._relayout()
             self._cursor_moved()
 
+    def recolor(self) -> None:
+        """Draws again after another palette was chosen."""
+        level_style.cache_clear()
+        glyph_style.cache_clear()
+        self._strips.clear()
+        self.refresh()
+
     def fold(self) -> None:
         """Folds or unfolds the cursor's turn."""
         if self.view is None or not self.view.blocks:
@@ -161,17 +170,22 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         kind_line = line
         if self.compact and self._layer.name != "plain" and line > self._line:
             if line == self._line + 1:
-                return self._glyph_strip(self._line).extend_cell_length(width).crop(0, width)
+                return self._based(self._glyph_strip(self._line))
             kind_line = line - 1
         if kind_line >= len(self.layout_.lines):
             return Strip.blank(width, self.rich_style)
         strip = self._strips.get(kind_line)
         if strip is None:
-            strip = self._build(kind_line)
+            strip = self._based(self._build(kind_line))
             if len(self._strips) > CACHE_LINES:
                 self._strips.clear()
             self._strips[kind_line] = strip
-        return strip.extend_cell_length(width).crop(0, width)
+        return strip
+
+    def _based(self, strip: Strip) -> Strip:
+        """As wide as the widget, on its background; a segment without any style would stop the NO_COLOR filter."""
+        base, width = self._base, self.size.width
+        return strip.apply_style(base).extend_cell_length(width, base).crop(0, width)
 
     def _build(self, line: int) -> Strip:
         assert self.layout_ is not None and self.view is not None
@@ -289,7 +303,7 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
             return
         self._line = self.layout_.line_of(self.cursor)
         self.scroll_to_region(Region(0, max(self._line - 1, 0), 1, 4), animate=False, force=True, immediate=True)
-        self.post_message(self.Moved(self.cursor))
+        self.post_message(self.Moved(self, self.cursor))
 
     def on_click(self, event: events.Click) -> None:
         if self.layout_ is None:

@@ -18,7 +18,7 @@ from textual.widgets import Static
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui import watch_panels as panes
 from agentrl_cli.tui.charts import chart, short
-from agentrl_cli.tui.dialogs import AgentScreen, Choose, Confirm, Help, leave
+from agentrl_cli.tui.dialogs import AgentScreen, Choose, Confirm, Help, leave, named
 from agentrl_cli.tui.panels import join
 from agentrl_cli.tui.watch_data import WatchData, load
 
@@ -51,25 +51,28 @@ POLL = 1.0
 class WatchScreen(AgentScreen):
     """One run, live or finished."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(str(i + 1), f"tab('{name}')", name, show=False) for i, name in enumerate(TABS)),
-        Binding("tab", "next_tab", "next tab", show=False),
-        Binding("j,down", "choose(1)", show=False),
-        Binding("up", "choose(-1)", show=False),
-        Binding("enter", "open", "open"),
-        Binding("space", "freeze", "freeze"),
-        Binding("p", "control('pause')", "pause"),
-        Binding("k", "control('checkpoint')", "checkpoint"),
-        Binding("E", "control('evaluate')", "evaluate"),
-        Binding("X", "control('stop')", "stop"),
-        Binding("plus", "rate(1.5)", show=False),
-        Binding("minus", "rate(0.6667)", show=False),
-        Binding("l", "tab('log')", show=False),
-        Binding("d", "tab('health')", show=False),
-        Binding("ctrl+c", "interrupt", "leave or stop", show=False, priority=True),
-        Binding("question_mark", "help", "keys"),
-        Binding("q,escape", "detach", "detach"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = named(
+        "watch",
+        [
+            *(Binding(str(i + 1), f"tab('{name}')", name, show=False) for i, name in enumerate(TABS)),
+            Binding("tab", "next_tab", "next tab", show=False),
+            Binding("j,down", "choose(1)", show=False),
+            Binding("up", "choose(-1)", show=False),
+            Binding("enter", "open", "open"),
+            Binding("space", "freeze", "freeze"),
+            Binding("p", "control('pause')", "pause"),
+            Binding("k", "control('checkpoint')", "checkpoint"),
+            Binding("E", "control('evaluate')", "evaluate"),
+            Binding("X", "control('stop')", "stop"),
+            Binding("plus", "rate(1.5)", show=False),
+            Binding("minus", "rate(0.6667)", show=False),
+            Binding("l", "tab('log')", show=False),
+            Binding("d", "tab('health')", show=False),
+            Binding("ctrl+c", "interrupt", "leave or stop", show=False, priority=True),
+            Binding("question_mark", "help", "keys"),
+            Binding("q,escape", "detach", "detach"),
+        ],
+    )
 
     def __init__(self, reader: Reader, run: str) -> None:
         super().__init__()

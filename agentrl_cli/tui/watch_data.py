@@ -19,9 +19,9 @@ METRICS: dict[str, tuple[str, ...]] = {
     "solved": ("solved", "primary", "train/solved", "pass_rate"),
     "loss": ("loss", "policy_loss", "loss/policy"),
     "entropy": ("entropy", "policy/entropy"),
-    "kl": ("kl", "kl/ref"),
-    "mismatch": ("mismatch_kl", "logp_gap", "mismatch"),
-    "clip": ("clip_ratio/region_mean", "clip_ratio", "clipfrac"),
+    "kl": ("kl", "kl/ref", "approx_kl"),
+    "mismatch": ("sampling/sampling_logp_difference/mean", "mismatch_kl", "logp_gap", "mismatch"),
+    "clip": ("clip_ratio/region_mean", "clip_ratio/high_mean", "clip_ratio", "clipfrac"),
     "grad_norm": ("grad_norm", "optim/grad_norm"),
     "lr": ("learning_rate", "lr"),
     "zero_std": ("frac_reward_zero_std", "groups/zero_variance"),
@@ -146,14 +146,22 @@ def load(store: Store, run_id: str, before: WatchData | None = None) -> WatchDat
         pending=tuple(row.action for row in store.controls(run.id) if row.taken is None),
         read=time.time(),
     )
-    same = old is not None and old.step == data.step and old.notable
-    notable = old.notable if old and same else notable_of(store, run.id, data.step)
+    newest = _newest_step(store, run.id)
     done = 0
     if run.alive and data.live:
-        now = max((row.step or 0 for row in store.episode_rows(store.episode_ids("", "-time", run.id)[:1])), default=0)
-        done = len(store.episode_ids(f"step:{now} kind:train", "time", run.id)) - len(data.live)
+        done = len(store.episode_ids(f"step:{newest} kind:train", "time", run.id)) - len(data.live)
+    if old is not None and old.step == data.step and old.notable:
+        notable = old.notable
+    else:  # the newest step of episodes is the one that is going on while some of them run
+        notable = notable_of(store, run.id, newest - 1 if data.live and newest else newest)
     data = replace(data, notable=notable, done=max(done, 0))
     return replace(data, health=health_of(data))
+
+
+def _newest_step(store: Store, run_id: str) -> int:
+    """The step of the newest training episode."""
+    rows = store.episode_rows(store.episode_ids("kind:train", "-time", run_id)[:1])
+    return rows[0].step or 0 if rows else 0
 
 
 def _tail(old: Sequence[Mapping[str, Any]], read: Any, keep: int) -> tuple[Mapping[str, Any], ...]:

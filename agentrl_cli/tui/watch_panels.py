@@ -59,7 +59,8 @@ def change(series: Sequence[tuple[float, float]], back: int = 20) -> str:
 
 def eval_series(data: WatchData) -> list[tuple[float, float]]:
     """(step, pass rate) of the evaluations; one without a step counts as step 0."""
-    return [(float(row.step or 0), row.pass_rate) for row in data.evals if row.pass_rate is not None]
+    found = [(float(row.step or 0), row.pass_rate) for row in data.evals if row.pass_rate is not None]
+    return found or data.series("eval/solved")
 
 
 def curve_lines(data: WatchData, width: int, height: int) -> list[Text]:
@@ -82,8 +83,8 @@ def curve_lines(data: WatchData, width: int, height: int) -> list[Text]:
     if parts and len(lines) + 1 + len(parts) <= height:
         lines.append(Text("REWARD PARTS (mean)", TITLE))
         for name, value in parts:
-            fill = "#" * min(round(abs(value) * 12), 14)
-            lines.append(Text(f" {name[:10]:<10} {num(value, '+.2f'):>5} {fill}"[:width], BAD if value < 0 else ""))
+            fill = "#" * max(min(round(abs(value) * 10), width - 19), 0)
+            lines.append(Text(f" {name[:11]:<11} {num(value, '+.2f'):>5} {fill}"[:width], BAD if value < 0 else ""))
     return lines
 
 
@@ -158,7 +159,7 @@ def run_lines(data: WatchData, width: int) -> list[Text]:
     """What this run is, how far it is, what it saved, and what a key would do."""
     run, lines = data.run, []
     age = (run.ended or data.read) - run.started if run.started else 0.0
-    lines.append(Text(clip(f"RUN {run.name}  {run.state} {span(age)}", width), TITLE, no_wrap=True))
+    lines.append(Text(clip(f"RUN {run.state} {span(age)}  {run.name}", width), TITLE, no_wrap=True))
     lines.append(Text(clip(f" {run.model}  {run.pack}", width), no_wrap=True))
     lines += [Text(clip(f" {text}", width), FAINT, no_wrap=True) for text in config_facts(run.config)]
     if run.total_steps:

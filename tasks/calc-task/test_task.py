@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+
 from agentrl_cli import Config, load_pack
 from agentrl_cli.check import check_pack
 from agentrl_cli.rewards import RewardContext

@@ -38,7 +38,7 @@ def _printed(code: str) -> str:
     """What our own generated code prints; model code never runs here."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        exec(code, {})  # noqa: S102 - written by this generator a line above
+        exec(code, {})
     return out.getvalue().strip()
 
 
@@ -63,7 +63,7 @@ def _program(rng: random.Random) -> str:
     """A few random statements about two or three variables, the last of them printed."""
     names = rng.sample("abcdmnpqst", rng.randint(2, 3))
     lines = [f"{name} = {rng.randint(2, 199)}" for name in names]
-    for _ in range(rng.randint(1, 3)):
+    for _ in range(rng.randint(1, 2)):
         v, w = rng.sample(names, 2)
         number = rng.randint(2, 99)
         lines.append(
@@ -85,7 +85,7 @@ def _program(rng: random.Random) -> str:
 
 
 def _output(rng: random.Random) -> Row:
-    code = _snippet(rng) if rng.random() < 0.5 else _program(rng)
+    code = _snippet(rng) if rng.random() < 0.8 else _program(rng)
     ask = rng.choice(("What does this code print?", "Which number does this print?", "Find the output of this code."))
     return _answer("output", f"{ask}\n```python\n{code}\n```", code)
 
@@ -98,7 +98,9 @@ def _output_while(rng: random.Random) -> Row:
 
 def _hidden(rng: random.Random, name: str) -> str:
     a, b = rng.randint(3, 97), rng.randint(11, 989)
-    body = rng.choice((f"x * {a} + {b}", f"x * x + {b}", f"(x + {b}) * {a}", f"abs({b * 3} - x * {a})", f"x * {b} % 997"))
+    body = rng.choice(
+        (f"x * {a} + {b}", f"x * x + {b}", f"(x + {b}) * {a}", f"abs({b * 3} - x * {a})", f"x * {b} % 997")
+    )
     return f"def {name}(x):\n    return {body}"
 
 
@@ -129,7 +131,9 @@ def _data(rng: random.Random) -> Row:
             ("What is the largest minus the smallest item?", f"max({name}) - min({name})"),
         )
     )
-    return _answer("data", f"The list `{name}` is in your Python session. {question}", f"print({code})", _list(rng, name))
+    return _answer(
+        "data", f"The list `{name}` is in your Python session. {question}", f"print({code})", _list(rng, name)
+    )
 
 
 def _data_even(rng: random.Random) -> Row:
@@ -148,7 +152,7 @@ def _list(rng: random.Random, name: str) -> str:
 def _function(family: str, prompt: str, body: str, inputs: list[list[Any]], **extra: Any) -> Row:
     source = f"def f({extra.pop('params', 'x')}):\n    return {body}"
     scope: dict[str, Any] = {}
-    exec(source, scope)  # noqa: S102 - written by this generator a line above
+    exec(source, scope)
     tests = [{"call": "f", "args": args, "expect": scope["f"](*args)} for args in inputs]
     row = {"family": family, "kind": "function", "prompt": prompt, "setup": "", "probe": "", "answer": source}
     return {**row, "tests": tests, **extra}
@@ -209,8 +213,18 @@ def _imitate(rng: random.Random) -> Row:
     words, body, probe, setup = rng.choice(
         (
             (f"`{name}(x)` in your Python session adds a secret number to x.", "x + {}", f"print({name}(0))", "x + {}"),
-            (f"`{name}(x)` in your Python session multiplies x by a secret number.", "x * {}", f"print({name}(1))", "x * {}"),
-            (f"`{name}(x)` in your Python session takes a secret number from x.", "x - {}", f"print(-{name}(0))", "x - {}"),
+            (
+                f"`{name}(x)` in your Python session multiplies x by a secret number.",
+                "x * {}",
+                f"print({name}(1))",
+                "x * {}",
+            ),
+            (
+                f"`{name}(x)` in your Python session takes a secret number from x.",
+                "x - {}",
+                f"print(-{name}(0))",
+                "x - {}",
+            ),
         )
     )
     return _function(

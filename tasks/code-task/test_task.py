@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
 from agentrl_cli import Config, load_pack
 from agentrl_cli.check import check_pack
 from agentrl_cli.rewards import RewardContext

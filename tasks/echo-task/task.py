@@ -34,7 +34,7 @@ def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
         family = rng.choice(families or ["say", "look"])
         if family == "say":
             words = [rng.choice((*WORDS, str(rng.randint(0, 99999)))) for _ in range(rng.randint(1, 6))]
-            text = " ".join(words + [str(rng.randint(0, 99999))])
+            text = " ".join([*words, str(rng.randint(0, 99999))])
             yield {"family": family, "prompt": f"Say: {text}", "answer": text, "key": ""}
         else:
             key = f"{rng.choice(WORDS)}{rng.randint(0, 999)}"

@@ -1,0 +1,91 @@
+"""`agentrl compare`: two runs beside each other, task by task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentrl_cli.commands.common import DbOption, JsonOption, ProjectOption, echo, echo_json, find_db, narrate
+from agentrl_cli.commands.tables import aligned, cell
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import EvalRow
+    from agentrl_cli.tui.compare_data import RunComparison
+
+
+def command(
+    before: Annotated[str, typer.Argument(help="A run: name, id or unique beginning.")],
+    after: Annotated[str, typer.Argument(help="The run to compare it with; `last`.")] = "last",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Tasks to print, flipped ones first.")] = 30,
+    json: JsonOption = False,
+    project: ProjectOption = None,
+    db: DbOption = None,
+) -> None:
+    """Compare two runs: metrics of the last ten steps, settings that differ, evaluations, tasks gained and lost.
+
+    Tasks are taken from the newest evaluation of each run where both have one, else from all their attempts. A task
+    counts as solved where more than half of its attempts are.
+
+    JSON: {"before", "after", "metrics": {name: {"before", "after"}}, "settings", "evals", "difference", "p_value",
+    "gained", "lost", "tasks": [{"task_id", "flip", "before": [solved, attempts], …}]}
+    """
+    from agentrl_cli.store import Store
+    from agentrl_cli.tui.compare_data import compare_runs
+
+    with Store.open(find_db(project, db), readonly=True) as store:
+        found = compare_runs(store, before, after)
+    if json:
+        echo_json(found.report())
+    else:
+        _print(found, limit)
+
+
+def _print(found: RunComparison, limit: int) -> None:
+    one, two = found.before.name, found.after.name
+    if found.settings:
+        _table(["setting", one, two], [[name, cell(a), cell(b)] for name, a, b in found.settings])
+    if found.metrics:
+        _table([f"mean of the last {10} steps", one, two], [[name, a, b] for name, a, b in found.metrics])
+    if found.evals:
+        _table(["evaluation", one, two], [[name, _interval(a), _interval(b)] for name, a, b in found.evals])
+    if found.difference is None:
+        narrate("No task was tried by both.")
+        return
+    value, low, high = found.difference
+    echo(
+        f"{len(found.tasks)} tasks tried by both ({found.source}): difference in the share solved"
+        f" {value:+.3f} [{low:+.3f}, {high:+.3f}]; {found.gained} gained, {found.lost} lost,"
+        f" McNemar's exact test p = {found.p_value:.3g}"
+    )
+    echo()
+    rows = [
+        [
+            line.flip,
+            line.task_id,
+            f"{line.before[0]}/{line.before[1]}",
+            f"{line.after[0]}/{line.after[1]}",
+            line.reward_before,
+            line.reward_after,
+            line.episode_before,
+            line.episode_after,
+        ]
+        for line in found.tasks[:limit]
+    ]
+    heads = ["flip", "task", one, two, f"reward {one}", f"reward {two}", f"replay {one}", f"replay {two}"]
+    _table(heads, rows)
+    if len(rows) < len(found.tasks):
+        narrate(f"{len(rows)} of {len(found.tasks)} tasks; --limit prints more, --json all.")
+
+
+def _table(names: list[str], rows: list[list[object]]) -> None:
+    for line in aligned(names, rows):
+        echo(line)
+    echo()
+
+
+def _interval(row: EvalRow | None) -> str:
+    if row is None or row.pass_rate is None:
+        return "-"
+    between = f" [{row.low:.3f}, {row.high:.3f}]" if row.low is not None and row.high is not None else ""
+    return f"{row.pass_rate:.3f}{between} {row.name}"

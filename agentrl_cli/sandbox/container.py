@@ -1,0 +1,326 @@
+"""`docker`: a warm container for every worker, with the resident runner as root without capabilities worth having.
+
+One stream, the container's stdin and stdout, carries the frames of all boxes in envelopes; `sandbox/contained.py` is
+the other end. No program of a model is ever started by `docker run` or `docker exec`. When this process dies, the
+stream ends and the container removes itself; `sweep` takes away what a dead engine kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import socket
+import struct
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.errors import SandboxUnavailable
+from agentrl_cli.sandbox import image
+from agentrl_cli.sandbox.channel import START, BoxLost, Channel, inside
+from agentrl_cli.sandbox.launch import INSIDE, PACKAGES, Launch, environment
+from agentrl_cli.sandbox.results import Limits
+
+SLOTS = 64
+"""Boxes at once in one container."""
+LABEL = "agentrl.sandbox"
+_STREAM = struct.Struct("!BxxxI")
+"""What the engine puts before a piece of output: 1 stdout, 2 stderr; bytes."""
+_UID_RANGES = range(10_000, 60_000, 2_000)
+
+
+def connect() -> Any:
+    """A docker.APIClient of the engine that the environment names. Raises SandboxUnavailable."""
+    try:
+        import docker
+        from docker.errors import DockerException
+    except ImportError:
+        raise SandboxUnavailable("The docker package is not installed.", hint="pip install docker") from None
+    try:
+        api = docker.from_env(version="auto", timeout=30).api
+        api.ping()
+        return api
+    except DockerException as error:
+        raise SandboxUnavailable(
+            f"No Docker engine answers: {_short(error)}.",
+            hint="Install and start one (Debian: `apt-get install docker.io && service docker start`), and make sure "
+            "that you may use it (`docker info`).",
+        ) from None
+
+
+def sweep(api: Any) -> int:
+    """Removes containers whose process on this machine is gone; returns how many."""
+    removed = 0
+    for container in api.containers(all=True, filters={"label": f"{LABEL}={_machine()}"}):
+        pid, _, born = container["Labels"].get("agentrl.process", "").partition("-")
+        if _born(pid) != born:
+            removed += _remove(api, container["Id"])
+    return removed
+
+
+def _remove(api: Any, container: str) -> bool:
+    """Removes a container, unless it is on its way already."""
+    from docker.errors import APIError
+
+    try:
+        api.remove_container(container, force=True)
+        return True
+    except APIError as error:
+        if error.status_code not in (404, 409):
+            raise
+        return False
+
+
+@cache
+def _machine() -> str:
+    """Tells this machine, since its start, from others that use the same engine."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else platform.node()
+
+
+def _born(pid: str) -> str:
+    """When a process started, in the kernel's own words; empty where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+class Lane(asyncio.Transport):
+    """What a box's channel writes to: its share of the container's stream."""
+
+    def __init__(self, container: Container, number: int) -> None:
+        super().__init__()
+        self._container, self._number = container, number
+
+    def write(self, data: Any) -> None:
+        self._container.send(self._number, inside("wire").DATA, bytes(data))
+
+    def abort(self) -> None:
+        self._container.send(self._number, inside("wire").CLOSE)
+
+
+class Container(asyncio.Protocol):
+    """One running container and the boxes in it; has what `channel.Runner` has."""
+
+    def __init__(self, api: Any, launch: Launch, limits: Limits) -> None:
+        self.api, self.launch, self.limits = api, launch, limits
+        self.id = ""
+        self.boxes: dict[int, Channel] = {}
+        self.stderr = ""
+        self._wire = inside("wire")
+        self._envelopes = self._wire.Envelopes()
+        self._stream = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._numbers = 0
+
+    @classmethod
+    async def start(cls, launch: Launch, number: int, limits: Limits) -> Container:
+        """Starts a container and waits until its runner is warm. Raises SandboxUnavailable: why, and the fix."""
+        from docker.errors import DockerException
+
+        api = await asyncio.to_thread(connect)
+        container = cls(api, launch, limits)
+        try:
+            sock = await asyncio.to_thread(container._create, number)
+            await asyncio.get_running_loop().create_connection(lambda: container, sock=sock)
+            await asyncio.to_thread(api.start, container.id)
+            await asyncio.wait_for(asyncio.shield(container._ready), START)
+        except (DockerException, OSError, BoxLost) as error:
+            await container.close()
+            raise container.unavailable(_short(error) or "it did not come up") from None
+        except BaseException:
+            await container.close()
+            raise
+        return container
+
+    def _create(self, number: int) -> socket.socket:
+        """Makes the container and returns the socket of its stream. Runs in a thread."""
+        name = image.tag(self.launch.imports)
+        if not image.exists(self.api, name):
+            extra = "".join(f" --import {package}" for package in self.launch.imports)
+            raise SandboxUnavailable(
+                f"The engine has no image {name}.", hint=f"agentrl sandbox build-image{extra}  (seconds, no registry)"
+            )
+        sweep(self.api)
+        command = ["/usr/local/bin/python3", "-P", "-s", "-S", "-B", "-X", "utf8", f"{INSIDE}/contained.py"]
+        first = _UID_RANGES[(os.getpid() * 7 + number) % len(_UID_RANGES)]
+        command += ["--level", "uid", "--uid", str(first), "--folder", "/box", "--slots", str(SLOTS)]
+        if self.launch.imports:
+            command += ["--imports", ",".join(self.launch.imports), "--packages", PACKAGES]
+        made = self.api.create_container(
+            name, command, environment=environment("/usr/local"), working_dir="/", stdin_open=True,
+            hostname="sandbox", network_disabled=True, host_config=self._host_config(),
+            labels={LABEL: _machine(), "agentrl.process": f"{os.getpid()}-{_born(str(os.getpid()))}"},
+        )  # fmt: skip
+        self.id = made["Id"]
+        raw = self.api.attach_socket(self.id, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
+        sock = socket.socket(fileno=os.dup(raw.fileno()))
+        # The HTTP library's own hold on the connection would outlive ours.
+        raw._response.close()
+        raw.close()
+        sock.setblocking(False)
+        return sock
+
+    def _host_config(self) -> Any:
+        """What the container is held by, apart from what its runner takes from each box."""
+        memory = 4 * (self.limits.memory_mb << 20) + (512 << 20)
+        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+            memory = min(memory, int(0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+        groups = self._wire.FIRST_GROUP
+        size = f"nosuid,nodev,size={self.limits.disk_mb}m,nr_inodes={self.limits.inodes + 4},mode=1770,uid=0"
+        return self.api.create_host_config(
+            network_mode="none",
+            ipc_mode="none",
+            read_only=True,
+            cap_drop=["ALL"],
+            cap_add=["SETUID", "SETGID", "KILL"],
+            security_opt=["no-new-privileges"],
+            tmpfs={f"/box/{slot}": f"{size},gid={groups + slot}" for slot in range(SLOTS)},
+            pids_limit=SLOTS * (self.limits.processes + 8) + 64,
+            mem_limit=memory,
+            memswap_limit=memory,
+            auto_remove=True,
+            log_config={"Type": "none"},
+        )
+
+    # the stream
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._stream += data
+        while len(self._stream) >= _STREAM.size:
+            kind, size = _STREAM.unpack_from(self._stream)
+            end = _STREAM.size + size
+            if len(self._stream) < end:
+                return
+            piece = bytes(self._stream[_STREAM.size : end])
+            del self._stream[:end]
+            if kind == 2:
+                self.stderr = (self.stderr + piece.decode("utf-8", "replace"))[-4096:]
+                continue
+            try:
+                for number, what, body in self._envelopes.feed(piece):
+                    self._envelope(number, what, body)
+            except self._wire.Broken as error:
+                self._lose(BoxLost("protocol_error", str(error)))
+                return
+
+    def _envelope(self, number: int, kind: int, body: bytes) -> None:
+        if kind == self._wire.CONTROL:
+            if not self._ready.done() and json.loads(body).get("ready"):
+                self._ready.set_result(None)
+            return
+        channel = self.boxes.get(number)
+        if channel is None:
+            return
+        if kind == self._wire.DATA:
+            channel.data_received(body)
+        else:
+            channel.connection_lost(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose(BoxLost("sandbox_restarted", "the container went away"))
+
+    def _lose(self, reason: BoxLost) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+        if not self._ready.done():
+            self._ready.set_exception(reason)
+            self._ready.exception()  # nobody may be waiting any more
+        for channel in list(self.boxes.values()):
+            channel.connection_lost(reason)
+
+    def send(self, number: int, kind: int, data: bytes = b"") -> None:
+        """Sends one envelope; to a container that is gone, nothing."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(self._wire.envelope(number, kind, data))
+
+    # what the pool and the sessions use
+
+    @property
+    def alive(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def full(self) -> bool:
+        return len(self.boxes) >= SLOTS
+
+    def unavailable(self, what: str) -> SandboxUnavailable:
+        """The error to raise where the container does not work."""
+        wrote = self.stderr.strip().splitlines()
+        return SandboxUnavailable(
+            f"Sandbox level docker does not work here: {wrote[-1] if wrote else what}.",
+            hint="`docker info` shows whether the engine is well; `agentrl sandbox build-image` makes the image anew.",
+        )
+
+    async def open(self, limits: dict[str, Any]) -> Channel:
+        """A new box. Raises BoxLost, SandboxUnavailable for a limit beyond what the container was made with."""
+        if limits["disk_mb"] > self.limits.disk_mb or limits["inodes"] > self.limits.inodes:
+            raise SandboxUnavailable(
+                "A session asks for more disk than its container has.",
+                hint="Set sandbox.disk_mb and sandbox.inodes to the largest values that a pack needs.",
+            )
+        if not self.alive:
+            raise BoxLost("sandbox_restarted", "the container went away")
+        less = limits["disk_mb"] < self.limits.disk_mb or limits["inodes"] < self.limits.inodes
+        self._numbers += 1
+        channel = Channel(self._numbers)
+        self.boxes[channel.number] = channel
+        channel.connection_made(Lane(self, channel.number))
+        request = {"op": "open", "id": channel.number, "limits": {**limits, "watch_disk": less}}
+        self.send(0, self._wire.CONTROL, json.dumps(request).encode())
+        try:
+            frame = await channel.answer(START)
+            if not frame.header.get("ready"):
+                raise BoxLost(str(frame.header.get("status", "protocol_error")), str(frame.header.get("detail", "")))
+        except BaseException:
+            self.drop(channel)
+            raise
+        return channel
+
+    def drop(self, channel: Channel) -> None:
+        """Closes a box, and kills it where it was lost."""
+        stuck = channel.lost is not None
+        channel.close()
+        if self.boxes.pop(channel.number, None) is not None and stuck:
+            self.send(0, self._wire.CONTROL, json.dumps({"op": "kill", "id": channel.number}).encode())
+
+    async def close(self) -> None:
+        """Ends the container and everything in it; returns when it is gone."""
+        for channel in list(self.boxes.values()):
+            channel.close()
+        self.boxes.clear()
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+        if self.id:
+            await asyncio.to_thread(self._gone)
+        self.api.close()
+
+    def _gone(self) -> None:
+        """Removes the container and waits until the engine has forgotten it, at most five seconds."""
+        import time
+
+        from docker.errors import DockerException, NotFound
+
+        with contextlib.suppress(DockerException):
+            _remove(self.api, self.id)
+            for _ in range(250):
+                try:
+                    self.api.inspect_container(self.id)
+                except NotFound:
+                    return
+                time.sleep(0.02)
+
+
+def _short(error: BaseException) -> str:
+    return str(getattr(error, "explanation", None) or error).splitlines()[0][:300].rstrip(".") if str(error) else ""

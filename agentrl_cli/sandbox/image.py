@@ -1,0 +1,187 @@
+"""The Docker image: made from the running Python by `tar` and `docker import`, without a registry or a Dockerfile.
+
+The tag says what is inside: a hash of the interpreter, the runner and the packages. The same inputs give the same tag.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.errors import SandboxUnavailable
+from agentrl_cli.paths import sandbox_dir
+from agentrl_cli.sandbox.launch import INSIDE, PACKAGES, Launch, package_folders
+
+REPOSITORY = "agentrl-sandbox"
+_FORMAT = "1"
+_PROGRAMS = (
+    "bash sh awk basename cat chmod cp cut date dd diff dirname du echo env expr false file find fold grep gzip "
+    "head id join ln ls mkdir mkfifo mknod mktemp mv nl od paste printf pwd readlink realpath rm rmdir sed seq "
+    "setsid sha256sum sleep sort split stat su tac tail tar tee test timeout touch tr true truncate tsort uname "
+    "uniq wc which xargs yes"
+).split()
+_SKIPPED = {"test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "site-packages",
+            "dist-packages", "__pycache__"}  # fmt: skip
+"""Folders of the standard library that stay out."""
+
+
+def tag(imports: Sequence[str] = ()) -> str:
+    """The name of the image for a set of packages. Raises MissingDependency where one is not installed."""
+    digest = hashlib.sha256()
+    for fact in (_FORMAT, sys.version, platform.machine(), *_versions(imports)):
+        digest.update(fact.encode() + b"\0")
+    digest.update(_runner())
+    return f"{REPOSITORY}:{digest.hexdigest()[:16]}"
+
+
+@cache
+def _runner() -> bytes:
+    """What the sandbox's own files hold, hashed."""
+    digest = hashlib.sha256()
+    for path in _own_files():
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.digest()
+
+
+def _own_files() -> list[Path]:
+    folder = Path(sandbox_dir())
+    return [*sorted(folder.glob("*.py")), folder / "etc" / "group", folder / "etc" / "passwd"]
+
+
+def _versions(imports: Sequence[str]) -> Iterator[str]:
+    for name in sorted(imports):
+        try:
+            yield f"{name}=={version(name)}"
+        except PackageNotFoundError:
+            yield f"{name} in {package_folders([name])[0]}"
+
+
+def build(api: Any, imports: Sequence[str] = (), say: Callable[[str], None] = lambda _: None) -> str:
+    """Makes the image where it is not there yet, in a few seconds; returns its tag.
+
+    `api`: a docker.APIClient. Raises SandboxUnavailable on anything but Linux, whose Python would not run in a
+    container.
+    """
+    name = tag(imports)
+    if exists(api, name):
+        return name
+    if sys.platform != "linux":
+        raise SandboxUnavailable(
+            "The image is made from the running Python, which has to be one for Linux.",
+            hint=f"Elsewhere: docker build -t {name} {sandbox_dir()}",
+        )
+    with tempfile.NamedTemporaryFile(suffix=".tar") as file:
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            _fill(tar, imports)
+        file.flush()
+        say(f"importing {os.path.getsize(file.name) / 1e6:.0f} MB as {name}")
+        repository, _, label = name.partition(":")
+        api.import_image_from_file(file.name, repository=repository, tag=label)
+    if not imports:
+        api.tag(name, REPOSITORY, "latest")
+    return name
+
+
+def exists(api: Any, name: str) -> bool:
+    """Whether the engine has an image."""
+    from docker.errors import ImageNotFound
+
+    try:
+        api.inspect_image(name)
+    except ImageNotFound:
+        return False
+    return True
+
+
+def _fill(tar: tarfile.TarFile, imports: Sequence[str]) -> None:
+    """Writes the file system: interpreter, standard library, a few programs, their libraries, packages, the runner."""
+    launch = Launch("docker", tuple(imports))
+    files: dict[str, Path] = {}
+    number = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    files[f"/usr/local/bin/{number}"] = Path(launch.python)
+    files |= _tree(Path(sysconfig.get_path("stdlib")), f"/usr/local/lib/{number}", _SKIPPED)
+    for folder in package_folders(imports):
+        files |= _tree(folder, f"{PACKAGES}/{folder.name}", {"__pycache__"})
+    for name in _PROGRAMS:
+        found = shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin")
+        if found:
+            files[f"/usr/bin/{name}"] = Path(os.path.realpath(found))
+    files |= _libraries([path for path in files.values() if path.suffix != ".py" and _is_elf(path)], launch.prefix)
+    for path in _own_files():
+        files[f"/etc/{path.name}" if path.parent.name == "etc" else f"{INSIDE}/{path.name}"] = path
+    _write(tar, files)
+    for link, target in {
+        "bin": "usr/bin", "usr/local/bin/python3": number, "usr/local/bin/python": number,
+        "usr/bin/python3": f"/usr/local/bin/{number}", "tmp": "proc/self/cwd/.tmp",
+    }.items():  # fmt: skip
+        entry = tarfile.TarInfo(link)
+        entry.type, entry.linkname = tarfile.SYMTYPE, target
+        tar.addfile(entry)
+
+
+def _tree(folder: Path, inside: str, skipped: set[str]) -> dict[str, Path]:
+    """The files below a folder, by their place inside."""
+    found: dict[str, Path] = {}
+    for here, folders, names in os.walk(folder):
+        folders[:] = sorted(set(folders) - skipped)
+        below = os.path.relpath(here, folder)
+        for name in sorted(names):
+            if not name.endswith((".pyc", ".a")):
+                found[os.path.normpath(f"{inside}/{below}/{name}")] = Path(here, name)
+    return found
+
+
+def _is_elf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
+def _libraries(binaries: Sequence[Path], prefix: str) -> dict[str, Path]:
+    """What the dynamic linker would load for them, by its place inside.
+
+    Libraries of the interpreter's own prefix go beside the system's, because their old place does not exist there.
+    """
+    text = subprocess.run(["ldd", *map(str, binaries)], capture_output=True, text=True, check=False).stdout
+    found: dict[str, Path] = {}
+    loose: list[Path] = []
+    system = "/usr/lib"
+    for place in re.findall(r"(?:=> |^\s*)(/\S+) \(0x", text, re.MULTILINE):
+        if place.startswith(prefix + "/") and prefix != "/usr":
+            loose.append(Path(place))
+        elif not place.startswith(PACKAGES) and "site-packages" not in place:
+            found[place] = Path(os.path.realpath(place))
+            if Path(place).name.startswith("libc.so"):
+                system = os.path.dirname(place)
+    return found | {f"{system}/{path.name}": Path(os.path.realpath(path)) for path in loose}
+
+
+def _write(tar: tarfile.TarFile, files: dict[str, Path]) -> None:
+    """Files in order, and the folders above them; owned by root, without times."""
+    folders = {"proc", "sys", "dev", "box", "etc", PACKAGES.strip("/")}
+    for name in files:
+        folders |= {str(parent).strip("/") for parent in Path(name).parents}
+    for name in sorted(folders - {"", "bin"}):
+        entry = tarfile.TarInfo(name)
+        entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+        tar.addfile(entry)
+    for name, path in sorted(files.items()):
+        if name.startswith("/bin/"):
+            name = "/usr" + name
+        data = path.read_bytes()
+        entry = tarfile.TarInfo(name.strip("/"))
+        entry.size, entry.mode = len(data), 0o755 if os.access(path, os.X_OK) else 0o644
+        tar.addfile(entry, io.BytesIO(data))

@@ -1,0 +1,40 @@
+"""The command palette (ctrl+p): everything the screen's keys do, by words, with the key and its id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from textual.binding import Binding
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+
+
+class KeyCommands(Provider):
+    """The bindings of the screen below the palette."""
+
+    def _all(self) -> Iterator[tuple[str, str, Callable[[], Coroutine[Any, Any, bool]]]]:
+        """(words, help, what to run), each action once."""
+        seen: set[str] = set()
+        for binding in type(self.screen).BINDINGS:
+            if not isinstance(binding, Binding) or binding.action in seen:
+                continue
+            seen.add(binding.action)
+            words = binding.description or binding.action.replace("_", " ")
+            yield words, f"{binding.key}   {binding.id or ''}", self._runner(binding.action)
+
+    def _runner(self, action: str) -> Callable[[], Coroutine[Any, Any, bool]]:
+        async def run() -> bool:
+            return await self.app.run_action(action, self.screen)
+
+        return run
+
+    async def discover(self) -> Hits:
+        for words, help, run in self._all():
+            yield DiscoveryHit(words, run, help=help)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for words, help, run in self._all():
+            score = max(matcher.match(words), matcher.match(help))
+            if score > 0:
+                yield Hit(score, matcher.highlight(words), run, help=help)

@@ -1,0 +1,425 @@
+"""The local policy: the numbers of the model's own `generate`, whatever else is in the batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl_cli.errors import ModelError, PolicyError
+from agentrl_cli.policies import local_batch
+from agentrl_cli.policies.base import Policy
+from agentrl_cli.policies.local import LocalPolicy
+from agentrl_cli.policies.local_sampling import draw, uniforms
+from agentrl_cli.types import TOP_K, Generation, Sampling, StopReason
+
+VOCAB = 96
+STOP = 5
+TURNS = 3
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
+
+
+def tiny(kind: str = "qwen3", **changes: Any) -> Any:
+    """A model of two layers whose random weights are so large that the best token is never a close call."""
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        MistralConfig,
+        MistralForCausalLM,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )
+
+    classes: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 8}),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+        "llama": (LlamaConfig, LlamaForCausalLM, {}),
+        "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 12}),
+        "qwen2-sliding": (
+            Qwen2Config,
+            Qwen2ForCausalLM,
+            {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1},
+        ),
+    }
+    config, model, extra = classes[kind]
+    torch.manual_seed(0)
+    given: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "initializer_range": 0.15,
+        "max_position_embeddings": 512,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "attn_implementation": "sdpa",
+    }
+    return model(config(**{**given, **extra, **changes})).eval()
+
+
+def policy_of(model: Any, **changes: Any) -> LocalPolicy:
+    return LocalPolicy(model, **{"context_length": 256, "rows": 6, **changes})
+
+
+def prompts(seed: int = 0) -> list[list[int]]:
+    """Twelve prompts: three groups of three with a system prompt in common, and three of their own."""
+    rng = np.random.default_rng(seed)
+    system = rng.integers(6, VOCAB, 24).tolist()
+    groups = [[*system, *rng.integers(0, VOCAB, n).tolist()] for n in (3, 17, 9)]
+    loners = [rng.integers(0, VOCAB, n).tolist() for n in (1, 40, 21)]
+    return [*(group for group in groups for _ in range(3)), *loners]
+
+
+def greedy(model: Any, ids: Sequence[int], count: int, stop: int | None = STOP) -> tuple[list[int], list[float]]:
+    """What `generate` says, and the log-probability of each token."""
+    given = torch.tensor([list(ids)])
+    out = model.generate(
+        given,
+        attention_mask=torch.ones_like(given),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=stop,
+        pad_token_id=STOP,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    new = out.sequences[0, len(ids) :].tolist()
+    rows = [torch.log_softmax(step[0].float(), -1) for step in out.logits]
+    return new, [float(row[token]) for row, token in zip(rows, new, strict=True)]
+
+
+async def converse(policy: Policy, key: str, prompt: Sequence[int], number: int) -> list[tuple[list[int], Generation]]:
+    """Three turns of one episode with a tool's answer between them: (context, what was said) of each."""
+    rng = np.random.default_rng(number)
+    ids, said = list(prompt), []
+    for turn in range(TURNS):
+        sampling = Sampling(temperature=0, max_new_tokens=4 + (number + turn) % 5, stop_ids=(STOP,))
+        generation = await policy.generate(key, ids, sampling, group="")
+        said.append((list(ids), generation))
+        ids += generation.ids.tolist() + rng.integers(0, VOCAB, 2 + number % 4).tolist()
+        if number % 3 == 0:
+            await asyncio.sleep(0.002)
+    await policy.release(key)
+    return said
+
+
+async def check_against_generate(model: Any, **changes: Any) -> LocalPolicy:
+    policy = policy_of(model, **changes)
+    everything = await asyncio.gather(*(converse(policy, f"e{n}", ids, n) for n, ids in enumerate(prompts())))
+    await policy.close()
+    for number, episode in enumerate(everything):
+        for turn, (ids, said) in enumerate(episode):
+            tokens, logps = greedy(model, ids, 4 + (number + turn) % 5)
+            assert said.ids.tolist() == tokens, (number, turn)
+            assert np.abs(said.logp_policy - np.array(logps)).max() < 1e-4
+            assert said.logp_sampled.tolist() == [0.0] * len(tokens)  # a greedy choice is certain
+            assert (said.stop_reason is StopReason.STOP) == (tokens[-1] == STOP)
+            assert (said.top_ids[:, 0] == said.ids).all() and said.top_ids.shape == (len(tokens), TOP_K)
+    return policy
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama"])
+async def test_twelve_ragged_episodes_in_six_rows_say_what_generate_says(kind: str) -> None:
+    policy = await check_against_generate(tiny(kind))
+    whole = sum(len(ids) for ids in prompts())
+    assert isinstance(policy, Policy)
+    # Prompts of a group are computed once, and later turns only by what is new: less than the first turns alone.
+    assert policy.prefill_tokens < whole
+
+
+@pytest.mark.parametrize("kind", ["mistral", "qwen2-sliding"])
+async def test_a_sliding_window_is_kept(kind: str) -> None:
+    await check_against_generate(tiny(kind))
+
+
+async def test_eager_attention() -> None:
+    await check_against_generate(tiny(attn_implementation="eager"))
+
+
+async def test_lanes() -> None:
+    await check_against_generate(tiny(), lanes=True, lane_length=160)
+
+
+async def test_an_adapter_on_the_model() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(tiny(), LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    await check_against_generate(model.eval())
+
+
+async def test_long_prompts_go_in_pieces() -> None:
+    model = tiny()
+    long = np.random.default_rng(3).integers(0, VOCAB, local_batch.PIECE + 100).tolist()
+    policy = LocalPolicy(model, context_length=4096, rows=2)
+    said = await policy.generate("a", long, Sampling(temperature=0, max_new_tokens=3))
+    assert said.ids.tolist() == greedy(model, long, 3)[0]
+    await policy.close()
+
+
+async def test_what_is_shared_is_computed_once() -> None:
+    policy = policy_of(tiny(), rows=8)
+    ids = prompts()[0]
+    sampling = Sampling(temperature=0, max_new_tokens=2)
+    await asyncio.gather(*(policy.generate(f"e{n}", ids, sampling) for n in range(8)))
+    assert policy.prefill_tokens == len(ids) - 1
+    # The next turn of an episode costs what is new: its last token was never fed, and the newest is fed by the draw.
+    said = await policy.generate("e0", ids, sampling)
+    before = policy.prefill_tokens
+    await policy.generate("e0", [*ids, *said.ids.tolist(), 7, 8, 9], sampling)
+    assert policy.prefill_tokens - before == 3
+    policy.set_version("new")
+    await policy.generate("e0", ids, sampling)
+    assert policy.prefill_tokens - before == 3 + len(ids) - 1
+    await policy.close()
+
+
+async def test_a_history_that_was_rewritten() -> None:
+    """A chat that takes back what was said: only what still agrees is used."""
+    model = tiny()
+    policy = policy_of(model)
+    ids = prompts()[1]
+    sampling = Sampling(temperature=0, max_new_tokens=4)
+    await policy.generate("a", ids, sampling)
+    other = [*ids[:-4], 11, 12, 13]
+    assert (await policy.generate("a", other, sampling)).ids.tolist() == greedy(model, other, 4)[0]
+    assert (await policy.generate("a", other[:20], sampling)).ids.tolist() == greedy(model, other[:20], 4)[0]
+    await policy.close()
+
+
+# --- sampling --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_seed_gives_the_same_tokens_in_another_batch() -> None:
+    model = tiny()
+    everyone = prompts()
+    alone, together = policy_of(model, rows=1), policy_of(model, rows=12)
+    settings = [Sampling(max_new_tokens=12, stop_ids=(STOP,), seed=n) for n in range(12)]
+    first = await asyncio.gather(*(together.generate(f"e{n}", everyone[n], settings[n]) for n in range(12)))
+    for number in (0, 4, 11):
+        again = await alone.generate("x", everyone[number], settings[number])
+        assert again.ids.tolist() == first[number].ids.tolist()
+        assert np.abs(again.logp_policy - first[number].logp_policy).max() < 1e-4
+    # Members of a group share the prompt and differ in their seeds.
+    assert first[0].ids.tolist() != first[1].ids.tolist()
+    await alone.close()
+    await together.close()
+
+
+async def test_lanes_give_the_same_bits_whatever_runs_beside() -> None:
+    model = tiny()
+    everyone = prompts()
+    sampling = Sampling(max_new_tokens=12, seed=4)
+    one, other = (policy_of(model, lanes=True, lane_length=128) for _ in range(2))
+    alone = await one.generate("e4", everyone[4], sampling)
+    settings = [Sampling(max_new_tokens=12, seed=n) for n in range(12)]
+
+    async def attempt(n: int) -> Generation:
+        said = await other.generate(f"e{n}", everyone[n], settings[n])
+        await other.release(f"e{n}")
+        return said
+
+    many = await asyncio.gather(*(attempt(n) for n in range(12)))
+    assert many[4].ids.tolist() == alone.ids.tolist()
+    assert many[4].logp_policy.tobytes() == alone.logp_policy.tobytes()
+    await one.close()
+    await other.close()
+
+
+def test_log_probabilities_by_hand() -> None:
+    logits = torch.log(torch.tensor([[0.5, 0.25, 0.125, 0.125], [0.1, 0.2, 0.3, 0.4]]))
+    numbers = torch.tensor([0.6, 0.35], dtype=torch.float64)
+    drawn = draw(logits, [Sampling(), Sampling(temperature=0.5)], numbers)
+    # Row 0: 0.6 falls into (0.5, 0.75]. Row 1: squares 0.01 0.04 0.09 0.16 of 0.3; 0.35 of it falls into the third.
+    assert drawn.ids.tolist() == [1, 2]
+    assert drawn.logp_policy.tolist() == pytest.approx([np.log(0.25), np.log(0.3)], abs=1e-6)
+    assert drawn.logp_sampled.tolist() == drawn.logp_policy.tolist()
+    assert drawn.entropy[0].item() == pytest.approx(1.75 * np.log(2), abs=1e-6)
+    assert drawn.top_ids[0, :2].tolist() == [0, 1] and drawn.top_logps.shape == (2, 4)
+
+
+def test_top_k_and_top_p_renormalise() -> None:
+    logits = torch.log(torch.tensor([[0.125, 0.5, 0.25, 0.125]] * 4))
+    settings = [
+        Sampling(top_k=2),  # 1/2 and 1/4 become 2/3 and 1/3
+        Sampling(top_p=0.7),  # the smallest set of mass 0.7: the same two
+        Sampling(top_p=0.5),  # the first alone has it
+        Sampling(top_k=3, top_p=0.99),
+    ]
+    drawn = draw(logits, settings, torch.full((4,), 0.9, dtype=torch.float64))
+    assert drawn.ids.tolist()[:3] == [2, 2, 1]
+    assert drawn.logp_sampled.tolist()[:3] == pytest.approx([np.log(1 / 3), np.log(1 / 3), 0.0], abs=1e-6)
+    assert drawn.logp_policy.tolist()[:3] == pytest.approx([np.log(0.25), np.log(0.25), np.log(0.5)], abs=1e-6)
+    # Top-k of three among equals keeps three; the policy's own numbers are untouched by truncation.
+    assert drawn.logp_sampled[3].exp().item() in (pytest.approx(0.25 / 0.875), pytest.approx(0.125 / 0.875))
+    assert (drawn.entropy == drawn.entropy[0]).all()
+
+
+def test_draws_follow_the_distribution() -> None:
+    probabilities = np.array([0.4, 0.3, 0.2, 0.1])
+    logits = torch.log(torch.tensor(probabilities, dtype=torch.float32)).repeat(20000, 1)
+    drawn = draw(logits, [Sampling()] * 20000, torch.from_numpy(uniforms(7, 20000)))
+    shares = np.bincount(drawn.ids.numpy(), minlength=4) / 20000
+    assert np.abs(shares - probabilities).max() < 0.012  # 3.5 standard errors
+
+
+def test_a_token_without_probability_is_never_drawn() -> None:
+    logits = torch.tensor([[0.0, -torch.inf, 0.0, -torch.inf]])
+    for number in (0.0, 0.25, 0.5, 0.75, 1 - 2**-53):
+        drawn = draw(logits, [Sampling()], torch.tensor([number], dtype=torch.float64))
+        assert drawn.ids.item() in (0, 2)
+        assert drawn.entropy.item() == pytest.approx(np.log(2))
+
+
+def test_uniforms_depend_on_the_seed_alone() -> None:
+    assert uniforms(3, 5).tolist() == uniforms(3, 9)[:5].tolist()
+    assert uniforms(3, 5).tolist() != uniforms(4, 5).tolist()
+    assert uniforms(2**63 - 1, 2).shape == (2,)
+
+
+# --- how a turn ends -------------------------------------------------------------------------------------------------
+
+
+async def test_stop_ids_strings_and_limits() -> None:
+    model = tiny()
+    policy = policy_of(model, context_length=40, decode=lambda ids: "".join(chr(64 + id_) for id_ in ids))
+    ids = prompts()[9] + list(range(10, 30))
+    free, _ = greedy(model, ids, 8)
+    said = await policy.generate("a", ids, Sampling(temperature=0, max_new_tokens=8, stop_ids=(free[2],)))
+    assert (said.ids.tolist(), said.stop_reason) == (free[:3], StopReason.STOP)
+    said = await policy.generate(
+        "b", ids, Sampling(temperature=0, max_new_tokens=8, stop_strings=(chr(64 + free[1]) + chr(64 + free[2]),))
+    )
+    assert (said.ids.tolist(), said.stop_reason) == (free[:3], StopReason.STOP_STRING)
+    said = await policy.generate("c", ids, Sampling(temperature=0, max_new_tokens=100))
+    assert len(ids) + len(said.ids) == 40 and said.stop_reason is StopReason.LENGTH
+    nothing = await policy.generate("d", ids, Sampling(max_new_tokens=0))
+    assert len(nothing.ids) == 0 and nothing.top_ids.shape == (0, TOP_K)
+    with pytest.raises(PolicyError, match="leaves no room in 40"):
+        await policy.generate("e", [1] * 40, Sampling())
+    with pytest.raises(PolicyError, match="empty"):
+        await policy.generate("f", [], Sampling())
+    with pytest.raises(PolicyError, match=f"token {VOCAB}, and the model knows {VOCAB}"):
+        await policy.generate("g", [1, VOCAB], Sampling())
+    await policy.close()
+
+
+async def test_tokens_are_told_as_they_come() -> None:
+    policy = policy_of(tiny())
+    heard: list[int] = []
+    said = await policy.generate("a", [7, 8], Sampling(max_new_tokens=5), on_token=heard.append)
+    assert heard == said.ids.tolist() and said.seconds > 0 and said.weights_version == "base"
+    await policy.close()
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+def failing(when: int) -> Any:
+    """A model that raises in its `when`th forward."""
+    model, calls = tiny(), []
+
+    def count(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == when:
+            raise RuntimeError("CUDA out of memory. Tried to allocate")
+
+    model.register_forward_pre_hook(count)
+    return model
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+async def test_an_error_reaches_every_waiting_episode_and_the_next_ones_work(lanes: bool) -> None:
+    policy = policy_of(failing(7), rows=3, lanes=lanes, lane_length=96)
+    sampling = Sampling(max_new_tokens=20)
+    answers = await asyncio.gather(
+        *(policy.generate(f"e{n}", prompts()[n], sampling) for n in range(8)), return_exceptions=True
+    )
+    assert all(isinstance(answer, PolicyError) for answer in answers)
+    first = answers[0]
+    assert isinstance(first, PolicyError) and "out of memory" in first.message and "concurrency" in first.hint
+    assert len((await policy.generate("x", [1, 2, 3], sampling)).ids) == 20
+    await policy.close()
+
+
+async def test_weights_that_are_no_numbers() -> None:
+    model = tiny()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    policy = policy_of(model)
+    with pytest.raises(PolicyError, match="not numbers"):
+        await policy.generate("a", [1, 2], Sampling())
+    await policy.close()
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+async def test_a_cancelled_episode_frees_its_row(lanes: bool) -> None:
+    """Two rows, held by endless turns; one is cancelled, and the one that waits gets its place."""
+    model = tiny()
+    policy = policy_of(model, rows=2, context_length=512, lanes=lanes, lane_length=512)
+    endless = Sampling(temperature=0, max_new_tokens=400)
+    tasks = [asyncio.create_task(policy.generate(f"e{n}", prompts()[n * 3], endless)) for n in range(2)]
+    heard: list[int] = []
+    waiting = asyncio.create_task(
+        policy.generate("w", prompts()[9], Sampling(temperature=0, max_new_tokens=4), on_token=heard.append)
+    )
+    await asyncio.sleep(0.1)
+    assert not heard and not waiting.done()
+    tasks[0].cancel()
+    await asyncio.gather(tasks[0], return_exceptions=True)
+    await policy.release("e0")
+    assert (await waiting).ids.tolist() == greedy(model, prompts()[9], 4)[0]
+    assert not tasks[1].done()  # the other one went on all the time
+    said = await tasks[1]
+    assert said.ids.tolist()[:50] == greedy(model, prompts()[3], 50, None)[0]
+    await policy.close()
+
+
+async def test_closing_ends_what_runs() -> None:
+    policy = policy_of(tiny(), context_length=512)
+    task = asyncio.create_task(policy.generate("a", [1, 2], Sampling(max_new_tokens=500)))
+    await asyncio.sleep(0.05)
+    await policy.close()
+    assert task.cancelled() or isinstance((await asyncio.gather(task, return_exceptions=True))[0], BaseException)
+
+
+def test_one_policy_in_two_event_loops() -> None:
+    """A script that calls asyncio.run twice; the first run is torn down while a turn is being made."""
+    model = tiny()
+    policy = policy_of(model, rows=1, context_length=512)
+
+    async def interrupted() -> None:
+        asyncio.get_running_loop().create_task(policy.generate("a", [1, 2], Sampling(max_new_tokens=500)))
+        await asyncio.sleep(0.05)
+
+    async def later() -> Generation:
+        return await policy.generate("b", prompts()[1], Sampling(temperature=0, max_new_tokens=4))
+
+    asyncio.run(interrupted())
+    assert asyncio.run(later()).ids.tolist() == greedy(model, prompts()[1], 4)[0]
+    asyncio.run(policy.close())
+
+
+async def test_memory_is_given_back_between_sampling_and_training() -> None:
+    policy = policy_of(tiny())
+    await policy.generate("a", prompts()[0], Sampling(max_new_tokens=3))
+    policy.rest()
+    batch = policy._batch
+    assert not batch.parked and not batch.prefixes and batch._arena.capacity == (0, 0)
+    await policy.close()
+
+
+def test_layers_that_cannot_be_cached_are_refused() -> None:
+    model = tiny()
+    model.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(ModelError, match="linear_attention"):
+        policy_of(model)
