@@ -63,12 +63,28 @@ def step_metrics(
     `drift` holds the worst kind of drift of each episode that has any, empty texts elsewhere.
     """
     episodes = [episode for group in groups for episode in group]
-    good = [e for e in episodes if e.outcome is not None and not e.outcome.is_error]
+    good = [e for e in episodes if e.outcome is not None and not e.outcome.is_error and e.reward_parts]
     rewards = [[e.reward for e in group if e in good] for group in groups]
+    metrics: dict[str, float] = {"num_tokens": float(sum(len(e.tokens) for e in episodes))}
+    if good:
+        metrics |= _graded(good, rewards)
+    for name in sorted({part.name for e in good for part in e.reward_parts}):
+        values = [part.value for e in good for part in e.reward_parts if part.name == name]
+        metrics[f"rewards/{name}/mean"] = _mean(values)
+        metrics[f"rewards/{name}/std"] = float(np.std(values))
+    counted = Counter(str(e.outcome) for e in episodes)
+    metrics |= {f"outcomes/{name}": float(n) for name, n in counted.items()}
+    metrics |= {f"drift/{name}": float(n) for name, n in Counter(kind for kind in drift if kind).items()}
+    metrics |= {f"facts/{name}": float(n) for name, n in Counter(str(fact) for fact in facts.values()).items()}
+    return metrics
+
+
+def _graded(good: Sequence[Episode], rewards: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Means over the graded episodes; `rewards` are theirs by group."""
     spread = [float(np.std(r, ddof=1)) if len(r) > 1 else 0.0 for r in rewards]
-    lengths = [e.trained_tokens for e in good] or [0]
+    lengths = [e.trained_tokens for e in good]
     calls = sum(e.tool_calls for e in good)
-    metrics = {
+    return {
         "reward": _mean([e.reward for e in good]),
         "reward_std": _mean(spread),
         "frac_reward_zero_std": _mean([float(s < 1e-8) for s in spread]),
@@ -79,17 +95,7 @@ def step_metrics(
         "tools/call_frequency": _mean([float(e.tool_calls > 0) for e in good]),
         "tools/failure_frequency": sum(e.tool_errors for e in good) / calls if calls else 0.0,
         "turns/mean": _mean([float(sum(t.role == "assistant" for t in e.turns)) for e in good]),
-        "num_tokens": float(sum(len(e.tokens) for e in episodes)),
     }
-    for name in sorted({part.name for e in good for part in e.reward_parts}):
-        values = [part.value for e in good for part in e.reward_parts if part.name == name]
-        metrics[f"rewards/{name}/mean"] = _mean(values)
-        metrics[f"rewards/{name}/std"] = float(np.std(values))
-    counted = Counter(str(e.outcome) for e in episodes)
-    metrics |= {f"outcomes/{name}": float(n) for name, n in counted.items()}
-    metrics |= {f"drift/{name}": float(n) for name, n in Counter(kind for kind in drift if kind).items()}
-    metrics |= {f"facts/{name}": float(n) for name, n in Counter(str(fact) for fact in facts.values()).items()}
-    return metrics
 
 
 def cpu_seconds() -> float:

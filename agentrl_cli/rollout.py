@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
     from agentrl_cli.store import Store
 
-MIN_ROOM = 8
-"""An assistant turn with less room than this is not begun."""
+MIN_ROOM = 8  # an assistant turn with less room than this is not begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +62,7 @@ class Job:
     step: int | None = None
     run_id: str | None = None
     kind: str = "rollout"
+    slot: int = -1  # see Sampling.slot
 
 
 def seed_of(*parts: object) -> int:
@@ -169,7 +169,8 @@ class _Attempt:
         job, policy = self.job, self.rollout.policy
         self.limits = self.rollout.config.rollout
         self.most = min(self.limits.max_tokens, policy.context_length)
-        self.env = self.rollout.make_env(self.pack, job)
+        self.env = Env()
+        self.earned: float | None = None
         self.parsed = AssistantTurn("")
         self.episode = Episode(
             id=new_id(),
@@ -201,7 +202,8 @@ class _Attempt:
         ended = self._finished(outcome, error, rewards)
         if store is not None:
             store.finish_episode(ended, split=job.task.split, tokenizer=self.rollout.chat.tokenizer.hash)
-            self._store_drift(ended)
+            for drift in self._drifts:
+                store.add_drift(ended.id, **drift.row)
         if failed is not None:
             raise failed
         if outcome is Outcome.CANCELLED:
@@ -210,16 +212,19 @@ class _Attempt:
 
     async def _outcome(self) -> tuple[Outcome, str, tuple[RewardPart, ...]]:
         """Loop, score, close; what happened as (outcome, error, reward parts)."""
+        deadline = asyncio.timeout(self.limits.episode_timeout)
         try:
             try:
-                async with asyncio.timeout(self.limits.episode_timeout):
+                async with deadline:
                     await self._loop()
                     rewards = await self._score()
             finally:
                 await asyncio.shield(self._close())
         except asyncio.CancelledError:
             return Outcome.CANCELLED, "the run was stopped", ()
-        except TimeoutError:
+        except TimeoutError as error:
+            if not deadline.expired():
+                return Outcome.ENV_ERROR, as_env_error(error).message, ()
             return Outcome.TIMEOUT, f"the episode took longer than {self.limits.episode_timeout:g} s", ()
         except SandboxFault as error:
             return Outcome.SANDBOX_ERROR, error.message, ()
@@ -237,7 +242,6 @@ class _Attempt:
         facts = {"task": self.job.task, "run": self.rollout.run_row}
         await self.rollout.hooks.call("on_trace_start", **facts)
         state = AgentState.PENDING
-        step = Step()
         while state is not AgentState.TERMINATED:
             self._live(state)
             match state:
@@ -246,11 +250,11 @@ class _Attempt:
                 case AgentState.GENERATING:
                     state = await self._generate()
                 case AgentState.PROCESSING_TOOLS | AgentState.INTERACTING:
-                    step = await self.env.step(self.parsed)
-                    state = self._observe(step)
+                    state = self._observe(await self.env.step(self.parsed))
         await self.rollout.hooks.call("on_trace_end", rollout=self._so_far(), **facts)
 
     async def _begin(self) -> AgentState:
+        self.env = self.rollout.make_env(self.pack, self.job)
         self.messages = await self.env.reset(self.job.task)
         prompt = self.rollout.chat.prompt(self.messages, self.env.schemas)
         if len(prompt.ids) + MIN_ROOM > self.most:
@@ -274,6 +278,7 @@ class _Attempt:
             max_new_tokens=min(self.limits.max_new_tokens, room),
             stop_ids=self.rollout.chat.stop_ids,
             seed=seed_of(self.job.seed, "turn", done),
+            slot=self.job.slot,
         )
         started = time.time()
         generation = await self.rollout.policy.generate(
@@ -306,6 +311,10 @@ class _Attempt:
 
     def _observe(self, step: Step) -> AgentState:
         """Append the world's answer as the template's delta."""
+        if step.reward is not None:
+            self.earned = (self.earned or 0.0) + step.reward
+        if step.truncated:
+            self.cut = Outcome.TRUNCATED_TURNS
         if not step.messages:
             return AgentState.TERMINATED
         chat, schemas = self.rollout.chat, self.env.schemas
@@ -368,14 +377,18 @@ class _Attempt:
         weights = self.rollout.config.rewards
         episode = self._so_far()
         parts = list(await score(episode, self.pack.reweighted(weights), ctx))
-        parts += [replace(part, weight=weights.get(part.name, part.weight)) for part in await self.env.rewards()]
+        parts += await self.env.rewards()
+        if self.earned is not None:
+            parts.append(RewardPart("env", self.earned, 0.0))
         episode = episode.with_(reward_parts=tuple(parts))
-        parts += await self.rollout.hooks.rollout_end(episode, self.job.task, run=self.rollout.run_row)
-        return tuple(parts)
+        parts += await self.rollout.hooks.rollout_end(episode, self.job.task, run=self.rollout.run_row, context=ctx)
+        return tuple(replace(part, weight=weights.get(part.name, part.weight)) for part in parts)
 
     async def _close(self) -> None:
-        await self.rollout.policy.release(self.episode.id)
-        await self.env.close()
+        try:
+            await self.rollout.policy.release(self.episode.id)
+        finally:
+            await self.env.close()
 
     def _finished(self, outcome: Outcome, error: str, rewards: tuple[RewardPart, ...]) -> Episode:
         """The episode with its end; the whole conversation is compared with the template's rendering once."""
@@ -385,15 +398,3 @@ class _Attempt:
         if kind:
             self.rollout.drift[ended.id] = kind
         return ended.with_(flags=flag_names(ended, [drift.kind for drift in self._drifts]))
-
-    def _store_drift(self, episode: Episode) -> None:
-        assert self.rollout.store is not None
-        for drift in self._drifts:
-            self.rollout.store.add_drift(
-                episode.id,
-                kind=drift.kind,
-                turn=drift.turn,
-                position=drift.position,
-                expected=drift.expected,
-                got=drift.got,
-            )

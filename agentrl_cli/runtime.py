@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from agentrl_cli.config import Config
 from agentrl_cli.config.show import full_yaml
 from agentrl_cli.hooks import HookList, load_hooks
-from agentrl_cli.paths import default_db, runs_dir
+from agentrl_cli.paths import default_db
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack, load_packs
 
@@ -97,7 +98,6 @@ def train(
                 settings,
                 runtime.store,
                 kind="train",
-                runs=runs_dir(base),
                 packs=list(runtime.packs),
                 tokenizer=runtime.loaded.hash,
             )
@@ -121,13 +121,12 @@ def new_run(
     store: Store,
     *,
     kind: str,
-    runs: Path,
     packs: Sequence[str],
     tokenizer: str,
     model: str = "",
     id: str = "",
 ) -> RunRow:
-    """A run's row and folder, under a name that nobody has."""
+    """A run's row and its folder beside the store, under a name that nobody has."""
     from agentrl_cli import __version__
 
     name = f"{'-'.join(packs)}-{config.algo.advantage}" if kind == "train" else f"{'-'.join(packs)}-{kind}"
@@ -145,8 +144,20 @@ def new_run(
             config=config.model_dump(mode="json"),
         )
     )
-    folder = runs / row.name
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    folder = _claim(Path(store.path).parent, row.name)
+    (folder / "logs").mkdir()
     (folder / "config.yaml").write_text(full_yaml(config), encoding="utf-8")
     store.update_run(row.id, dir=str(folder))
     return replace(row, dir=str(folder))
+
+
+def _claim(parent: Path, name: str) -> Path:
+    """A new folder of this name, or with a number: another store beside this one may have a run of the same name."""
+    for count in itertools.count(1):
+        folder = parent / (name if count == 1 else f"{name}-{count}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("unreachable: the numbers do not end")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,14 +21,16 @@ import torch
 from agentrl_cli.algos.facts import decide
 from agentrl_cli.algos.update import Learner, Update
 from agentrl_cli.config import Config
-from agentrl_cli.errors import AgentRLError, ConfigError, TrainingStopped
+from agentrl_cli.errors import ConfigError, TrainingStopped
 from agentrl_cli.evaluate import EvalResult, evaluate_policy
 from agentrl_cli.hooks import HookList
 from agentrl_cli.metrics import cpu_seconds, find_alerts, step_metrics
-from agentrl_cli.policies.local_checkpoint import load_state, load_weights, save_checkpoint
+from agentrl_cli.policies.local_checkpoint import load_state, load_weights, save_checkpoint, whole
 from agentrl_cli.policies.local_load import Loaded
 from agentrl_cli.rollout import Job, Rollout, seed_of
+from agentrl_cli.steering import Steering
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.care import prunable, prune
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Fact, Outcome, Task
 
@@ -69,7 +70,7 @@ class Trainer:
         self.narrate = narrate
         self.on_step = on_step
         self.folder = Path(run.dir)
-        self.tasks = self._tasks(config.task.split_train)
+        self.tasks = self._tasks(config.task.split_train, config.task.limit)
         self.eval_tasks = self._eval_tasks() if config.train.eval_every else []
         torch.manual_seed(config.seed)
         self.learner = Learner(loaded.model, config, self._frozen_reference())
@@ -78,20 +79,22 @@ class Trainer:
         )
         self.step = 0
         self.best: float | None = None
-        self.stopping = ""
-        """Why the run stops after this step; empty while it goes on."""
+        self.steering = Steering(config, run.id, store, narrate)
+        self.lost = 0
+        """Steps in a row in which nothing could be graded."""
 
     async def train(self) -> RunRow:
         """The whole run, from wherever it stands to its last step; the store says how it ended."""
         config = self.config.train
         self._resume()
         await self.hooks.call("on_run_start", run=self.run)
-        self._listen()
+        self.steering.listen()
+        actions = {"checkpoint": lambda: self._save("step"), "evaluate": self.evaluate}
         error: BaseException | None = None
         try:
-            while self.step < config.steps and not self.stopping:
-                await self._controls()
-                if not self.stopping:
+            while self.step < config.steps and not self.steering.why:
+                await self.steering.obey(actions)
+                if not self.steering.why:
                     await self._one_step(self.step)
             self._save("last")
         except BaseException as problem:
@@ -99,13 +102,14 @@ class Trainer:
             raise
         finally:
             self._end(error)
+            self._retain()
             await self.hooks.call("on_run_end", run=self.run, error=error)
         return self.store.run(self.run.id)
 
     async def _one_step(self, step: int) -> None:
         """Sample, score, update, log, save."""
         started, cpu = time.monotonic(), cpu_seconds()
-        await self.hooks.call("on_step_start", run=self.run, step=step)
+        await self.hooks.call("on_step_start", run=self.run, step=step + 1)
         groups = await self.sample(step)
         sampled = time.monotonic()
         facts, update = await self.learn(groups, step)
@@ -116,7 +120,7 @@ class Trainer:
         metrics |= {"time/update": time.monotonic() - sampled, "time/cpu": cpu_seconds() - cpu}
         self._log(step, episodes, facts, update, metrics)
         self.step = step + 1
-        await self.hooks.call("on_update", metrics=metrics, step=step)
+        await self.hooks.call("on_update", run=self.run, metrics=metrics, step=self.step)
         if self.config.train.eval_every and self.step % self.config.train.eval_every == 0:
             await self.evaluate()
         if self.step % self.config.train.save_every == 0 and self.step < self.config.train.steps:
@@ -127,14 +131,14 @@ class Trainer:
     def jobs(self, step: int) -> list[Job]:
         """The attempts of a step, a function of the seed and the step alone; stored, and shown, counted from 1."""
         config, count = self.config, len(self.tasks)
-        jobs = []
+        jobs: list[Job] = []
         for place in range(config.rollout.prompts_per_step):
             position = step * config.rollout.prompts_per_step + place
             task = self.tasks[self._order(position // count)[position % count]]
             group = f"{step + 1:06d}-{place:03d}"
             for sample in range(config.rollout.group_size):
                 seed = seed_of(config.seed, "train", step, place, sample)
-                jobs.append(Job(task, seed, sample, group, step + 1, self.run.id, "train"))
+                jobs.append(Job(task, seed, sample, group, step + 1, self.run.id, "train", len(jobs)))
         return jobs
 
     def _order(self, epoch: int) -> list[int]:
@@ -186,7 +190,8 @@ class Trainer:
         if self.hooks and kept:
             from agentrl_cli.algos.batch import Batch
 
-            await self.hooks.call("on_batch", batch=Batch.from_episodes([e for g in kept for e in g]), step=step)
+            batch = Batch.from_episodes([episode for group in kept for episode in group])
+            await self.hooks.call("on_batch", run=self.run, batch=batch, step=step + 1)
         torch.manual_seed(seed_of(self.config.seed, "update", step) % 2**32)
         update = self.learner.update(kept, step)
         policy: Any = self.loaded.policy
@@ -208,18 +213,36 @@ class Trainer:
             for episode_id, signals in update.signals.items():
                 self.store.add_signals(episode_id, signals)
             self.store.add_step(self.run.id, step + 1, metrics)
-        line = (
-            f"step {step + 1}/{self.config.train.steps}  reward {metrics['reward']:.3f}  solved {metrics['solved']:.2f}"
-            f"  tool calls {metrics['tools/call_frequency']:.2f}  {metrics['time/step']:.1f} s"
-        )
+        shown = {"reward": "reward", "solved": "solved", "tool calls": "tools/call_frequency"}
+        numbers = [f"{name} {metrics[key]:.3f}" for name, key in shown.items() if key in metrics]
+        total, seconds = self.config.train.steps, metrics["time/step"]
+        line = "  ".join([f"step {step + 1}/{total}", *(numbers or ["nothing graded"]), f"{seconds:.1f} s"])
         self.store.add_log(self.run.id, "info", line)
         self.narrate(line)
         for alert in find_alerts(metrics, trained=len(update.signals)):
             self.store.add_alert(self.run.id, alert.level, alert.name, alert.value, alert.threshold, alert.text)
             if alert.name in self.config.train.stop_on:
-                self.stopping = alert.name
+                self.steering.why = alert.name
+        self._tell_errors(episodes)
         if self.on_step is not None:
             self.on_step(step + 1, metrics)
+
+    def _tell_errors(self, episodes: Sequence[Episode]) -> None:
+        """Say what went wrong with episodes that ended in an error of ours; two steps of nothing else end the run."""
+        broken = [
+            e for e in episodes if e.outcome is not None and (e.outcome.is_error or e.outcome is Outcome.TOO_LONG)
+        ]
+        if broken:
+            first = next((e.error for e in broken if e.error), "") or f"the prompt does not fit ({broken[0].task_id})"
+            text = f"{len(broken)} of {len(episodes)} episodes ended as {broken[0].outcome}: {first}"
+            self.store.add_log(self.run.id, "error", text)
+            self.narrate(text)
+        self.lost = self.lost + 1 if len(broken) == len(episodes) else 0
+        if self.lost >= 2:
+            raise TrainingStopped(
+                "nothing_graded: every episode of the last two steps ended in an error.",
+                hint="`agentrl replay last` shows one; the run's log has the first error of each step.",
+            )
 
     async def evaluate(self) -> EvalResult | None:
         """Evaluate the current weights, unless the store has it already; the best so far is kept as a checkpoint."""
@@ -227,6 +250,7 @@ class Trainer:
             return None
         rollout = self.rollout
         config = self.config
+        self.eval_tasks = self.eval_tasks or self._eval_tasks()
         probe = Rollout(
             rollout.policy,
             rollout.chat,
@@ -244,7 +268,7 @@ class Trainer:
         rate = result.pass_rate or 0.0
         self.store.add_step(self.run.id, self.step, {"eval/solved": rate})
         self.narrate(f"step {self.step}: evaluation {rate:.3f} on {len(self.eval_tasks)} tasks")
-        await self.hooks.call("on_eval", result=result, step=self.step)
+        await self.hooks.call("on_eval", run=self.run, result=result, step=self.step)
         if self.best is None or rate > self.best:
             self.best = rate
             self._save("best")
@@ -264,7 +288,7 @@ class Trainer:
         save_checkpoint(folder, self.loaded.model, self.loaded.folder, state)
         self.store.add_checkpoint(self.run.id, self.step, folder, {"best": self.best}, kind)
         self.store.add_event(self.run.id, "checkpoint", {"kind": kind, "step": self.step})
-        self.hooks.notify("on_checkpoint", path=folder, step=self.step)
+        self.hooks.notify("on_checkpoint", run=self.run, path=folder, step=self.step)
         if kind == "step":
             self._forget_old()
 
@@ -275,12 +299,14 @@ class Trainer:
             shutil.rmtree(checkpoint.path, ignore_errors=True)
 
     def _resume(self) -> None:
-        """Load the newest whole checkpoint of this run, if it has one."""
-        found = [c for c in self.store.checkpoints(self.run.id) if Path(c.path).is_dir()]
+        """Load the newest whole checkpoint of this run, if it has one; one torn by a crash is skipped and said so."""
+        found = sorted(self.store.checkpoints(self.run.id), key=lambda c: (c.step, c.id))
+        while found and not whole(Path(found[-1].path)):
+            self.narrate(f"the checkpoint {found.pop().path} is not whole: an older one is taken")
         self.store.clear_live(self.run.id)
         self.best = max((row.pass_rate or 0.0 for row in self.store.evals(self.run.id)), default=None)
         if found:
-            newest = max(found, key=lambda c: c.step)
+            newest = found[-1]
             state = load_state(Path(newest.path))
             load_weights(self.loaded.model, Path(newest.path))
             self.learner.optimizer.load_state_dict(state["optimizer"])
@@ -290,66 +316,10 @@ class Trainer:
             self.narrate(f"resumed at step {self.step}")
         self.store.update_run(self.run.id, status="running", error="", ended=0.0, step=self.step)
 
-    # --- control -----------------------------------------------------------------------------------------------------
-
-    async def _controls(self) -> None:
-        """Do what was asked of this run since the last step; while paused, wait here."""
-        paused = False
-        while True:
-            for control in self.store.take_controls(self.run.id):
-                self.narrate(f"control: {control.action} {dict(control.data) or ''}")
-                match control.action:
-                    case "pause":
-                        paused = True
-                    case "resume":
-                        paused = False
-                    case "checkpoint":
-                        self._save("step")
-                    case "evaluate":
-                        self.eval_tasks = self.eval_tasks or self._eval_tasks()
-                        await self.evaluate()
-                    case "set":
-                        self._set(control.data)
-                    case "stop":
-                        self.stopping = "stopped by a control"
-                        if control.data.get("now"):
-                            raise asyncio.CancelledError
-            if not paused or self.stopping:
-                return
-            await asyncio.sleep(0.2)
-
-    def _set(self, data: Any) -> None:
-        """Change `train.lr` and the like of a running run; what cannot be changed is an alert."""
-        key, value = str(data.get("key", "")), data.get("value")
-        section, _, name = key.partition(".")
-        try:
-            if section != "train" or name not in {"lr", "steps", "max_grad_norm", "eval_every", "save_every"}:
-                raise ConfigError(f"{key or 'nothing'} cannot be changed while a run goes on.")
-            setattr(getattr(self.config, section), name, value)
-        except (AgentRLError, ValueError) as error:
-            self.store.add_alert(self.run.id, "warn", "set_refused", None, None, str(error))
-
-    def _listen(self) -> None:
-        """First Ctrl-C: finish the step and save. Second: stop now."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-
-        def interrupted() -> None:
-            if self.stopping and task is not None:
-                task.cancel()
-                return
-            self.stopping = "interrupted"
-            self.narrate("stopping after this step; Ctrl-C again stops now")
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                loop.add_signal_handler(number, interrupted)
-            except (NotImplementedError, RuntimeError, ValueError):
-                return  # not in the main thread: whoever runs us handles signals
-
     def _end(self, error: BaseException | None) -> None:
         if error is None:
-            status = "stopped" if self.stopping else "finished"
-            text = self.stopping
+            status = "stopped" if self.steering.why else "finished"
+            text = self.steering.why
         else:
             cancelled = isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
             status = "stopped" if cancelled or isinstance(error, TrainingStopped) else "failed"
@@ -357,15 +327,19 @@ class Trainer:
         self.store.update_run(self.run.id, status=status, error=text, ended=time.time(), step=self.step)
         self.store.flush()
 
+    def _retain(self) -> None:
+        """Keep per-token numbers as long, and as exactly, as `store` says."""
+        keep = self.config.store
+        if keep.precision == "float16":
+            prune(self.store, prunable(self.store, run=self.run.id), "half")
+        if keep.keep_tokens_days is not None:
+            prune(self.store, prunable(self.store, older_days=keep.keep_tokens_days), "numbers")
+
     # --- pieces ------------------------------------------------------------------------------------------------------
 
-    def _tasks(self, split: str) -> list[Task]:
-        config = self.config.task
-        tasks = [
-            task
-            for pack in self.packs.values()
-            for task in pack.tasks(split, families=config.families, limit=config.limit)
-        ]
+    def _tasks(self, split: str, limit: int | None) -> list[Task]:
+        families = self.config.task.families
+        tasks = [t for pack in self.packs.values() for t in pack.tasks(split, families=families, limit=limit)]
         if not tasks:
             raise ConfigError(f"There is no task to train on in the split {split!r}.")
         self.store.add_tasks(tasks)
@@ -373,7 +347,7 @@ class Trainer:
 
     def _eval_tasks(self) -> list[Task]:
         """`train.eval_tasks` tasks of the evaluation split, spread evenly over it."""
-        tasks = self._tasks(self.config.eval.split)
+        tasks = self._tasks(self.config.eval.split, None)
         count = min(self.config.train.eval_tasks, len(tasks))
         return [tasks[int(i)] for i in np.linspace(0, len(tasks) - 1, count)]
 

@@ -126,6 +126,8 @@ class Sampling:
     stop_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     seed: int = 0
+    slot: int = -1
+    """Number of the episode in its step: a policy with fixed decode slots puts it there; -1: anywhere."""
 
     @property
     def truncated(self) -> bool:

@@ -1,9 +1,14 @@
 """Executions per wall second in the sandbox, against a plain subprocess and against `docker run --rm`.
 
-    python benchmarks/sandbox.py [--rounds 5] [--seconds 1.5] [--at-once 8] [--json]
+    python benchmarks/sandbox.py [--rounds 5] [--seconds 1.5] [--at-once 8] [--levels ns,docker,landlock] [--json]
+    python benchmarks/sandbox.py --soak 10000 [--levels ns]
 
 Every way runs the same five-line program, eight at a time; rounds are interleaved, and the best round counts, because
-other work on the machine only ever makes a round slower.
+other work on the machine only ever makes a round slower. Where cgroups of version 1 count CPU time and we may make one,
+the CPU milliseconds of one execution are shown too, those of every process it takes; they hardly depend on other work.
+
+`--soak` runs that many executions in a row and compares processes, descriptors and memory with those after the first
+twentieth.
 """
 
 from __future__ import annotations
@@ -11,12 +16,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import resource
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import SandboxUnavailable
@@ -89,8 +96,8 @@ async def numpy_way(sandbox: Sandbox, at_once: int) -> Way:
     return run
 
 
-async def rate(way: Way, seconds: float, at_once: int) -> float:
-    """Executions per wall second, `at_once` of them at a time."""
+async def rate(way: Way, seconds: float, at_once: int) -> tuple[int, float]:
+    """How many executions there were, and how many per wall second, `at_once` of them at a time."""
     await way(0)
     start = time.perf_counter()
     counts = [0] * at_once
@@ -101,36 +108,115 @@ async def rate(way: Way, seconds: float, at_once: int) -> float:
             counts[number] += 1
 
     await asyncio.gather(*(user(number) for number in range(at_once)))
-    return sum(counts) / (time.perf_counter() - start)
+    return sum(counts), sum(counts) / (time.perf_counter() - start)
 
 
-async def measure(rounds: int, seconds: float, at_once: int, image: str) -> dict[str, float]:
-    """The best rate of every way."""
+class Cpu:
+    """CPU seconds of this process, what it starts, and Docker's containers; 0 where nobody counts them."""
+
+    def __init__(self) -> None:
+        self.group = Path("/sys/fs/cgroup/cpuacct", f"agentrl-bench-{os.getpid()}")
+        try:
+            self.group.mkdir()
+            (self.group / "cgroup.procs").write_text(str(os.getpid()))
+        except OSError:
+            self.group = Path("/nonexistent")
+
+    def seconds(self) -> float:
+        """Since some time in the past."""
+        total = 0
+        for folder in (self.group, self.group.parent / "docker"):
+            file = folder / "cpuacct.usage"
+            total += int(file.read_text()) if file.exists() else 0
+        return total / 1e9 if self.group.exists() else 0.0
+
+    def close(self) -> None:
+        """Leaves the group and removes it."""
+        if self.group.exists():
+            (self.group.parent / "cgroup.procs").write_text(str(os.getpid()))
+            self.group.rmdir()
+
+
+async def open_levels(levels: list[str]) -> list[Sandbox]:
+    """A sandbox of each level that works here."""
+    opened: list[Sandbox] = []
+    for level in levels:
+        try:
+            settings = SandboxConfig(backend=level, min_level="landlock")
+            opened.append(await Sandbox.open(settings))
+        except SandboxUnavailable as problem:
+            print(f"{level}: {problem.message} {problem.hint}", file=sys.stderr)
+    return opened
+
+
+async def measure(
+    rounds: int, seconds: float, at_once: int, image: str, levels: list[str]
+) -> dict[str, tuple[float, float]]:
+    """The best rate of every way, and the least CPU milliseconds of one execution."""
     ways: dict[str, Way] = {
         "subprocess -I -S with rlimits": in_subprocess(PROGRAM, "-I", "-S"),
         "subprocess that imports numpy": in_subprocess(NUMPY),
     }
-    opened: list[Sandbox] = []
-    for level in ("ns", "docker", "landlock"):
-        try:
-            opened.append(await Sandbox.open(SandboxConfig(backend=level, min_level="landlock")))
-        except SandboxUnavailable as problem:
-            print(f"{level}: {problem.message}", file=sys.stderr)
-            continue
-        ways |= await sandbox_ways(opened[-1], at_once, level)
-        if level == "ns":
-            ways["ns: program that imports numpy"] = await numpy_way(opened[-1], at_once)
-        if level == "docker" and shutil.which("docker"):
+    cpu = Cpu()
+    opened = await open_levels(levels)
+    for sandbox in opened:
+        ways |= await sandbox_ways(sandbox, at_once, sandbox.level)
+        if sandbox.level == "ns":
+            ways["ns: program that imports numpy"] = await numpy_way(sandbox, at_once)
+        if sandbox.level == "docker" and shutil.which("docker"):
             ways["docker run --rm"] = in_docker_run(image)
-    best = dict.fromkeys(ways, 0.0)
+    best = dict.fromkeys(ways, (0.0, float("inf")))
     try:
         for _ in range(rounds):
             for name, way in ways.items():
-                best[name] = max(best[name], await rate(way, seconds, at_once))
+                before = cpu.seconds()
+                number, speed = await rate(way, seconds, at_once)
+                used = 1000 * (cpu.seconds() - before) / number
+                best[name] = max(best[name][0], speed), min(best[name][1], used)
     finally:
         for sandbox in opened:
             await sandbox.close()
+        cpu.close()
     return best
+
+
+async def soak(level: str, number: int, at_once: int = 8) -> tuple[dict[str, int], dict[str, int]]:
+    """Many executions in a row: what is held after the first twentieth, and at the end."""
+    async with await Sandbox.open(SandboxConfig(backend=level, min_level="landlock", workers=2)) as sandbox:
+
+        async def user(executions: int) -> None:
+            for first in range(0, executions, 20):  # twenty in a session, as an episode has, two of them graders' boxes
+                session = await sandbox.session()
+                for turn in range(min(20, executions - first)):
+                    run = sandbox.run if turn % 10 == 9 else session.cell if turn % 2 else session.run
+                    assert (await run(PROGRAM)).stdout == "ok\n"
+                await session.close()
+
+        async def batch(size: int) -> None:
+            await asyncio.gather(*(user(size // at_once) for _ in range(at_once)))
+            await asyncio.sleep(0.5)
+
+        await batch(number // 20)
+        before = held(os.getpid())
+        await batch(number - number // 20)
+        return before, held(os.getpid())
+
+
+def held(pid: int) -> dict[str, int]:
+    """Processes, open descriptors and KiB of memory of a process and all below it."""
+    found, queue = {"processes": 0, "descriptors": 0, "memory_kib": 0}, [pid]
+    while queue:
+        one = Path("/proc", str(queue.pop()))
+        try:
+            for task in (one / "task").iterdir():
+                queue += map(int, (task / "children").read_text().split())
+            status = dict(line.split(":", 1) for line in (one / "status").read_text().splitlines())
+            found["descriptors"] += len(list((one / "fd").iterdir()))
+            found["memory_kib"] += int(status["RssAnon"].split()[0])
+            found["processes"] += 1
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
 
 
 def main() -> None:
@@ -140,19 +226,39 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--image", default="agentrl-sandbox:latest")
+    parser.add_argument("--levels", default="ns,docker,landlock")
+    parser.add_argument("--soak", type=int, default=0, metavar="N", help="instead: N executions in a row, no growth")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    best = asyncio.run(measure(options.rounds, options.seconds, options.at_once, options.image))
+    levels = options.levels.split(",")
+    if options.soak:
+        for level in levels:
+            start = time.perf_counter()
+            before, after = asyncio.run(soak(level, options.soak, options.at_once))
+            print(f"{level}: {options.soak} executions in {time.perf_counter() - start:.0f} s: {before} -> {after}")
+        return
+    best = asyncio.run(measure(options.rounds, options.seconds, options.at_once, options.image, levels))
     if options.json:
         print(json.dumps(best, indent=2))
         return
-    plain, numpy = best["subprocess -I -S with rlimits"], best["subprocess that imports numpy"]
+    show(best)
+
+
+def show(best: dict[str, tuple[float, float]]) -> None:
+    """The table: rate and CPU, and how many times those of a plain subprocess and of docker run."""
     docker = best.get("docker run --rm")
-    print(f"{'executions per second':38} {'rate':>8} {'vs subprocess':>14} {'vs docker run':>14}")
+    print(f"{'executions':38} {'per s':>8} {'CPU ms':>8} {'vs subprocess':>16} {'vs docker run':>16}")
     for name, value in best.items():
-        base = numpy if "numpy" in name else plain
-        against = f"{value / docker:13.1f}x" if docker else ""
-        print(f"{name:38} {value:8.1f} {value / base:13.1f}x {against:>14}")
+        base = best["subprocess that imports numpy" if "numpy" in name else "subprocess -I -S with rlimits"]
+        print(f"{name:38} {value[0]:8.1f} {value[1]:8.2f} {against(value, base):>16} {against(value, docker):>16}")
+    print("Ratios: of the rates / of the CPU times.")
+
+
+def against(value: tuple[float, float], base: tuple[float, float] | None) -> str:
+    """Both ratios as text."""
+    if base is None:
+        return ""
+    return f"{value[0] / base[0]:.1f}x / {base[1] / value[1]:.1f}x" if value[1] else f"{value[0] / base[0]:.1f}x"
 
 
 if __name__ == "__main__":

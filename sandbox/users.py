@@ -56,6 +56,11 @@ class Slots:
         folder, user = self.folder(number), self.user(number)
         slot, uid = self.taken.pop(number)
         confine.kill_user(uid)
+        with confine.acting_as(user):
+            empty = _delete_empty(f"{folder}/{number}")
+        if empty:
+            self.free.append(slot)
+            return
         pid = os.fork()
         if pid:
             self._cleaning[pid] = slot
@@ -76,6 +81,16 @@ class Slots:
             self.take(request, fd)
             ready.append((request, fd))
         return ready
+
+
+def _delete_empty(path: str) -> bool:
+    """Deletes a work folder in which nothing was left; whether it was such a one."""
+    try:
+        for folder in (path + "/.tmp", path + "/.shm", path):
+            os.rmdir(folder)
+    except OSError:
+        return False
+    return True
 
 
 def _delete(path: str) -> None:

@@ -218,10 +218,10 @@ async def test_a_seed_gives_the_same_tokens_in_another_batch() -> None:
 async def test_lanes_give_the_same_bits_whatever_runs_beside() -> None:
     model = tiny()
     everyone = prompts()
-    sampling = Sampling(max_new_tokens=12, seed=4)
+    sampling = Sampling(max_new_tokens=12, seed=4, slot=4)
     one, other = (policy_of(model, lanes=True, lane_length=128) for _ in range(2))
     alone = await one.generate("e4", everyone[4], sampling)
-    settings = [Sampling(max_new_tokens=12, seed=n) for n in range(12)]
+    settings = [Sampling(max_new_tokens=12, seed=n, slot=n) for n in range(12)]
 
     async def attempt(n: int) -> Generation:
         said = await other.generate(f"e{n}", everyone[n], settings[n])

@@ -22,6 +22,19 @@ from agentrl_cli.sandbox.hostile import attack
 from tests.test_sandbox_hostile import CHEATS, HONEST, HOST, TESTS
 
 
+async def test_without_an_engine_the_message_says_so(tmp_path: Path) -> None:
+    before = os.environ.get("DOCKER_HOST")
+    os.environ["DOCKER_HOST"] = f"unix://{tmp_path}/none.sock"
+    try:
+        with pytest.raises(SandboxUnavailable, match="No Docker engine answers"):
+            await Sandbox.open(SandboxConfig(backend="docker", workers=1))
+    finally:
+        if before is None:
+            del os.environ["DOCKER_HOST"]
+        else:
+            os.environ["DOCKER_HOST"] = before
+
+
 @pytest.fixture(scope="module")
 def api() -> Any:
     """The engine, with the image built; the tests skip where none answers."""
@@ -163,7 +176,7 @@ async def test_what_a_dead_process_left_is_swept(api: Any) -> None:
     mine = {container.LABEL: "another machine", "agentrl.process": "999999999-1"}
     other = api.create_container(image.tag(), ["sleep", "60"], labels=mine)["Id"]
     try:
-        assert container.sweep(api) == 1
+        assert container.sweep(api) <= 1  # another test's start may have done it
         ids = [found["Id"] for found in api.containers(all=True)]
         assert left not in ids and other in ids
     finally:

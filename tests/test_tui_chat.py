@@ -25,11 +25,12 @@ from agentrl_cli.store import Store
 from agentrl_cli.tools import as_tool
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.chat import ChatScreen
-from agentrl_cli.tui.chat_client import ChatClient, parse_command
+from agentrl_cli.tui.chat_client import ChatClient, complete, parse_command
+from agentrl_cli.tui.chat_line import ChatLine
 from agentrl_cli.tui.chat_view import event_lines, turn_view
 from agentrl_cli.tui.text import TokenTexts
 from agentrl_cli.types import Origin, Outcome, Sampling, Task, ToolCall
-from tests.tui_helpers import until_text, visible
+from tests.tui_helpers import until, until_text, visible
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*4.5"}}\n</tool_call>'
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -281,3 +282,73 @@ async def test_a_model_that_cannot_be_loaded_is_told_on_the_screen(tmp_path: Pat
     client = ChatClient(["--model", "scripted", "--task", "x", "--db", str(tmp_path / "c.db")])
     async with AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client)).run_test(size=(80, 24)) as pilot:
         await until_text(pilot, "A task needs a pack")
+
+
+def test_completion_knows_commands_tools_and_settings() -> None:
+    tools = ["calculator", "call_me", "run_python"]
+    assert complete("/unk", tools) == ("/unk", []) and complete("hello", tools) == ("hello", [])
+    assert complete("/und", tools) == ("/undo ", ["/undo"])
+    assert complete("/as", tools) == ("/as-", ["/as-model", "/as-tool", "/as-user"])
+    assert complete("/call ca", tools) == ("/call cal", ["calculator", "call_me"])
+    assert complete("/set t", tools)[1] == ["temperature", "top_p"]
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24)], ids=["120x40", "80x24"])
+async def test_several_lines_history_completion_editing_and_the_exact_ids(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps(["one", "two", "three"]))
+    client = ChatClient(["--model", "scripted", "--script", str(script), "--db", str(tmp_path / "c.db")])
+    app = AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client))
+    async with app.run_test(notifications=True, size=size) as pilot:
+        await until(pilot, lambda: "your turn" in visible(app), seconds=30)
+        await pilot.press(*"hi", "ctrl+j", *"you", "enter")
+        text = await until_text(pilot, "one")
+        assert "hi" in text and "you" in text
+        await until_text(pilot, "your turn")
+        await pilot.press("f5")
+        assert "CHAT TEMPLATE" in await until_text(pilot, "CONTEXT 14 tokens") and "<|im_start|>" in visible(app)
+        await pilot.press("f5", "up")
+        line = app.screen.query_one(ChatLine)
+        assert line.text == "hi\nyou"
+        await pilot.press("up", "up", "down", "down", *["ctrl+u"] * 2)
+        line.put("/und")
+        await pilot.press("tab")
+        assert line.text == "/undo "
+        line.put("/edit")
+        await pilot.press("enter")
+        await until(pilot, lambda: line.text == "hi\nyou")
+
+
+async def test_a_chat_goes_on_from_a_stored_episode(tmp_path: Path) -> None:
+    from tests.test_whatif import fill as fill_calc
+
+    db, script = tmp_path / "a.db", tmp_path / "script.json"
+    script.write_text(json.dumps(["It is 3."]))
+    episode = await asyncio.to_thread(fill_calc, db)
+    given = ["--db", str(db), "--episode", episode, "--turn", "2", "--model", "scripted", "--script", str(script)]
+    client = ChatClient(given)
+    await client.start()
+    events = client.events()
+    seen: list[dict[str, Any]] = []
+    async for event in events:
+        seen.append(event)
+        if event["ev"] in ("idle", "fatal"):
+            break
+    assert [event["index"] for event in seen if event["ev"] == "turn"] == [0, 1], seen[-1]
+    await client.send("retry")
+    async for event in events:
+        if event["ev"] == "idle":
+            break
+        seen.append(event)
+    assert [event["content"] for event in seen if event["ev"] == "turn"][-1] == "It is 3."
+    await client.send("save")
+    async for event in events:
+        if event["ev"] == "saved":
+            saved = event["episode"]
+            break
+    await client.stop()
+    with Store.open(db, readonly=True) as store:
+        row = store.episode_row(saved)
+    assert (row.kind, row.parent_id, row.parent_turn) == ("chat", episode, 2)

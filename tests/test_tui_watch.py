@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store import EvalRow, RunRow, Store
 from agentrl_cli.tui import demo
 from agentrl_cli.tui.app import AgentApp
+from agentrl_cli.tui.charts import chart
 from agentrl_cli.tui.watch import WatchScreen, paused
 from agentrl_cli.tui.watch_data import WatchData, health_of, load
+from agentrl_cli.tui.watch_panels import histogram_lines
 from tests.tui_helpers import until, until_text, visible
 
 WIDE, SMALL = (120, 40), (80, 24)
@@ -190,3 +192,56 @@ async def test_frozen_does_not_move(db: Path) -> None:
         assert "step 40/400" in visible(pilot.app)
         await pilot.press("space")
         await until(pilot, lambda: screen.data is not None and screen.data.step == 41)
+
+
+async def test_curves_are_compared_filtered_zoomed_and_logarithmic(db: Path) -> None:
+    with Store.open(db) as store:
+        store.add_run(RunRow("run6", "grpo-06", status="finished", started=1.0))
+        for step in range(1, 41):
+            store.add_step("run6", step, {"reward": 0.3})
+    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
+        text = await until_text(pilot, "REWARD 0.")
+        assert "ADVANTAGE" in text
+        await pilot.press("C")
+        await until_text(pilot, "grpo-06  40 steps")
+        await pilot.press("1")
+        assert "vs 0.3 at 40" in await until_text(pilot, "COMPARE grpo-06")
+        await pilot.press("f", *"ent|norm", "enter")
+        text = await until_text(pilot, "metrics with 'ent|norm'")
+        assert "grad_norm" in text and "kl" not in text.split("metrics with")[1]
+        await pilot.press("y", "z")
+        assert "last 100 steps" in await until_text(pilot, "log axis")
+        await pilot.press("C", "5")
+        assert "no advantage and teaches nothing" in await until_text(pilot, "HEALTH")
+
+
+async def test_ctrl_c_can_stop_now(db: Path) -> None:
+    async with app(db).run_test(notifications=True, size=SMALL) as pilot:
+        await until_text(pilot, "REWARD")
+        await pilot.press("ctrl+c")
+        await until_text(pilot, "stop now")
+        await pilot.press("3")
+        await until_text(pilot, "stop: asked the trainer")
+    with Store.open(db) as store:
+        (control,) = store.take_controls("run7")
+    assert (control.action, control.data) == ("stop", {"now": True})
+
+
+def test_rules_over_several_steps() -> None:
+    run = RunRow("r", "r", status="finished")
+    steps = tuple({"step": n, "reward": n / 20, "grad_norm": 9.0 if n == 20 else 0.3} for n in range(1, 21))
+    evals = tuple(EvalRow("r", n, pass_rate=0.4) for n in (5, 10, 20))
+    found = {check.name: check for check in health_of(WatchData(run, steps=steps, evals=evals))}
+    assert found["hacking"].level == "warn" and found["spike"].level == "warn" and "30.0 x" in found["spike"].text
+
+
+def test_the_histogram_counts_every_advantage() -> None:
+    lines = [line.plain for line in histogram_lines([0.0, 0.0, 9.0, -9.0], 29)]
+    assert "zero 50%" in lines[0] and lines[1][1] == "▄" and lines[1][13] == "█" and lines[1][25] == "▄"
+    assert "none yet" in histogram_lines([], 20)[1].plain
+
+
+def test_a_log_axis_says_the_numbers() -> None:
+    lines = [line.plain for line in chart("loss", [(1, 0.01), (2, 100.0), (3, -1.0)], 30, 4, log=True)]
+    assert "100" in lines[1] and "0.01" in lines[4]
+    assert "-1" in chart("loss", [(1, -1.0), (2, -0.5)], 30, 4, log=True)[4].plain

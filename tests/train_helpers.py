@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -109,10 +112,10 @@ def write_pack(folder: Path, *, rows: int = 6, code: str = TASK_PY, prompt: str 
     return folder
 
 
-def settings(model: Path, **sections: Any) -> dict[str, Any]:
+def settings(folder: Path, **sections: Any) -> dict[str, Any]:
     """A configuration as a mapping: small and quick; `sections` go over it."""
     base: dict[str, dict[str, Any]] = {
-        "model": {"name": str(model), "device": "cpu", "dtype": "float32"},
+        "model": {"name": str(folder), "device": "cpu", "dtype": "float32"},
         "task": {"packs": ["."]},
         "rollout": {"group_size": 4, "prompts_per_step": 2, "max_new_tokens": 4, "max_tokens": 96},
         "train": {"steps": 2, "lr": 1e-3, "warmup_steps": 0, "save_every": 50},
@@ -132,21 +135,20 @@ def write_project(folder: Path, model: Path, **sections: Any) -> Path:
 
 @asynccontextmanager
 async def trainer_of(
-    project: Path, model: Path, hooks: Sequence[object] = (), run: RunRow | None = None, **sections: Any
+    project: Path, folder: Path, hooks: Sequence[object] = (), run: RunRow | None = None, **sections: Any
 ) -> AsyncIterator[Trainer]:
-    """A trainer over the bandit in `project`; `run` is one to go on with."""
+    """A trainer of the model in `folder` over the bandit in `project`; `run` is one to go on with."""
     from agentrl_cli.trainer import Trainer
 
     if not (project / "task.yaml").is_file():
         write_pack(project)
-    config = Config.model_validate(settings(model, **sections))
+    config = Config.model_validate(settings(folder, **sections))
     db = project / "runs" / "agentrl.db"
     async with open_runtime(config, base=project, db=db, trainable=True, hooks=hooks) as runtime:
         row = run or new_run(
             config,
             runtime.store,
             kind="train",
-            runs=project / "runs",
             packs=list(runtime.packs),
             tokenizer=runtime.loaded.hash,
         )
@@ -158,3 +160,44 @@ def episodes_of(store: Store, run: RunRow, step: int | None = None) -> list[Epis
     where = "kind:train" + (f" step:{step}" if step is not None else "")
     rows = store.episode_rows(store.episode_ids(where, "time", run=run.id))
     return [store.episode(row.id) for row in rows]
+
+
+# --- the command line in a process of its own ------------------------------------------------------------------------
+
+
+PRELOADED = [
+    "tests.train_helpers",
+    "agentrl_cli.trainer",
+    "agentrl_cli.commands.train",
+    "agentrl_cli.sandbox",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.qwen3.modeling_qwen3",
+]
+
+
+def spawn(project: Path, *args: str) -> tuple[int, str]:
+    """`agentrl ARGS` in a process of its own, in `project`: its exit code (minus the signal's number where one killed
+    it) and what it wrote. The heavy imports are made once, in a server that the processes are forked from."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    log = project / "output.txt"
+    process = context.Process(target=_main, args=(str(project), str(log), list(args)))
+    process.start()
+    process.join(90)
+    if process.exitcode is None:
+        process.kill()
+        raise TimeoutError(log.read_text())
+    return process.exitcode, log.read_text()
+
+
+def _main(project: str, log: str, args: list[str]) -> None:
+    import torch
+
+    from agentrl_cli.commands import main
+
+    torch.set_num_threads(1)
+    os.chdir(project)
+    file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.exit(main(args))

@@ -105,11 +105,12 @@ class Learner:
         members = [(g, m) for g, group in enumerate(groups) for m in range(len(group))]
         seen = {member: _Seen(a) for member, a in zip(members, advantages, strict=True)}
         algo = self.config.algo
-        self.model.train()
+        self.model.eval()  # no dropout in what the ratio and the KL are relative to
         if algo.epochs * algo.minibatches > 1:
             self._before(segments, seen, "old", self.model)
         if algo.kl_coef:
             self._reference(segments, seen)
+        self.model.train()
         lr = self.learning_rate(step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl_cli.chat.locate import shared_prefix
 from agentrl_cli.chat.parse import parse_text
@@ -47,6 +48,11 @@ class Drift:
     """The episode's text from there on, an excerpt."""
     expected_id: int | None = None
     got_id: int | None = None
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The columns of the store's drift table."""
+        return {name: getattr(self, name) for name in ("kind", "turn", "position", "expected", "got")}
 
 
 def worst(drifts: Sequence[Drift]) -> str:

@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "compare": ("Look", "agentrl_cli.commands.compare:command", "Two runs beside each other, task by task"),
     "query": ("Look", "agentrl_cli.commands.query:command", "Read-only SQL on the store"),
     "export": ("Look", "agentrl_cli.commands.export:command", "Write episodes as JSONL or as an HTML page"),
+    "serve": ("Look", "agentrl_cli.commands.serve:command", "The screens in a browser, on this machine"),
     "runs": ("Manage", "agentrl_cli.commands.runs:app", "List, rename, delete runs"),
     "db": ("Manage", "agentrl_cli.commands.db:app", "The store: path, status, backup, vacuum"),
     "sandbox": ("Manage", "agentrl_cli.commands.sandbox:app", "Which isolation there is here, and whether it holds"),
@@ -161,7 +162,7 @@ def report(error: BaseException) -> int:
         case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
             _silence_stdout()
             where = f" while writing {error.filename}" if error.filename else ""
-            hint = "Free some space; what was finished before is kept, and `agentrl train --resume` goes on."
+            hint = "Free some space; what was finished before is kept, and `agentrl train --resume last` goes on."
             return _fail(f"The disk is full{where}.", hint, 3, error)
         case _:
             return _unexpected(error)

@@ -20,7 +20,6 @@ from agentrl_cli.commands.common import (
 )
 from agentrl_cli.errors import AgentRLError, UsageError
 
-
 EpisodeArgument = Annotated[
     str | None,
     typer.Argument(help="An episode: id, unique beginning, link, or last, best, worst. None: the list."),

@@ -91,7 +91,6 @@ async def _attempt(
         config,
         runtime.store,
         kind="rollout",
-        runs=context.runs,
         packs=list(runtime.packs),
         tokenizer=runtime.loaded.hash,
         model=runtime.loaded.name,

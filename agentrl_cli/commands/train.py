@@ -23,7 +23,6 @@ from agentrl_cli.commands.common import (
     SeedOption,
     SetOption,
     data_stdout,
-    echo_json,
     echo_jsonl,
     is_terminal,
     narrate,
@@ -46,6 +45,8 @@ ResumeOption = Annotated[str | None, typer.Option("--resume", help='Go on with a
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Print settings, memory and time; train nothing.")]
 IdOption = Annotated[str | None, typer.Option("--run-id", hidden=True, help="The id that the new run gets.")]
 
+FIXED = ("model", "adapter", "task", "seed", "deterministic")
+"""Settings that make a run what it is: a resume does not change them."""
 STARTUP = 90.0
 """Seconds that a process of its own may take until its run is in the store."""
 
@@ -81,42 +82,54 @@ def command(
     }
     context = open_project(project, db, config, sets, flags)
     if resume is not None:
-        context = _resumed(context, resume, flags)
+        context, resume = _resumed(context, resume, sets, flags)
     if dry_run:
         from agentrl_cli.commands.dry import dry_run as dry
 
         dry(context, as_json=as_json)
         return
     if watch or detach:
-        _own_process(watch=watch and is_terminal(), context=context)
+        _own_process(context, resume, watch=watch)
         return
     with data_stdout():
-        run = asyncio.run(_train(context, resume, run_id, as_json))
+        try:
+            run = asyncio.run(_train(context, resume, run_id, as_json))
+        except asyncio.CancelledError as error:
+            raise KeyboardInterrupt from error
         if as_json:
-            echo_json({"run": run.name, "id": run.id, "status": run.status, "step": run.step, "error": run.error})
-    if run.status == "failed":
-        raise RunFailed(run.error)
-    if not as_json:
-        narrate(f"{run.name}: {run.status} at step {run.step}. Next: agentrl eval, agentrl replay best")
+            echo_jsonl([{"type": "run", "run": run.name, "id": run.id, "status": run.status, "step": run.step}])
+    if run.status == "stopped" and run.error == "interrupted":
+        narrate(f"{run.name} stopped at step {run.step}. agentrl train --resume {run.name} goes on.")
+        raise typer.Exit(130)
+    narrate(f"{run.name}: {run.status} at step {run.step}. Next: agentrl eval, agentrl replay best")
 
 
-def _resumed(context: Context, name: str, flags: dict[str, Any]) -> Context:
-    """The context with the settings that the run was started with; flags given now still win."""
+def _resumed(context: Context, name: str, sets: list[str] | None, flags: dict[str, Any]) -> tuple[Context, str]:
+    """The settings that the run was started with, below environment, --set and flags given now; and the run's name.
+
+    Raises ConfigError where something is to change that would make it another run.
+    """
     import dataclasses
 
-    from agentrl_cli.config import Config
+    from agentrl_cli.config import load_config
     from agentrl_cli.store import Store
 
     with Store.open(context.db, readonly=True) as store:
         row = _run(store, name)
     if row.alive and row.pid != os.getpid():
         raise ConfigError(f"{row.name} is running (process {row.pid}).", hint=f"agentrl watch {row.name}")
-    settings = Config.model_validate(dict(row.config))
-    for key, value in flags.items():
-        section, _, leaf = key.partition(".")
-        if value is not None and leaf:
-            setattr(getattr(settings, section), leaf, value)
-    return dataclasses.replace(context, config=settings)
+    stored = Path(row.dir) / "config.yaml"
+    if not stored.is_file():
+        raise NotFound(f"The settings of {row.name} are gone: {stored}.", hint="Start a new run.")
+    settings, sources = load_config([stored], sets or (), os.environ, flags, base=context.project)
+    before, now = dict(row.config), settings.model_dump(mode="json")
+    for key in FIXED:
+        if before.get(key) != now.get(key):
+            raise ConfigError(
+                f"A run cannot go on with other settings under `{key}`.",
+                hint=f"Start a new run, or leave `{key}` as it was.",
+            )
+    return dataclasses.replace(context, config=settings, sources=sources), row.name
 
 
 def _run(store: Any, name: str) -> RunRow:
@@ -145,7 +158,7 @@ async def _train(context: Context, resume: str | None, run_id: str | None, as_js
             warn("Sampling is truncated (top_p, top_k): the loss is corrected by truncated importance sampling.")
         from agentrl_cli.trainer import Trainer
 
-        on_step = (lambda step, metrics: echo_jsonl([{"step": step, **metrics}])) if as_json else None
+        on_step = (lambda step, metrics: echo_jsonl([{"type": "step", "step": step, **metrics}])) if as_json else None
         trainer = Trainer(
             config,
             run,
@@ -171,7 +184,6 @@ def _row(runtime: Runtime, context: Context, resume: str | None, run_id: str | N
         context.config,
         runtime.store,
         kind="train",
-        runs=context.runs,
         packs=list(runtime.packs),
         tokenizer=runtime.loaded.hash,
         id=run_id or "",
@@ -182,13 +194,13 @@ def _level(runtime: Runtime) -> str:
     return runtime.sandbox.level if runtime.sandbox is not None else "not needed"
 
 
-def _own_process(*, watch: bool, context: Context) -> None:
+def _own_process(context: Context, resume: str | None, *, watch: bool) -> None:
     """Start this very command without --watch in a session of its own, then look at its run."""
     from agentrl_cli.types import new_id
 
     run_id = new_id()
     arguments = [a for a in sys.argv[1:] if a not in ("--watch", "--detach")]
-    log = context.runs / "logs" / f"{run_id}.log"
+    log = context.db.parent / "logs" / f"{run_id}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -198,27 +210,36 @@ def _own_process(*, watch: bool, context: Context) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    name = _wait_for_run(process, run_id, context.db, log)
+    name = _wait_for_run(process, resume or run_id, context.db, log)
     if watch:
-        from agentrl_cli.tui.app import watch as screen
+        from agentrl_cli.commands.watch import command as look
 
-        screen(context.db, name)
-    narrate(f"{name} goes on in process {process.pid}. agentrl watch {name} looks at it; its log: {log}")
+        look(name, plain=not is_terminal(), project=context.project if _is_project(context) else None, db=context.db)
+    narrate(f"{name}: process {process.pid}. agentrl watch {name} looks at it; its log: {log}")
 
 
-def _wait_for_run(process: subprocess.Popen[bytes], run_id: str, db: Path, log: Path) -> str:
+def _is_project(context: Context) -> bool:
+    from agentrl_cli.paths import PROJECT_FILE
+
+    return (context.project / PROJECT_FILE).is_file()
+
+
+def _wait_for_run(process: subprocess.Popen[bytes], wanted: str, db: Path, log: Path) -> str:
+    """The name of the run once the new process has it. Raises RunFailed, with the end of its log, where it has none."""
     from agentrl_cli.store import Store
 
     deadline = time.monotonic() + STARTUP
     while time.monotonic() < deadline:
-        if process.poll() not in (None, 0):
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-6:])
-            raise RunFailed(f"The training did not start:\n{tail}", hint=f"Its log: {log}")
         if db.is_file():
             with Store.open(db, readonly=True) as store:
                 try:
-                    return store.run(run_id).name
+                    row = store.run(wanted)
                 except NotFound:
-                    pass
+                    row = None
+            if row is not None and row.pid == process.pid:
+                return row.name
+        if process.poll() is not None:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-6:])
+            raise RunFailed(f"The training did not start:\n{tail}", hint=f"Its log: {log}")
         time.sleep(0.1)
     raise RunFailed(f"The training did not come up in {STARTUP:g} s.", hint=f"Its log: {log}")

@@ -125,7 +125,10 @@ class TrainConfig(Section):
     eval_samples: Positive = Field(default=2, description="attempts at each of them")
     save_every: Positive = Field(default=20, description="checkpoint every so many steps; the last step always saves")
     keep_last: Positive = Field(default=3, description="checkpoints kept besides the best")
-    stop_on: list[str] = Field(default=["nan"], description="stop by itself on: nan, no_signal, entropy_collapse")
+    stop_on: list[Literal["nan", "no_signal", "entropy_collapse", "drift", "mismatch", "errors"]] = Field(
+        default=["nan"],
+        description="alerts that stop the run: nan, no_signal, entropy_collapse, drift, mismatch, errors",
+    )
 
 
 class EvalConfig(Section):

@@ -37,8 +37,9 @@ class LocalPolicy:
         model: Any causal LM whose forward takes `past_key_values` and a four-dimensional mask; peft-wrapped or not.
         context_length: Most positions of one episode.
         rows: Most episodes in one decode batch; more wait.
-        lanes: Fixed batch shapes: each key has a lane of its own, prompts are computed one by one, and every decode
-            step has the same shape. An episode's numbers then depend on nothing but itself (`deterministic: true`).
+        lanes: Fixed batch shapes: each episode has the lane of its slot, prompts are computed one by one, and every
+            decode step has the same shape. An episode's numbers then depend on itself and its slot alone
+            (`deterministic: true`).
         lane_length: Positions that every lane attends to; no episode may be longer.
         decode: Text of ids; needed for stop strings only.
     """

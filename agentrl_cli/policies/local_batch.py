@@ -64,9 +64,7 @@ class DecodeBatch:
     def has_room(self, request: Request, taken: list[Request]) -> bool:
         """Whether a request finds a row, when those of `taken` have theirs."""
         if self.lanes:
-            # A lane belongs to its episode until `forget`, so a new episode needs one that nobody owns.
-            new = {r.key for r in taken if r.key not in self.lane_of} | {request.key}
-            return request.key in self.lane_of or len(self.lane_of) + len(new) <= self.most
+            return self._claim_lane(request)
         return len(self.live) + len(taken) < self.most
 
     @torch.inference_mode()
@@ -233,13 +231,24 @@ class DecodeBatch:
         request = requests[0]
         if not self.live:
             self.live = [None] * self.most
-        lane = self.lane_of.get(request.key)
-        if lane is None:
-            used = set(self.lane_of.values())
-            lane = next(n for n in range(self.most) if n not in used and self.live[n] is None)
-            self.lane_of[request.key] = lane
+        lane = self.lane_of[request.key]
         self.live[lane] = request
         return lane
+
+    def _claim_lane(self, request: Request) -> bool:
+        """Give an episode its lane until `forget`; False where it must wait for one.
+
+        The arithmetic of a row may depend on where it stands, so one with a slot waits for its own, whatever is free.
+        """
+        if request.key in self.lane_of:
+            return True
+        owned = set(self.lane_of.values())
+        slot = request.sampling.slot
+        wanted = range(self.most) if slot < 0 else [slot % self.most]
+        lane = next((lane for lane in wanted if lane not in owned), None)
+        if lane is not None:
+            self.lane_of[request.key] = lane
+        return lane is not None
 
     def _feed(self, row: int, news: list[Int32], starts: list[int]) -> None:
         """Compute keys and values of new tokens of consecutive rows, in pieces."""

@@ -35,7 +35,7 @@ def save_checkpoint(folder: Path, model: nn.Module, tokenizer: Path, state: dict
         shutil.rmtree(beside, ignore_errors=True)
         raise StoreError(
             f"The checkpoint {folder.name} could not be written: {error}",
-            hint="Free some disk space, then go on with `agentrl train --resume`.",
+            hint="Free some disk space, then go on with `agentrl train --resume last`.",
         ) from error
 
 
@@ -66,3 +66,8 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
     if set(missing) - tied or unexpected:
         raise ModelError(f"The checkpoint {folder} does not fit the model: {[*missing, *unexpected][:3]} …")
+
+
+def whole(folder: Path) -> bool:
+    """Whether a checkpoint folder has both its state and its weights; one torn by a crash does not."""
+    return (folder / STATE).is_file() and any(folder.glob("*.safetensors"))

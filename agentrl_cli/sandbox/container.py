@@ -40,15 +40,21 @@ def connect() -> Any:
     except ImportError:
         raise SandboxUnavailable("The docker package is not installed.", hint="pip install docker") from None
     try:
-        api = docker.from_env(version="auto", timeout=30).api
-        api.ping()
-        return api
-    except DockerException as error:
+        _knock(os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock")
+        return docker.from_env(version="auto", timeout=30).api
+    except (DockerException, OSError) as error:
         raise SandboxUnavailable(
             f"No Docker engine answers: {_short(error)}.",
             hint="Install and start one (Debian: `apt-get install docker.io && service docker start`), and make sure "
             "that you may use it (`docker info`).",
         ) from None
+
+
+def _knock(host: str) -> None:
+    """Raises OSError where nobody listens; the docker package would leave its socket open over that."""
+    if host.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(host.removeprefix("unix://"))
 
 
 def sweep(api: Any) -> int:

@@ -64,7 +64,8 @@ def start(
 ) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
     """Starts a runner that listens on the descriptor `control`. Returns the process and the file of its stderr.
 
-    `number` chooses the uid that it drops to where we are root; `group` limits its memory. Raises OSError where there is no such program.
+    `number` chooses the uid that it drops to where we are root; `group` limits its memory. Raises OSError where there
+    is no such program.
     """
     if launch.level not in ("ns", "landlock", "bare"):
         raise SandboxUnavailable(f"Sandbox level {launch.level} is not started as a process.")

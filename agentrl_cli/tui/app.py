@@ -69,8 +69,11 @@ def watch(db: Path, run: str) -> None:
     AgentApp(db, lambda reader: WatchScreen(reader, run)).run()
 
 
-def start(db: Path) -> None:
-    """The runs of a store: what `agentrl` without a command opens in a project."""
+def start(db: Path, run: str | None = None) -> None:
+    """The runs of a store: what `agentrl` without a command opens in a project; with `run` its dashboard."""
     from agentrl_cli.tui.runs import RunsScreen
 
-    AgentApp(db, RunsScreen).run()
+    if run is not None:
+        watch(db, run)
+    else:
+        AgentApp(db, RunsScreen).run()

@@ -112,19 +112,27 @@ def chart(
     other: Points = (),
     marks: Sequence[float] = (),
     join: bool = True,
+    log: bool = False,
 ) -> list[Text]:
-    """A titled curve with its y limits and x limits; `other` is drawn under it in a dim colour, `marks` on the axis."""
+    """A titled curve with its y limits and x limits; `other` is drawn under it in a dim colour, `marks` on the axis.
+
+    `log`: a logarithmic y axis; what is not positive is left out, and a curve without anything positive stays linear.
+    """
     clean = [(x, y) for x, y in points if math.isfinite(y)]
+    log = log and any(y > 0 for _, y in clean)
+    if log:
+        clean, other = _logged(clean), _logged(other)
     lines = [Text(title[:width], TITLE, no_wrap=True)]
     if not clean:
         return lines + [Text("  no data yet", FAINT)] + [Text("")] * max(height - 1, 0)
     inner = max(width - 6, 4)
-    y_range = nice_range([y for _, y in clean] + [y for _, y in other], unit=unit)
+    y_range = nice_range([y for _, y in clean] + [y for _, y in other], unit=unit and not log)
     x_range = (min(x for x, _ in clean), max(x for x, _ in clean))
     rows = braille(clean, inner, height, y_range, x_range=x_range, join=join)
     below = braille(other, inner, height, y_range, x_range=x_range, join=join) if other else None
     for index, row in enumerate(rows):
-        label = short(y_range[1]) if index == 0 else short(y_range[0]) if index == height - 1 else ""
+        limit = y_range[1] if index == 0 else y_range[0] if index == height - 1 else None
+        label = "" if limit is None else short(10**limit if log else limit)
         line = Text(f"{label:>5}│"[-6:], FAINT, no_wrap=True)
         for column, char in enumerate(row):
             under = below[index][column] if below else "\u2800"
@@ -139,6 +147,10 @@ def chart(
     axis_text = left + axis_text[len(left) : inner - len(right)] + right
     lines.append(Text(" " * 5 + "└" + axis_text, FAINT, no_wrap=True))
     return lines
+
+
+def _logged(points: Points) -> list[tuple[float, float]]:
+    return [(x, math.log10(y)) for x, y in points if math.isfinite(y) and y > 0]
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

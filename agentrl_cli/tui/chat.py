@@ -11,12 +11,13 @@ from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
-from textual.widgets import Input, Static
+from textual.containers import Horizontal, VerticalScroll
+from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.tui.chat_client import HELP, ChatClient, parse_command
-from agentrl_cli.tui.chat_view import event_lines
+from agentrl_cli.tui.chat_client import HELP, ChatClient, complete, parse_command
+from agentrl_cli.tui.chat_line import ChatLine
+from agentrl_cli.tui.chat_view import context_lines, event_lines
 from agentrl_cli.tui.dialogs import AgentScreen, Help, leave, named
 from agentrl_cli.tui.panels import join
 from agentrl_cli.tui.text import TokenTexts
@@ -24,7 +25,9 @@ from agentrl_cli.tui.text import TokenTexts
 if TYPE_CHECKING:
     from agentrl_cli.tui.reader import Reader
 
-KEYS = "enter send  ↑/↓ history  pgup/pgdn scroll  F2 tokens  F3 mask  F4 logprobs  ctrl+x stop answering  /help  /quit"
+KEYS = (
+    "enter send  ctrl+j new line  ↑/↓ history  tab complete  F2 tokens F3 mask F4 logp F5 ids  ctrl+x stop  /help /quit"
+)
 
 
 class ChatScreen(AgentScreen):
@@ -33,14 +36,13 @@ class ChatScreen(AgentScreen):
     BINDINGS: ClassVar[list[BindingType]] = named(
         "chat",
         [
-            Binding("up", "history(-1)", show=False),
-            Binding("down", "history(1)", show=False),
-            Binding("pageup", "scroll(-1)", show=False),
-            Binding("pagedown", "scroll(1)", show=False),
+            Binding("pageup", "scroll(-1)", show=False, priority=True),
+            Binding("pagedown", "scroll(1)", show=False, priority=True),
             Binding("f2", "mode('tokens')", "tokens"),
             Binding("f3", "mode('mask')", "mask"),
             Binding("f4", "mode('logprobs')", "logprobs"),
-            Binding("ctrl+x", "cancel", "stop answering"),
+            Binding("f5", "side", "exact ids and template"),
+            Binding("ctrl+x", "cancel", "stop answering", priority=True),
             Binding("f1", "help", "help"),
             Binding("escape", "cancel", show=False),
         ],
@@ -60,17 +62,22 @@ class ChatScreen(AgentScreen):
         self._history: list[str] = []
         self._at = 0
         self._replay_when_saved = False
+        self.tools: list[str] = []
+        self.template = ""
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
-        with VerticalScroll(id="talk", can_focus=False):
-            yield Static(id="stream")
-        yield Input(placeholder="loading the model …", id="line")
+        with Horizontal(id="both"):
+            with VerticalScroll(id="talk", can_focus=False):
+                yield Static(id="stream")
+            with VerticalScroll(id="side", can_focus=False):
+                yield Static(id="exact")
+        yield ChatLine(placeholder="loading the model …", id="line")
         yield Static(Text(KEYS, no_wrap=True), id="keys")
 
     def on_mount(self) -> None:
         self._head()
-        self.query_one(Input).focus()
+        self.line.focus()
         self.listen()
 
     def on_resize(self) -> None:
@@ -87,7 +94,7 @@ class ChatScreen(AgentScreen):
 
     @property
     def _width(self) -> int:
-        return max(self.size.width - 4, 20)
+        return max((self.size.width * 3 // 5 if self.has_class("-side") else self.size.width) - 4, 20)
 
     # -- events ---------------------------------------------------------------------------------------------------
 
@@ -115,7 +122,8 @@ class ChatScreen(AgentScreen):
         if kind == "ready":
             self.decoder = TokenTexts(event["tokenizer"])
             self.model = f"{event['model']}  {event['pack']}"
-            self.query_one(Input).placeholder = "say something, or /help"
+            self.tools, self.template = list(event["tools"]), str(event.get("template") or "")
+            self.line.placeholder = "say something, or /help"
         self._clear_stream()
         if kind == "idle":
             self.busy = self.asked = False
@@ -128,6 +136,8 @@ class ChatScreen(AgentScreen):
         lines = event_lines(event, self.decoder, self.mode, self._width)
         if lines and kind != "cut":
             self._add(event, lines)
+        if kind in ("turn", "cut", "ready"):
+            self._paint_side()
         self._head()
 
     def _add(self, event: dict[str, Any], lines: list[Text]) -> None:
@@ -158,9 +168,13 @@ class ChatScreen(AgentScreen):
 
     # -- lines ----------------------------------------------------------------------------------------------------
 
-    async def on_input_submitted(self, event: Input.Submitted) -> None:
-        line = event.value
-        event.input.clear()
+    @property
+    def line(self) -> ChatLine:
+        return self.query_one(ChatLine)
+
+    async def on_chat_line_submitted(self, event: ChatLine.Submitted) -> None:
+        line = event.text
+        self.line.put("")
         if not line.strip():
             return
         self._history.append(line)
@@ -172,6 +186,10 @@ class ChatScreen(AgentScreen):
             leave(self.app)
         elif command.local == "help":
             self.action_help()
+        elif command.local == "edit":
+            await self._edit()
+        elif command.local == "context":
+            self.action_side()
         elif command.local == "replay":
             self._replay_when_saved = True
             await self._send("save", {})
@@ -205,12 +223,37 @@ class ChatScreen(AgentScreen):
         self._redraw()
         self._head()
 
-    def action_history(self, step: int) -> None:
+    def on_chat_line_history(self, event: ChatLine.History) -> None:
         if self._history:
-            self._at = max(0, min(self._at + step, len(self._history)))
-            line = self.query_one(Input)
-            line.value = self._history[self._at] if self._at < len(self._history) else ""
-            line.cursor_position = len(line.value)
+            self._at = max(0, min(self._at + event.step, len(self._history)))
+            self.line.put(self._history[self._at] if self._at < len(self._history) else "")
+
+    def on_chat_line_completion(self) -> None:
+        """Tab: as far as commands, tools and settings agree; several are told."""
+        text, choices = complete(self.line.text, self.tools)
+        self.line.put(text)
+        if len(choices) > 1:
+            self.notify("  ".join(choices), timeout=4, markup=False)
+
+    async def _edit(self) -> None:
+        """Takes the last exchange back and puts what was said into the line."""
+        said = [event for event, _ in self._events if event["ev"] == "turn" and event["role"] == "user"]
+        if self.busy or not said:
+            self.notify("There is nothing to edit yet.", timeout=3)
+            return
+        await self._send("undo", {})
+        self.line.put(str(said[-1]["content"]))
+
+    def action_side(self) -> None:
+        """Shows or hides the exact ids and the template's rendering."""
+        self.toggle_class("-side")
+        self.call_after_refresh(self._redraw)
+        self._paint_side()
+
+    def _paint_side(self) -> None:
+        if self.has_class("-side"):
+            turns = [event for event, _ in self._events if event["ev"] == "turn"]
+            self.query_one("#exact", Static).update(join(context_lines(turns, self.decoder, self.template)))
 
     def action_scroll(self, sign: int) -> None:
         talk = self.query_one("#talk", VerticalScroll)

@@ -103,7 +103,7 @@ class Command:
     op: str = ""
     values: dict[str, Any] = field(default_factory=dict)
     local: str = ""
-    """quit | help | tokens | mask | logprobs | replay"""
+    """quit | help | tokens | mask | logprobs | replay | edit | context"""
     problem: str = ""
 
 
@@ -111,6 +111,7 @@ HELP = """\
 text             say it as the user           /as-user TEXT   the same
 /as-model TEXT   answer in the model's place  /as-tool TEXT   answer in the tool's place
 /call NAME {..}  call a tool by hand          /retry          let the model answer again
+/edit            change what was said last     /context        the exact ids, and the template
 /undo            take the last exchange back  /reward [X]     score by the pack, or give X
 /tokens          show every token             /mask           show which tokens could be trained
 /logprobs        show how likely they were    /approve [off]  ask before tools run
@@ -128,6 +129,8 @@ _LOCAL = {
     "/mask": "mask",
     "/logprobs": "logprobs",
     "/replay": "replay",
+    "/edit": "edit",
+    "/context": "context",
 }
 
 
@@ -162,6 +165,27 @@ def parse_command(line: str, *, asked: bool = False) -> Command:
         near = nearest(word, [*_TEXTS, *_PLAIN, *_LOCAL, "/approve", "/reward", "/set", "/call"])
         return Command(problem=f"no command {word}" + (f"; did you mean {near[0]}?" if near else "; /help lists them"))
     return Command("user", {"text": line.strip()}) if line.strip() else Command()
+
+
+COMMANDS = sorted([*_TEXTS, *_PLAIN, *_LOCAL, "/approve", "/reward", "/set", "/call"])
+SETTINGS = ("max_new_tokens", "temperature", "top_p")
+
+
+def complete(line: str, tools: Sequence[str]) -> tuple[str, list[str]]:
+    """(the line completed as far as all choices agree, the choices): commands, then tools of /call, keys of /set."""
+    head, space, rest = line.rpartition(" ")
+    pool: Sequence[str] = ()
+    if not space and line.startswith("/"):
+        pool = COMMANDS
+    elif head in ("/call", "/set"):
+        pool = tools if head == "/call" else SETTINGS
+    found = [word for word in pool if word.startswith(rest)]
+    if not found:
+        return line, []
+    first, last = min(found), max(found)
+    agree = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    common = first[:agree]
+    return f"{head}{space}{common}{' ' if len(found) == 1 else ''}", found
 
 
 def _number(op: str, key: str, text: str) -> Command:

@@ -57,6 +57,8 @@ class PlainChat:
             return False
         elif command.local == "help":
             self.show(Text(HELP))
+        elif command.local in ("edit", "context"):
+            self.show(Text("/edit and /context are for the screen; /undo and /tokens work here"))
         elif command.local == "replay":
             await self.client.send("save")
             return await self._until_idle(events, lines, prompt)

@@ -122,3 +122,18 @@ def turn_view(event: dict[str, Any], decoder: TokenTexts) -> EpisodeView:
     turn = Turn(0, event["role"], (), 0, n)
     episode = Episode("", "", turns=(turn,), tokens=tokens)
     return EpisodeView(episode, decoder.texts(tokens.ids), blocks_of((turn,), n), decoder=decoder)
+
+
+def context_lines(turns: list[dict[str, Any]], decoder: TokenTexts, template: str) -> list[Text]:
+    """The exact context: every id that was sent or sampled, as text with its special tokens, then the ids, then the
+    chat template that renders it."""
+    count = sum(len(event["ids"]) for event in turns)
+    lines = [Text(f"CONTEXT {count} tokens, exactly as sent and sampled", TITLE)]
+    for event in turns:
+        style = ROLES.get(event["role"], "bold")
+        lines.append(Text(f"{event['role']}  {len(event['ids'])} ids", style))
+        lines += [Text(line) for line in decoder.text(event["ids"]).split("\n")]
+        lines.append(Text(" ".join(str(i) for i in event["ids"]), FAINT))
+    if template:
+        lines += [Text(""), Text("CHAT TEMPLATE", TITLE), *(Text(line, FAINT) for line in template.splitlines())]
+    return lines

@@ -99,8 +99,8 @@ class ReplayScreen(ReplayBase):
         place = place_of(self.view, self.tokens.cursor) if self.view is not None else None
         found = await self.reader.call(related.at_step, self.episode_id, step)
         if found is None:
-            where = "later" if step > 0 else "earlier"
-            self.notify(f"This task was not tried at a {where} step of this run.", timeout=3)
+            where = "a later" if step > 0 else "an earlier"
+            self.notify(f"This task was not tried at {where} step of this run.", timeout=3)
         else:
             self.load(found, place)
 

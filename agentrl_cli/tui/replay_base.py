@@ -207,7 +207,10 @@ class ReplayBase(AgentScreen):
         text = self.browse.describe() if self._browse else ""
         if self.browse.ids is not None:
             text += f"   {len(self.browse.ids):,} episodes in the list"
-        self._set("subhead", Text(f"{text}   link {self.link()}", panels.FAINT))
+        marks = [f"TAGS {', '.join(self.view.tags)}"] if self.view.tags else []
+        marks += [f"NOTE {self.view.note}"] if self.view.note else []
+        line = Text(f"{text}   link {self.link()}", panels.FAINT, no_wrap=True)
+        self._set("subhead", Text().append("   ".join([*marks, ""]), panels.HERE) + line)
 
     def _paint_diff(self) -> None:
         if self.view is None:

@@ -24,6 +24,7 @@ from agentrl_cli.tui.runs_data import (
     load_runs,
     run_folder,
     run_line,
+    shown_path,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 KEYS = (
     "enter open  w watch  e episodes  c checkpoints  space mark  C compare  / name  D delete  r again  ? keys  q quit"
 )
-KEYS_SMALL = "enter open  w watch  e episodes  c ckpts  space+C compare  D delete  ? keys  q quit"
+KEYS_SMALL = "enter open  w watch  e episodes  c ckpts  space C compare  D delete  ? keys"
 HELP = """\
 enter        a training: watch it; anything else: its episodes
 w            watch             e    episodes         E   episodes of all runs
@@ -161,7 +162,7 @@ class RunsScreen(AgentScreen):
         width = max(self.size.width, 40)
         runs = self.runs
         self.cursor = max(0, min(self.cursor, len(runs) - 1))
-        head = Text(f"agentrl   {self.reader.path}   ", "bold", no_wrap=True, overflow="ellipsis")
+        head = Text(f"agentrl   {shown_path(self.reader.path)}   ", "bold", no_wrap=True, overflow="ellipsis")
         head.append(f"{len(runs)} runs" + (f"   holding {self.needle!r}" if self.needle else ""), "not bold")
         if self.problem:
             head = Text(self.problem, "bold #ffb454")

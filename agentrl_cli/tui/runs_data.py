@@ -51,22 +51,37 @@ def load_detail(store: Store, run_id: str) -> list[tuple[float, float]]:
     return [(float(row["step"]), float(row["reward"])) for row in rows if isinstance(row.get("reward"), (int, float))]
 
 
+def shown_path(path: Path) -> str:
+    """The end of a path: enough to tell one project from another."""
+    return "/".join(path.parts[-3:])
+
+
 def head_line(width: int) -> str:
     """The column titles of `run_line`."""
-    text = f"   {'run':<24} {'kind':<8} {'state':<12} {'step':>9} {'episodes':>9} {'reward':>7} {'eval':>6}"
+    name, kind = _room(width)
+    text = f"   {'run':<{name}} {'kind'[:kind]:<{kind}} {'state':<11} {'step':>9}"
+    text += f" {'episodes':>9} {'reward':>7} {'eval':>5}"
     return (text + f"  {'model':<20} pack")[:width].ljust(width)
 
 
 def run_line(facts: RunFacts, width: int, *, marked: bool = False) -> Text:
     """One run in one line."""
     run = facts.run
+    name, kind = _room(width)
     step = f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step or "-")
     best = max((row.pass_rate for row in facts.evals if row.pass_rate is not None), default=None)
-    text = f" {'*' if marked else ' '} {clip(run.name, 24):<24} {run.kind:<8} {run.state:<12} {step:>9}"
-    text += f" {facts.episodes:>9,} {num(facts.reward, '.3f'):>7} {num(best, '.2f'):>6}"
+    text = (
+        f" {'*' if marked else ' '} {clip(run.name, name):<{name}} {run.kind[:kind]:<{kind}} {run.state:<11} {step:>9}"
+    )
+    text += f" {facts.episodes:>9,} {num(facts.reward, '.3f'):>7} {num(best, '.2f'):>5}"
     text += f"  {clip(run.model or '-', 20):<20} {run.pack}"
     style = ALIVE if run.alive else BAD if run.state in ("failed", "interrupted") else ""
     return Text(text[:width].ljust(width), style, no_wrap=True)
+
+
+def _room(width: int) -> tuple[int, int]:
+    """Columns for the name and for the kind of a run."""
+    return (24, 8) if width >= 100 else (max(width - 60, 8), 5)
 
 
 def detail_lines(facts: RunFacts, curve: list[tuple[float, float]], width: int) -> list[Text]:

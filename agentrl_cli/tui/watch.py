@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
@@ -17,9 +18,9 @@ from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui import watch_panels as panes
-from agentrl_cli.tui.charts import chart, short
-from agentrl_cli.tui.dialogs import AgentScreen, Choose, Confirm, Help, leave, named
+from agentrl_cli.tui.dialogs import AgentScreen, Choose, Confirm, Help, Prompt, leave, named
 from agentrl_cli.tui.panels import join
+from agentrl_cli.tui.watch_charts import ZOOMS, Look, chart_grid
 from agentrl_cli.tui.watch_data import WatchData, load
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 TABS = ("overview", "charts", "episodes", "log", "health")
 KEYS = (
-    "1 overview  2 charts  3 episodes  4 log  5 health   ↑/↓ choose  enter open  space freeze\n"
+    "1 overview  2 charts  3 episodes  4 log  5 health   ↑/↓ choose  enter open  space freeze  C compare  f y z\n"
     "p pause  k checkpoint  E evaluate  + - rate  X stop (all ask first)   ctrl+p palette  ? keys  q detach"
 )
 KEYS_SMALL = "1-5 tab ↑/↓ enter open  p pause k save E eval X stop  ? keys  q detach"
@@ -38,6 +39,8 @@ HELP = """\
 space        freeze, and go on
 p            pause after this step, or go on         k       checkpoint now
 E            evaluate now                            X       stop after this step and save
+C            another training's curves, dim, under these; again: away
+f y z        charts: filter metrics, log axis, zoom to the last steps
 + -          learning rate times or divided by 1.5
 q            detach: the training goes on; `agentrl watch` attaches again
 
@@ -66,6 +69,10 @@ class WatchScreen(AgentScreen):
             Binding("X", "control('stop')", "stop"),
             Binding("plus", "rate(1.5)", show=False),
             Binding("minus", "rate(0.6667)", show=False),
+            Binding("f", "filter", "filter metrics"),
+            Binding("y", "log", "log axis"),
+            Binding("z", "zoom", "zoom"),
+            Binding("C", "compare", "compare with an earlier run"),
             Binding("l", "tab('log')", show=False),
             Binding("d", "tab('health')", show=False),
             Binding("ctrl+c", "interrupt", "leave or stop", show=False, priority=True),
@@ -83,6 +90,7 @@ class WatchScreen(AgentScreen):
         self.cursor = 0
         self.frozen = False
         self.problem = ""
+        self.look = Look()
         self._version: int | None = None
 
     def compose(self) -> ComposeResult:
@@ -157,7 +165,7 @@ class WatchScreen(AgentScreen):
             self.query_one("#now", Static).update(join(lines))
             return
         self.query_one("#curves", Static).update(
-            join(panes.curve_lines(data, max(curves.size.width, 20), max(curves.size.height, 8)))
+            join(panes.curve_lines(data, max(curves.size.width, 20), max(curves.size.height, 8), self.look.other))
         )
         width, height = max(centre.size.width, 20), max(centre.size.height, 12)
         live = max(min(len(data.live), height - 24), 4)
@@ -167,14 +175,15 @@ class WatchScreen(AgentScreen):
         lines += panes.log_lines(data.logs, "LOG (4)", width, max(height - len(lines) - 1, 3))
         self.query_one("#now", Static).update(join(lines))
         width = max(run.size.width, 16)
-        right = [*panes.run_lines(data, width), Text(""), *panes.health_lines(data, width), Text("")]
+        right = [*panes.run_lines(data, width), Text(""), *panes.histogram_lines(data.advantages, width), Text("")]
+        right += [*panes.health_lines(data, width), Text(""), *panes.compare_lines(data, self.look.other, width)]
         self.query_one("#run", Static).update(join([*right, *panes.control_lines(data, width)]))
 
     def _page(self, data: WatchData) -> list[Text]:
         """The tabs that scroll."""
         width = max(self.size.width - 3, 30)
         if self.tab == "charts":
-            return chart_grid(data, width)
+            return chart_grid(data, width, look=self.look)
         if self.tab == "health":
             return [
                 *panes.health_lines(data, width, advice=True),
@@ -225,6 +234,50 @@ class WatchScreen(AgentScreen):
         chosen = [row.episode_id for row in self.data.live] + [row.id for _, row in self.data.notable]
         if chosen:
             self.app.push_screen(ReplayScreen(self.reader, chosen[min(self.cursor, len(chosen) - 1)]))
+
+    def action_filter(self) -> None:
+        """Which metrics the charts show."""
+
+        def done(text: str | None) -> None:
+            if text is not None:
+                self.look = replace(self.look, pattern=text)
+                self.action_tab("charts")
+
+        self.app.push_screen(Prompt("metrics whose name holds (a regular expression)", self.look.pattern), done)
+
+    def action_log(self) -> None:
+        self.look = replace(self.look, log=not self.look.log)
+        self.paint()
+
+    def action_zoom(self) -> None:
+        """All steps, the last 100, 30, 10."""
+        self.look = replace(self.look, last=ZOOMS[(ZOOMS.index(self.look.last) + 1) % len(ZOOMS)])
+        self.paint()
+
+    @work(exclusive=True, group="compare", exit_on_error=False)
+    async def action_compare(self) -> None:
+        """Draws another training's curves under this one's; again takes them away."""
+        if self.look.other is not None:
+            self.look = replace(self.look, other=None)
+            self.paint()
+            return
+        runs = await self.reader.call(lambda store: store.runs())
+        here = self.data.run.id if self.data is not None else ""
+        others = [run for run in runs if run.id != here and run.kind == "train" and run.step][:9]
+        if not others:
+            self.notify("There is no other training in this store.", timeout=3)
+            return
+
+        def done(choice: int | None) -> None:
+            if choice is not None:
+                self._compare_with(others[choice].id)
+
+        self.app.push_screen(Choose("compare with", [f"{run.name}  {run.step} steps" for run in others]), done)
+
+    @work(exclusive=True, group="compare", exit_on_error=False)
+    async def _compare_with(self, run: str) -> None:
+        self.look = replace(self.look, other=await self.reader.call(load, run, None))
+        self.paint()
 
     def action_freeze(self) -> None:
         self.frozen = not self.frozen
@@ -298,34 +351,6 @@ class WatchScreen(AgentScreen):
 
     def action_detach(self) -> None:
         leave(self.app)
-
-
-def chart_grid(data: WatchData, width: int, height: int = 6) -> list[Text]:
-    """Every metric as a curve, two or three a row."""
-    columns = max(width // 40, 1)
-    inner = width // columns - 2
-    marks = panes.control_steps(data)
-    blocks = [
-        chart(f"{name} {short(data.last(name))}", data.series(name), inner, height, marks=marks)
-        for name in data.names()
-    ]
-    evals = panes.eval_series(data)
-    if evals:
-        blocks.insert(1, chart(f"eval {short(evals[-1][1])}", evals, inner, height, unit=True))
-    if not blocks:
-        return [Text("No step has finished yet.", "#8a8a8a")]
-    lines: list[Text] = []
-    for start in range(0, len(blocks), columns):
-        row = blocks[start : start + columns]
-        for at in range(max(len(block) for block in row)):
-            line = Text(no_wrap=True)
-            for block in row:
-                part = block[at].copy() if at < len(block) else Text("")
-                part.pad_right(max(inner + 2 - part.cell_len, 0))
-                line.append_text(part)
-            lines.append(line)
-        lines.append(Text(""))
-    return lines
 
 
 def paused(data: WatchData) -> bool:

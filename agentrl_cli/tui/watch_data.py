@@ -62,6 +62,8 @@ class WatchData:
     checkpoints: tuple[Any, ...] = ()
     notable: tuple[tuple[str, EpisodeRow], ...] = ()
     """(why, episode) of the last finished step."""
+    advantages: tuple[float, ...] = ()
+    """Of the episodes of the last finished step."""
     done: int = 0
     """Finished episodes of the step that is going on."""
     wanted: int = 0
@@ -151,10 +153,10 @@ def load(store: Store, run_id: str, before: WatchData | None = None) -> WatchDat
     if run.alive and data.live:
         done = len(store.episode_ids(f"step:{newest} kind:train", "time", run.id)) - len(data.live)
     if old is not None and old.step == data.step and old.notable:
-        notable = old.notable
+        notable, advantages = old.notable, old.advantages
     else:  # the newest step of episodes is the one that is going on while some of them run
-        notable = notable_of(store, run.id, newest - 1 if data.live and newest else newest)
-    data = replace(data, notable=notable, done=max(done, 0))
+        notable, advantages = notable_of(store, run.id, newest - 1 if data.live and newest else newest)
+    data = replace(data, notable=notable, advantages=advantages, done=max(done, 0))
     return replace(data, health=health_of(data))
 
 
@@ -178,9 +180,9 @@ def _wanted(config: Mapping[str, Any]) -> int:
         return 0
 
 
-def notable_of(store: Store, run_id: str, step: int) -> tuple[tuple[str, EpisodeRow], ...]:
-    """Best, worst, flagged, erroring episode of a step: what is worth opening."""
-    rows = store.episode_rows(store.episode_ids(f"step:{step}", "-reward", run_id)[:512])
+def notable_of(store: Store, run_id: str, step: int) -> tuple[tuple[tuple[str, EpisodeRow], ...], tuple[float, ...]]:
+    """Best, worst, flagged, erroring episode of a step: what is worth opening; and all its advantages."""
+    rows = store.episode_rows(store.episode_ids(f"step:{step} -kind:whatif", "-reward", run_id)[:512])
     graded = [row for row in rows if row.reward is not None and not (row.outcome and row.outcome.is_error)]
     out: list[tuple[str, EpisodeRow]] = []
     if graded:
@@ -195,7 +197,7 @@ def notable_of(store: Store, run_id: str, step: int) -> tuple[tuple[str, Episode
         if fresh:
             out.append((why, fresh[0]))
             seen.add(fresh[0].id)
-    return tuple(out)
+    return tuple(out), tuple(row.advantage for row in rows if row.advantage is not None)
 
 
 def health_of(data: WatchData) -> tuple[Health, ...]:
@@ -229,8 +231,31 @@ def health_of(data: WatchData) -> tuple[Health, ...]:
     broken = [n for n in ("loss", "grad_norm") if data.steps and _is_nan(data.steps[-1].get(data.key(n)))]
     if broken:
         out.append(Health("bad", "nan", f"{' and '.join(broken)} is not a number", "lower the rate; resume from best"))
-    out += _stalled(data)
+    out += [*_trends(data), *_stalled(data)]
     return tuple(out)
+
+
+def _trends(data: WatchData) -> list[Health]:
+    """Rules over several steps: reward against evaluation, gradient spikes, pace."""
+    out: list[Health] = []
+    evals = [row.pass_rate for row in data.evals if row.pass_rate is not None][-3:]
+    reward = [y for _, y in data.series("reward")]
+    if len(evals) == 3 and len(reward) >= 10:
+        rise, gain = sum(reward[-5:]) / 5 - sum(reward[:5]) / 5, max(evals) - evals[0]
+        odd = rise > 0.1 and gain < 0.01
+        text = f"reward {rise:+.2f}, last three evals {evals[-1] - evals[0]:+.2f}"
+        out.append(Health("warn" if odd else "ok", "hacking", text, "read solved episodes: look for hacking" * odd))
+    for name, key, factor, advice in (
+        ("spike", "grad_norm", 10.0, "look at the step's worst episodes; lower train.max_grad_norm"),
+        ("pace", "seconds", 5.0, "see the log: a stuck tool, a sandbox timeout, a busy machine"),
+    ):
+        values = [y for _, y in data.series(key)]
+        usual = sorted(values[-50:])[len(values[-50:]) // 2] if len(values) >= 5 else 0.0
+        if usual > 0:
+            much = values[-1] / usual
+            level = "warn" if much >= factor else "ok"
+            out.append(Health(level, name, f"{key} {much:.1f} x its median", advice if level == "warn" else ""))
+    return out
 
 
 def _stalled(data: WatchData) -> list[Health]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,19 @@ CURVES = (
     ("grad_norm", "GRADIENT NORM", False),
     ("length", "TOKENS/EPISODE", False),
 )
+EXPLAIN = {
+    "groups": "A group whose attempts all got the same reward has no advantage and teaches nothing.",
+    "tools": "Share of tool calls that failed: malformed, unknown, bad arguments, exceptions, timeouts.",
+    "cut": "Share of episodes that a token limit cut off: they are graded on a torso.",
+    "mismatch": "How far the sampler's log-probabilities are from the trainer's: ratios lie where this is large.",
+    "kl": "Distance from the reference model; a fast rise often comes before a collapse.",
+    "entropy": "How undecided the policy is per token; near zero it tries nothing new.",
+    "nan": "A loss or gradient that is no number spoils the weights for good.",
+    "hacking": "Training reward rises while the evaluation stands still: the policy may game the reward.",
+    "spike": "A gradient far above its usual size; one bad batch can undo many steps.",
+    "pace": "Wall time of a step against the usual; a stuck tool or a full disk shows here first.",
+    "process": "Whether the trainer's process is there.",
+}
 COLORS = {"warn": BAD, "bad": "bold #ff8f6b", "error": "bold #ff8f6b", "info": FAINT, "ok": FAINT}
 
 
@@ -63,16 +77,19 @@ def eval_series(data: WatchData) -> list[tuple[float, float]]:
     return found or data.series("eval/solved")
 
 
-def curve_lines(data: WatchData, width: int, height: int) -> list[Text]:
-    """The curves of the overview, as many as fit into `height` lines."""
+def curve_lines(data: WatchData, width: int, height: int, other: WatchData | None = None) -> list[Text]:
+    """The curves of the overview, as many as fit into `height` lines; `other` is drawn dim under reward and eval."""
     marks = control_steps(data)
     series = data.series("reward")
     room = 4 if height >= 24 else 3
     title = f"REWARD {short(data.last('reward'))} {change(series)}"
-    lines = chart(title, series, width, room, unit=True, marks=marks)
+    below = other.series("reward") if other is not None else []
+    lines = chart(title, series, width, room, unit=True, marks=marks, other=below)
     evals = eval_series(data)
     if evals:
-        lines += chart(f"SOLVED, eval {short(evals[-1][1])} at step {evals[-1][0]:.0f}", evals, width, room, unit=True)
+        title = f"SOLVED, eval {short(evals[-1][1])} at step {evals[-1][0]:.0f}"
+        below = eval_series(other) if other is not None else []
+        lines += chart(title, evals, width, room, unit=True, other=below)
     for name, title, _ in CURVES[1:]:
         series = data.series(name)
         if not series or len(lines) + 2 > height:
@@ -206,9 +223,43 @@ def health_lines(data: WatchData, width: int, *, advice: bool = False) -> list[T
     for check in data.health:
         mark = {"ok": ".", "warn": "!", "bad": "!!"}[check.level]
         lines.append(Text(clip(f" {mark:<2} {check.text}", width), COLORS[check.level], no_wrap=True))
+        if advice:
+            lines += [Text(f"      {part}", FAINT) for part in wrap(EXPLAIN.get(check.name, ""), width - 8) if part]
         if advice and check.advice:
-            lines.append(Text(f"      try: {check.advice}", FAINT))
+            lines.append(Text(f"      try: {check.advice}", "bold"))
     return lines
+
+
+def histogram_lines(values: Sequence[float], width: int) -> list[Text]:
+    """The advantages of the last step's episodes, −2.5 to 2.5, and how many are zero: those teach nothing."""
+    if not values:
+        return [Text("ADVANTAGE", TITLE), Text("  none yet", FAINT)]
+    bins = max(min(width - 2, 25) // 2 * 2 + 1, 5)
+    counts = [0] * bins
+    for value in values:
+        counts[min(max(round((value + 2.5) / 5 * (bins - 1)), 0), bins - 1)] += 1
+    zero = sum(abs(value) < 1e-6 for value in values) / len(values)
+    top = max(counts)
+    cells = "".join(" ▁▂▃▄▅▆▇█"[min(math.ceil(count / top * 8), 8)] for count in counts)
+    axis = f"-2.5{'0':^{bins - 8}}+2.5"
+    return [
+        Text(clip(f"ADVANTAGE zero {zero:.0%} of {len(values)}", width), TITLE, no_wrap=True),
+        Text(f" {cells}", BAD if zero > 0.6 else GOOD, no_wrap=True),
+        Text(f" {axis}", FAINT, no_wrap=True),
+    ]
+
+
+def compare_lines(data: WatchData, other: WatchData | None, width: int) -> list[Text]:
+    """Reward and evaluation beside an earlier run's at the same step."""
+    if other is None:
+        return []
+    lines = [Text(clip(f"COMPARE {other.run.name}, dim", width), TITLE)]
+    pairs = [("reward", data.series("reward"), other.series("reward")), ("eval", eval_series(data), eval_series(other))]
+    for name, mine, theirs in pairs:
+        then = [y for x, y in theirs if x <= data.step]
+        if mine and then:
+            lines.append(Text(clip(f" {name} {short(mine[-1][1])} vs {short(then[-1])} at {data.step}", width)))
+    return [*lines, Text("")]
 
 
 def control_lines(data: WatchData, width: int) -> list[Text]:

@@ -1,0 +1,47 @@
+"""`agentrl serve`: the screens in a browser, on this machine."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import sys
+from typing import Annotated
+
+import typer
+
+from agentrl_cli.commands.common import DbOption, ProjectOption, echo, find_db, narrate
+from agentrl_cli.errors import UsageError
+
+
+def command(
+    screens: Annotated[bool, typer.Option("--screens", help="The terminal screens, in a browser.")] = False,
+    run: Annotated[str | None, typer.Argument(help="Watch this run; without it, the list of runs.")] = None,
+    host: Annotated[str, typer.Option(help="A loopback address.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port.")] = 7575,
+    token: Annotated[
+        str | None, typer.Option(envvar="AGENTRL_TOKEN", help="The token; by default a new one each time.")
+    ] = None,
+    project: ProjectOption = None,
+    db: DbOption = None,
+) -> None:
+    """Serve the screens over HTTP on the loopback address, behind a token; needs the extra `serve`.
+
+    Prints the address to open, the token in it. Whoever has it can do what the screens can: from another machine, use
+    `ssh -L 7575:127.0.0.1:7575`.
+    """
+    if not screens:
+        raise UsageError("What should be served?", hint="`agentrl serve --screens` serves the terminal screens.")
+    path = find_db(project, db)
+    if run is not None:
+        from agentrl_cli.store import Store
+
+        with Store.open(path, readonly=True) as store:
+            run = store.run(run).id
+    from agentrl_cli.server.screens import make_server
+
+    secret = token or secrets.token_urlsafe(24)
+    code = f"from pathlib import Path; from agentrl_cli.tui.app import start; start(Path({str(path)!r}), {run!r})"
+    server = make_server(shlex.join([sys.executable, "-c", code]), host, port, secret)
+    echo(f"http://{host}:{port}/?token={secret}")
+    narrate("Open this address in a browser; ctrl+c ends the server, trainings go on.")
+    server.serve()

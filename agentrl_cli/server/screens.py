@@ -1,0 +1,79 @@
+"""The screens in a browser: textual-serve behind a token, on the loopback address.
+
+Whoever has the token may do what the screens do: read the store, steer a training, run tools. The token comes once in
+the address, is kept in a cookie of this site alone, and every request, the websocket too, must bring it. Requests for
+another host name are refused, so that a foreign page cannot reach in by renaming itself (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from agentrl_cli.errors import MissingDependency, UsageError
+
+COOKIE = "agentrl"
+
+
+def is_loopback(host: str) -> bool:
+    """True for localhost and addresses that never leave this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def allowed(token: str, given: str) -> bool:
+    """Whether a token is the right one, compared in constant time."""
+    return hmac.compare_digest(token.encode(), given.encode())
+
+
+def make_server(command: str, host: str, port: int, token: str, public_url: str | None = None) -> Any:
+    """A textual-serve server for a command line. Raises MissingDependency, and UsageError off the loopback address."""
+    if not is_loopback(host):
+        raise UsageError(
+            f"{host} can be reached from other machines; the screens are served on this one alone.",
+            hint=f"From elsewhere: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then open the address there.",
+        )
+    try:
+        from aiohttp import web
+        from textual_serve.server import Server
+    except ImportError as error:
+        raise MissingDependency(
+            "Screens in a browser need textual-serve.", hint="pip install 'agentrl-cli[serve]'"
+        ) from error
+
+    base = public_url or f"http://{host}:{port}"
+    hosts = {f"{host}:{port}", f"localhost:{port}", f"127.0.0.1:{port}", urlsplit(base).netloc}
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+        origin = request.headers.get("Origin")
+        if request.host not in hosts or (origin is not None and urlsplit(origin).netloc not in hosts):
+            raise web.HTTPForbidden(text="This address is not served here.")
+        said = request.query.get("token")
+        if said is not None and allowed(token, said):
+            response = web.Response(status=302, headers={"Location": "/"})
+            response.set_cookie(COOKIE, token, httponly=True, samesite="Strict", path="/")
+            return response
+        if not allowed(token, request.cookies.get(COOKIE, "")):
+            raise web.HTTPForbidden(text="Open the address that `agentrl serve` printed: it carries the token.")
+        return await handler(request)
+
+    class Guarded(Server):
+        """Every request passes the guard."""
+
+        async def _make_app(self) -> web.Application:
+            app = await super()._make_app()
+            app.middlewares.append(guard)
+            return app
+
+        async def on_startup(self, app: web.Application) -> None:
+            """The command has told the address already."""
+
+    return Guarded(command, host=host, port=port, title="agentrl", public_url=base)

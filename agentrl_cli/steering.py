@@ -1,0 +1,82 @@
+"""What stops, pauses and changes a running training: signals, and the controls that a watcher leaves in the store."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentrl_cli.config import Config
+from agentrl_cli.errors import AgentRLError, ConfigError
+from agentrl_cli.store import Store
+
+CHANGEABLE = ("lr", "steps", "max_grad_norm", "eval_every", "save_every")
+"""Keys of `train` that may change while a run goes on."""
+POLL = 0.2
+"""Seconds between two looks while a run is paused."""
+
+
+class Steering:
+    """One run's wheel. `why` is empty while the run goes on, then the reason why it stops after this step."""
+
+    def __init__(self, config: Config, run_id: str, store: Store, narrate: Callable[[str], None]) -> None:
+        self.config = config
+        self.run_id = run_id
+        self.store = store
+        self.narrate = narrate
+        self.why = ""
+
+    def listen(self) -> None:
+        """First Ctrl-C (or SIGTERM): finish the step and save. Second: stop now."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def interrupted() -> None:
+            if self.why and task is not None:
+                task.cancel()
+                return
+            self.why = "interrupted"
+            self.narrate("stopping after this step; Ctrl-C again stops now")
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                loop.add_signal_handler(number, interrupted)
+            except (NotImplementedError, RuntimeError, ValueError):
+                return  # not in the main thread: whoever runs us handles signals
+
+    async def obey(self, actions: Mapping[str, Callable[[], Any]]) -> None:
+        """Do what was asked since the last step; while paused, wait here. `actions`: checkpoint, evaluate.
+
+        Raises CancelledError for `stop {"now": true}`.
+        """
+        paused = False
+        while True:
+            for control in self.store.take_controls(self.run_id):
+                self.narrate(f"control: {control.action} {dict(control.data) or ''}".rstrip())
+                if control.action in ("pause", "resume"):
+                    paused = control.action == "pause"
+                elif control.action in actions:
+                    answer = actions[control.action]()
+                    if inspect.isawaitable(answer):
+                        await answer
+                elif control.action == "set":
+                    self._set(control.data)
+                elif control.action == "stop":
+                    self.why = "stopped by a control"
+                    if control.data.get("now"):
+                        raise asyncio.CancelledError
+            if not paused or self.why:
+                return
+            await asyncio.sleep(POLL)
+
+    def _set(self, data: Mapping[str, Any]) -> None:
+        """Change a setting of a running run; what cannot be changed is an alert."""
+        key, value = str(data.get("key", "")), data.get("value")
+        section, _, name = key.partition(".")
+        try:
+            if section != "train" or name not in CHANGEABLE:
+                raise ConfigError(f"{key or 'nothing'} cannot be changed while a run goes on.")
+            setattr(self.config.train, name, value)
+        except (AgentRLError, ValueError) as error:
+            self.store.add_alert(self.run_id, "warn", "set_refused", None, None, str(error))

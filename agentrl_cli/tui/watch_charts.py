@@ -1,0 +1,90 @@
+"""Every metric of a run as curves, beside an earlier run's, on a log axis, zoomed, filtered. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from agentrl_cli.tui import watch_panels as panes
+from agentrl_cli.tui.charts import chart, short
+from agentrl_cli.tui.panels import FAINT
+from agentrl_cli.tui.watch_data import WatchData
+
+ZOOMS = (0, 100, 30, 10)
+"""How many of the last steps are shown; 0: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How the curves are drawn."""
+
+    pattern: str = ""
+    """Only metrics whose name holds this: a regular expression, or plain text where it is none."""
+    log: bool = False
+    last: int = 0
+    other: WatchData | None = None
+    """An earlier run, drawn dim under the curves."""
+
+    def matches(self, name: str) -> bool:
+        """Whether a metric is shown."""
+        try:
+            return re.search(self.pattern, name, re.IGNORECASE) is not None
+        except re.error:
+            return self.pattern.lower() in name.lower()
+
+    def describe(self) -> str:
+        """What is unusual about the look, in a few words."""
+        parts = [f"metrics with {self.pattern!r}"] if self.pattern else []
+        parts += ["log axis"] if self.log else []
+        parts += [f"last {self.last} steps"] if self.last else []
+        parts += [f"dim: {self.other.run.name}"] if self.other is not None else []
+        return "   ".join(parts)
+
+
+Series = list[tuple[float, float]]
+
+
+def cut(series: Series, look: Look, end: float) -> Series:
+    """The part of a curve that the zoom shows; `end` is the newest step."""
+    return [point for point in series if not look.last or point[0] > end - look.last]
+
+
+def chart_grid(data: WatchData, width: int, height: int = 6, look: Look | None = None) -> list[Text]:
+    """Every metric as a curve, two or three a row."""
+    look = look or Look()
+    columns = max(width // 40, 1)
+    inner = width // columns - 2
+    marks, end = panes.control_steps(data), float(data.step)
+    blocks: list[list[Text]] = []
+
+    def add(name: str, series: Series, other: Series, unit: bool = False) -> None:
+        shown, dim = cut(series, look, end), cut(other, look, end)
+        title = f"{name} {short(series[-1][1] if series else None)}"
+        if look.other is not None:
+            at = [y for x, y in other if x <= end]
+            title += f" vs {short(at[-1] if at else None)}"
+        blocks.append(chart(title, shown, inner, height, marks=marks, other=dim, unit=unit, log=look.log))
+
+    for name in data.names():
+        if look.matches(name):
+            add(name, data.series(name), look.other.series(name) if look.other is not None else [])
+    evals = panes.eval_series(data)
+    if evals and look.matches("eval"):
+        add("eval", evals, panes.eval_series(look.other) if look.other is not None else [], unit=True)
+        blocks.insert(min(1, len(blocks) - 1), blocks.pop())
+    if not blocks:
+        return [Text("No metric has such a name." if look.pattern else "No step has finished yet.", FAINT)]
+    lines: list[Text] = [Text(look.describe(), FAINT)] if look.describe() else []
+    for start in range(0, len(blocks), columns):
+        row = blocks[start : start + columns]
+        for at in range(max(len(block) for block in row)):
+            line = Text(no_wrap=True)
+            for block in row:
+                part = block[at].copy() if at < len(block) else Text("")
+                part.pad_right(max(inner + 2 - part.cell_len, 0))
+                line.append_text(part)
+            lines.append(line)
+        lines.append(Text(""))
+    return lines

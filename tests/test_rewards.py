@@ -1,0 +1,137 @@
+"""Reward parts: numbers and texts of people's functions, and what must never become a zero."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from agentrl_cli.errors import EnvError, SandboxFault
+from agentrl_cli.rewards import Reward, RewardContext, Scored, score
+from agentrl_cli.types import Episode, RewardPart, Task
+
+TASK = Task("t", "p", "f", "train", (), {"answer": "5"})
+EPISODE = Episode("e", "t")
+
+
+def context(**facts: Any) -> RewardContext:
+    return RewardContext(TASK, "5", **facts)
+
+
+def one(function: Any, weight: float = 1.0) -> list[Reward]:
+    return [Reward("part", function, weight, True)]
+
+
+async def test_functions_sync_and_async_in_order() -> None:
+    async def slow(episode: Episode, ctx: RewardContext) -> float:
+        return 0.25
+
+    rewards = [
+        Reward("right", lambda episode, ctx: float(ctx.final_text == ctx.task.data["answer"]), 2.0, True),
+        Reward("slow", slow, 0.5),
+        Reward("skipped", lambda episode, ctx: None),
+        Reward("said", lambda episode, ctx: ctx.part(1, "one")),
+        Reward("pair", lambda episode, ctx: (0.5, "half")),
+        Reward("whole", lambda episode, ctx: RewardPart("own name", 3.0, 0.0)),
+    ]
+    parts = await score(EPISODE, rewards, context())
+    assert parts == (
+        RewardPart("right", 1.0, 2.0, True),
+        RewardPart("slow", 0.25, 0.5),
+        RewardPart("said", 1.0, 1.0, False, "one"),
+        RewardPart("pair", 0.5, 1.0, False, "half"),
+        RewardPart("own name", 3.0, 0.0),
+    )
+    graded = EPISODE.with_(reward_parts=parts)
+    assert graded.reward == pytest.approx(2.0 + 0.125 + 1.0 + 0.5) and graded.primary == 1.0
+    assert await score(EPISODE, [], context()) == ()
+
+
+async def test_booleans_count_as_numbers() -> None:
+    (part,) = await score(EPISODE, one(lambda episode, ctx: True), context())
+    assert part.value == 1.0 and isinstance(part.value, float)
+
+
+@pytest.mark.parametrize("answer", ["1.0", float("nan"), float("inf"), [1], {"value": 1}, (None, "x")])
+async def test_what_is_no_number_is_an_error_of_the_grader(answer: Any) -> None:
+    with pytest.raises(EnvError, match="'part'"):
+        await score(EPISODE, one(lambda episode, ctx: answer), context())
+
+
+async def test_a_function_that_raises_is_named() -> None:
+    def broken(episode: Episode, ctx: RewardContext) -> float:
+        return 1 / 0
+
+    with pytest.raises(EnvError, match="'part' raised ZeroDivisionError") as caught:
+        await score(EPISODE, one(broken), context())
+    assert "neither scored nor trained" in caught.value.hint
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+async def test_a_timeout_of_a_judge_is_the_graders_and_not_the_episodes() -> None:
+    async def judge(episode: Episode, ctx: RewardContext) -> float:
+        raise TimeoutError("the judge")
+
+    with pytest.raises(EnvError, match="TimeoutError: the judge"):
+        await score(EPISODE, one(judge), context())
+
+
+# --- the sandbox -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Status:
+    ours: bool
+
+
+@dataclass
+class Graded:
+    status: Status
+    passed: int = 3
+
+
+@dataclass
+class Session:
+    """Stands where a sandbox session would be."""
+
+    ours: bool = False
+    asked: list[Any] = field(default_factory=list)
+
+    async def grade(self, solution: str, tests: list[dict[str, Any]]) -> Graded:
+        self.asked.append((solution, tests))
+        return Graded(Status(self.ours))
+
+
+async def test_grading_uses_the_episodes_session() -> None:
+    session, opened = Session(), list[int]()
+
+    async def open_session() -> Session:
+        opened.append(1)
+        return session
+
+    ctx = context(open_session=open_session)
+    assert opened == []
+    result: Any = await ctx.grade("def f(): ...", [{"call": "f", "args": [], "expect": None}])
+    assert result.passed == 3 and opened == [1]
+    assert session.asked == [("def f(): ...", [{"call": "f", "args": [], "expect": None}])]
+
+
+async def test_a_fault_of_the_sandbox_is_not_a_failed_test() -> None:
+    async def open_session() -> Session:
+        return Session(ours=True)
+
+    async def tests(episode: Episode, ctx: RewardContext) -> float:
+        return float((await ctx.grade("", [])).passed)
+
+    with pytest.raises(SandboxFault):
+        await score(EPISODE, one(tests), context(open_session=open_session))
+
+
+async def test_a_run_without_a_sandbox_says_so() -> None:
+    with pytest.raises(EnvError, match="no sandbox"):
+        await context().session()
+
+
+def test_scored_has_a_text() -> None:
+    assert Scored(1.0) == (1.0, "") and context().part(0.5, "why") == Scored(0.5, "why")

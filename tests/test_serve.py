@@ -1,0 +1,67 @@
+"""Screens in a browser: nobody gets in without the token, nor by another name."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.errors import UsageError
+from agentrl_cli.server.screens import allowed, is_loopback, make_server
+from agentrl_cli.store import RunRow, Store
+
+aiohttp = pytest.importorskip("aiohttp")
+pytest.importorskip("textual_serve")
+
+
+@pytest.mark.parametrize(
+    ("host", "inside"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("10.0.0.1", False), ("x", False)],
+)
+def test_loopback(host: str, inside: bool) -> None:
+    assert is_loopback(host) is inside
+    if not inside:
+        with pytest.raises(UsageError, match="other machines"):
+            make_server("true", host, 7575, "secret")
+
+
+def test_tokens_are_compared_whole() -> None:
+    assert allowed("abc", "abc") and not allowed("abc", "ab") and not allowed("abc", "")
+
+
+async def test_only_the_token_opens(tmp_path: Path) -> None:
+    from aiohttp.test_utils import unused_port
+
+    with Store.open(tmp_path / "a.db") as store:
+        store.add_run(RunRow("r", "served", status="finished"))
+    port = unused_port()
+    code = f"from pathlib import Path; from agentrl_cli.tui.app import start; start(Path({str(tmp_path / 'a.db')!r}))"
+    server = make_server(f'{sys.executable} -c "{code}"', "127.0.0.1", port, "secret")
+    runner = aiohttp.web.AppRunner(await server._make_app())
+    await runner.setup()
+    await aiohttp.web.TCPSite(runner, "127.0.0.1", port).start()
+    base = f"http://127.0.0.1:{port}"
+    try:
+        async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+            for path in ("/", "/ws", "/static/js/textual.js", "/?token=wrong", "/download/x"):
+                assert (await session.get(base + path)).status == 403, path
+            assert (await session.get(f"{base}/?token=secret", headers={"Host": "evil.example"})).status == 403
+            assert (await session.get(f"{base}/?token=secret", headers={"Origin": "http://evil.example"})).status == 403
+            page = await session.get(f"{base}/?token=secret")
+            assert page.status == 200 and "token" not in str(page.url)
+            async with session.ws_connect(f"{base}/ws?width=100&height=30") as socket:
+                text = b""
+                while b"served" not in text:
+                    message = await asyncio.wait_for(socket.receive(), 20)
+                    assert message.type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT), message
+                    text += message.data if isinstance(message.data, bytes) else message.data.encode()
+    finally:
+        await runner.cleanup()
+
+
+def test_without_screens_it_says_what_there_is() -> None:
+    done = subprocess.run([sys.executable, "-m", "agentrl_cli", "serve"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "--screens" in done.stderr
