@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
-from agentrl_cli.errors import AgentRLError
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.tasks import SPLITS, Pack
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
 PER_FAMILY = 4
 """Rows of each family and split whose solution is run; all rows are read and their schema checked."""
+AT_ONCE = 32
+"""Rows whose solution runs at the same time."""
 EMPTY = "I do not know."
 """An answer that must not score."""
 
@@ -37,8 +38,11 @@ class Problem:
         return f"{self.where}: {self.text}"
 
 
-async def check_pack(pack: Pack, sandbox: Sandbox | None) -> list[Problem]:
-    """Everything that is wrong with a pack: rows, families, tools, solutions that do not score 1, blanks that score."""
+async def check_pack(pack: Pack, sandbox: Sandbox | None, *, every: bool = False) -> list[Problem]:
+    """Everything that is wrong with a pack: rows, families, tools, solutions that do not score 1, blanks that score.
+
+    Every line of the data is read and checked; solutions and blanks are run on some rows, with `every` on all.
+    """
     problems: list[Problem] = []
     tasks: list[Task] = []
     found = {path.stem for path in (pack.dir / "data").glob("*.jsonl")}
@@ -46,14 +50,13 @@ async def check_pack(pack: Pack, sandbox: Sandbox | None) -> list[Problem]:
     if "train" not in splits:
         problems.append(Problem("data", "there is no train.jsonl"))
     for split in splits:
-        try:
-            tasks += pack.tasks(split)
-        except AgentRLError as error:
-            problems.append(Problem(f"data/{split}.jsonl", error.message))
+        good, bad = pack.read(split)
+        tasks += good
+        problems += [Problem(f"data/{split}.jsonl:{line.number}", line.text) for line in bad]
     problems += _families(pack, tasks)
     problems += _twice(tasks)
     problems += _tools(pack)
-    problems += await _solutions(pack, _sample(tasks), sandbox)
+    problems += await _solutions(pack, tasks if every else _sample(tasks), sandbox)
     return problems
 
 
@@ -99,7 +102,13 @@ def _sample(tasks: Sequence[Task]) -> list[Task]:
 
 async def _solutions(pack: Pack, tasks: Sequence[Task], sandbox: Sandbox | None) -> list[Problem]:
     """Run reference solutions and empty answers through the real loop."""
-    found = await asyncio.gather(*(_solution(pack, task, sandbox) for task in tasks))
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(task: Task) -> list[Problem]:
+        async with room:
+            return await _solution(pack, task, sandbox)
+
+    found = await asyncio.gather(*map(one, tasks))
     return [problem for problems in found for problem in problems]
 
 

@@ -2,20 +2,21 @@
 
 `task.yaml` says what there is, `task.py` holds the code: `REWARDS` (name → function), `TOOLS` (more tools than the
 built-in ones), `solve(row)` (messages of a full solution), `demonstrate(row, rng, tool_rate)`, `generate(seed)`.
-Rows are JSON lines in `data/<split>.jsonl`: `id`, `family`, `prompt` (a text or messages), and whatever the pack needs.
+Rows are JSON lines in `data/<split>.jsonl`: `id`, `family`, `prompt` (a text or messages), perhaps `tools` (some of
+the pack's, by name), and what the pack needs: `row: [names]` in task.yaml lists the fields that every row must have.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from agentrl_cli.errors import ConfigError, DataError, NotFound
+from agentrl_cli.errors import ConfigError, DataError, NotFound, nearest
 from agentrl_cli.paths import pack_names, pack_path
 from agentrl_cli.registry import load_file, resolve
 from agentrl_cli.rewards import Reward
@@ -23,8 +24,17 @@ from agentrl_cli.tools import TOOLS, Tool, as_tool
 from agentrl_cli.types import Message, Task, ToolSchema
 
 SPLITS = ("train", "test", "heldout")
-KEYS = {"name", "description", "system", "tools", "rewards", "families", "defaults", "sandbox"}
-ROW_KEYS = {"id", "family", "prompt"}
+KEYS = {"name", "description", "system", "tools", "rewards", "row", "families", "defaults", "sandbox"}
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line of a data file that is no row."""
+
+    number: int
+    """Counted from 1."""
+    text: str
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,8 @@ class Pack:
     """False where neither tools nor rewards run code, so that no sandbox is needed."""
     rows: tuple[Mapping[str, Any], ...] | None = field(default=None, repr=False)
     """Rows of a pack made in a script; None: they are in `data/`."""
+    row: tuple[str, ...] = ()
+    """Fields that every row must have, besides `id` and `prompt`."""
 
     @property
     def schemas(self) -> list[ToolSchema]:
@@ -83,14 +95,11 @@ class Pack:
 
         Raises NotFound where there is no such split or family, DataError for a bad row (file and line).
         """
-        if self.rows is not None:
-            tasks = [self.task(row, split) for row in self.rows]
-        else:
-            path = self.dir / "data" / f"{split}.jsonl"
-            if not path.is_file():
-                known = sorted(p.stem for p in (self.dir / "data").glob("*.jsonl"))
-                raise NotFound.of(f"split of {self.name}", split, known)
-            tasks = [self.task(row, split) for row in _rows(path)]
+        tasks, bad = self.read(split)
+        if bad:
+            where = f"{self._file(split)}:" if self.rows is None else f"the pack {self.name}, row "
+            hint = f"{len(bad)} rows are bad; `agentrl check` lists those of a folder." if len(bad) > 1 else ""
+            raise DataError(f"{where}{bad[0].number}: {bad[0].text}", hint=hint)
         if families is not None:
             known = sorted({task.family for task in tasks})
             for family in families:
@@ -98,6 +107,27 @@ class Pack:
                     raise NotFound.of(f"family in {split} of {self.name}", family, known)
             tasks = [task for task in tasks if task.family in families]
         return tasks[:limit]
+
+    def read(self, split: str) -> tuple[list[Task], list[BadLine]]:
+        """The good rows of a split as tasks, and the bad ones. Raises NotFound where there is no such split."""
+        if self.rows is None and not self._file(split).is_file():
+            known = sorted(path.stem for path in (self.dir / "data").glob("*.jsonl"))
+            raise NotFound.of(f"split of {self.name}", split, known)
+        tools = [tool.name for tool in self.tools]
+        tasks: list[Task] = []
+        bad: list[BadLine] = []
+        seen: dict[str, int] = {}
+        for number, row in _lines(self._file(split)) if self.rows is None else enumerate(self.rows, 1):
+            wrong = row if isinstance(row, str) else _wrong(row, self.row, tools, seen)
+            if wrong or isinstance(row, str):
+                bad.append(BadLine(number, wrong))
+            else:
+                seen[row["id"]] = number
+                tasks.append(self.task(row, split))
+        return tasks, bad
+
+    def _file(self, split: str) -> Path:
+        return self.dir / "data" / f"{split}.jsonl"
 
     def task(self, row: Mapping[str, Any], split: str) -> Task:
         """A row as a task: the pack's system message, then the prompt."""
@@ -168,6 +198,7 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
         defaults=spec.get("defaults") or {},
         module=module,
         sandbox=bool(spec.get("sandbox", True)),
+        row=_fields(folder, spec.get("row")),
     )
 
 
@@ -180,6 +211,25 @@ def load_packs(names: Sequence[str], *, base: Path | None = None) -> dict[str, P
             raise ConfigError(f"Two packs are named {pack.name!r}.", hint="Change `name` in one task.yaml.")
         packs[pack.name] = pack
     return packs
+
+
+def check_weights(packs: Mapping[str, Pack], weights: Mapping[str, float]) -> None:
+    """Raise ConfigError naming the nearest where `rewards:` weighs a part that nothing can give.
+
+    Parts of tools (`tool:NAME`), hooks (`hook:NAME`), `interaction` and `env` come and go with episodes: they pass.
+    """
+    known = sorted({reward.name for pack in packs.values() for reward in pack.rewards})
+    for name in weights:
+        if name not in known and not name.startswith(("tool:", "hook:")) and name not in ("interaction", "env"):
+            unknown = NotFound.of(f"reward (rewards.{name}) in {', '.join(packs)}", name, known)
+            raise ConfigError(unknown.message, hint=unknown.hint)
+
+
+def _fields(folder: Path, value: Any) -> tuple[str, ...]:
+    names = value if value is not None else []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{folder / 'task.yaml'}: `row` must be a list of names: the fields that every row has.")
+    return tuple(names)
 
 
 def _specification(path: Path) -> dict[str, Any]:
@@ -216,41 +266,57 @@ def _rewards(folder: Path, spec: Mapping[str, Any], functions: Mapping[str, Any]
     return tuple(rewards)
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file, checked. Raises DataError with file and line."""
-    seen: dict[str, int] = {}
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            row = _row(line, f"{path}:{number}")
-            if row["id"] in seen:
-                raise DataError(f"{path}:{number}: the id {row['id']!r} stands in line {seen[row['id']]} too.")
-            seen[row["id"]] = number
-            yield row
+def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any] | str]]:
+    """(number from 1, row) of the lines that are not empty; in place of a row a text that says why it is none."""
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            yield number, f"not UTF-8: {error.reason} at byte {error.start}."
+        except json.JSONDecodeError as error:
+            yield number, f"not JSON: {error.msg} at column {error.colno}."
+        else:
+            yield number, row if isinstance(row, dict) else "a row must be a JSON object."
 
 
-def _row(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON: {error.msg} at column {error.colno}.") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: a row must be a JSON object.")
-    missing = sorted({"id", "prompt"} - set(row))
+def _wrong(row: Mapping[str, Any], fields: Sequence[str], tools: Collection[str], seen: Mapping[str, int]) -> str:
+    """What is wrong with a row, in words for its author; empty where nothing is. `seen`: the lines of ids before."""
+    missing = [name for name in ("id", "prompt", *fields) if row.get(name) is None]
     if missing:
-        raise DataError(
-            f"{where}: the row lacks {', '.join(missing)}.", hint=f"Every row has {', '.join(sorted(ROW_KEYS))}."
-        )
+        return f"the row lacks {', '.join(missing)}."
     if not isinstance(row["id"], str) or not row["id"]:
-        raise DataError(f"{where}: `id` must be a text.")
-    prompt = row["prompt"]
-    texts = isinstance(prompt, str) and prompt
-    messages = (
-        isinstance(prompt, list)
-        and prompt
-        and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in prompt)
-    )
-    if not texts and not messages:
-        raise DataError(f"{where}: `prompt` must be a text or a list of messages with role and content.")
-    return row
+        return "`id` must be a text."
+    if row["id"] in seen:
+        return f"the id {row['id']!r} stands in line {seen[row['id']]} too."
+    if not isinstance(row.get("family", ""), str):
+        return f"`family` must be a text, not {row['family']!r}."
+    return _wrong_prompt(row["prompt"]) or _wrong_tools(row.get("tools"), tools)
+
+
+def _wrong_prompt(prompt: Any) -> str:
+    if isinstance(prompt, str) and prompt:
+        return ""
+    if not isinstance(prompt, list) or not prompt:
+        return "`prompt` must be a text or a list of messages with role and content."
+    for place, message in enumerate(prompt):
+        if not isinstance(message, dict) or not {"role", "content"} <= set(message):
+            return f"`prompt`, message {place}: a message has role and content."
+        if message["role"] not in ROLES:
+            return f"`prompt`, message {place}: the role {message['role']!r} is none of {', '.join(ROLES)}."
+        if not isinstance(message["content"], str):
+            return f"`prompt`, message {place}: `content` must be a text, not {type(message['content']).__name__}."
+    return ""
+
+
+def _wrong_tools(names: Any, known: Collection[str]) -> str:
+    if names is None:
+        return ""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return "`tools` must be a list of names."
+    unknown = [name for name in names if name not in known]
+    if not unknown:
+        return ""
+    near = nearest(unknown[0], known) or list(known)
+    return f"the pack has no tool {unknown[0]!r}" + (f"; it has {' and '.join(near)}." if near else ", nor any other.")

@@ -17,7 +17,8 @@ from agentrl_cli import __version__
 from agentrl_cli.commands import COMMANDS, load_command, main, report
 from agentrl_cli.commands.common import data_stdout, echo, echo_json, echo_jsonl
 from agentrl_cli.errors import GateNotMet, NotFound, StoreError
-from agentrl_cli.types import RewardPart
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.types import Episode, Outcome, RewardPart
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -222,3 +223,71 @@ def test_ctrl_c_is_130() -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130 and "Traceback" not in err
+
+
+def test_rename_tells_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    db = tmp_path / "a.db"
+    with Store.open(db) as store:
+        run = store.add_run(RunRow(id="", name="fox"))
+    assert main(["runs", "rename", "fox", "owl", "--json", "--db", str(db)]) == 0
+    assert json.loads(capsys.readouterr().out) == {"id": run.id, "name": "owl", "before": "fox"}
+
+
+def test_episodes_of_a_dead_run_are_interrupted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Until a resume clears them: then they are cancelled, and those of a training were skipped."""
+    db = tmp_path / "a.db"
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    with Store.open(db) as store:
+        for name, pid in (("dead", process.pid), ("alive", os.getpid())):
+            store.add_run(RunRow(id=name, name=name, pid=pid))
+            for kind in ("train", "eval"):
+                store.start_episode(Episode(f"{name}-{kind}", "t", run_id=name, step=1, group_id=kind, kind=kind))
+
+    def outcomes() -> dict[str, str]:
+        assert main(["ls", "--format", "csv", "--db", str(db)]) == 0
+        return {line.split(",")[0]: line.split(",")[5] for line in capsys.readouterr().out.splitlines()[1:]}
+
+    dead = {"dead-train": "interrupted", "dead-eval": "interrupted"}
+    assert outcomes() == {**dead, "alive-train": "running", "alive-eval": "running"}
+    assert main(["show", "dead-train", "--db", str(db)]) == 0
+    assert "\ninterrupted   reward" in capsys.readouterr().out
+    assert main(["show", "alive-train", "--db", str(db)]) == 0
+    assert "\nrunning   reward" in capsys.readouterr().out
+    with Store.open(db) as store:
+        assert store.clear_live("dead") == 2
+        rows = [store.episode_row(name) for name in dead]
+    assert [(row.outcome, row.fact) for row in rows] == [
+        (Outcome.CANCELLED, "skipped:cancelled"),
+        (Outcome.CANCELLED, ""),
+    ]
+
+
+ROLLOUT = ("rollout", "--model", "scripted", "--json", "--pack", "echo-task", "--pack", "calc-task")
+
+
+@pytest.mark.parametrize(
+    ("args", "packs", "told"),
+    [
+        (["-n", "5"], ["echo-task", "calc-task"] * 2 + ["echo-task"], ""),
+        (["-n", "5", "--set", "task.limit=2"], ["echo-task", "calc-task"] * 2, "has 4 tasks under task.limit; 5 were"),
+    ],
+)
+def test_rollout_takes_packs_in_turn(
+    args: list[str], packs: list[str], told: str, project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*ROLLOUT, *args]) == 0
+    out, err = capfd.readouterr()
+    tasks = [row["task"] for row in json.loads(out)["episodes"]]
+    assert [task.split("/")[0] for task in tasks] == packs and len(set(tasks)) == len(packs)
+    assert told in err and (told != "" or "were asked for" not in err)
+
+
+@pytest.mark.parametrize(("args", "count"), [([], 3), (["--limit", "4"], 4), (["--set", "eval.limit=2"], 2)])
+def test_eval_heeds_the_limit_of_tasks(
+    args: list[str], count: int, project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The smaller of task.limit and eval.limit; --limit, given here, counts more."""
+    base = ("eval", "--model", "scripted", "-k", "1", "--pack", "echo-task", "--split", "test", "--compare-to", "none")
+    assert main([*base, "--json", "--set", "task.limit=3", *args]) == 0
+    assert json.loads(capfd.readouterr().out)["settings"]["tasks"] == count

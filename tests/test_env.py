@@ -79,9 +79,11 @@ async def test_tools_run_at_the_same_time() -> None:
 class Opened(Tool):
     """A tool that says what happens to it."""
 
-    schema = {"type": "function", "function": {"name": "x", "parameters": {"type": "object", "properties": {}}}}
-
     def __init__(self, name: str, seen: list[str], broken: bool = False) -> None:
+        self.schema = {
+            "type": "function",
+            "function": {"name": name, "parameters": {"type": "object", "properties": {}}},
+        }
         self.name, self.seen, self.broken = name, seen, broken
 
     async def create(self, ctx: Any) -> str:

@@ -6,14 +6,16 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from agentrl_cli.errors import ConfigError, EnvError, NotFound
+from agentrl_cli.evaluate import EvalResult
 from agentrl_cli.hooks import Hook, HookList, load_hooks
 from agentrl_cli.hooks.base import EVENTS
+from agentrl_cli.rewards import RewardContext
+from agentrl_cli.store import RunRow
 from agentrl_cli.types import Episode, RewardPart, Task
 
 TASK = Task("t1", "p", "f", "train", ())
@@ -140,12 +142,38 @@ async def test_failures_are_logged_except_at_rollout_end(caplog: pytest.LogCaptu
 
 def test_the_jsonl_logger_writes_plain_json(tmp_path: Path) -> None:
     hooks = load_hooks(["jsonl"])
-    hooks.notify("on_run_start", run=SimpleNamespace(folder=tmp_path))
+    hooks.notify("on_run_start", run=RunRow(id="1", name="a", dir=str(tmp_path)))
     hooks.notify("on_update", metrics={"loss": 0.25, "kl": float("nan")}, step=1)
     hooks.notify("on_eval", result=RewardPart("pass@1", 0.5), step=1)
+    hooks.notify("on_eval", result=EvalResult("fox@1", 1, 0, 1.0, True, ()), step=2)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines[0] == {"step": 1, "loss": 0.25, "kl": None}
     assert lines[1]["eval"]["value"] == 0.5
+    assert lines[2]["step"] == 2 and lines[2]["eval"]["name"] == "fox@1" and "attempts" not in lines[2]["eval"]
+
+
+@pytest.mark.parametrize("run", [None, RunRow(id="1", name="a")])
+def test_the_jsonl_logger_without_a_folder_writes_nothing(
+    run: RunRow | None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hooks = load_hooks(["jsonl"])
+    hooks.notify("on_run_start", run=run)
+    hooks.notify("on_update", metrics={"loss": 0.25}, step=1)
+    assert list(tmp_path.iterdir()) == [] and not caplog.records
+
+
+async def test_every_event_has_the_run_and_the_end_of_a_rollout_its_context() -> None:
+    assert [event for event, names in EVENTS.items() if "run" not in names] == []
+    seen: list[Any] = []
+
+    class Everything:
+        def on_rollout_end(self, **facts: Any) -> None:
+            seen.append(facts)
+
+    run, context = RunRow(id="1", name="a"), RewardContext(TASK, "42")
+    await HookList([Everything()]).rollout_end(EPISODE, TASK, context=context, run=run)
+    assert seen == [{"rollout": EPISODE, "task": TASK, "context": context, "run": run}]
 
 
 def test_hooks_by_name_and_by_file(tmp_path: Path) -> None:

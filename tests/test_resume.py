@@ -178,6 +178,25 @@ def test_killed_again_and_again(tmp_path: Path, model: Path, whole: dict[str, An
     assert ending(project) == whole
 
 
+def test_torn_checkpoints(tmp_path: Path, model: Path, whole: dict[str, Any]) -> None:
+    """A file that lost its end is told; checkpoints that lost a file are skipped, and the steps since the one before,
+    or since the start, are made again from the store."""
+    project = project_of(tmp_path / "project", model)
+    plan(project, "rollout", 3 * EPISODES + 2 + 5)
+    assert spawn(project, "train")[0] == -signal.SIGKILL
+    torn = sorted((project / "runs").glob("*/checkpoints/*/trainer.pt"))
+    assert [path.parent.name for path in torn] == ["best", "step-000002"]
+    for path in torn:
+        path.write_bytes(path.read_bytes()[:1000])
+    code, said = spawn(project, "train", "--resume", "last")
+    assert code == 2 and "cannot be resumed from" in said and "Delete it" in said and "Traceback" not in said, said
+    for path in torn:
+        path.unlink()
+    code, said = spawn(project, "train", "--resume", "last")
+    assert code == 0 and said.count("not whole") == 2, said
+    assert ending(project) == whole
+
+
 def test_a_lora_run_resumes_too(tmp_path: Path, model: Path) -> None:
     adapter = {"enabled": True, "r": 4}
     weights = []
@@ -203,7 +222,11 @@ def test_the_first_interrupt_finishes_the_step_and_saves(tmp_path: Path, model: 
         run = only_run(store)
         assert (run.status, run.step) == ("stopped", 2)
         assert ("last", 2) in {(c.kind, c.step) for c in store.checkpoints(run.id)}
-        assert {e.outcome for e in episodes_of(store, run)} <= {Outcome.FAILED, Outcome.SOLVED, Outcome.TRUNCATED_TOKENS}
+        assert {e.outcome for e in episodes_of(store, run)} <= {
+            Outcome.FAILED,
+            Outcome.SOLVED,
+            Outcome.TRUNCATED_TOKENS,
+        }
     code, said = spawn(project, "train", "--resume", "last")
     assert code == 0 and "resumed at step 2" in said, said
     assert ending(project)["weights"] == whole["weights"]

@@ -58,6 +58,11 @@ async def test_only_the_token_opens(tmp_path: Path) -> None:
                     message = await asyncio.wait_for(socket.receive(), 20)
                     assert message.type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT), message
                     text += message.data if isinstance(message.data, bytes) else message.data.encode()
+            for _ in range(400):  # the screen's process ends with its browser
+                if not server.running:
+                    break
+                await asyncio.sleep(0.05)
+            assert server.running == 0
     finally:
         await runner.cleanup()
 

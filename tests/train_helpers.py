@@ -172,6 +172,7 @@ PRELOADED = [
     "agentrl_cli.sandbox",
     "transformers.models.auto.modeling_auto",
     "transformers.models.qwen3.modeling_qwen3",
+    "tests.train_warm",
 ]
 
 

@@ -17,7 +17,7 @@ def visible(app: App[Any]) -> str:
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
 
 
-async def until(pilot: Pilot[Any], check: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(pilot: Pilot[Any], check: Callable[[], bool], seconds: float = 15.0) -> None:
     """Lets the application run until `check` holds; fails with the screen's text where it never does."""
     end = time.monotonic() + seconds
     while not check():

@@ -24,11 +24,15 @@ from agentrl_cli.paths import find_project, pack_names, pack_path
 if TYPE_CHECKING:
     from agentrl_cli.config import SandboxConfig
 
+EveryOption = Annotated[
+    bool, typer.Option("--all", help="Run the solution and the empty answer on every row, not on 4 of each family.")
+]
 PacksArgument = Annotated[list[str] | None, typer.Argument(help="Packs by name or folder; default: this project's.")]
 
 
 def command(
     packs: PacksArgument = None,
+    every: EveryOption = False,
     project: ProjectOption = None,
     config: ConfigOption = None,
     sets: SetOption = None,
@@ -43,7 +47,7 @@ def command(
     names = packs or context.config.task.packs
     folders = [_folder(name, folder) for name in names]
     with data_stdout():
-        results = asyncio.run(_check(folders, context.config.sandbox))
+        results = asyncio.run(_check(folders, context.config.sandbox, every))
         if as_json:
             echo_json(results)
         else:
@@ -59,7 +63,7 @@ def _folder(name: str, project: Path | None) -> Path:
     return found
 
 
-async def _check(folders: list[Path], settings: SandboxConfig) -> list[dict[str, Any]]:
+async def _check(folders: list[Path], settings: SandboxConfig, every: bool) -> list[dict[str, Any]]:
     from agentrl_cli.check import check_pack
     from agentrl_cli.sandbox import Sandbox
     from agentrl_cli.tasks import load_pack
@@ -70,7 +74,7 @@ async def _check(folders: list[Path], settings: SandboxConfig) -> list[dict[str,
     try:
         for pack in packs:
             narrate(f"checking {pack.name} …")
-            results.append({"pack": pack.name, "problems": await check_pack(pack, sandbox)})
+            results.append({"pack": pack.name, "problems": await check_pack(pack, sandbox, every=every)})
     finally:
         if sandbox is not None:
             await sandbox.close()
@@ -79,7 +83,11 @@ async def _check(folders: list[Path], settings: SandboxConfig) -> list[dict[str,
 
 def _tell(results: list[dict[str, Any]]) -> None:
     for result in results:
+        places: dict[str, list[str]] = {}  # what is wrong in the same words is one line
         for problem in result["problems"]:
-            narrate(f"{result['pack']}: {problem}")
+            places.setdefault(problem.text, []).append(problem.where)
+        for text, where in places.items():
+            more = f" and {len(where) - 1} more" if len(where) > 1 else ""
+            narrate(f"{result['pack']}: {where[0]}{more}: {text}")
         count = len(result["problems"])
         narrate(f"{result['pack']}: " + (f"{count} problem{'s' if count > 1 else ''}" if count else "fine"))

@@ -36,6 +36,7 @@ from agentrl_cli.errors import ConfigError, GateNotMet
 if TYPE_CHECKING:
     from agentrl_cli.evaluate import Comparison, EvalResult, Score
     from agentrl_cli.evaluate.stats import Estimate
+    from agentrl_cli.store import Store
     from agentrl_cli.types import Task
 
 CheckpointOption = Annotated[
@@ -98,7 +99,7 @@ def command(
     context = open_project(project, db, config, sets, flags)
     names = [name for name in families.split(",") if name] if families else None
     with data_stdout():
-        plan = _plan(context, checkpoint, compare_to, run, split, names, not no_tools, resume)
+        plan = _plan(context, checkpoint, compare_to, run, split, names, not no_tools, resume, limit is not None)
         try:
             results = [asyncio.run(_evaluate(context, plan, candidate)) for candidate in plan.candidates]
         except KeyboardInterrupt:
@@ -127,7 +128,9 @@ def _plan(
     families: Sequence[str] | None,
     with_tools: bool,
     resume: bool,
+    limited: bool,
 ) -> Plan:
+    """`limited`: --limit was given, which counts more than task.limit; otherwise the smaller limit counts."""
     from agentrl_cli.evaluate import HELDOUT, Settings, pick_tasks
     from agentrl_cli.store import Store
     from agentrl_cli.tasks import load_packs
@@ -138,7 +141,9 @@ def _plan(
     if not split and any((pack.dir / "data" / f"{HELDOUT}.jsonl").is_file() for pack in packs.values()):
         splits = list(dict.fromkeys([*splits, HELDOUT]))
     families = families or context.config.task.families
-    tasks = pick_tasks(packs, splits, families=families, limit=context.config.eval.limit)
+    limits = [context.config.eval.limit, None if limited else context.config.task.limit]
+    limit = min((number for number in limits if number is not None), default=None)
+    tasks = pick_tasks(packs, splits, families=families, limit=limit)
     if not tasks:
         raise ConfigError(f"There is no task to evaluate in {', '.join(splits)}.")
     context.db.parent.mkdir(parents=True, exist_ok=True)
@@ -153,8 +158,20 @@ def _plan(
             # What a run's checkpoint is compared with by default is what that run started from.
             other = full_name(store, compare_to, within) if within or compare_to != "base" else None
             same = other == chosen or (other is None and chosen == context.config.model.name)
-            return Plan((chosen,) if same else (other, chosen), tuple(tasks), settings, resume)
-    return Plan((chosen,), tuple(tasks), settings, resume)
+            candidates = (chosen,) if same else (other, chosen)
+        else:
+            candidates = (chosen,)
+        _find(context, store, candidates)
+    return Plan(candidates, tuple(tasks), settings, resume)
+
+
+def _find(context: Context, store: Store, candidates: Sequence[str | None]) -> None:
+    """Raise for a model that is not there before the other one is evaluated."""
+    from agentrl_cli.policies.local_load import model_folder
+
+    for name in candidates:
+        if (name or context.config.model.name) != "scripted":
+            model_folder(name or context.config.model.name, context.config, base=context.project, store=store)
 
 
 async def _evaluate(context: Context, plan: Plan, candidate: str | None) -> EvalResult:

@@ -11,7 +11,7 @@ from agentrl_cli.commands.common import DbOption, JsonOption, ProjectOption, Run
 from agentrl_cli.commands.tables import Format, clock, print_rows
 
 if TYPE_CHECKING:
-    from agentrl_cli.store import EpisodeRow, Store
+    from agentrl_cli.store import EpisodeRow, RunRow, Store
 
 Rows = tuple[list[str], list[list[Any]]]
 
@@ -70,7 +70,7 @@ def _episodes(store: Store, filter: str, sort: str, limit: int, run: str | None,
         names = [item.name for item in fields(rows[0])] if rows else []
         print_rows(names, [[getattr(row, name) for name in names] for row in rows], format)
     else:
-        runs = {item.id: item.name for item in store.runs()}
+        runs = {item.id: item for item in store.runs()}
         heads = [
             "id",
             "run",
@@ -90,14 +90,17 @@ def _episodes(store: Store, filter: str, sort: str, limit: int, run: str | None,
     _say_rest(len(ids), len(rows))
 
 
-def _line(row: EpisodeRow, runs: dict[str, str]) -> list[Any]:
+def _line(row: EpisodeRow, runs: dict[str, RunRow]) -> list[Any]:
+    from agentrl_cli.store.rows import episode_state
+
+    run = runs.get(row.run_id or "")
     return [
         row.id,
-        runs.get(row.run_id or "", "-"),
+        run.name if run else "-",
         row.step,
         row.task_id,
         row.sample,
-        row.outcome or "running",
+        episode_state(row, run),
         row.reward,
         row.advantage,
         row.n_turns,

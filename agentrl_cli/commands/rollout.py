@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,7 +32,7 @@ from agentrl_cli.commands.tables import print_rows
 if TYPE_CHECKING:
     from agentrl_cli.runtime import Runtime
     from agentrl_cli.store import RunRow
-    from agentrl_cli.types import Episode
+    from agentrl_cli.types import Episode, Task
 
 CountOption = Annotated[int, typer.Option("--count", "-n", min=1, help="Tasks to attempt.")]
 GroupOption = Annotated[int, typer.Option("--group", "-g", min=1, help="Attempts at each task.")]
@@ -84,8 +85,7 @@ async def _attempt(
     from agentrl_cli.runtime import new_run
 
     config = runtime.config
-    families = config.task.families
-    tasks = [t for pack in runtime.packs.values() for t in pack.tasks(split, families=families)][:count]
+    tasks = _tasks(runtime, split, count)
     runtime.store.add_tasks(tasks)
     run = new_run(
         config,
@@ -119,6 +119,17 @@ async def _attempt(
     finally:
         runtime.store.update_run(run.id, status=status, error=error, ended=time.time())
     return run, episodes
+
+
+def _tasks(runtime: Runtime, split: str, count: int) -> list[Task]:
+    """The first tasks of every pack in turn, at most `task.limit` of each and `count` of all."""
+    config = runtime.config.task
+    packs = [pack.tasks(split, families=config.families, limit=config.limit) for pack in runtime.packs.values()]
+    tasks = [task for row in itertools.zip_longest(*packs) for task in row if task is not None]
+    if len(tasks) < count:
+        limited = " under task.limit" if config.limit is not None else ""
+        narrate(f"The split {split} has {len(tasks)} tasks{limited}; {count} were asked for.")
+    return tasks[:count]
 
 
 def _line(episode: Episode) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from agentrl_cli.errors import UsageError
 app = typer.Typer(name="runs", help="List, rename, delete runs.", no_args_is_help=False)
 
 RunArgument = Annotated[str, typer.Argument(help="A run by name, id or unique beginning; `last`.")]
-NameArgument = Annotated[str, typer.Argument(help="The new name; one that is taken gets a number.")]
+NameArgument = Annotated[str, typer.Argument(help="The new name; it must not be taken.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -53,8 +53,14 @@ def list_runs(json: JsonOption = False, project: ProjectOption = None, db: DbOpt
 
 
 @app.command()
-def rename(run: RunArgument, name: NameArgument, project: ProjectOption = None, db: DbOption = None) -> None:
-    """Give a run another name. Its folder keeps the old one."""
+def rename(
+    run: RunArgument,
+    name: NameArgument,
+    json: JsonOption = False,
+    project: ProjectOption = None,
+    db: DbOption = None,
+) -> None:
+    """Give a run another name. Its folder keeps the old one. --json prints {"id", "name", "before"}."""
     from agentrl_cli.store import Store
 
     with Store.open(find_db(project, db)) as store:
@@ -62,7 +68,10 @@ def rename(run: RunArgument, name: NameArgument, project: ProjectOption = None, 
         if any(other.name == name for other in store.runs()):
             raise UsageError(f"There is a run {name!r} already.", hint="Names are unique within a store.")
         store.update_run(found.id, name=name, heartbeat=found.heartbeat)
-    narrate(f"{found.name} is now {name}.")
+    if json:
+        echo_json({"id": found.id, "name": name, "before": found.name})
+    else:
+        narrate(f"{found.name} is now {name}.")
 
 
 @app.command()

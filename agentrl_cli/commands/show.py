@@ -74,12 +74,15 @@ def _find(store: Store, name: str, run: str | None) -> str | RunRow:
 
 
 def _head(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
-    run = next((item.name for item in store.runs() if item.id == row.run_id), None)
-    where = [f"run {run}" if run else "", f"step {row.step}" if row.step is not None else "", f"sample {row.sample}"]
+    from agentrl_cli.store.rows import episode_state
+
+    run = next((item for item in store.runs() if item.id == row.run_id), None)
+    step = f"step {row.step}" if row.step is not None else ""
+    where = [f"run {run.name}" if run else "", step, f"sample {row.sample}"]
     yield f"episode {row.id}   {row.task_id}   {'   '.join(filter(None, where))}   {row.kind}"
     took = f"   {row.seconds:.1f} s" if row.seconds is not None else ""
     yield (
-        f"{row.outcome or 'running'}   reward {cell(row.reward)}   advantage {cell(row.advantage)}"
+        f"{episode_state(row, run)}   reward {cell(row.reward)}   advantage {cell(row.advantage)}"
         f"   {row.fact or 'not trained'}   {row.n_turns} turns   {row.n_tokens} tokens ({row.n_model_tokens} sampled)"
         f"   {row.n_calls} calls ({row.n_tool_errors} failed){took}"
     )
@@ -156,6 +159,7 @@ def _decoder(store: Store, row: EpisodeRow) -> TokenTexts:
 
 def _tail(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
     from agentrl_cli.store.flags import find_flags
+    from agentrl_cli.store.rows import episode_state
 
     if episode.reward_parts:
         yield ""
@@ -178,12 +182,13 @@ def _tail(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
     if len(siblings) > 1:
         yield ""
         yield f"group {row.group_id}:"
+        run = next((item for item in store.runs() if item.id == row.run_id), None)
         rows = [
             [
                 ">" if item.id == row.id else "",
                 item.sample,
                 item.id,
-                item.outcome or "running",
+                episode_state(item, run),
                 item.reward,
                 item.advantage,
             ]

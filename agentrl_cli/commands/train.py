@@ -91,6 +91,11 @@ def command(
     if watch or detach:
         _own_process(context, resume, watch=watch)
         return
+    _foreground(context, resume, run_id, as_json)
+
+
+def _foreground(context: Context, resume: str | None, run_id: str | None, as_json: bool) -> None:
+    """Train here and now, and say how it ended."""
     with data_stdout():
         try:
             run = asyncio.run(_train(context, resume, run_id, as_json))

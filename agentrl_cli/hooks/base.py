@@ -1,11 +1,12 @@
 """A hook's methods are called in order at the moments of a run. Every one does nothing until it is overridden.
 
-    on_run_start      (run)                a run begins; `run` is the trainer or whoever runs the rollouts
-    on_step_start     (run, step)          a training step begins
+    on_run_start      (run)                a run begins; `run` is its row in the store (RunRow): `run.dir` is its folder
+    on_step_start     (run, step)          a training step begins; steps are counted from 1, in every event
     on_rollout_start  (task, run)          a rollout, which is one episode, begins
     on_trace_start    (task, run)          its agent loop begins (tools and sandbox are ready)
     on_trace_end      (rollout, task, run) the loop ended; `rollout` is the Episode, not yet graded
-    on_rollout_end    (rollout, task, context)  graded; may return reward parts, and may still use the sandbox
+    on_rollout_end    (rollout, task, context, run)  graded; may return reward parts; `context` is the RewardContext,
+                                           whose sandbox session is still open
     on_batch          (batch, step, run)   the tensors of a step, before the first optimizer step
     on_update         (metrics, step, run) after the last optimizer step
     on_eval           (result, step, run)  an evaluation is done
@@ -13,9 +14,9 @@
     on_run_end        (run, error)         the run ended; `error` is None or what stopped it
 
 A method may be sync or async and may name just the arguments it needs, in any order: arguments are given by name.
-`episode` is another name for `rollout`. Methods whose names we do not know get the arguments above by position. An
-exception in on_rollout_end is an EnvError (the episode becomes an `env_error`, never a zero); elsewhere it is logged
-with its traceback and the run goes on.
+`episode` is another name for `rollout`. A method that names others gets the arguments above by position. `run` is None
+in rollouts that belong to no run. An exception in on_rollout_end is an EnvError (the episode becomes an `env_error`,
+never a zero); elsewhere it is logged with its traceback and the run goes on.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "on_rollout_start": ("task", "run"),
     "on_trace_start": ("task", "run"),
     "on_trace_end": ("rollout", "task", "run"),
-    "on_rollout_end": ("rollout", "task", "context"),
+    "on_rollout_end": ("rollout", "task", "context", "run"),
     "on_batch": ("batch", "step", "run"),
     "on_update": ("metrics", "step", "run"),
     "on_eval": ("result", "step", "run"),

@@ -13,21 +13,20 @@ from agentrl_cli.hooks.base import Hook
 
 
 class JsonlLogger(Hook):
-    """Appends to `path`, or to metrics.jsonl in `run.folder`."""
+    """Appends to `path`, or to metrics.jsonl in the folder of the run (`run.dir`); without either it writes nothing."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
 
     def on_run_start(self, run: Any) -> None:
-        if self.path is None:
-            self.path = Path(run.folder) / "metrics.jsonl"
+        if self.path is None and run is not None and run.dir:
+            self.path = Path(run.dir) / "metrics.jsonl"
 
     def on_update(self, metrics: Mapping[str, float], step: int) -> None:
         self._write({"step": step, **metrics})
 
     def on_eval(self, result: Any, step: int) -> None:
-        facts = asdict(result) if is_dataclass(result) and not isinstance(result, type) else {"result": str(result)}
-        self._write({"step": step, "eval": facts})
+        self._write({"step": step, "eval": _facts(result)})
 
     def _write(self, row: Mapping[str, Any]) -> None:
         if self.path is None:
@@ -36,3 +35,11 @@ class JsonlLogger(Hook):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(plain, default=str, ensure_ascii=False) + "\n")
+
+
+def _facts(result: Any) -> Mapping[str, Any]:
+    """An EvalResult's own summary (its fields are every attempt), the fields of another dataclass, else a text."""
+    if hasattr(result, "report"):
+        report: Mapping[str, Any] = result.report()
+        return report
+    return asdict(result) if is_dataclass(result) and not isinstance(result, type) else {"result": str(result)}

@@ -6,9 +6,11 @@ to do. Loading is transformers' own; downloads, cache, token and offline mode ar
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,7 +171,8 @@ def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
             raise ModelError(
                 f"There is no adapter in {path}.", hint="adapter.path is a folder with adapter_config.json."
             )
-        loaded: nn.Module = PeftModel.from_pretrained(model, str(path), is_trainable=True)
+        with _without_deprecation():
+            loaded: nn.Module = PeftModel.from_pretrained(model, str(path), is_trainable=True)
         return loaded
     lora = PeftLora(
         r=config.r,
@@ -179,7 +182,8 @@ def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
         task_type="CAUSAL_LM",
     )
     try:
-        adapted: nn.Module = get_peft_model(model, lora)
+        with _without_deprecation():
+            adapted: nn.Module = get_peft_model(model, lora)
     except ValueError as error:
         raise ModelError(
             f"The adapter does not fit the model: {_short(error)}",
@@ -190,6 +194,7 @@ def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
 
 def save_model(model: nn.Module, tokenizer_folder: Path, folder: Path) -> None:
     """Write a model (or a peft model's adapter) and its tokenizer files, as transformers and peft load them."""
+    _quiet()
     model.save_pretrained(folder)  # type: ignore[operator]  # a transformers or peft model
     copy_tokenizer(tokenizer_folder, folder)
 
@@ -226,12 +231,24 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 def _with_adapter(folder: Path, config: ModelConfig, base: Path) -> nn.Module:
     from peft import PeftModel
 
-    named = _json(folder / ADAPTER_FILE).get("base_model_name_or_path") or config.name
-    bundled = str(named) == str(bundled_model()) or Path(str(named)).name == bundled_model().name
-    settings = Config(model=config)
-    under = bundled_model() if bundled else model_folder(str(named), settings, base=base)
-    model: nn.Module = PeftModel.from_pretrained(load_model(under, config, base=base), str(folder), is_trainable=True)
+    under = load_model(adapter_base(folder, config, base=base), config, base=base)
+    with _without_deprecation():
+        model: nn.Module = PeftModel.from_pretrained(under, str(folder), is_trainable=True)
     return model.eval()
+
+
+def adapter_base(folder: Path, config: ModelConfig, *, base: Path) -> Path:
+    """The folder of the model that the adapter in `folder` was trained on.
+
+    An adapter of the bundled model names the place where that was installed when it was trained: where there is no
+    such folder here, a path that ends in the bundled model's name means the bundled model. Raises ModelError.
+    """
+    named = str(_json(folder / ADAPTER_FILE).get("base_model_name_or_path") or config.name)
+    path = Path(named).expanduser()
+    moved = path.is_absolute() and path.name == bundled_model().name and not path.is_dir()
+    if moved or path == bundled_model():
+        return bundled_model()
+    return model_folder(named, Config(model=config), base=base)
 
 
 def _checked(folder: Path) -> Path:
@@ -295,6 +312,14 @@ def _json(path: Path) -> Mapping[str, Any]:
 
 def _short(error: BaseException) -> str:
     return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+
+
+@contextlib.contextmanager
+def _without_deprecation() -> Iterator[None]:
+    """peft 0.19 asks transformers 5 for a name that is on its way out: nothing that a user could do about."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`is_gradient_checkpointing` is deprecated", FutureWarning)
+        yield
 
 
 def _quiet() -> None:

@@ -20,6 +20,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError, StoreError, TemplateError, UsageError
 from agentrl_cli.policies.local_load import (
     ADAPTER_FILE,
+    adapter_base,
     copy_tokenizer,
     load_model,
     load_tokenizer,
@@ -110,13 +111,7 @@ def _base_folder(source: Path, config: Config, base: Path) -> Path:
     """The folder of an adapter's base; of full weights they themselves."""
     if not (source / ADAPTER_FILE).is_file():
         return source
-    try:
-        named = json.loads((source / ADAPTER_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, json.JSONDecodeError) as error:
-        raise ModelError(f"{source / ADAPTER_FILE} cannot be read: {error}") from error
-    named = str(named or config.model.name)
-    # An adapter of the bundled model names the folder where it was installed when it was trained.
-    return model_folder("tiny" if Path(named).name == "tiny-agent" else named, config, base=base)
+    return adapter_base(source, config.model, base=base)
 
 
 def _save(source: Path, target: Path, config: Config, base: Path, dtype: str, stored: str) -> None:

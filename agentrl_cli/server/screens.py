@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,6 +33,27 @@ def allowed(token: str, given: str) -> bool:
     return hmac.compare_digest(token.encode(), given.encode())
 
 
+def make_guard(token: str, hosts: Collection[str]) -> Any:
+    """The aiohttp middleware that every request passes: a known host and origin, and the token."""
+    from aiohttp import web
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+        origin = request.headers.get("Origin")
+        if request.host not in hosts or (origin is not None and urlsplit(origin).netloc not in hosts):
+            raise web.HTTPForbidden(text="This address is not served here.")
+        said = request.query.get("token")
+        if said is not None and allowed(token, said):
+            response = web.Response(status=302, headers={"Location": "/"})
+            response.set_cookie(COOKIE, token, httponly=True, samesite="Strict", path="/")
+            return response
+        if not allowed(token, request.cookies.get(COOKIE, "")):
+            raise web.HTTPForbidden(text="Open the address that `agentrl serve` printed: it carries the token.")
+        return await handler(request)
+
+    return guard
+
+
 def make_server(command: str, host: str, port: int, token: str, public_url: str | None = None) -> Any:
     """A textual-serve server for a command line. Raises MissingDependency, and UsageError off the loopback address."""
     if not is_loopback(host):
@@ -51,19 +72,7 @@ def make_server(command: str, host: str, port: int, token: str, public_url: str 
     base = public_url or f"http://{host}:{port}"
     hosts = {f"{host}:{port}", f"localhost:{port}", f"127.0.0.1:{port}", urlsplit(base).netloc}
 
-    @web.middleware
-    async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
-        origin = request.headers.get("Origin")
-        if request.host not in hosts or (origin is not None and urlsplit(origin).netloc not in hosts):
-            raise web.HTTPForbidden(text="This address is not served here.")
-        said = request.query.get("token")
-        if said is not None and allowed(token, said):
-            response = web.Response(status=302, headers={"Location": "/"})
-            response.set_cookie(COOKIE, token, httponly=True, samesite="Strict", path="/")
-            return response
-        if not allowed(token, request.cookies.get(COOKIE, "")):
-            raise web.HTTPForbidden(text="Open the address that `agentrl serve` printed: it carries the token.")
-        return await handler(request)
+    guard = make_guard(token, hosts)
 
     class Guarded(Server):
         """Every request passes the guard."""
@@ -72,6 +81,16 @@ def make_server(command: str, host: str, port: int, token: str, public_url: str 
             app = await super()._make_app()
             app.middlewares.append(guard)
             return app
+
+        running = 0
+        """Screens that are open in a browser now, each a process."""
+
+        async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
+            self.running += 1
+            try:
+                return await super().handle_websocket(request)
+            finally:
+                self.running -= 1
 
         async def on_startup(self, app: web.Application) -> None:
             """The command has told the address already."""

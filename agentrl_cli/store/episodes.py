@@ -11,7 +11,7 @@ from typing import Any
 from agentrl_cli.store.base import StoreBase, marks
 from agentrl_cli.store.codec import clean, dump_metrics, dumps, token_columns
 from agentrl_cli.store.rows import EpisodeRow, columns
-from agentrl_cli.types import AgentState, Episode, Origin, Outcome, Tokens, ToolResult, Turn
+from agentrl_cli.types import AgentState, Episode, Fact, Origin, Outcome, Tokens, ToolResult, Turn
 
 _EPISODE_COLUMNS = tuple(name for name in columns(EpisodeRow) if name not in ("rowid", "tags", "note"))
 _KEPT = {
@@ -133,11 +133,15 @@ class EpisodeWriter(StoreBase):
                 self.finish_episode(episode, split=split, tokenizer=tokenizer)
 
     def clear_live(self, run_id: str | None, error: str = "interrupted") -> int:
-        """Give the unfinished episodes of a run that died the outcome `cancelled`. Returns how many there were."""
+        """Give the unfinished episodes of a run that died the outcome `cancelled`, those of a training the fact, too.
+
+        Returns how many there were.
+        """
         with self.transaction() as conn:
             count = conn.execute(
-                "UPDATE episodes SET outcome=?, error=?, ended=? WHERE run_id IS ? AND outcome IS NULL",
-                (Outcome.CANCELLED, error, time.time(), run_id),
+                "UPDATE episodes SET outcome=?, error=?, ended=?, fact=iif(kind='train', ?, fact)"
+                " WHERE run_id IS ? AND outcome IS NULL",
+                (Outcome.CANCELLED, error, time.time(), Fact.SKIPPED_CANCELLED, run_id),
             ).rowcount
             conn.execute("DELETE FROM live WHERE run_id IS ?", (run_id,))
         return count

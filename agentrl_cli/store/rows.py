@@ -116,6 +116,13 @@ class EpisodeRow:
         return self.ended - self.started if self.ended else None
 
 
+def episode_state(row: EpisodeRow, run: RunRow | None) -> str:
+    """The outcome; without one `running`, or `interrupted` where its run's process is gone."""
+    if row.outcome is not None:
+        return str(row.outcome)
+    return "running" if run is None or run.alive else "interrupted"
+
+
 @dataclass(frozen=True, slots=True)
 class LiveRow:
     """An episode that runs now."""

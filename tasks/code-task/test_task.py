@@ -26,13 +26,6 @@ def test_rows_solutions_and_empty_answers() -> None:
     assert asyncio.run(check()) == []
 
 
-def test_data_is_what_the_generator_makes() -> None:
-    for split, rows in PACK.module.build().items():
-        if rows:
-            assert [task.data["id"] for task in PACK.tasks(split)] == [row["id"] for row in rows]
-            assert [task.prompt[-1]["content"] for task in PACK.tasks(split)] == [row["prompt"] for row in rows]
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [("Answer: 42", "42"), ("so\nAnswer:  7 \nAnswer: 8", "8"), ("the answer is 42", None), ("Answer:", None)],

@@ -23,13 +23,6 @@ def test_rows_solutions_and_empty_answers() -> None:
     assert asyncio.run(check()) == []
 
 
-def test_data_is_what_the_generator_makes() -> None:
-    for split, rows in PACK.module.build().items():
-        if rows:
-            assert [task.data["id"] for task in PACK.tasks(split)] == [row["id"] for row in rows]
-            assert [task.prompt[-1]["content"] for task in PACK.tasks(split)] == [row["prompt"] for row in rows]
-
-
 def test_looking_up_is_a_function_of_the_key() -> None:
     assert PACK.module.lookup("bird1") == PACK.module.lookup("bird1") != PACK.module.lookup("bird2")
 
