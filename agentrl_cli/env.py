@@ -17,13 +17,13 @@ turn calls no tool. An Env serves one episode; make a new one for the next.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from agentrl_cli.errors import AgentRLError, EnvError
+from agentrl_cli.errors import AgentRLError, EnvError, SandboxFault
 from agentrl_cli.tools import Tool, ToolContext, refused
-from agentrl_cli.types import Message, RewardPart, Task, ToolCall, ToolResult, ToolSchema
+from agentrl_cli.types import Message, Outcome, RewardPart, Task, ToolCall, ToolResult, ToolSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class ToolEnv(Env):
     async def step(self, turn: AssistantTurn) -> Step:
         self._said.append({"role": "assistant", "content": turn.content})
         if turn.calls:
-            results = tuple(await asyncio.gather(*(self._answer(n, call) for n, call in enumerate(turn.calls))))
+            results = await _all([self._answer(n, call) for n, call in enumerate(turn.calls)])
             messages = [
                 {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
                 for call, result in zip(turn.calls, results, strict=True)
@@ -185,6 +185,21 @@ class ToolEnv(Env):
                 await session.close()
                 raise EnvError(f"The task's set-up code failed: {result.text()}")
         return session
+
+
+async def _all(calls: Sequence[Coroutine[Any, Any, ToolResult]]) -> tuple[ToolResult, ...]:
+    """The results in order. Where a call raises, the others end first: nothing runs on in a session that is closed."""
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return tuple(answer for answer in answers if isinstance(answer, ToolResult))
+
+
+def fault_of(error: Exception) -> tuple[Outcome, str]:
+    """How an episode ends that an exception ended, and the text for its row: the sandbox's fault or the task's."""
+    outcome = Outcome.SANDBOX_ERROR if isinstance(error, SandboxFault) else Outcome.ENV_ERROR
+    return outcome, as_env_error(error).message
 
 
 def as_env_error(error: BaseException) -> AgentRLError:

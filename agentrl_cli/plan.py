@@ -74,7 +74,8 @@ def plan(config: Config, folder: Path) -> Plan:
     from agentrl_cli.policies.local_load import pick_device, pick_dtype
 
     device = pick_device(config.model.device)
-    size = _bytes(str(pick_dtype(config.model.dtype, device)))
+    full = config.model.dtype == "auto" and not config.adapter.enabled  # full weights are trained in float32
+    size = 4 if full else _bytes(str(pick_dtype(config.model.dtype, device)))
     shape = _shape(folder)
     count = shape["parameters"]
     trained = _adapter(config, shape) if config.adapter.enabled else count

@@ -16,15 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.chat.cut import cut_results
+from agentrl_cli.chat.cut import fit_results
 from agentrl_cli.chat.drift import check_episode, worst
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.config import Config
-from agentrl_cli.env import AssistantTurn, Env, Step, ToolEnv, as_env_error
-from agentrl_cli.errors import NotFound, PolicyError, SandboxFault
+from agentrl_cli.env import AssistantTurn, Env, Step, ToolEnv, fault_of
+from agentrl_cli.errors import EnvError, NotFound, PolicyError, StoreError
 from agentrl_cli.hooks import HookList
 from agentrl_cli.policies.base import Policy
-from agentrl_cli.rewards import RewardContext, score
+from agentrl_cli.rewards import RewardContext, finite, score
 from agentrl_cli.store.flags import flag_names
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import (
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from agentrl_cli.store import Store
 
 MIN_ROOM = 8  # an assistant turn with less room than this is not begun
+CLOSING = 30.0  # seconds that freeing an episode's tools and session may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,7 @@ class Rollout:
         self.with_tools = with_tools
         self.temperature = config.rollout.temperature if temperature is None else temperature
         self.run_row = run
-        self.drift: dict[str, str] = {}
-        """Worst kind of drift of the episodes that have any, by episode id."""
+        self.drift: dict[str, str] = {}  # worst kind of drift by episode id, of those that have any
 
     async def run(self, jobs: Sequence[Job], on_done: Callable[[Episode], None] | None = None) -> list[Episode]:
         """Run all jobs, at most `rollout.concurrency` at once; episodes in the order of the jobs.
@@ -170,7 +170,8 @@ class _Attempt:
         self.limits = self.rollout.config.rollout
         self.most = min(self.limits.max_tokens, policy.context_length)
         self.env = Env()
-        self.earned: float | None = None
+        self.earned: float | None = None  # rewards of the world's steps
+        self.why = ""
         self.parsed = AssistantTurn("")
         self.episode = Episode(
             id=new_id(),
@@ -201,41 +202,39 @@ class _Attempt:
             failed, outcome, error, rewards = problem, Outcome.CANCELLED, problem.message, ()
         ended = self._finished(outcome, error, rewards)
         if store is not None:
-            store.finish_episode(ended, split=job.task.split, tokenizer=self.rollout.chat.tokenizer.hash)
-            for drift in self._drifts:
-                store.add_drift(ended.id, **drift.row)
-        if failed is not None:
-            raise failed
-        if outcome is Outcome.CANCELLED:
-            raise asyncio.CancelledError
+            with store.transaction():
+                store.finish_episode(ended, split=job.task.split, tokenizer=self.rollout.chat.tokenizer.hash)
+                for drift in self._drifts:
+                    store.add_drift(ended.id, **drift.row)
+        if failed is not None or outcome is Outcome.CANCELLED:
+            raise failed or asyncio.CancelledError
         return ended
 
     async def _outcome(self) -> tuple[Outcome, str, tuple[RewardPart, ...]]:
         """Loop, score, close; what happened as (outcome, error, reward parts)."""
         deadline = asyncio.timeout(self.limits.episode_timeout)
+        problem: Exception | None = None
         try:
             try:
                 async with deadline:
                     await self._loop()
                     rewards = await self._score()
             finally:
-                await asyncio.shield(self._close())
+                problem = await self._close()
         except asyncio.CancelledError:
             return Outcome.CANCELLED, "the run was stopped", ()
-        except TimeoutError as error:
-            if not deadline.expired():
-                return Outcome.ENV_ERROR, as_env_error(error).message, ()
-            return Outcome.TIMEOUT, f"the episode took longer than {self.limits.episode_timeout:g} s", ()
-        except SandboxFault as error:
-            return Outcome.SANDBOX_ERROR, error.message, ()
-        except PolicyError:
+        except (PolicyError, StoreError):
             raise
         except Exception as error:  # noqa: BLE001 - a failed episode is a row; whatever its task's code raised
-            return Outcome.ENV_ERROR, as_env_error(error).message, ()
+            if isinstance(error, TimeoutError) and deadline.expired():
+                return Outcome.TIMEOUT, f"the episode took longer than {self.limits.episode_timeout:g} s", ()
+            return (*fault_of(error), ())
+        if problem is not None:
+            return (*fault_of(problem), ())
         primary = next((part.value for part in rewards if part.primary), None)
         if primary is not None and primary >= 1.0:
             return Outcome.SOLVED, "", rewards
-        return self.cut or Outcome.FAILED, "", rewards
+        return self.cut or Outcome.FAILED, self.why, rewards
 
     async def _loop(self) -> None:
         """The state machine."""
@@ -259,6 +258,7 @@ class _Attempt:
         prompt = self.rollout.chat.prompt(self.messages, self.env.schemas)
         if len(prompt.ids) + MIN_ROOM > self.most:
             self.cut = Outcome.TOO_LONG
+            self.why = f"the prompt of {len(prompt.ids)} tokens does not fit into {self.most} (max_tokens or context)"
         self._append(prompt, self.messages)
         return AgentState.TERMINATED if self.cut else AgentState.GENERATING
 
@@ -292,16 +292,9 @@ class _Attempt:
         parsed = chat.parse(generation.ids.tolist(), self.env.schemas, turn=number)
         closing = chat.close_turn(generation.stop_reason, generation.ids.tolist())
         tokens = Tokens.concat([Tokens.sampled(generation), Tokens.given(closing, [Origin.FORCED] * len(closing))])
-        self._turn(
-            "assistant",
-            (parsed.message,),
-            tokens,
-            calls=parsed.calls,
-            stop_reason=generation.stop_reason,
-            weights_version=generation.weights_version,
-            started=started,
-            seconds=generation.seconds,
-        )
+        facts: dict[str, Any] = {"stop_reason": generation.stop_reason, "weights_version": generation.weights_version}
+        facts |= {"started": started, "seconds": generation.seconds}
+        self._turn("assistant", (parsed.message,), tokens, calls=parsed.calls, **facts)
         self.messages.append(parsed.message)
         self.parsed = AssistantTurn(parsed.content, parsed.calls, number)
         if generation.stop_reason not in (StopReason.STOP, StopReason.STOP_STRING):
@@ -317,21 +310,21 @@ class _Attempt:
             self.cut = Outcome.TRUNCATED_TURNS
         if not step.messages:
             return AgentState.TERMINATED
-        chat, schemas = self.rollout.chat, self.env.schemas
-        limit, side = self.limits.max_observation_tokens, self.limits.truncate_side
-        messages, results = cut_results(chat, step.messages, step.results, limit, side)
-        delta = chat.extend(self.messages, messages, schemas, last_id=self.ids[-1])
-        over = len(self.ids) + len(delta.ids) + MIN_ROOM - self.most
-        if over > 0 and self.limits.overflow == "truncate_observation":
-            for smaller in (max(4, limit - over), limit // 4, 4):
-                messages, results = cut_results(chat, step.messages, step.results, smaller, side)
-                delta = chat.extend(self.messages, messages, schemas, last_id=self.ids[-1])
-                over = len(self.ids) + len(delta.ids) + MIN_ROOM - self.most
-                if over <= 0:
-                    break
-        if over > 0 and not step.terminated:
+        chat, room = self.rollout.chat, self.most - len(self.ids)
+        messages, results, delta = fit_results(
+            chat,
+            step.messages,
+            step.results,
+            lambda new: chat.extend(self.messages, new, self.env.schemas, last_id=self.ids[-1]),
+            limit=self.limits.max_observation_tokens,
+            side=self.limits.truncate_side,
+            room=room - MIN_ROOM,
+            shrink=self.limits.overflow == "truncate_observation",
+        )
+        if len(delta) > room - MIN_ROOM and not step.terminated:
             self.cut = Outcome.TRUNCATED_TOKENS
-        if len(self.ids) + len(delta.ids) > self.most:
+        if len(delta) > room:  # what was answered is kept for people; the model never sees it
+            self._turn(str(messages[0]["role"]), tuple(messages), Tokens.empty(), results=results)
             return AgentState.TERMINATED
         self.messages += messages
         self._append(delta, messages, results)
@@ -382,13 +375,19 @@ class _Attempt:
             parts.append(RewardPart("env", self.earned, 0.0))
         episode = episode.with_(reward_parts=tuple(parts))
         parts += await self.rollout.hooks.rollout_end(episode, self.job.task, run=self.rollout.run_row, context=ctx)
-        return tuple(replace(part, weight=weights.get(part.name, part.weight)) for part in parts)
+        return tuple(finite(replace(part, weight=weights.get(part.name, part.weight))) for part in parts)
 
-    async def _close(self) -> None:
+    async def _close(self) -> Exception | None:
+        """Free everything, whatever happened; what went wrong with that does not hide what ended the episode."""
         try:
             await self.rollout.policy.release(self.episode.id)
-        finally:
-            await self.env.close()
+            async with asyncio.timeout(CLOSING):
+                await asyncio.shield(self.env.close())
+        except TimeoutError:
+            return EnvError(f"Closing the episode took longer than {CLOSING:g} s.")
+        except Exception as error:  # noqa: BLE001 - handed back: the caller knows whether anything worse happened
+            return error
+        return None
 
     def _finished(self, outcome: Outcome, error: str, rewards: tuple[RewardPart, ...]) -> Episode:
         """The episode with its end; the whole conversation is compared with the template's rendering once."""

@@ -15,7 +15,7 @@ from agentrl_cli.config.show import full_yaml
 from agentrl_cli.hooks import HookList, load_hooks
 from agentrl_cli.paths import default_db
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.tasks import Pack, load_packs
+from agentrl_cli.tasks import Pack, check_weights, load_packs
 
 if TYPE_CHECKING:
     from agentrl_cli.policies.local_load import Loaded
@@ -56,6 +56,7 @@ async def open_runtime(
     from agentrl_cli.sandbox import Sandbox
 
     found = {pack.name: pack for pack in packs} if packs is not None else load_packs(config.task.packs, base=base)
+    check_weights(found, config.rewards)
     hook_list = HookList([*load_hooks(config.hooks, base).hooks, *hooks])
     async with contextlib.AsyncExitStack() as stack:
         sandbox = None

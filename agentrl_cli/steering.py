@@ -78,5 +78,7 @@ class Steering:
             if section != "train" or name not in CHANGEABLE:
                 raise ConfigError(f"{key or 'nothing'} cannot be changed while a run goes on.")
             setattr(self.config.train, name, value)
+            if name == "steps":
+                self.store.update_run(self.run_id, total_steps=value)
         except (AgentRLError, ValueError) as error:
             self.store.add_alert(self.run_id, "warn", "set_refused", None, None, str(error))

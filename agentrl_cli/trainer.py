@@ -20,12 +20,13 @@ import torch
 
 from agentrl_cli.algos.facts import decide
 from agentrl_cli.algos.update import Learner, Update
+from agentrl_cli.chat.drift import KINDS
 from agentrl_cli.config import Config
-from agentrl_cli.errors import ConfigError, TrainingStopped
+from agentrl_cli.errors import ConfigError, ModelError, TrainingStopped
 from agentrl_cli.evaluate import EvalResult, evaluate_policy
 from agentrl_cli.hooks import HookList
 from agentrl_cli.metrics import cpu_seconds, find_alerts, step_metrics
-from agentrl_cli.policies.local_checkpoint import load_state, load_weights, save_checkpoint, whole
+from agentrl_cli.policies.local_checkpoint import load_state, load_weights, save_checkpoint, sweep, whole
 from agentrl_cli.policies.local_load import Loaded
 from agentrl_cli.rollout import Job, Rollout, seed_of
 from agentrl_cli.steering import Steering
@@ -96,7 +97,7 @@ class Trainer:
                 await self.steering.obey(actions)
                 if not self.steering.why:
                     await self._one_step(self.step)
-            self._save("last")
+            await self._save("last")
         except BaseException as problem:
             error = problem
             raise
@@ -124,7 +125,7 @@ class Trainer:
         if self.config.train.eval_every and self.step % self.config.train.eval_every == 0:
             await self.evaluate()
         if self.step % self.config.train.save_every == 0 and self.step < self.config.train.steps:
-            self._save("step")
+            await self._save("step")
 
     # --- sample ------------------------------------------------------------------------------------------------------
 
@@ -171,8 +172,8 @@ class Trainer:
             if episode.outcome is not Outcome.CANCELLED:
                 found[episode.group_id, episode.sample] = episode
                 kinds = [drift.kind for drift in self.store.drift(episode_id)]
-                if "structural" in kinds:
-                    self.rollout.drift[episode_id] = "structural"
+                if kinds:
+                    self.rollout.drift[episode_id] = max(kinds, key=KINDS.index)
         return found
 
     # --- score and update --------------------------------------------------------------------------------------------
@@ -233,20 +234,22 @@ class Trainer:
             e for e in episodes if e.outcome is not None and (e.outcome.is_error or e.outcome is Outcome.TOO_LONG)
         ]
         if broken:
-            first = next((e.error for e in broken if e.error), "") or f"the prompt does not fit ({broken[0].task_id})"
+            first = next((e.error for e in broken if e.error), "") or "nothing was graded"
             text = f"{len(broken)} of {len(episodes)} episodes ended as {broken[0].outcome}: {first}"
             self.store.add_log(self.run.id, "error", text)
             self.narrate(text)
         self.lost = self.lost + 1 if len(broken) == len(episodes) else 0
         if self.lost >= 2:
             raise TrainingStopped(
-                "nothing_graded: every episode of the last two steps ended in an error.",
+                "nothing_graded: no episode of the last two steps could be graded.",
                 hint="`agentrl replay last` shows one; the run's log has the first error of each step.",
             )
 
     async def evaluate(self) -> EvalResult | None:
         """Evaluate the current weights, unless the store has it already; the best so far is kept as a checkpoint."""
-        if any(row.step == self.step for row in self.store.evals(self.run.id)):
+        known = next((row for row in self.store.evals(self.run.id) if row.step == self.step), None)
+        if known is not None:
+            await self._keep_best(known.pass_rate)
             return None
         rollout = self.rollout
         config = self.config
@@ -265,18 +268,23 @@ class Trainer:
         result = await evaluate_policy(
             probe, self.eval_tasks, config.train.eval_samples, config.seed, run_id=self.run.id, step=self.step
         )
-        rate = result.pass_rate or 0.0
-        self.store.add_step(self.run.id, self.step, {"eval/solved": rate})
-        self.narrate(f"step {self.step}: evaluation {rate:.3f} on {len(self.eval_tasks)} tasks")
+        rate = result.pass_rate
+        if rate is not None:
+            self.store.add_step(self.run.id, self.step, {"eval/solved": rate})
+        shown = "nothing could be graded" if rate is None else f"{rate:.3f}"
+        self.narrate(f"step {self.step}: evaluation {shown} on {len(self.eval_tasks)} tasks")
         await self.hooks.call("on_eval", run=self.run, result=result, step=self.step)
-        if self.best is None or rate > self.best:
-            self.best = rate
-            self._save("best")
+        await self._keep_best(result.pass_rate)
         return result
+
+    async def _keep_best(self, rate: float | None) -> None:
+        if rate is not None and (self.best is None or rate > self.best):
+            self.best = rate
+            await self._save("best")
 
     # --- save and resume ---------------------------------------------------------------------------------------------
 
-    def _save(self, kind: str) -> None:
+    async def _save(self, kind: str) -> None:
         name = kind if kind in ("best", "last") else f"step-{self.step:06d}"
         folder = self.folder / "checkpoints" / name
         state = {
@@ -288,7 +296,7 @@ class Trainer:
         save_checkpoint(folder, self.loaded.model, self.loaded.folder, state)
         self.store.add_checkpoint(self.run.id, self.step, folder, {"best": self.best}, kind)
         self.store.add_event(self.run.id, "checkpoint", {"kind": kind, "step": self.step})
-        self.hooks.notify("on_checkpoint", run=self.run, path=folder, step=self.step)
+        await self.hooks.call("on_checkpoint", run=self.run, path=folder, step=self.step)
         if kind == "step":
             self._forget_old()
 
@@ -300,21 +308,30 @@ class Trainer:
 
     def _resume(self) -> None:
         """Load the newest whole checkpoint of this run, if it has one; one torn by a crash is skipped and said so."""
+        sweep(self.folder / "checkpoints")
         found = sorted(self.store.checkpoints(self.run.id), key=lambda c: (c.step, c.id))
-        while found and not whole(Path(found[-1].path)):
+        while found and (state := self._state(Path(found[-1].path))) is None:
             self.narrate(f"the checkpoint {found.pop().path} is not whole: an older one is taken")
         self.store.clear_live(self.run.id)
-        self.best = max((row.pass_rate or 0.0 for row in self.store.evals(self.run.id)), default=None)
+        kept = [c.metrics.get("best") for c in found if c.kind == "best"]
+        self.best = kept[0] if kept else None
         if found:
-            newest = found[-1]
-            state = load_state(Path(newest.path))
-            load_weights(self.loaded.model, Path(newest.path))
+            assert state is not None
+            load_weights(self.loaded.model, Path(found[-1].path))
             self.learner.optimizer.load_state_dict(state["optimizer"])
             self.step = int(state["step"])
             policy: Any = self.loaded.policy
             policy.set_version(f"{self.run.name}@{self.step}")
             self.narrate(f"resumed at step {self.step}")
         self.store.update_run(self.run.id, status="running", error="", ended=0.0, step=self.step)
+
+    @staticmethod
+    def _state(folder: Path) -> dict[str, Any] | None:
+        """The trainer's state in a checkpoint, None where a crash tore it."""
+        try:
+            return load_state(folder) if whole(folder) else None
+        except ModelError:
+            return None
 
     def _end(self, error: BaseException | None) -> None:
         if error is None:

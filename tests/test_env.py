@@ -13,7 +13,7 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.env import AssistantTurn, Env, Step, ToolEnv, as_env_error
-from agentrl_cli.errors import EnvError, NotFound
+from agentrl_cli.errors import EnvError, NotFound, SandboxFault
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.tasks import load_pack
@@ -100,6 +100,35 @@ class Opened(Tool):
         self.seen.append(f"release {self.name}")
         if self.broken:
             raise RuntimeError("it does not close")
+
+
+async def test_where_the_sandbox_fails_the_other_calls_end_before_the_session_is_closed() -> None:
+    done: list[str] = []
+
+    async def broken(text: str) -> str:
+        """Break.
+
+        Args:
+            text: What.
+        """
+        raise SandboxFault("the worker died")
+
+    async def slow(text: str) -> str:
+        """Take a while.
+
+        Args:
+            text: What.
+        """
+        await asyncio.sleep(0.05)
+        done.append(text)
+        return text
+
+    env = ToolEnv([as_tool(broken), as_tool(slow)])
+    await env.reset(TASK)
+    with pytest.raises(SandboxFault, match="died"):
+        await env.step(turn(call("broken", text="a"), call("slow", text="b")))
+    assert done == ["b"]
+    await env.close()
 
 
 async def test_a_tool_can_end_the_episode_and_have_an_opinion() -> None:

@@ -179,19 +179,15 @@ def test_killed_again_and_again(tmp_path: Path, model: Path, whole: dict[str, An
 
 
 def test_torn_checkpoints(tmp_path: Path, model: Path, whole: dict[str, Any]) -> None:
-    """A file that lost its end is told; checkpoints that lost a file are skipped, and the steps since the one before,
-    or since the start, are made again from the store."""
+    """Checkpoints that lost a file, or a file's end, are skipped, and the steps since the one before, or since the
+    start, are made again from the store."""
     project = project_of(tmp_path / "project", model)
     plan(project, "rollout", 3 * EPISODES + 2 + 5)
     assert spawn(project, "train")[0] == -signal.SIGKILL
     torn = sorted((project / "runs").glob("*/checkpoints/*/trainer.pt"))
     assert [path.parent.name for path in torn] == ["best", "step-000002"]
-    for path in torn:
-        path.write_bytes(path.read_bytes()[:1000])
-    code, said = spawn(project, "train", "--resume", "last")
-    assert code == 2 and "cannot be resumed from" in said and "Delete it" in said and "Traceback" not in said, said
-    for path in torn:
-        path.unlink()
+    torn[0].unlink()
+    torn[1].write_bytes(torn[1].read_bytes()[:1000])
     code, said = spawn(project, "train", "--resume", "last")
     assert code == 0 and said.count("not whole") == 2, said
     assert ending(project) == whole
@@ -217,7 +213,7 @@ def test_the_first_interrupt_finishes_the_step_and_saves(tmp_path: Path, model: 
     project = project_of(tmp_path / "project", model)
     plan(project, "rollout", EPISODES + 3, signal.SIGINT)
     code, said = spawn(project, "train")
-    assert code in (0, 130) and "stopping after this step" in said and "Traceback" not in said
+    assert code == 130 and "stopping after this step" in said and "Traceback" not in said
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         run = only_run(store)
         assert (run.status, run.step) == ("stopped", 2)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agentrl_cli.errors import EnvError, SandboxFault
@@ -48,12 +50,22 @@ async def test_functions_sync_and_async_in_order() -> None:
     assert await score(EPISODE, [], context()) == ()
 
 
-async def test_booleans_count_as_numbers() -> None:
-    (part,) = await score(EPISODE, one(lambda episode, ctx: True), context())
+@pytest.mark.parametrize("answer", [True, np.float32(1), np.int64(1), np.bool_(True), Fraction(1), np.float64(1)])
+async def test_booleans_and_the_numbers_of_numpy_count_as_numbers(answer: Any) -> None:
+    (part,) = await score(EPISODE, one(lambda episode, ctx: answer), context())
     assert part.value == 1.0 and isinstance(part.value, float)
+    (part,) = await score(EPISODE, one(lambda episode, ctx: ctx.part(answer, "why")), context())
+    assert (part.value, part.detail) == (1.0, "why")
 
 
-@pytest.mark.parametrize("answer", ["1.0", float("nan"), float("inf"), [1], {"value": 1}, (None, "x")])
+async def test_a_primary_part_stays_primary_whatever_the_function_makes_of_it() -> None:
+    rewards = [Reward("right", lambda episode, ctx: RewardPart("right", 1.0), 1.0, True)]
+    assert (await score(EPISODE, rewards, context()))[0].primary
+
+
+@pytest.mark.parametrize(
+    "answer", ["1.0", float("nan"), float("inf"), [1], {"value": 1}, (None, "x"), RewardPart("part", float("nan"))]
+)
 async def test_what_is_no_number_is_an_error_of_the_grader(answer: Any) -> None:
     with pytest.raises(EnvError, match="'part'"):
         await score(EPISODE, one(lambda episode, ctx: answer), context())

@@ -14,7 +14,7 @@ import pytest
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
-from agentrl_cli.errors import NotFound, PolicyError
+from agentrl_cli.errors import NotFound, PolicyError, StoreError
 from agentrl_cli.hooks import HookList
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward
@@ -281,9 +281,25 @@ async def test_a_result_that_overflows_the_context(overflow: str, outcome: Outco
     limits = {"max_tokens": prompt + 260, "max_new_tokens": 120, "max_observation_tokens": 1000}
     episode = await attempt(pack, replies, overflow=overflow, **limits)
     assert episode.outcome is outcome and len(episode.tokens) <= prompt + 260
+    (result,) = observations(episode)
     if outcome is Outcome.SOLVED:
-        (result,) = observations(episode)
         assert result.truncated and len(result.text) < 260
+    else:  # kept for people, without a token that a model saw or a loss could touch
+        turn = episode.turns[-1]
+        assert (turn.role, turn.start, turn.end) == ("tool", len(episode.tokens), len(episode.tokens))
+        assert result.text == turn.messages[0]["content"] == recite(10) and "DRIFT" not in episode.flags
+
+
+async def test_a_result_that_overflows_is_stored_as_it_was(tmp_path: Path) -> None:
+    pack = pack_of()
+    with Store.open(tmp_path / "a.db") as store:
+        rollout = rollout_of(
+            pack, [call("recite", count=50), "5"], store=store, max_tokens=900, max_observation_tokens=880
+        )
+        episode = await rollout.episode(job_of(pack))
+        stored = store.episode(episode.id)
+    assert episode.turns[-1].role == "tool" and stored == episode.with_(tokens=stored.tokens)
+    assert np.array_equal(stored.tokens.ids, episode.tokens.ids)
 
 
 async def test_an_episode_that_takes_too_long_is_masked() -> None:
@@ -320,6 +336,91 @@ async def test_a_hook_that_raises_is_an_env_error_and_one_that_answers_is_a_part
     good, bad = await rollout.run([job_of(pack, sample=n) for n in range(2)])
     assert (good.reward, good.outcome) == (1.5, Outcome.SOLVED)
     assert bad.outcome is Outcome.ENV_ERROR and "the hook broke" in bad.error
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+async def test_a_part_that_is_no_number_is_an_env_error_whoever_gave_it(value: float) -> None:
+    class Broken:
+        def on_rollout_end(self, rollout: Episode) -> dict[str, float]:
+            return {"bonus": value}
+
+    class Opinion(Tool):
+        name = "count"
+        schema = COUNT
+
+        async def reward(self, state: Any) -> float | None:
+            return value
+
+    pack = pack_of()
+    rollout = Rollout(ScriptedPolicy(["5"], BYTES), CHAT, {"sums": pack}, Config(), hooks=HookList([Broken()]))
+    for episode in (await rollout.episode(job_of(pack)), await attempt(pack_of(tools=[Opinion()]), ["5"])):
+        assert episode.outcome is Outcome.ENV_ERROR and "finite" in episode.error and episode.reward == 0
+
+
+class Sticky(Tool):
+    """Fails when it is freed, and says how often that was."""
+
+    name = "count"
+    schema = COUNT
+    freed = 0
+
+    async def release(self, state: Any) -> None:
+        self.freed += 1
+        raise OSError("it sticks")
+
+
+async def test_what_goes_wrong_at_the_end_does_not_hide_what_ended_the_episode() -> None:
+    sticky = Sticky()
+    pack = pack_of(tools=[sticky])
+    fine = await attempt(pack, ["5"])
+    assert fine.outcome is Outcome.ENV_ERROR and "it sticks" in fine.error
+    late = await attempt(pack, ScriptedPolicy(["5"], BYTES, delay=5), episode_timeout=0.05)
+    assert late.outcome is Outcome.TIMEOUT
+
+    def broken(episode: Episode, ctx: Any) -> float:
+        raise KeyError("tests")
+
+    graded = await attempt(pack_of(tools=[sticky], reward=broken), ["5"])
+    assert "KeyError" in graded.error and sticky.freed == 3
+
+
+async def test_a_cancelled_episode_is_cancelled_even_where_it_cannot_be_freed(tmp_path: Path) -> None:
+    pack = pack_of(tools=[Sticky()])
+    with Store.open(tmp_path / "a.db") as store:
+        run = store.add_run(RunRow(id="", name="fox"))
+        rollout = rollout_of(pack, ScriptedPolicy(["5"], BYTES, delay=30), store=store)
+        running = asyncio.create_task(rollout.run([job_of(pack, run_id=run.id, step=1)]))
+        await asyncio.sleep(0.05)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        (row,) = store.episode_rows(store.episode_ids())
+        assert row.outcome is Outcome.CANCELLED  # a resume makes it again; an error would be kept
+
+
+async def test_a_store_that_fails_ends_the_run_and_masks_nothing(tmp_path: Path) -> None:
+    """A full disk is no fault of the episode: it stays unfinished, and a resume makes it again."""
+
+    class Full(Store):
+        broken = True
+
+        def add_turn(self, *args: Any) -> None:
+            if self.broken:
+                raise StoreError("the disk is full")
+            super().add_turn(*args)
+
+    pack = pack_of()
+    with Full.open(tmp_path / "a.db") as store:
+        run = store.add_run(RunRow(id="", name="fox"))
+        rollout = rollout_of(pack, ["5"], store=store)
+        job = job_of(pack, run_id=run.id, step=1, kind="train")
+        with pytest.raises(StoreError, match="full"):
+            await rollout.run([job])
+        assert store.finished(run.id, 1) == {}
+        store.broken = False
+        (again,) = await rollout.run([job])
+        assert list(store.finished(run.id, 1).values()) == [again.id]
+        assert len(store.episode_ids()) == 1  # the unfinished one gave way
 
 
 async def test_a_model_that_fails_ends_the_run_and_keeps_what_was_finished(tmp_path: Path) -> None:

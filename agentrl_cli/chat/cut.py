@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.render import Chat, Rendered
 from agentrl_cli.types import Message, ToolResult
 
 
@@ -27,13 +27,39 @@ def cut_results(
     chat: Chat, messages: Sequence[Message], results: Sequence[ToolResult], limit: int, side: str
 ) -> tuple[list[Message], tuple[ToolResult, ...]]:
     """Tool messages cut to `limit` tokens each, and their results marked `truncated`; user messages are left whole."""
-    out, marked = [], list(results)
-    for n, message in enumerate(messages):
+    out, marked, number = [], list(results), -1
+    for message in messages:
+        number += message["role"] == "tool"
         if message["role"] != "tool" or not isinstance(message["content"], str):
             out.append(message)
             continue
         text = cut_text(chat, message["content"], limit, side)
         out.append({**message, "content": text})
-        if text != message["content"] and n < len(marked):
-            marked[n] = replace(marked[n], text=text, truncated=True)
+        if text != message["content"] and number < len(marked):
+            marked[number] = replace(marked[number], text=text, truncated=True)
     return out, tuple(marked)
+
+
+def fit_results(
+    chat: Chat,
+    messages: Sequence[Message],
+    results: Sequence[ToolResult],
+    render: Callable[[list[Message]], Rendered],
+    *,
+    limit: int,
+    side: str,
+    room: int,
+    shrink: bool,
+) -> tuple[list[Message], tuple[ToolResult, ...], Rendered]:
+    """`cut_results`, and what `render` makes of the messages; with `shrink` cut further until that fits into `room`.
+
+    It may not fit all the same: user messages are never cut, and a few tokens of a result always stay.
+    """
+    out, marked = cut_results(chat, messages, results, limit, side)
+    delta = render(out)
+    for smaller in (max(4, limit - (len(delta) - room)), limit // 4, 4) if shrink else ():
+        if len(delta) <= room:
+            break
+        out, marked = cut_results(chat, messages, results, smaller, side)
+        delta = render(out)
+    return out, marked, delta

@@ -38,7 +38,8 @@ def command(
     from agentrl_cli.store import Store
 
     with Store.open(path, readonly=True) as store:
-        run_id = store.run(run).id
+        trainings = [row.id for row in store.runs() if row.kind == "train"] if run == "last" else []
+        run_id = trainings[0] if trainings else store.run(run).id
     if plain or as_json or once or not is_terminal():
         _follow(path, run_id, as_json=as_json, once=once)
         return

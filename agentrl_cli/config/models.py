@@ -28,7 +28,7 @@ class ModelConfig(Section):
     name: str = Field(default="tiny", description='"tiny" (bundled), a Hugging Face id, or a local folder')
     revision: str | None = Field(default=None, description="branch, tag or commit on the Hugging Face hub")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="auto: bfloat16 on a GPU that has it, float32 elsewhere"
+        default="auto", description="auto: bfloat16 on a GPU that has it, float32 elsewhere and for full training"
     )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1 …")
     chat_template: str | None = Field(

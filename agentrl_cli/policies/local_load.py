@@ -71,7 +71,11 @@ def load_policy(
     folder = model_folder(name, config, base=base, store=store)
     tokenizer = load_tokenizer(folder, config.model, base)
     chat = Chat(tokenizer, parser=config.model.parser)
-    model = load_model(folder, config.model, base=base)
+    settings = config.model
+    if trainable and not config.adapter.enabled and settings.dtype == "auto":
+        # Full weights are trained in float32: a small learning rate would vanish in bfloat16.
+        settings = settings.model_copy(update={"dtype": "float32"})
+    model = load_model(folder, settings, base=base)
     if trainable and config.adapter.enabled and not (folder / ADAPTER_FILE).is_file():
         model = add_adapter(model, config.adapter, base)
     length = _context_length(model)

@@ -10,8 +10,11 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from agentrl_cli.errors import AgentRLError, EnvError, SandboxFault
 from agentrl_cli.types import Episode, RewardPart, Task
@@ -93,9 +96,18 @@ async def score(episode: Episode, rewards: Sequence[Reward], ctx: RewardContext)
 
 
 def _part(reward: Reward, answer: Any) -> RewardPart:
-    if isinstance(answer, RewardPart):
-        return answer
-    value, detail = answer if isinstance(answer, tuple) else (answer, "")
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(answer, RewardPart):  # with a name and a weight of its own; what is primary says the pack
+        return finite(replace(answer, primary=answer.primary or reward.primary))
+    value, detail = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, "")
+    if isinstance(value, np.bool_):
+        value = bool(value)
+    if not isinstance(value, Real) or not math.isfinite(value):
         raise EnvError(f"The reward {reward.name!r} answered {value!r}; a finite number is expected.")
     return RewardPart(reward.name, float(value), reward.weight, reward.primary, str(detail))
+
+
+def finite(part: RewardPart) -> RewardPart:
+    """The part itself. Raises EnvError where its value is no finite number: it would make every advantage one, too."""
+    if not math.isfinite(part.value):
+        raise EnvError(f"The reward part {part.name!r} is {part.value!r}; a finite number is expected.")
+    return part
