@@ -58,6 +58,7 @@ need-sandbox: need
 	    echo "make demo WEAK=1 goes on with weaker isolation."; exit 1; }
 
 $(VENV)/bin/python: | need
+	@echo "Installing into $(VENV): about a minute, torch is large."
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -64,7 +64,8 @@ def step_metrics(
     """
     episodes = [episode for group in groups for episode in group]
     good = [e for e in episodes if e.outcome is not None and not e.outcome.is_error and e.reward_parts]
-    rewards = [[e.reward for e in group if e in good] for group in groups]
+    graded = {e.id for e in good}
+    rewards = [[e.reward for e in group if e.id in graded] for group in groups]
     metrics: dict[str, float] = {"num_tokens": float(sum(len(e.tokens) for e in episodes))}
     if good:
         metrics |= _graded(good, rewards)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import signal
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from agentrl_cli.config import Config
+from agentrl_cli.config.show import full_yaml
 from agentrl_cli.errors import AgentRLError, ConfigError
-from agentrl_cli.store import Store
+from agentrl_cli.store import RunRow, Store
 
 CHANGEABLE = ("lr", "steps", "max_grad_norm", "eval_every", "save_every")
 """Keys of `train` that may change while a run goes on."""
@@ -27,6 +30,8 @@ class Steering:
         self.store = store
         self.narrate = narrate
         self.why = ""
+        self.changed = False
+        """True after a setting was changed, until the trainer has written that down."""
 
     def listen(self) -> None:
         """First Ctrl-C (or SIGTERM): finish the step and save. Second: stop now."""
@@ -44,6 +49,12 @@ class Steering:
                 loop.add_signal_handler(number, interrupted)
             except (NotImplementedError, RuntimeError, ValueError):
                 return  # not in the main thread: whoever runs us handles signals
+
+    def ignore(self) -> None:
+        """Leave signals to whoever had them: the loop may go on after the run."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                asyncio.get_running_loop().remove_signal_handler(number)
 
     async def obey(self, actions: Mapping[str, Callable[[], Any]]) -> None:
         """Do what was asked since the last step; while paused, wait here. `actions`: checkpoint, evaluate.
@@ -78,7 +89,12 @@ class Steering:
             if section != "train" or name not in CHANGEABLE:
                 raise ConfigError(f"{key or 'nothing'} cannot be changed while a run goes on.")
             setattr(self.config.train, name, value)
-            if name == "steps":
-                self.store.update_run(self.run_id, total_steps=value)
+            self.changed = True
         except (AgentRLError, ValueError) as error:
             self.store.add_alert(self.run_id, "warn", "set_refused", None, None, str(error))
+
+
+def keep_settings(run: RunRow, config: Config, store: Store) -> None:
+    """Write down a run's settings, in its row and its folder: what a resume goes on with."""
+    (Path(run.dir) / "config.yaml").write_text(full_yaml(config), encoding="utf-8")
+    store.update_run(run.id, config=config.model_dump(mode="json"), total_steps=config.train.steps)

@@ -22,14 +22,14 @@ from agentrl_cli.algos.facts import decide
 from agentrl_cli.algos.update import Learner, Update
 from agentrl_cli.chat.drift import KINDS
 from agentrl_cli.config import Config
-from agentrl_cli.errors import ConfigError, ModelError, TrainingStopped
-from agentrl_cli.evaluate import EvalResult, evaluate_policy
+from agentrl_cli.errors import ConfigError, ModelError, StoreError, TrainingStopped
+from agentrl_cli.evaluate import EvalResult, evaluate_policy, pick_tasks
 from agentrl_cli.hooks import HookList
 from agentrl_cli.metrics import cpu_seconds, find_alerts, step_metrics
 from agentrl_cli.policies.local_checkpoint import load_state, load_weights, save_checkpoint, sweep, whole
 from agentrl_cli.policies.local_load import Loaded
 from agentrl_cli.rollout import Job, Rollout, seed_of
-from agentrl_cli.steering import Steering
+from agentrl_cli.steering import Steering, keep_settings
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.care import prunable, prune
 from agentrl_cli.tasks import Pack
@@ -95,6 +95,8 @@ class Trainer:
         try:
             while self.step < config.steps and not self.steering.why:
                 await self.steering.obey(actions)
+                if self.steering.changed:
+                    await self._keep_settings()
                 if not self.steering.why:
                     await self._one_step(self.step)
             await self._save("last")
@@ -103,7 +105,7 @@ class Trainer:
             raise
         finally:
             self._end(error)
-            self._retain()
+            self.steering.ignore()
             await self.hooks.call("on_run_end", run=self.run, error=error)
         return self.store.run(self.run.id)
 
@@ -150,27 +152,24 @@ class Trainer:
     async def sample(self, step: int) -> list[list[Episode]]:
         """The groups of a step: from the store what is finished there, the rest from the policy."""
         jobs = self.jobs(step)
-        known = self._finished(step)
+        known = self._finished(step, jobs)
         missing = [job for job in jobs if (job.group_id, job.sample) not in known]
-        done = len(known)
-
-        def count(episode: Episode) -> None:
-            nonlocal done
-            done += 1
-
-        for episode in await self.rollout.run(missing, count):
+        for episode in await self.rollout.run(missing):
             known[episode.group_id, episode.sample] = episode
         groups: dict[str, list[Episode]] = {}
         for job in jobs:
             groups.setdefault(job.group_id or "", []).append(known[job.group_id, job.sample])
         return list(groups.values())
 
-    def _finished(self, step: int) -> dict[tuple[str | None, int], Episode]:
+    def _finished(self, step: int, jobs: Sequence[Job]) -> dict[tuple[str | None, int], Episode]:
+        """What the store has of a step, where it is an attempt at the very task: the data may have changed since."""
+        wanted = {(job.group_id, job.sample): (job.task.id, job.seed) for job in jobs}
         found: dict[tuple[str | None, int], Episode] = {}
         for episode_id in self.store.finished(self.run.id, step + 1).values():
             episode = self.store.episode(episode_id)
-            if episode.outcome is not Outcome.CANCELLED:
-                found[episode.group_id, episode.sample] = episode
+            place = (episode.group_id, episode.sample)
+            if episode.outcome is not Outcome.CANCELLED and wanted.get(place) == (episode.task_id, episode.seed):
+                found[place] = episode
                 kinds = [drift.kind for drift in self.store.drift(episode_id)]
                 if kinds:
                     self.rollout.drift[episode_id] = max(kinds, key=KINDS.index)
@@ -194,8 +193,9 @@ class Trainer:
             batch = Batch.from_episodes([episode for group in kept for episode in group])
             await self.hooks.call("on_batch", run=self.run, batch=batch, step=step + 1)
         torch.manual_seed(seed_of(self.config.seed, "update", step) % 2**32)
-        update = self.learner.update(kept, step)
         policy: Any = self.loaded.policy
+        policy.rest()
+        update = self.learner.update(kept, step)
         policy.set_version(f"{self.run.name}@{step + 1}")
         return facts, update
 
@@ -341,8 +341,20 @@ class Trainer:
             cancelled = isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
             status = "stopped" if cancelled or isinstance(error, TrainingStopped) else "failed"
             text = "stopped at once" if cancelled else str(error)
-        self.store.update_run(self.run.id, status=status, error=text, ended=time.time(), step=self.step)
-        self.store.flush()
+        try:
+            self.store.update_run(self.run.id, status=status, error=text, ended=time.time(), step=self.step)
+            self._retain()
+            self.store.flush()
+        except StoreError as problem:
+            if error is None:
+                raise
+            self.narrate(problem.message)  # what ended the run says more than that this could not be written down
+
+    async def _keep_settings(self) -> None:
+        """After a change: a resume goes on with the new settings, and applies no step from before them again."""
+        self.steering.changed = False
+        keep_settings(self.run, self.config, self.store)
+        await self._save("step")
 
     def _retain(self) -> None:
         """Keep per-token numbers as long, and as exactly, as `store` says."""
@@ -355,8 +367,8 @@ class Trainer:
     # --- pieces ------------------------------------------------------------------------------------------------------
 
     def _tasks(self, split: str, limit: int | None) -> list[Task]:
-        families = self.config.task.families
-        tasks = [t for pack in self.packs.values() for t in pack.tasks(split, families=families, limit=limit)]
+        found = pick_tasks(self.packs, [split], families=self.config.task.families)
+        tasks = [t for pack in self.packs for t in [task for task in found if task.pack == pack][:limit]]
         if not tasks:
             raise ConfigError(f"There is no task to train on in the split {split!r}.")
         self.store.add_tasks(tasks)

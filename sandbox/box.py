@@ -138,6 +138,7 @@ class Box:
             if op == "bash":
                 os.set_inheritable(3, False)
                 self._bash(code.replace(b"\0", b""))
+            confine.install_code_filter()
             worker.run_script(code, "main.py")
         except BaseException as error:  # noqa: BLE001 - last stop of a forked child: it must never return
             os.write(2, f"could not start: {error!r}\n".encode())
@@ -149,6 +150,8 @@ class Box:
             confine.oom_first()
             confine.become(*self.user)
         confine.prctl(4, 1)  # PR_SET_DUMPABLE: the init may look at the memory of what it watches
+        if not self.user:
+            confine.oom_first()
         if self.rules is not None:
             confine.restrict(self.rules)
         for target, fd in enumerate([os.dup(fd) for fd in (stdin, out, err, fourth)]):
@@ -165,6 +168,7 @@ class Box:
             os.lseek(script, 0, os.SEEK_SET)
             os.dup2(script, 9)
             command[2] = b". /dev/fd/9"
+        confine.install_code_filter()
         os.execve("/bin/bash", command, dict(os.environ))
 
     def _limits(self, limits: dict[str, Any], cpu: bool) -> None:
@@ -189,6 +193,7 @@ class Box:
                 os.setsid()
                 self._descriptors(os.open(os.devnull, os.O_RDONLY), self.out[1], self.err[1], theirs.fileno())
                 self._limits(self.limits, cpu=False)
+                confine.install_code_filter()
                 worker.Session(socket.socket(fileno=3)).serve()
             except BaseException as error:  # noqa: BLE001 - last stop of a forked child: it must never return
                 os.write(2, f"the session ended: {error!r}\n".encode())

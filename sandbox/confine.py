@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import landlock
@@ -228,8 +229,18 @@ def install_filter(program: bytes) -> None:
         seccomp.install(program, libc)
 
 
+def install_code_filter() -> None:
+    """The second filter, on a process that is about to run code; see seccomp.build_for_code."""
+    seccomp.install(_code_filter(), libc)
+
+
+@cache
+def _code_filter() -> bytes:
+    return seccomp.build_for_code()
+
+
 def oom_first() -> None:
-    """Where the container runs out of memory the kernel takes this process before ours."""
+    """Where a cgroup or container runs out of memory the kernel takes this process before ours."""
     _write("/proc/self/oom_score_adj", "500")
 
 

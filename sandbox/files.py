@@ -107,7 +107,11 @@ def entries(limit: int = 1000) -> list[list[Any]]:
     stack = [""]
     while stack and len(found) < limit:
         below = stack.pop()
-        with os.scandir(os.path.join(confine.WORK, below)) as scan:
+        try:
+            scan = os.scandir(os.path.join(confine.WORK, below))
+        except OSError:
+            continue  # the code closed it, or took it away; it is listed itself
+        with scan:
             for entry in scan:
                 path = f"{below}/{entry.name}" if below else entry.name
                 if path in _HIDDEN or len(found) >= limit:

@@ -46,6 +46,7 @@ _SHARED_MEMORY = {
     "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "semget": (64, 190), "semctl": (66, 191),
     "semop": (65, 193), "msgget": (68, 186), "msgctl": (71, 187), "mq_open": (240, 180),
 }  # fmt: skip
+_MEMFD = {"memfd_create": (319, 279)}
 _SOCKET, _CLONE, _CLONE3, _PRLIMIT, _IOCTL = (41, 198), (56, 220), (435, 435), (302, 261), (16, 29)
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 
@@ -91,15 +92,29 @@ def _tree(leaves: list[tuple[int, _Code]]) -> _Code:
     return [(_JGE, len(low), 0, leaves[middle][0]), *low, *high]
 
 
-def build(own_ipc: bool = True) -> bytes:
-    """The filter for this machine; empty where its architecture is not known here."""
-    machine = os.uname().machine
+def build(own_ipc: bool = True, machine: str = "") -> bytes:
+    """The filter for this machine. Raises OSError where its architecture is not known here: no filter, no sandbox."""
+    machine = machine or os.uname().machine
     if machine not in _ARCH:
-        return b""
+        raise OSError(errno.ENOSYS, f"there is no system-call filter for {machine}")
+    return _packed(machine, _leaves(machine, own_ipc))
+
+
+def build_for_code() -> bytes:
+    """A second filter, for the code alone: no memory that outlives a mapping and is counted for no process.
+
+    Separate, since the box itself makes a memfd for what a program reads.
+    """
+    machine = os.uname().machine
+    at = 0 if machine == "x86_64" else 1
+    return _packed(machine, sorted((pair[at], [_fail(_EPERM)]) for pair in {**_SHARED_MEMORY, **_MEMFD}.values()))
+
+
+def _packed(machine: str, leaves: list[tuple[int, _Code]]) -> bytes:
     code: _Code = [
         (_LOAD, 0, 0, _ARCH_AT), (_JEQ, 1, 0, _ARCH[machine]), (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NR), (_JGT, 0, 1, LAST_KNOWN), _fail(_ENOSYS),
-        *_tree(_leaves(machine, own_ipc)),
+        *_tree(leaves),
     ]  # fmt: skip
     return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
 

@@ -245,11 +245,11 @@ class Tree:
         return found
 
     def exceeds(self, limit: int) -> bool:
-        """Whether all processes of the box, its init left out, hold more than `limit` bytes of private memory."""
+        """Whether all processes of the box, its init left out, hold more than `limit` bytes, files left out."""
         pids = self.pids()
-        if sum(map(_private, pids)) <= limit:
+        if sum(map(_resident, pids)) <= limit:
             return False
-        # The cheap sum counts twice what a process shares with its checkpoint.
+        # The cheap sum counts files, and twice what a process shares with its checkpoint.
         with confine.acting_as(self.user):
             return sum(map(_proportional, pids)) > limit
 
@@ -292,26 +292,22 @@ class Tree:
         return len(found)
 
 
-def _private(pid: int) -> int:
+def _resident(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
-            fields = file.read().split()
+            return int(file.read().split()[1]) * _PAGE
     except OSError:
         return 0
-    return (int(fields[1]) - int(fields[2])) * _PAGE
 
 
 def _proportional(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("Pss_Anon:"):
-                    return int(line.split()[1]) << 10
+            return sum(int(line.split()[1]) << 10 for line in file if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
     except ProcessLookupError:
         return 0
     except OSError:
-        return _private(pid)
-    return 0
+        return _resident(pid)
 
 
 def children(pid: int) -> list[int]:

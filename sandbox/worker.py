@@ -91,12 +91,14 @@ def _from_socket(error: BaseException) -> bool:
 
 
 def show(error: BaseException) -> None:
-    """Prints the traceback without the frames of this file."""
+    """Prints the traceback without the frames of this file, and without the place where Python is on this host."""
     step = error.__traceback__
-    while step is not None and step.tb_frame.f_code.co_filename == __file__:
+    ours = {__file__, ast.parse.__code__.co_filename} if isinstance(error, SyntaxError) else {__file__}
+    while step is not None and step.tb_frame.f_code.co_filename in ours:
         step = step.tb_next
     try:
         text = "".join(traceback.format_exception(type(error), error, step))
+        text = text.replace(f'File "{sys.base_prefix}/', 'File "/usr/')
     except Exception as failure:  # noqa: BLE001 - an exception whose own __str__ raises
         text = f"{type(error).__name__} (and printing it raised {type(failure).__name__})\n"
     sys.stderr.write(text)

@@ -7,13 +7,17 @@ import os
 import shutil
 import sqlite3
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from agentrl_cli.commands import main
-from agentrl_cli.store import Store
+from agentrl_cli.commands.train import _wait_for_run
+from agentrl_cli.errors import RunFailed
+from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Outcome
 from tests.train_helpers import PAD, TASK_PY, episodes_of, write_model, write_pack, write_project
 
@@ -237,6 +241,30 @@ def test_a_store_that_is_none(project: Path, cli: Cli) -> None:
         code, _, err = cli(project, *args)
         assert code == 3 and "agentrl.db" in err
     assert path.read_bytes().startswith(b"not a database")
+
+
+def test_a_new_process_whose_store_is_still_being_made(tmp_path: Path) -> None:
+    """`train --watch` in a fresh project looks at a file that is there, and is no store yet."""
+    db, log = tmp_path / "agentrl.db", tmp_path / "log"
+    log.write_text("it broke\n")
+    process = subprocess.Popen(["sleep", "20"])
+
+    def make() -> None:
+        db.touch()
+        time.sleep(0.3)
+        with Store.open(db) as store:
+            store.add_run(RunRow(id="x", name="fox", pid=process.pid))
+
+    maker = threading.Thread(target=make)
+    maker.start()
+    try:
+        assert _wait_for_run(process, "x", db, log) == "fox"
+    finally:
+        maker.join()
+        process.kill()
+        process.wait()
+    with pytest.raises(RunFailed, match="it broke"):
+        _wait_for_run(process, "y", db, log)
 
 
 def test_no_store_yet(project: Path, cli: Cli) -> None:

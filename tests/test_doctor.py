@@ -19,6 +19,16 @@ def test_every_check_answers(tmp_path: Path) -> None:
     assert all(check.fix for check in checks.values() if check.status == "fail")
 
 
+def test_the_minimum_of_the_project_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    level, _ = sandbox_level()
+    if level in (None, "docker"):
+        pytest.skip("nothing here is weaker than docker")
+    (tmp_path / "agentrl.yaml").write_text("sandbox: {min_level: docker}\n")
+    assert main(["doctor", "--json", "--project", str(tmp_path)]) == 3
+    found = next(check for check in json.loads(capsys.readouterr().out) if check["name"] == "sandbox")
+    assert found["status"] == "fail" and "sandbox.min_level is docker" in found["detail"]
+
+
 def test_a_store_that_is_none_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "s.db").write_text("this is no database, only text that is long enough to be looked at" * 20)
     assert main(["doctor", "--json", "--db", str(tmp_path / "s.db")]) == 3

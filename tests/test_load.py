@@ -16,7 +16,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.config.models import LoraConfig, ModelConfig
 from agentrl_cli.errors import ModelError
 from agentrl_cli.paths import bundled_model
-from agentrl_cli.policies.local_load import adapter_base, add_adapter, load_model, save_model
+from agentrl_cli.policies.local_load import adapter_base, add_adapter, load_model, load_policy, name_base, save_model
 from tests.train_helpers import write_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,3 +88,38 @@ def test_adapters_load_and_save_without_a_word(source: Path, tmp_path: Path) -> 
     command = [sys.executable, "-W", "error::FutureWarning", "-c", code, str(ROOT), str(source), str(tmp_path / "a")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_weights_that_are_missing_are_never_made_up(source: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "holes"
+    shutil.copytree(source, folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"not all there: it lacks model.layers.0.mlp.up_proj.weight.$"):
+        load_model(folder, CONFIG, base=tmp_path)
+
+
+def test_the_seed_makes_the_adapter(source: Path, tmp_path: Path) -> None:
+    def first(seed: int) -> torch.Tensor:
+        config = Config.model_validate(
+            {"model": {"device": "cpu"}, "adapter": {"enabled": True, "r": 2}, "seed": seed, "deterministic": True}
+        )
+        torch.rand(3)  # whatever happened before
+        loaded = load_policy(str(source), config, base=tmp_path, trainable=True)
+        found: torch.Tensor = next(p.detach() for name, p in loaded.model.named_parameters() if "lora_A" in name)
+        return found
+
+    assert torch.equal(first(3), first(3)) and not torch.equal(first(3), first(4))
+
+
+def test_an_adapter_of_a_hub_model_names_it_and_not_a_folder_of_this_machine(source: Path, tmp_path: Path) -> None:
+    loaded: Any = add_adapter(load_model(source, CONFIG, base=tmp_path), LoraConfig(enabled=True, r=2), tmp_path)
+    name_base(loaded, "org/name", "v1")
+    save_model(loaded, source, tmp_path / "adapter")  # asks no hub: there is none here
+    told = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (told["base_model_name_or_path"], told["revision"]) == ("org/name", "v1")
+    with pytest.raises(ModelError, match="org/name cannot be had"):
+        adapter_base(tmp_path / "adapter", ModelConfig(offline=True), base=tmp_path)

@@ -196,17 +196,17 @@ def test_torn_checkpoints(tmp_path: Path, model: Path, whole: dict[str, Any]) ->
 def test_a_lora_run_resumes_too(tmp_path: Path, model: Path) -> None:
     adapter = {"enabled": True, "r": 4}
     weights = []
-    for name, event in (("whole", ""), ("killed", "update")):
+    for name, after in (("whole", 0), ("before its first checkpoint", 1), ("after one", 3)):
         project = project_of(tmp_path / name, model, adapter=adapter)
-        if event:
-            plan(project, event, 3)
+        if after:
+            plan(project, "update", after)
             assert spawn(project, "train")[0] == -signal.SIGKILL
-        code, said = spawn(project, "train", *(("--resume", "last") if event else ()))
+        code, said = spawn(project, "train", *(("--resume", "last") if after else ()))
         assert code == 0, said
         with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
             last = next(Path(c.path) for c in store.checkpoints(only_run(store).id) if c.kind == "last")
         weights.append((last / "adapter_model.safetensors").read_bytes())
-    assert weights[0] == weights[1]
+    assert weights[0] == weights[1] == weights[2]
 
 
 def test_the_first_interrupt_finishes_the_step_and_saves(tmp_path: Path, model: Path, whole: dict[str, Any]) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from agentrl_cli.config import SandboxConfig
-from agentrl_cli.errors import ConfigError, SandboxFault, SandboxUnavailable, UsageError
+from agentrl_cli.errors import ConfigError, MissingDependency, SandboxFault, SandboxUnavailable, UsageError
 from agentrl_cli.sandbox import Sandbox, Session, Status
+from agentrl_cli.sandbox.channel import inside
+from agentrl_cli.tools.base import ToolContext
+from agentrl_cli.tools.run_python import TOOL as run_python
 
 
 @pytest.fixture
@@ -133,6 +138,23 @@ async def test_memory_of_processes_together_is_watched(sandbox: Sandbox) -> None
     assert (await session.run(code)).status is Status.MEMORY
 
 
+async def test_shared_memory_counts(sandbox: Sandbox) -> None:
+    session = await sandbox.session(memory_mb=100, wall=5.0)
+    code = (
+        "import mmap, os, time\n[os.fork() for _ in range(2)]\nm = mmap.mmap(-1, 60 << 20)\n"
+        "m.write(b'x' * (60 << 20))\ntime.sleep(3)"
+    )
+    assert (await session.run(code)).status is (await session.cell(code)).status is Status.MEMORY
+    denied = await session.bash("python3 -S -c 'import os; os.memfd_create(\"x\")'", "in")
+    assert "PermissionError" in denied.stderr
+    assert (await session.run("print(input())", "in")).stdout == "in\n"  # its own memfd for that is no attack
+
+
+def test_an_unknown_machine_has_no_filter_and_no_sandbox() -> None:
+    with pytest.raises(OSError, match="filter for riscv64"):
+        inside("seccomp").build(machine="riscv64")
+
+
 async def test_memory_that_a_checkpoint_shares_counts_once(sandbox: Sandbox) -> None:
     session = await sandbox.session(memory_mb=200)
     assert (await session.cell("b = b'x' * (120 << 20)")).ok
@@ -166,6 +188,22 @@ async def test_files_never_follow_links(session: Session) -> None:
         await session.write("big2", bytes(63 << 20))
     await session.write("l", "mine")  # replaces the link
     assert (await session.cell("open('l').read()")).stdout == "'mine'\n"
+
+
+async def test_a_closed_folder_does_not_end_the_list(session: Session) -> None:
+    await session.cell("import os; os.mkdir('shut'); open('shut/x', 'w'); open('z', 'w'); os.chmod('shut', 0)")
+    assert [(e.path, e.kind) for e in await session.list()] == [("shut", "folder"), ("z", "file")]
+    await session.cell("os.chmod('.', 0)")
+    assert await session.list() == ()
+
+
+@pytest.mark.parametrize("code", ["1 +", "def f(:", "if x:\ny", "import json; json.loads('{')", "eval('1 +')"])
+async def test_a_traceback_says_nothing_of_the_host(session: Session, code: str) -> None:
+    for result in (await session.cell(code), await session.run(code)):
+        assert result.status is Status.EXCEPTION and f'"{sys.base_prefix}/' not in result.text().replace('"/usr/', "")
+        assert ("json/decoder.py" in result.stderr) == ("json" in code) and "worker" not in result.stderr
+        assert ("Traceback" in result.stderr) == ("json" in code or "eval" in code)
+        assert "ast.py" not in result.stderr
 
 
 async def test_the_environment_holds_nothing_of_ours(session: Session) -> None:
@@ -219,6 +257,47 @@ async def test_a_lost_box_is_rebuilt_and_a_second_loss_is_a_fault(sandbox: Sandb
     await session.close()
     with pytest.raises(SandboxFault):
         await session.cell("x")
+
+
+async def test_a_runner_that_is_stuck_is_replaced(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    await session.cell("x = 41")
+    (stuck,) = sandbox._runners[()]
+    for pid in (stuck.process.pid, *_descendants(stuck.process.pid)):
+        os.kill(pid, signal.SIGSTOP)
+    assert (await session.cell("x + 1", wall=0.2)).stdout == "42\n"
+    (runner,) = sandbox._runners[()]
+    assert runner is not stuck and stuck.process.poll() is not None and not stuck.alive
+    assert sandbox.counts[Status.SANDBOX_RESTARTED] == 1
+
+
+async def test_a_rebuilt_session_that_differs_is_a_fault(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    await session.cell("import os; os.urandom(8).hex()")
+    sandbox._runners[()][0].process.kill()
+    await asyncio.sleep(0.1)
+    with pytest.raises(SandboxFault, match="call 1 gave"):
+        await session.cell("1")
+
+
+async def test_a_sandbox_that_starts_no_more_is_a_fault(sandbox: Sandbox) -> None:
+    session = await sandbox.session(imports=("no_such_package",))
+    with pytest.raises(MissingDependency):  # what the user asked for
+        await session.cell("1")
+    for runner in sandbox._runners[()]:
+        await runner.close()
+    session, sandbox.level = await sandbox.session(), "nothing"
+    with pytest.raises(SandboxFault, match="No sandbox could be started"):
+        await session.cell("1")
+    assert sandbox.counts[Status.SANDBOX_UNAVAILABLE] == 2
+
+
+async def test_waiting_for_a_place_is_no_timeout_of_the_tool(sandbox: Sandbox) -> None:
+    contexts = [ToolContext(session_factory=sandbox.session) for _ in range(6)]
+    code = {"code": "import time; time.sleep(0.4)"}
+    results = await asyncio.gather(*(run_python.call(context, code, timeout=0.5) for context in contexts))
+    assert [result.error for result in results] == [None] * 6  # four places: two of them had to wait
+    await asyncio.gather(*(context.close() for context in contexts))
 
 
 async def test_closing_leaves_no_process(sandbox: Sandbox) -> None:

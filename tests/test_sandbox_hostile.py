@@ -148,8 +148,35 @@ async def test_a_check_judges_apart_from_the_solution(sandbox: Sandbox) -> None:
     tests = [{"call": "f", "args": [3], "check": check}, {"call": "f", "args": [4], "check": check}]
     grade = await session.grade("def f(n): return {3: [2, 0, 1], 4: [0]}[n]\ndef check(*a): return True", tests)
     assert (grade.passed, grade.fakeable, len(grade.failures)) == (1, False, 1)
-    with pytest.raises(DataError, match="check of test 1 failed: ZeroDivisionError"):
-        await session.grade(HONEST, [{"call": "add", "args": [1, 2], "check": "def check(*a): return 1 / 0"}])
+    with pytest.raises(DataError, match="check of test 1 does not load"):
+        await session.grade(HONEST, [{"call": "add", "args": [1, 2], "check": "def check(:"}])
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("None", "TypeError"), ("object()", "no plain value"), ("[{(1, 2): object()}]", "no plain value"),
+        ("10 ** 9", "timeout"), ("[{}]", "TypeError"),
+    ],
+)  # fmt: skip
+async def test_an_answer_that_breaks_the_check_is_wrong_and_scored(sandbox: Sandbox, answer: str, why: str) -> None:
+    check = (
+        "def check(answer, n):\n    if answer == 10 ** 9:\n        while True: pass\n"
+        "    return sorted(answer)[0] + 1 == n"
+    )
+    session = await sandbox.session()
+    tests = [{"call": "f", "args": [n], "check": check} for n in (2, 3)]
+    grade = await session.grade(f"def f(n): return [1] if n == 2 else {answer}", tests, wall=0.3)
+    assert (grade.passed, grade.total, grade.status) == (1, 2, Status.OK) and why in grade.failures[0], grade
+
+
+async def test_a_broken_setup_is_the_packs_fault(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    for tests in (TESTS, [{"stdin": "", "stdout": "1"}]):
+        with pytest.raises(DataError, match="setup does not load"):
+            await session.grade(HONEST, tests, setup="import nothing_there")
+    grade = await session.grade("print(6 * x)", [{"stdin": "7", "stdout": "42"}], setup="x = int(input())")
+    assert grade.ok, grade
 
 
 async def test_grading_is_apart_from_the_episode(sandbox: Sandbox) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_cli.errors import ConfigError
+from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.policies.forward import Segment, trained_logprobs
 from agentrl_cli.policies.local_load import load_model
 from agentrl_cli.store import Store
@@ -335,6 +337,9 @@ async def test_controls_set_checkpoint_evaluate_and_stop(tmp_path: Path, model: 
         assert len(refused) == 2 and "model.name" in refused[1]["text"]
         assert ("step", 1) in {(c.kind, c.step) for c in store.checkpoints(run.id)}
         assert [row.step for row in store.evals(run.id)] == [1]
+        # What was changed is written down: a resume goes on with it.
+        assert run.config["train"]["lr"] == 0.25 and trainer.config.train.lr == 0.25
+        assert "lr: 0.25" in (Path(run.dir) / "config.yaml").read_text()
         assert run.status == "finished" and store.take_controls(run.id) == []
 
 
@@ -365,6 +370,66 @@ async def test_evaluations_can_be_switched_on_while_it_runs(tmp_path: Path, mode
     async with trainer_of(tmp_path, model, [asking], train={"eval_tasks": 3, "eval_samples": 1}) as trainer:
         run = await trainer.train()
         assert [(row.step, row.n_tasks) for row in trainer.store.evals(run.id)] == [(2, 3)]
+
+
+async def test_a_changed_setting_is_never_applied_to_steps_from_before_it(tmp_path: Path, model: Path) -> None:
+    """Killed after the change and before the next checkpoint: the steps of the old rate are not made again."""
+    asking = Asking(tmp_path / "runs" / "agentrl.db", ("set", {"key": "train.lr", "value": 0.25}))
+    async with trainer_of(tmp_path, model, [asking], train={"steps": 4, "save_every": 50}) as trainer:
+        await trainer.train()
+        saved = [c.step for c in trainer.store.checkpoints(trainer.run.id) if c.kind == "step"]
+    assert saved == [1]
+
+
+async def test_signals_are_given_back_after_the_run(tmp_path: Path, model: Path) -> None:
+    async with trainer_of(tmp_path, model, train={"steps": 1}) as trainer:
+        await trainer.train()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            assert not asyncio.get_running_loop().remove_signal_handler(number)
+
+
+async def test_what_is_stored_counts_only_for_the_same_task_and_seed(tmp_path: Path, model: Path) -> None:
+    """The data changed between a kill and the resume: what was finished then is no attempt at what is asked now."""
+    async with trainer_of(tmp_path, model, train={"steps": 1}) as trainer:
+        run = await trainer.train()
+        jobs = trainer.jobs(0)
+        assert len(trainer._finished(0, jobs)) == len(jobs)
+        other = [replace(jobs[0], seed=jobs[0].seed + 1), replace(jobs[1], task=replace(jobs[1].task, id="else"))]
+        assert len(trainer._finished(0, [*other, *jobs[2:]])) == len(jobs) - 2
+        assert run.status == "finished"
+
+
+async def test_tasks_of_several_packs(tmp_path: Path, model: Path) -> None:
+    """A pack may lack the split, or the families, that another one has; the limit is each pack's."""
+    for name in ("one", "two"):
+        write_pack(tmp_path / name)
+        text = (tmp_path / name / "task.yaml").read_text()
+        (tmp_path / name / "task.yaml").write_text(text.replace("name: bandit", f"name: {name}"))
+    odd = tmp_path / "two" / "data" / "train.jsonl"
+    odd.write_text(odd.read_text().replace('"even"', '"odd"'))
+    (tmp_path / "one" / "data" / "test.jsonl").unlink()
+    task = {"packs": ["one", "two"], "limit": 2}
+    async with trainer_of(tmp_path, model, task=task, train={"eval_every": 1}) as trainer:
+        assert [item.pack for item in trainer.tasks] == ["one", "one", "two", "two"]
+        assert {item.pack for item in trainer.eval_tasks} == {"two"}
+    async with trainer_of(tmp_path, model, task={**task, "families": ["odd"]}) as trainer:
+        assert [item.pack for item in trainer.tasks] == ["two", "two"]
+    with pytest.raises(NotFound, match="odds"):
+        async with trainer_of(tmp_path, model, task={**task, "families": ["odds"]}):
+            pass
+
+
+async def test_memory_of_sampling_is_free_while_training(tmp_path: Path, model: Path) -> None:
+    held: list[tuple[int, int]] = []
+
+    class Weigher:
+        def on_step_start(self) -> None:
+            policy: Any = trainer.loaded.policy
+            held.append(policy._batch._arena.capacity)
+
+    async with trainer_of(tmp_path, model, [Weigher()]) as trainer:
+        await trainer.train()
+    assert held == [(0, 0), (0, 0)]
 
 
 async def test_more_steps_can_be_asked_for(tmp_path: Path, model: Path) -> None:

@@ -66,12 +66,11 @@ async def test_a_turn_is_prompt_call_result_answer_and_ids_stay_what_was_sampled
 async def test_what_a_person_writes_for_the_model_is_never_trained_and_its_calls_run() -> None:
     made, _ = session(["unused", "54."])
     await made.begin([])
-    await made.user("12*4.5?")
     with pytest.raises(UsageError):
-        await made.as_model("again")
-    made.undo()
-    made._open([{"role": "user", "content": "12*4.5?"}])
-    await made.as_model(CALL)
+        await made.as_model("nobody has asked")
+    await made.user("12*4.5?")
+    assert made.messages[-1]["content"] == "unused"
+    await made.as_model(CALL)  # in the place of what the model has said already
     forced = made.parts[1]
     assert set(forced.origin.tolist()) == {Origin.FORCED}
     assert [turn.role for turn in made.turns] == ["user", "assistant", "tool", "assistant"]

@@ -19,6 +19,7 @@ from agentrl_cli.commands.common import (
     SetOption,
     find_db,
     is_terminal,
+    narrate,
 )
 
 
@@ -39,12 +40,15 @@ def command(
     sets: SetOption = None,
     db: DbOption = None,
 ) -> None:
-    """Talk to a model with the pack's tools: `tiny`, a folder, a Hugging Face id, RUN@best, RUN@last or `scripted`.
+    """Talk to a model with the pack's tools: by default the newest training's best checkpoint, else the base model.
+
+    --model names another: `tiny`, a folder, a Hugging Face id, RUN@best, RUN@last or `scripted`.
 
     The model runs in a process of its own. In the chat, /help lists what you can do: see every token, undo, retry,
     answer as the model or as the tool, call a tool by hand, score, save as an episode.
     """
     path = find_db(project, db, must_exist=False)
+    model = model or _trained(path, sets)
     arguments = ["--db", str(path), "--seed", str(seed or 0)]
     for name, value in (
         ("--model", model),
@@ -61,15 +65,34 @@ def command(
             arguments += [name, str(value)]
     if approve:
         arguments.append("--approve")
+    _talk(path, arguments, plain=plain or not is_terminal())
+
+
+def _talk(path: Path, arguments: list[str], *, plain: bool) -> None:
+    """The chat itself, over lines or on the screen."""
     from agentrl_cli.tui.chat_client import ChatClient
 
     client = ChatClient(arguments)
-    if plain or not is_terminal():
+    if plain:
         raise typer.Exit(_plain(client))
     from agentrl_cli.tui.app import AgentApp
     from agentrl_cli.tui.chat import ChatScreen
 
     AgentApp(path, lambda reader: ChatScreen(reader, client)).run()
+
+
+def _trained(path: Path, sets: list[str] | None) -> str | None:
+    """The best checkpoint of the newest training, as `eval` takes it; None where there is none, or a model was set."""
+    if not path.is_file() or any(text.startswith("model.name=") for text in sets or ()):
+        return None
+    from agentrl_cli.commands.checkpoints import full_name
+    from agentrl_cli.store import Store
+
+    with Store.open(path, readonly=True) as store:
+        name = full_name(store, None)
+    if name is not None:
+        narrate(f"talking to {name}; --model tiny is the bundled model as it came")
+    return name
 
 
 def _plain(client: object) -> int:

@@ -16,8 +16,10 @@ from agentrl_cli.commands.common import (
     find_db,
     is_terminal,
     narrate,
+    open_project,
+    warn,
 )
-from agentrl_cli.errors import NotFound
+from agentrl_cli.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
     from agentrl_cli.doctor import Check
@@ -54,8 +56,10 @@ def command(
     if template is not None:
         _audit(template, as_json)
         return
+    store = find_db(project, db, must_exist=False)
+    minimum = "ns" if sandbox else _minimum(project)
     found = []
-    for check in _guarantees(level) if sandbox else check_machine(find_db(project, db, must_exist=False)):
+    for check in _guarantees(level) if sandbox else check_machine(store, minimum):
         found.append(check)
         if not as_json:
             echo(f"{_mark(check.status)} {check.name:10} {check.detail}")
@@ -65,6 +69,15 @@ def command(
         echo_json(found)
     if any(check.status == "fail" for check in found):
         raise typer.Exit(3)
+
+
+def _minimum(project: Path | None) -> str:
+    """The weakest sandbox that the project accepts; the default where there is no project, or one that is broken."""
+    try:
+        return open_project(project, required=False).config.sandbox.min_level
+    except ConfigError as problem:
+        warn(f"{problem.message} The default sandbox.min_level is taken.")
+        return "ns"
 
 
 def _guarantees(level: str | None) -> list[Check]:

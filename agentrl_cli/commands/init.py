@@ -133,16 +133,38 @@ def _isolation(wanted: str | None, yes: bool) -> dict[str, str]:
 
     if wanted is not None and wanted not in STRENGTH:
         raise NotFound.of("isolation level", wanted, STRENGTH)
-    level, why = (wanted, "") if wanted else sandbox_level()
+    level, why = sandbox_level()
     if level is None:
         raise SandboxUnavailable(f"No sandbox works here. {why}", hint="`agentrl doctor` says what is missing.")
-    if STRENGTH[level] >= STRENGTH["ns"]:
-        return {"sandbox.min_level": wanted} if wanted else {}
-    if wanted is None:
+    weak = STRENGTH[level] < STRENGTH["ns"]
+    if weak:
         warn(f"The code that the model writes would run here with weaker isolation than namespaces: {level}. {why}")
-        if not confirm(f"Accept `{level}` for this project?", yes=yes):
-            raise ConfigError(
-                f"Nothing was written: only the sandbox level {level} is to be had here, which is weaker than ns.",
-                hint="apt-get install bubblewrap; or accept it with --yes; or say which with --min-level.",
-            )
-    return {"sandbox.backend": level, "sandbox.min_level": level}
+    if wanted is not None and STRENGTH[level] < STRENGTH[wanted]:
+        if problem := _missing(wanted):
+            warn(f"This project will not run code here: its minimum is {wanted}. {problem}")
+        return {"sandbox.min_level": wanted}
+    if wanted is None and weak and not confirm(f"Accept `{level}` for this project?", yes=yes):
+        raise ConfigError(
+            f"Nothing was written: only the sandbox level {level} is to be had here, which is weaker than ns.",
+            hint="apt-get install bubblewrap; or accept it with --yes; or say which with --min-level.",
+        )
+    # Only the minimum is written, so that a better machine runs the project better. `auto` never chooses `bare`.
+    minimum = {"sandbox.min_level": wanted or level} if wanted or weak else {}
+    return minimum | ({"sandbox.backend": "bare"} if level == "bare" else {})
+
+
+def _missing(level: str) -> str:
+    """Why no sandbox of a level or stronger starts here; empty where one does, be it not the first choice."""
+    import asyncio
+
+    from agentrl_cli.config import SandboxConfig
+    from agentrl_cli.sandbox import Sandbox
+
+    async def probe() -> None:
+        await (await Sandbox.open(SandboxConfig.model_validate({"workers": 1, "min_level": level}))).close()
+
+    try:
+        asyncio.run(probe())
+    except SandboxUnavailable as problem:
+        return problem.message
+    return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ from agentrl_cli.commands.common import (
     open_project,
     warn,
 )
-from agentrl_cli.errors import ConfigError, NotFound, RunFailed
+from agentrl_cli.errors import ConfigError, NotFound, RunFailed, StoreError
 
 if TYPE_CHECKING:
     from agentrl_cli.runtime import Runtime
@@ -180,10 +181,12 @@ async def _train(context: Context, resume: str | None, run_id: str | None, as_js
 
 def _row(runtime: Runtime, context: Context, resume: str | None, run_id: str | None) -> RunRow:
     from agentrl_cli.runtime import new_run
+    from agentrl_cli.steering import keep_settings
 
     if resume is not None:
         row = _run(runtime.store, resume)
-        runtime.store.update_run(row.id, pid=os.getpid(), total_steps=context.config.train.steps)
+        keep_settings(row, context.config, runtime.store)
+        runtime.store.update_run(row.id, pid=os.getpid(), host=platform.node())
         return row
     return new_run(
         context.config,
@@ -235,14 +238,13 @@ def _wait_for_run(process: subprocess.Popen[bytes], wanted: str, db: Path, log: 
 
     deadline = time.monotonic() + STARTUP
     while time.monotonic() < deadline:
-        if db.is_file():
+        try:
             with Store.open(db, readonly=True) as store:
-                try:
-                    row = store.run(wanted)
-                except NotFound:
-                    row = None
-            if row is not None and row.pid == process.pid:
+                row = store.run(wanted)
+            if row.pid == process.pid:
                 return row.name
+        except (NotFound, StoreError):
+            pass  # not there yet, or still being made; what is wrong with it for good ends the new process, too
         if process.poll() is not None:
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-6:])
             raise RunFailed(f"The training did not start:\n{tail}", hint=f"Its log: {log}")

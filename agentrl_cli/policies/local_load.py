@@ -77,7 +77,10 @@ def load_policy(
         settings = settings.model_copy(update={"dtype": "float32"})
     model = load_model(folder, settings, base=base)
     if trainable and config.adapter.enabled and not (folder / ADAPTER_FILE).is_file():
+        torch.manual_seed(config.seed)  # of the adapter's first weights
         model = add_adapter(model, config.adapter, base)
+        if _is_hub_id(name, base):
+            name_base(model, name, config.model.revision)
     length = _context_length(model)
     policy = LocalPolicy(
         model,
@@ -102,12 +105,18 @@ def model_folder(name: str, config: Config, *, base: Path, store: Store | None =
     for folder in (local, Path(name).expanduser()):
         if folder.is_dir():
             return _checked(folder.resolve())
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+    if not _is_hub_id(name, base):
         raise ModelError(
             f"There is no model {name!r}: no such folder, and no Hugging Face id (those look like `org/name`).",
             hint='`--model tiny` is the bundled model; a checkpoint is written "RUN@best".',
         )
     return _download(name, config.model)
+
+
+def _is_hub_id(name: str, base: Path) -> bool:
+    """Whether a name, that is no checkpoint's, means a model of the Hugging Face hub: `org/name`, and no folder."""
+    folders = (base / Path(name).expanduser(), Path(name).expanduser())
+    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not any(f.is_dir() for f in folders)
 
 
 def checkpoint_folder(store: Store, run: str, which: str, config: Config, *, base: Path) -> Path:
@@ -146,10 +155,11 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     _quiet()
-    device, dtype = pick_device(config.device), None
+    loader: Any = AutoModelForCausalLM
+    device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     try:
-        model: nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model, found = loader.from_pretrained(folder, dtype=dtype, local_files_only=True, output_loading_info=True)
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
         raise ModelError(
             f"The model in {folder} cannot be loaded: {_short(error)}",
@@ -161,7 +171,15 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
         raise ModelError(
             f"The weights in {folder} are corrupt: {_short(error)}", hint="Copy or download the folder again."
         ) from error
-    return model.to(device).eval()
+    if found["missing_keys"]:
+        lost = sorted(found["missing_keys"])
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise ModelError(
+            f"The weights in {folder} are not all there: it lacks {lost[0]}{more}.",
+            hint="transformers would make them up at random. Copy or download the folder again.",
+        )
+    ready: nn.Module = model.to(device).eval()
+    return ready
 
 
 def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
@@ -196,10 +214,19 @@ def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
     return adapted
 
 
+def name_base(model: nn.Module, name: str, revision: str | None) -> None:
+    """Let an adapter name the hub's model as its base, not a folder in this machine's cache."""
+    configs: Any = getattr(model, "peft_config", {})
+    for config in configs.values():
+        config.base_model_name_or_path, config.revision = name, revision
+
+
 def save_model(model: nn.Module, tokenizer_folder: Path, folder: Path) -> None:
     """Write a model (or a peft model's adapter) and its tokenizer files, as transformers and peft load them."""
     _quiet()
-    model.save_pretrained(folder)  # type: ignore[operator]  # a transformers or peft model
+    # By default peft asks the hub for the base's vocabulary, to see whether embeddings must be saved: we never resize.
+    options = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
+    model.save_pretrained(folder, **options)  # type: ignore[operator]  # a transformers or peft model
     copy_tokenizer(tokenizer_folder, folder)
 
 

@@ -43,9 +43,10 @@ def inside(name: str) -> ModuleType:
 class BoxLost(Exception):
     """A box, or its runner, went away or broke the protocol: our fault."""
 
-    def __init__(self, status: str, detail: str) -> None:
+    def __init__(self, status: str, detail: str, *, silent: bool = False) -> None:
         super().__init__(detail)
-        self.status, self.detail = status, detail
+        self.status, self.detail, self.silent = status, detail, silent
+        """`silent`: it did not answer in time, so that its runner may be stuck as a whole."""
 
 
 class Channel(asyncio.Protocol):
@@ -95,7 +96,7 @@ class Channel(asyncio.Protocol):
         try:
             return await asyncio.wait_for(self._waiting, timeout)
         except TimeoutError:
-            self.lost = BoxLost("sandbox_restarted", f"no answer within {timeout:g} s")
+            self.lost = BoxLost("sandbox_restarted", f"no answer within {timeout:g} s", silent=True)
             raise self.lost from None
         finally:
             self._waiting = None
@@ -138,10 +139,12 @@ class Runner:
         group = Cgroup.make(number, (AT_ONCE * limits.memory_mb + 512) << 20) if launch.level != "bare" else None
         try:
             process, err = launching.start(launch, theirs.fileno(), number, group)
-        except OSError as error:
+        except BaseException as error:
             ours.close()
             if group:
                 group.remove()
+            if not isinstance(error, OSError):
+                raise
             raise SandboxUnavailable(
                 f"Sandbox level {launch.level} does not start: {error.strerror}: {error.filename}.",
                 hint=launching.explain(launch.level, str(error)),
@@ -183,7 +186,15 @@ class Runner:
 
     @property
     def alive(self) -> bool:
-        return self.process.poll() is None
+        return not self.sick and self.process.poll() is None
+
+    sick = False
+    """Whether it stopped answering: the pool gives it no more boxes and takes it away."""
+
+    def condemn(self) -> None:
+        """Kills a runner that is stuck; the sessions in it are rebuilt on others."""
+        self.sick = True
+        self.process.kill()
 
     full = False
     """Whether another box has to go elsewhere: here never."""
@@ -197,6 +208,7 @@ class Runner:
             socket.send_fds(self.control, [request], [theirs.fileno()])
         except OSError as error:  # BlockingIOError too: a runner with a full queue is stuck
             ours.close()
+            self.condemn()
             raise BoxLost("sandbox_restarted", f"the runner does not answer: {error}") from None
         finally:
             theirs.close()
@@ -215,8 +227,13 @@ class Runner:
     def drop(self, channel: Channel) -> None:
         """Closes a box, and kills it where it was lost."""
         stuck = channel.lost is not None
+        silent = channel.lost is not None and channel.lost.silent
         channel.close()
-        if self.boxes.pop(channel.number, None) is not None and stuck and self.alive:
+        if self.boxes.pop(channel.number, None) is None:
+            return
+        if silent:
+            self.condemn()
+        elif stuck and self.alive:
             try:
                 self.control.send(json.dumps({"op": "kill", "id": channel.number}).encode())
             except OSError:

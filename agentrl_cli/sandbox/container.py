@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.errors import SandboxUnavailable
+from agentrl_cli.errors import ConfigError, SandboxUnavailable
 from agentrl_cli.sandbox import image
 from agentrl_cli.sandbox.channel import START, BoxLost, Channel, inside
 from agentrl_cli.sandbox.launch import INSIDE, PACKAGES, Launch, environment
@@ -269,9 +269,9 @@ class Container(asyncio.Protocol):
         )
 
     async def open(self, limits: dict[str, Any]) -> Channel:
-        """A new box. Raises BoxLost, SandboxUnavailable for a limit beyond what the container was made with."""
+        """A new box. Raises BoxLost, ConfigError for a limit beyond what the container was made with."""
         if limits["disk_mb"] > self.limits.disk_mb or limits["inodes"] > self.limits.inodes:
-            raise SandboxUnavailable(
+            raise ConfigError(
                 "A session asks for more disk than its container has.",
                 hint="Set sandbox.disk_mb and sandbox.inodes to the largest values that a pack needs.",
             )
@@ -296,8 +296,13 @@ class Container(asyncio.Protocol):
     def drop(self, channel: Channel) -> None:
         """Closes a box, and kills it where it was lost."""
         stuck = channel.lost is not None
+        silent = channel.lost is not None and channel.lost.silent
         channel.close()
-        if self.boxes.pop(channel.number, None) is not None and stuck:
+        if self.boxes.pop(channel.number, None) is None:
+            return
+        if silent:
+            self._lose(BoxLost("sandbox_restarted", "the container stopped answering"))
+        elif stuck:
             self.send(0, self._wire.CONTROL, json.dumps({"op": "kill", "id": channel.number}).encode())
 
     async def close(self) -> None:

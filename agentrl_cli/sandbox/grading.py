@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import DataError
 from agentrl_cli.sandbox.channel import inside
-from agentrl_cli.sandbox.results import GradeResult, Limits, Status
+from agentrl_cli.sandbox.results import ExecResult, GradeResult, Limits, Status
 from agentrl_cli.sandbox.session import Answer, Session
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ async def grade(
     """Runs `setup`, then `solution`, then every test, in a box that is closed afterwards.
 
     `wall` is the limit of one test; all tests together get twice that and 5 s. Raises DataError for a test that is
-    none, SandboxFault where the sandbox failed twice.
+    none and for a `setup` or a check that does not load, SandboxFault where the sandbox failed twice.
     """
     checked = [_check(test, number) for number, test in enumerate(tests, 1)]
     own = {**asdict(limits), "wall": wall or limits.wall}
@@ -74,18 +74,19 @@ async def _grade(session: Session, solution: str, tests: list[Mapping[str, Any]]
     failures: dict[int, str] = {}
     status, seconds = Status.OK, 0.0
     programs = [number for number, test in enumerate(tests) if "stdin" in test]
+    if setup and programs:
+        # Alone and before the solution, which could break it: a failure here is no result of the model's.
+        _of_the_pack("setup", await session.run(setup, tests[programs[0]]["stdin"]))
     for number in programs:
         result = await session.run(f"{setup}\n{solution}" if setup else solution, tests[number]["stdin"])
         seconds += result.seconds
         failures |= {number: text} if (text := _program(tests[number], result)) else {}
     rest = [number for number in range(len(tests)) if number not in programs]
     if rest:
-        for text in (setup, solution):
-            if text:
-                loaded = await session.cell(text)
-                seconds += loaded.seconds
-                if not loaded.ok:
-                    status = loaded.status
+        if setup:
+            seconds += _of_the_pack("setup", await session.cell(setup)).seconds
+        loaded = await session.cell(solution)
+        status, seconds = loaded.status, seconds + loaded.seconds
         if status is not Status.OK:
             last = loaded.text().splitlines()[-1]
             failures |= dict.fromkeys(rest, f"the solution does not load: {last}")
@@ -95,6 +96,13 @@ async def _grade(session: Session, solution: str, tests: list[Mapping[str, Any]]
     lines = tuple(f"test {number + 1}: {failures[number]}" for number in sorted(failures))
     fakeable = any("code" in test for test in tests)
     return GradeResult(len(tests) - len(failures), len(tests), lines, status, session.level, fakeable, seconds)
+
+
+def _of_the_pack(what: str, result: ExecResult) -> ExecResult:
+    """The result of code of the pack, run before anything of the model's. Raises DataError where it failed."""
+    if not result.ok:
+        raise DataError(f"The {what} does not load: {result.text()[-300:]}")
+    return result
 
 
 def _program(test: Mapping[str, Any], result: Any) -> str:
@@ -154,26 +162,51 @@ def _wrong(test: Mapping[str, Any], value: Any) -> str:
 
 
 async def _checks(session: Session, tests: list[Mapping[str, Any]], values: dict[int, Any]) -> dict[int, str]:
-    """The pack's own code judges answers, in a box apart from the solution and from this process."""
+    """The pack's own code judges answers, in a box apart from the solution and from this process.
+
+    An answer that the check cannot cope with is a wrong one: else a model could choose to be left unscored.
+    """
     if not values:
         return {}
     failures: dict[int, str] = {}
     judge = await session.sandbox.session(imports=session.imports, seed=0, **asdict(session.limits))
     try:
+        for check, number in {tests[number]["check"]: number for number in reversed(values)}.items():
+            _of_the_pack(f"check of test {number + 1}", await judge.cell(check))
         for number, value in values.items():
-            test = tests[number]
-            loaded = await judge.cell(test["check"])
-            if not loaded.ok:
-                raise DataError(f"The check of test {number + 1} does not load: {loaded.text()[-300:]}")
-            arguments = [value, *map(_tagged, test.get("args", []))]
-            (answer,), body = await judge.calls([["check", arguments, {}]])
-            if answer.status != "ok":
-                raise DataError(f"The check of test {number + 1} failed: {answer.error or answer.status}")
-            if body != b"true":
-                failures[number] = f"{_shown(test)} answered {json.dumps(value):.200}, which the check refuses"
+            if wrong := await _judge(judge, tests[number], value):
+                failures[number] = f"{_shown(tests[number])} answered {json.dumps(value):.200}, {wrong}"
     finally:
         await judge.close()
     return failures
+
+
+async def _judge(judge: Session, test: Mapping[str, Any], value: Any) -> str:
+    """Why the check does not accept an answer; empty where it does."""
+    if _holds_object(value):
+        return "which is no plain value"
+    loaded = await judge.cell(test["check"])
+    if not loaded.ok:
+        return f"after which the check does not load: {loaded.status}"
+    arguments = [value, *map(_tagged, test.get("args", []))]
+    (answer,), body = await judge.calls([["check", arguments, {}]])
+    if answer.status != "ok":
+        return f"on which the check failed: {answer.error or f'{answer.status} {answer.detail}'.rstrip()}"
+    return "" if body == b"true" else "which the check refuses"
+
+
+def _holds_object(tagged: Any) -> bool:
+    """Whether something in a tagged value is none. (Not decoded here: keys that collide would take for ever.)"""
+    left = [tagged]
+    while left:
+        item = left.pop()
+        if isinstance(item, dict):
+            if "$object" in item:
+                return True
+            left += item.values()
+        elif isinstance(item, list):
+            left += item
+    return False
 
 
 def _tagged(value: Any) -> Any:

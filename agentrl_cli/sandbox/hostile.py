@@ -225,7 +225,7 @@ MEANING = {
     "network": "no network, no sockets",
     "signals": "cannot signal anything outside",
     "processes": "bounded in time and number, none left",
-    "memory": "bounded, all processes together",
+    "memory": "watched, private and shared, all processes together",
     "disk": "bounded in bytes and files",
     "output": "bounded, nothing floods the host",
     "system": "no dangerous system calls",

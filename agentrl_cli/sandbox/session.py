@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agentrl_cli.errors import SandboxFault, UsageError
+from agentrl_cli.errors import SandboxFault, SandboxUnavailable, UsageError
 from agentrl_cli.sandbox.channel import GRACE, BoxLost, Channel, Runner
 from agentrl_cli.sandbox.results import Entry, ExecResult, GradeResult, Limits, Status
 
@@ -188,7 +188,7 @@ class Session:
         async with self._busy:
             frame = await self._twice(header, body, 5.0)
             if frame.header["status"] != "ok":
-                raise UsageError(f"{header['path']}: {frame.header['detail']}.")
+                raise UsageError(f"{header.get('path', '.')}: {frame.header['detail']}.")
             if record:
                 self.history.append(Request(header, body, 5.0, _answer(frame)))
         return frame.header, frame.body
@@ -206,6 +206,11 @@ class Session:
                 self.sandbox.counts[lost.status] += 1
                 if attempt == 2:
                     raise SandboxFault(f"The sandbox failed twice ({lost.status}): {lost.detail}.") from None
+            except SandboxUnavailable as problem:  # it did start when the run began: no fault of the task
+                self._drop()
+                self.sandbox.counts[Status.SANDBOX_UNAVAILABLE] += 1
+                if attempt == 2 or self._closed:
+                    raise SandboxFault(f"No sandbox could be started: {problem.message}", hint=problem.hint) from None
         raise AssertionError("unreachable")
 
     async def _ready(self) -> None:
@@ -214,7 +219,12 @@ class Session:
             raise SandboxFault("The session is closed.")
         if self._box is None:
             self._box = await self.sandbox.box(self.limits, self.seed, self.imports)
-            await self._again()
+            if found := await self._again():
+                self._drop()
+                raise SandboxFault(
+                    "The session was lost, and is another one when its calls are run again: "
+                    f"call {found[0].call} gave {found[0].recorded!r:.200}, now {found[0].now!r:.200}."
+                )
 
     async def _again(self) -> tuple[Diverged, ...]:
         """Runs the recorded requests in the fresh box. Raises BoxLost."""
@@ -234,6 +244,8 @@ class Session:
         except BoxLost as lost:
             self._drop()
             raise SandboxFault(f"The session could not be rebuilt ({lost.status}): {lost.detail}.") from None
+        except SandboxUnavailable as problem:
+            raise SandboxFault(f"The session could not be rebuilt: {problem.message}", hint=problem.hint) from None
 
     async def _ask(self, header: dict[str, Any], body: bytes, seconds: float) -> Any:
         """One round trip. Raises BoxLost also where the box says that the host has no resources."""

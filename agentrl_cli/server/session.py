@@ -131,8 +131,10 @@ class Session:
 
     async def as_model(self, text: str) -> None:
         """The person writes the assistant turn; its calls are run, then the model goes on."""
-        if not self.turns or self._waits_for_world:
-            raise UsageError("It is the user's turn.", hint="Say something first; /undo takes the last answer back.")
+        if self._waits_for_world:
+            self._back_to("user")  # the model has answered already: in its place
+        if not self.turns:
+            raise UsageError("It is the user's turn.", hint="Say something first.")
         self._marks.append(len(self.turns))
         ids = self.chat.assistant_ids(text, self.env.schemas)
         tokens = Tokens.given(ids, [Origin.FORCED] * len(ids))
@@ -144,6 +146,7 @@ class Session:
 
     async def as_tool(self, text: str) -> None:
         """The person answers the calls of the last assistant turn, then the model goes on."""
+        self._back_to("assistant", calls=True)
         last = self.turns[-1] if self.turns else None
         if last is None or last.role != "assistant" or not last.calls:
             raise UsageError("No tool call waits for an answer.", hint="/undo goes back to one; --approve asks first.")
@@ -350,6 +353,12 @@ class Session:
         self.parts.append(tokens)
         self.reward_parts = ()
         self.emit({"ev": "turn", "turn": turn, "tokens": tokens})
+
+    def _back_to(self, role: str, *, calls: bool = False) -> None:
+        """Drops what came after the last turn of a role (with calls); without such a turn nothing is dropped."""
+        fits = [n for n, turn in enumerate(self.turns) if turn.role == role and (turn.calls or not calls)]
+        if fits and fits[-1] + 1 < len(self.turns):
+            self._cut(fits[-1] + 1)
 
     def _cut(self, keep: int) -> None:
         """Drops all turns from `keep` on; the messages follow from the turns."""

@@ -67,7 +67,8 @@ class Tool:
 
     `timeout`: seconds of one call. `concurrency`: calls at once over all episodes (None: no limit). `rate`: calls a
     second over all episodes (None: no limit). `pure`: same arguments, same answer, no effect; only such a tool may be
-    cached. `external`: has effects outside that cannot be undone or repeated.
+    cached. `external`: has effects outside that cannot be undone or repeated. `own_timeout`: ends each call in
+    time by itself, so that none is put around it; waiting for a place inside is then not counted either.
     """
 
     name: str = ""
@@ -77,6 +78,7 @@ class Tool:
     rate: float | None = None
     pure: bool = False
     external: bool = False
+    own_timeout: bool = False
     examples: tuple[Mapping[str, Any], ...] = ()
     """Arguments that work: shown by `agentrl tools show`, run by the tests."""
 
@@ -104,7 +106,7 @@ class Tool:
         problem = validate_arguments(self.schema, arguments)
         if problem:
             return ToolResult(f"Bad tool call: {problem}.", error="bad_arguments")
-        limit = self.timeout if self.timeout is not None else timeout
+        limit = None if self.own_timeout else self.timeout if self.timeout is not None else timeout
         async with self._place():
             started = time.perf_counter()
             try:

@@ -26,3 +26,4 @@ async def run_python(code: str, ctx: ToolContext) -> ToolResult:
 
 
 TOOL = FunctionTool(run_python, examples=({"code": "print(6 * 7)"},))
+TOOL.own_timeout = True  # the sandbox has limits and a backstop; waiting for a place there is not the model's fault

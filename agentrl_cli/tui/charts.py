@@ -125,15 +125,16 @@ def chart(
     lines = [Text(title[:width], TITLE, no_wrap=True)]
     if not clean:
         return lines + [Text("  no data yet", FAINT)] + [Text("")] * max(height - 1, 0)
-    inner = max(width - 6, 4)
     y_range = nice_range([y for _, y in clean] + [y for _, y in other], unit=unit and not log)
+    gutter = max(5, *(len(short(10**limit if log else limit)) for limit in y_range))
+    inner = max(width - gutter - 1, 4)
     x_range = (min(x for x, _ in clean), max(x for x, _ in clean))
     rows = braille(clean, inner, height, y_range, x_range=x_range, join=join)
     below = braille(other, inner, height, y_range, x_range=x_range, join=join) if other else None
     for index, row in enumerate(rows):
         limit = y_range[1] if index == 0 else y_range[0] if index == height - 1 else None
         label = "" if limit is None else short(10**limit if log else limit)
-        line = Text(f"{label:>5}│"[-6:], FAINT, no_wrap=True)
+        line = Text(f"{label:>{gutter}}│", FAINT, no_wrap=True)
         for column, char in enumerate(row):
             under = below[index][column] if below else "\u2800"
             line.append(char if char != "\u2800" else under, LINE if char != "\u2800" else FAINT)

@@ -23,6 +23,7 @@ from textual.widgets import Static
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.dialogs import AgentScreen, Help, Prompt, leave, named
 from agentrl_cli.tui.panels import flag_names, num
+from agentrl_cli.tui.text import keep_end
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
@@ -161,7 +162,8 @@ def row_text(row: Any, width: int) -> str:
     """One episode as one line of exactly `width` cells; narrow terminals lose the columns that matter least."""
     step = "-" if row.step is None else str(row.step)
     outcome = str(row.outcome or "running")
-    text = f" {row.id:<14} {step:>5} {row.task_id[:18]:<18} {row.sample:>3} {num(row.reward, '6.2f'):>6} {outcome:<9.9}"
+    task = keep_end(row.task_id, 18)
+    text = f" {row.id:<14} {step:>5} {task:<18} {row.sample:>3} {num(row.reward, '6.2f'):>6} {outcome:<9.9}"
     if width >= 76:
         text += f" {row.n_turns:>3} {row.n_tokens:>6}"
     if width >= 92:

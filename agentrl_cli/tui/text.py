@@ -141,3 +141,8 @@ def visible(text: str) -> str:
     """A token's text with newline, tab, control characters made visible, for one line of the inspector."""
     out = text.replace("\n", "⏎").replace("\t", "⇥")
     return "".join(c if c.isprintable() else f"␀{ord(c):x}" for c in out)
+
+
+def keep_end(text: str, width: int) -> str:
+    """The end of a text that is too long, with a mark: of `code-task/train-0301` and `…-0352` it shows what differs."""
+    return text if len(text) <= width else f"…{text[1 - width :]}"

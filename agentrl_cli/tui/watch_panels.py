@@ -11,6 +11,7 @@ from rich.text import Text
 
 from agentrl_cli.tui.charts import bar, chart, short, span, sparkline
 from agentrl_cli.tui.panels import BAD, FAINT, GOOD, HERE, TITLE, clip, flag_names, num, wrap
+from agentrl_cli.tui.text import keep_end
 from agentrl_cli.tui.watch_data import WatchData
 
 CURVES = (
@@ -135,7 +136,7 @@ def now_lines(data: WatchData, width: int, limit: int, cursor: int) -> list[Text
         tail = " ".join(row.text.split())
         seconds = max((data.read if data.run.alive else row.updated) - row.started, 0.0)
         phase = {"processing_tools": "tool", "generating": "gen", "interacting": "user"}.get(row.state, row.state)
-        line = f"{row.sample:>3} {row.task_id[:18]:<18} {row.turn:>4} {phase:<11} {span(seconds):>7}  "
+        line = f"{row.sample:>3} {keep_end(row.task_id, 18):<18} {row.turn:>4} {phase:<11} {span(seconds):>7}  "
         room = max(width - len(line), 0)
         lines.append(Text(line + tail[-room:] if room else line[:width], HERE if index == cursor else "", no_wrap=True))
     if len(data.live) > limit:
@@ -148,9 +149,10 @@ def notable_lines(data: WatchData, width: int, cursor: int) -> list[Text]:
     lines = [Text(f"LAST STEP ({data.step}), worth a look", TITLE, no_wrap=True)]
     if not data.notable:
         return [*lines, Text("  no finished step yet", FAINT)]
-    room = max(len(row.task_id[:18]) for _, row in data.notable)
+    room = max(len(keep_end(row.task_id, 18)) for _, row in data.notable)
     for index, (why, row) in enumerate(data.notable):
-        line = f" {why:<6}{row.task_id[:18]:<{room}} #{row.sample:<2} {num(row.reward, '5.2f')} {num(row.advantage):>5}"
+        task = keep_end(row.task_id, 18)
+        line = f" {why:<6}{task:<{room}} #{row.sample:<2} {num(row.reward, '5.2f')} {num(row.advantage):>5}"
         line += f" {row.n_turns:>2}t {flag_names(row.flags)}"
         lines.append(Text(clip(line, width), HERE if index == cursor else "", no_wrap=True))
     zero = data.last("zero_std")
