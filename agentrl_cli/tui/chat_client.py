@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from collections import deque
@@ -26,10 +27,20 @@ class ChatClient:
         self.stderr: deque[str] = deque(maxlen=40)
         self._process: asyncio.subprocess.Process | None = None
         self._stderr_task: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
+        self._over = False
 
     async def start(self) -> None:
-        """Starts the child; it reports `ready` once the model is loaded."""
-        self._process = await asyncio.create_subprocess_exec(
+        """Starts the child; it reports `ready` once the model is loaded. Raises PolicyError after `stop` or `kill`."""
+        if self._over:
+            raise PolicyError("This chat is over.")
+        self._starting = asyncio.create_task(self._spawn())
+        # A screen that closes now cancels us, and the child must still be known to whoever ends it.
+        self._process = await asyncio.shield(self._starting)
+        self._stderr_task = asyncio.create_task(self._keep_stderr())
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             self.module,
@@ -39,7 +50,6 @@ class ChatClient:
             stderr=asyncio.subprocess.PIPE,
             limit=LINE_LIMIT,
         )
-        self._stderr_task = asyncio.create_task(self._keep_stderr())
 
     async def _keep_stderr(self) -> None:
         assert self._process is not None and self._process.stderr is not None
@@ -79,21 +89,27 @@ class ChatClient:
         return "\n".join(list(self.stderr)[-4:])
 
     async def kill(self) -> None:
-        """Ends the child at once."""
-        if self._process is not None and self._process.returncode is None:
+        """Ends the child at once, one that is only just starting too."""
+        self._over = True
+        if self._starting is not None:
+            self._process = await self._starting
+        if self._process is None:
+            return
+        if self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
+        if self._stderr_task is not None:
+            self._stderr_task.cancel()
+        # Nobody reads the pipes any more, and asyncio closes them only at their end.
+        getattr(self._process, "_transport").close()  # noqa: B009 - a private name, the only handle there is
 
     async def stop(self) -> None:
         """Asks the child to end, and makes it."""
-        if self._process is None or self._process.returncode is not None:
-            return
-        try:
-            await self.send("quit")
-            await asyncio.wait_for(self._process.wait(), 3)
-        except (PolicyError, TimeoutError):
-            self._process.kill()
-            await self._process.wait()
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(PolicyError, TimeoutError):
+                await self.send("quit")
+                await asyncio.wait_for(self._process.wait(), 3)
+        await self.kill()
 
 
 @dataclass
