@@ -266,6 +266,14 @@ async def test_list_reads_only_what_is_visible(tmp_path: Path) -> None:
         assert len(table.rows) < 600
 
 
+def test_plain_prints_the_first_episode_of_a_filter(db: Path) -> None:
+    with Store.open(db, readonly=True) as store:
+        wanted = store.episode_rows(store.episode_ids("reward:<0.5", "reward"))[0].id
+    out = cli("replay", "--plain", "--filter", "reward:<0.5", "--sort", "reward", "--db", str(db)).stdout
+    assert wanted in out.splitlines()[0]
+    assert "No episode matches" in cli("replay", "--plain", "-f", "reward:>99", "--db", str(db), code=2).stderr
+
+
 def cli(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "-m", "agentrl_cli", *arguments], capture_output=True, text=True, check=False

@@ -18,7 +18,7 @@ from agentrl_cli.commands.common import (
     is_terminal,
     narrate,
 )
-from agentrl_cli.errors import AgentRLError, UsageError
+from agentrl_cli.errors import AgentRLError, NotFound, UsageError
 
 EpisodeArgument = Annotated[
     str | None,
@@ -63,7 +63,7 @@ def command(
     if whatif is not None:
         raise typer.Exit(_whatif(path, episode or "last", run, whatif, script, project, as_json=json))
     if tokens or (svg is None and (plain or not is_terminal())):
-        _print(path, episode or "last", run, layer, tokens)
+        _print(path, episode or _first(path, run, filter_, sort), run, layer, tokens)
         return
     from agentrl_cli.store import Store
 
@@ -89,6 +89,17 @@ def command(
         return
     save_svg(app, svg, f"agentrl replay {found}")
     narrate(f"wrote {svg}")
+
+
+def _first(path: Path, run: str | None, filter_: str, sort: str) -> str:
+    """The episode that the list would show first; raises NotFound where the filter matches none."""
+    from agentrl_cli.store import Store
+
+    with Store.open(path, readonly=True) as store:
+        found = store.episode_ids(filter_, sort, run=store.run(run).id if run else None)[:1]
+        if not found:
+            raise NotFound(f"No episode matches {filter_!r}." if filter_ else "There is no episode yet.")
+        return store.episode_rows(found)[0].id
 
 
 def _whatif(
