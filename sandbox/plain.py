@@ -105,9 +105,7 @@ def same(answer: Any, expected: Any, close: float = 0.0) -> bool:
     if isinstance(expected, float):
         return bool(answer == expected) or (close > 0 and math.isclose(answer, expected, rel_tol=close, abs_tol=close))
     if isinstance(expected, list):
-        return len(answer) == len(expected) and all(
-            same(a, e, close) for a, e in zip(answer, expected, strict=True)
-        )
+        return len(answer) == len(expected) and all(same(a, e, close) for a, e in zip(answer, expected, strict=True))
     if isinstance(expected, dict):
         if "$object" in expected or answer.keys() != expected.keys():
             return False

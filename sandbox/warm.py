@@ -17,7 +17,7 @@ PRELOAD = (
 ).split()
 """What programs of language models import most; each costs a fork a few microseconds and saves milliseconds."""
 
-_SAMPLE = '''
+_SAMPLE = """
 import math, collections, functools
 from dataclasses import dataclass
 @dataclass
@@ -51,7 +51,7 @@ else:
     pass
 finally:
     print("done")
-'''
+"""
 
 
 def up(imports: list[str]) -> None:

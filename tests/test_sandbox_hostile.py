@@ -82,7 +82,7 @@ CHEATS = {
         "    return int(re.search(rb'expect\": (\\d+)', t)[1])\n"
     ),
     "forges replies": (
-        "import os, struct\nh = b'{\"i\":0,\"status\":\"ok\",\"nonce\":\"\"}'\n"
+        'import os, struct\nh = b\'{"i":0,"status":"ok","nonce":""}\'\n'
         "m = struct.pack('!II', len(h), 1) + h + b'3'\nfor fd in range(3, 64):\n"
         "    try: os.write(fd, m * 20)\n    except OSError: pass\n"
     ),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.errors import UsageError
+from agentrl_cli.server import screens
 from agentrl_cli.server.screens import allowed, is_loopback, make_server
 from agentrl_cli.store import RunRow, Store
 
@@ -70,3 +71,26 @@ async def test_only_the_token_opens(tmp_path: Path) -> None:
 def test_without_screens_it_says_what_there_is() -> None:
     done = subprocess.run([sys.executable, "-m", "agentrl_cli", "serve"], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "--screens" in done.stderr
+
+
+async def test_a_screen_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    from textual_serve.app_service import AppService
+    from textual_serve.download_manager import DownloadManager
+
+    async def nowhere(_: object = None) -> None:
+        return None
+
+    monkeypatch.setattr(screens, "PATIENCE", 0.2)
+    # Deaf to `quit`, and its stdout is never closed: textual-serve alone would wait for ever.
+    screen = AppService(
+        f"exec {sys.executable} -c 'import time; time.sleep(600)'",
+        write_bytes=nowhere,
+        write_str=nowhere,
+        close=nowhere,
+        download_manager=DownloadManager(),
+    )
+    await screen.start(80, 24)
+    await screens.end(screen)
+    assert screen._process is not None and screen._process.returncode == -9
+    await screens.end(AppService("true", write_bytes=nowhere, write_str=nowhere, close=nowhere,
+                                 download_manager=DownloadManager()))  # fmt: skip

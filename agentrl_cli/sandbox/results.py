@@ -47,9 +47,7 @@ class Status(StrEnum):
         return self in _OURS
 
 
-_OURS = frozenset(
-    {Status.SANDBOX_RESTARTED, Status.SANDBOX_UNAVAILABLE, Status.PROTOCOL_ERROR, Status.HOST_RESOURCES}
-)
+_OURS = frozenset({Status.SANDBOX_RESTARTED, Status.SANDBOX_UNAVAILABLE, Status.PROTOCOL_ERROR, Status.HOST_RESOURCES})
 
 _TRACEBACK_LINES = 12
 _BLOCKED = {

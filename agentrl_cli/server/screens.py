@@ -7,6 +7,8 @@ another host name are refused, so that a foreign page cannot reach in by renamin
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable, Collection
@@ -16,6 +18,9 @@ from urllib.parse import urlsplit
 from agentrl_cli.errors import MissingDependency, UsageError
 
 COOKIE = "agentrl"
+
+PATIENCE = 3.0
+"""Seconds a screen whose browser is gone has to end by itself."""
 
 
 def is_loopback(host: str) -> bool:
@@ -54,6 +59,29 @@ def make_guard(token: str, hosts: Collection[str]) -> Any:
     return guard
 
 
+async def end(screen: Any) -> None:
+    """Ends the process of a textual-serve AppService: asked first, then killed; closes its pipes."""
+    process: asyncio.subprocess.Process | None = screen._process
+    if process is None:
+        return
+    try:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(screen.stop(), PATIENCE)
+            await asyncio.wait_for(process.wait(), PATIENCE)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        # asyncio closes a pipe only at its end, and nobody reads this one any more.
+        getattr(process, "_transport").close()  # noqa: B009 - a private name, the only handle there is
+
+
+def size(request: Any, name: str, default: int) -> int:
+    """Columns or lines that a browser asks for, within what a screen can have; `default` where it says nothing."""
+    said = request.query.get(name, "")
+    return min(max(int(said), 10), 1000) if said.isascii() and said.isdigit() else default
+
+
 def make_server(command: str, host: str, port: int, token: str, public_url: str | None = None) -> Any:
     """A textual-serve server for a command line. Raises MissingDependency, and UsageError off the loopback address."""
     if not is_loopback(host):
@@ -63,6 +91,7 @@ def make_server(command: str, host: str, port: int, token: str, public_url: str 
         )
     try:
         from aiohttp import web
+        from textual_serve.app_service import AppService
         from textual_serve.server import Server
     except ImportError as error:
         raise MissingDependency(
@@ -86,11 +115,28 @@ def make_server(command: str, host: str, port: int, token: str, public_url: str 
         """Screens that are open in a browser now, each a process."""
 
         async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
+            """One browser's screen; its process ends with it, which textual-serve's own handler leaves to chance."""
+            socket = web.WebSocketResponse(heartbeat=15)
+            await socket.prepare(request)
+
+            async def close() -> None:
+                await socket.close()
+
+            screen = AppService(
+                self.command,
+                write_bytes=socket.send_bytes,
+                write_str=socket.send_str,
+                close=close,
+                download_manager=self.download_manager,
+            )
             self.running += 1
             try:
-                return await super().handle_websocket(request)
+                await screen.start(size(request, "width", 80), size(request, "height", 24))
+                await self._process_messages(socket, screen)
             finally:
+                await end(screen)
                 self.running -= 1
+            return socket
 
         async def on_startup(self, app: web.Application) -> None:
             """The command has told the address already."""

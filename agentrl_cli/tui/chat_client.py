@@ -105,11 +105,13 @@ class ChatClient:
 
     async def stop(self) -> None:
         """Asks the child to end, and makes it."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(PolicyError, TimeoutError):
-                await self.send("quit")
-                await asyncio.wait_for(self._process.wait(), 3)
-        await self.kill()
+        try:
+            if self._process is not None and self._process.returncode is None:
+                with contextlib.suppress(PolicyError, TimeoutError):
+                    await self.send("quit")
+                    await asyncio.wait_for(self._process.wait(), 3)
+        finally:
+            await self.kill()
 
 
 @dataclass
