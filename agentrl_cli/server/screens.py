@@ -12,10 +12,13 @@ import contextlib
 import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from agentrl_cli.errors import MissingDependency, UsageError
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 COOKIE = "agentrl"
 
@@ -82,6 +85,32 @@ def size(request: Any, name: str, default: int) -> int:
     return min(max(int(said), 10), 1000) if said.isascii() and said.isdigit() else default
 
 
+async def serve_screen(server: Any, request: web.Request) -> web.WebSocketResponse:
+    """One browser's screen over its websocket; the process ends with it, which textual-serve leaves to chance."""
+    from aiohttp import web
+    from textual_serve.app_service import AppService
+
+    socket = web.WebSocketResponse(heartbeat=15)
+    await socket.prepare(request)
+
+    async def close() -> None:
+        await socket.close()
+
+    screen = AppService(
+        server.command,
+        write_bytes=socket.send_bytes,
+        write_str=socket.send_str,
+        close=close,
+        download_manager=server.download_manager,
+    )
+    try:
+        await screen.start(size(request, "width", 80), size(request, "height", 24))
+        await server._process_messages(socket, screen)
+    finally:
+        await end(screen)
+    return socket
+
+
 def make_server(command: str, host: str, port: int, token: str, public_url: str | None = None) -> Any:
     """A textual-serve server for a command line. Raises MissingDependency, and UsageError off the loopback address."""
     if not is_loopback(host):
@@ -90,8 +119,6 @@ def make_server(command: str, host: str, port: int, token: str, public_url: str 
             hint=f"From elsewhere: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then open the address there.",
         )
     try:
-        from aiohttp import web
-        from textual_serve.app_service import AppService
         from textual_serve.server import Server
     except ImportError as error:
         raise MissingDependency(
@@ -115,28 +142,11 @@ def make_server(command: str, host: str, port: int, token: str, public_url: str 
         """Screens that are open in a browser now, each a process."""
 
         async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
-            """One browser's screen; its process ends with it, which textual-serve's own handler leaves to chance."""
-            socket = web.WebSocketResponse(heartbeat=15)
-            await socket.prepare(request)
-
-            async def close() -> None:
-                await socket.close()
-
-            screen = AppService(
-                self.command,
-                write_bytes=socket.send_bytes,
-                write_str=socket.send_str,
-                close=close,
-                download_manager=self.download_manager,
-            )
             self.running += 1
             try:
-                await screen.start(size(request, "width", 80), size(request, "height", 24))
-                await self._process_messages(socket, screen)
+                return await serve_screen(self, request)
             finally:
-                await end(screen)
                 self.running -= 1
-            return socket
 
         async def on_startup(self, app: web.Application) -> None:
             """The command has told the address already."""
