@@ -12,6 +12,12 @@ import confine
 
 MAX_FILE = 16 << 20
 _HIDDEN = {".tmp", ".shm"}
+_WORDS = {
+    errno.ENOENT: "there is no such file",
+    errno.ELOOP: "it is a link, and links are not followed",
+    errno.ENOTDIR: "a part of the path is no folder (links are not followed)",
+    errno.EISDIR: "it is a folder",
+}
 
 
 class Refused(Exception):
@@ -34,7 +40,7 @@ def handle(header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return {"status": "disk_limit", "detail": str(error)}, b""
-        return {"status": "refused", "detail": os.strerror(error.errno or 0)}, b""
+        return {"status": "refused", "detail": _WORDS.get(error.errno or 0) or os.strerror(error.errno or 0)}, b""
     return {"status": "refused", "detail": f"unknown operation {op!r}"}, b""
 
 
@@ -76,15 +82,22 @@ def read(path: str) -> bytes:
 
 
 def write(path: str, data: bytes) -> None:
-    """Writes a file and the folders above it; a link in its place is replaced, not followed."""
+    """Writes a file and the folders above it; a link in its place is replaced, not followed.
+
+    A regular file that is replaced leaves its permissions to the new one.
+    """
     folder, name = _parent(path, make=True)
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        mode = 0o644
         try:
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            mode = stat.S_IMODE(found.st_mode) & 0o777 if stat.S_ISREG(found.st_mode) else mode
             os.unlink(name, dir_fd=folder)
         except FileNotFoundError:
             flags |= os.O_TRUNC  # nothing was in its place
         with open(os.open(name, flags, 0o644, dir_fd=folder), "wb") as file:
+            os.fchmod(file.fileno(), mode)
             file.write(data)
     except OSError:
         if flags & os.O_EXCL and _exists(name, folder):

@@ -16,6 +16,8 @@ from agentrl_cli.tools.base import (
 TOOLS: dict[str, str] = {
     "calculator": "agentrl_cli.tools.calculator:TOOL",
     "run_python": "agentrl_cli.tools.run_python:TOOL",
+    "bash": "agentrl_cli.tools.bash:TOOL",
+    "files": "agentrl_cli.tools.files:TOOL",
     "submit": "agentrl_cli.tools.submit:SUBMIT",
     "finish": "agentrl_cli.tools.submit:FINISH",
 }

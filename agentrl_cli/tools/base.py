@@ -38,6 +38,8 @@ class ToolContext:
     seed: int = 0
     state: dict[str, Any] = field(default_factory=dict)
     """Shared between the tools of an episode, and seen by its rewards (`submit` puts `answer` here)."""
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+    """Held by a tool that reads something of the session and writes it back: calls of one turn run at once."""
     _session: Any = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 

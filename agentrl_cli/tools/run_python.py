@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from agentrl_cli.errors import SandboxFault
 from agentrl_cli.tools.base import FunctionTool, ToolContext
 from agentrl_cli.types import ToolResult
+
+if TYPE_CHECKING:
+    from agentrl_cli.sandbox import ExecResult
 
 
 async def run_python(code: str, ctx: ToolContext) -> ToolResult:
@@ -14,7 +19,11 @@ async def run_python(code: str, ctx: ToolContext) -> ToolResult:
         code: Python code.
     """
     session = await ctx.session()
-    result = await session.cell(code)
+    return as_observation(await session.cell(code))
+
+
+def as_observation(result: ExecResult) -> ToolResult:
+    """What the model reads of an execution. Raises SandboxFault where the fault was the sandbox's."""
     if result.ours:
         raise SandboxFault(f"The sandbox failed: {result.status} {getattr(result, 'detail', '')}".strip())
     return ToolResult(

@@ -1,0 +1,185 @@
+"""`files`: view, write, edit and list the files of the episode's folder, which `run_python` and `bash` share.
+
+Paths are resolved in the sandbox, beneath the folder and never through a link (sandbox/files.py); nothing of the host
+is reached. What goes wrong is told to the model and never ends the episode.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from agentrl_cli.errors import UsageError
+from agentrl_cli.tools.base import FunctionTool, ToolContext
+from agentrl_cli.types import ToolResult
+
+if TYPE_CHECKING:
+    from agentrl_cli.sandbox import Session
+
+LINES = 200
+"""Lines of one view, and entries of one list."""
+WIDTH = 500
+"""Characters shown of one line."""
+MAX_TEXT = 1 << 20
+"""Bytes of a file that is written or edited."""
+
+
+class Refused(Exception):
+    """A request that cannot be carried out; the text is for the model."""
+
+
+async def files(
+    action: Literal["view", "write", "edit", "list"],
+    ctx: ToolContext,
+    path: str = ".",
+    start: int = 1,
+    end: int | None = None,
+    text: str | None = None,
+    old: str | None = None,
+    new: str | None = None,
+) -> ToolResult:
+    """View, write, edit or list files of the working folder. `write` replaces the whole file, `edit` replaces `old`,
+    which must occur exactly once, by `new`.
+
+    Args:
+        action: What to do.
+        path: Relative to the working folder, e.g. src/main.py.
+        start: For view, the first line, from 1.
+        end: For view, the last line.
+        text: For write, the whole content.
+        old: For edit, the text to replace, with enough around it to be unique.
+        new: For edit, what to put in its place.
+    """
+    session = await ctx.session()
+    asked = Asked(posixpath.normpath(path or "."), start, end, text, old, new)
+    async with ctx.writing:
+        try:
+            return ToolResult(await ACTIONS[action](session, asked), level=session.level)
+        except (Refused, UsageError) as problem:
+            return ToolResult(f"Error: {problem}", error="exception", level=session.level)
+
+
+class Asked(NamedTuple):
+    """The arguments of a call."""
+
+    path: str
+    start: int
+    end: int | None
+    text: str | None
+    old: str | None
+    new: str | None
+
+
+async def view(session: Session, asked: Asked) -> str:
+    """The lines `start` to `end`, numbered, at most LINES of them; of a folder its entries."""
+    if asked.path == ".":
+        return await entries(session, asked)
+    try:
+        lines = (await _text(session, asked.path)).splitlines()
+    except UsageError:
+        if any(entry.path == asked.path and entry.kind == "folder" for entry in await session.list()):
+            return await entries(session, asked)
+        raise
+    start, end = asked.start, asked.end
+    if not lines:
+        return f"[{asked.path} is empty]"
+    if not 1 <= start <= len(lines) or (end is not None and end < start):
+        wanted = f"{start} to {len(lines) if end is None else end}"
+        raise Refused(f"{asked.path} has lines 1 to {len(lines)}, not {wanted}")
+    last = min(len(lines) if end is None else end, len(lines), start + LINES - 1)
+    shown = [f"{number}\t{_clipped(lines[number - 1])}" for number in range(start, last + 1)]
+    if last < (len(lines) if end is None else min(end, len(lines))):
+        shown.append(f"[lines {start} to {last} of {len(lines)}; go on with start {last + 1}]")
+    return "\n".join(shown)
+
+
+async def write(session: Session, asked: Asked) -> str:
+    """Writes the whole file, and the folders above it."""
+    text = _needed(asked.text, "write needs text")
+    await _put(session, asked.path, text)
+    return f"Wrote {asked.path}: {len(text.splitlines())} lines, {len(text.encode())} bytes."
+
+
+async def edit(session: Session, asked: Asked) -> str:
+    """Replaces a text that occurs once; shows where it was."""
+    old, new = _needed(asked.old, "edit needs old"), _needed(asked.new, "edit needs new")
+    path = asked.path
+    if not old:
+        raise Refused("old is empty; write the whole file instead")
+    if old == new:
+        raise Refused("old and new are the same")
+    text = await _text(session, path)
+    found = _places(text, old)
+    if not found:
+        raise Refused(f"old does not occur in {path}; view it and copy the text exactly, spaces included")
+    if len(found) > 1:
+        lines = ", ".join(str(text.count("\n", 0, at) + 1) for at in found[:10])
+        where = f"{len(found)} times in {path} (lines {lines})"
+        raise Refused(f"old occurs {where}; add what stands around the one you mean")
+    await _put(session, path, text[: found[0]] + new + text[found[0] + len(old) :])
+    line = text.count("\n", 0, found[0]) + 1
+    return f"Edited {path} at line {line}."
+
+
+async def entries(session: Session, asked: Asked) -> str:
+    """What is in a folder and below, one a line: folders end with /, links are named and never followed."""
+    path = asked.path
+    found = [e for e in await session.list() if path in (".", e.path) or e.path.startswith(f"{path}/")]
+    if not found and path != ".":
+        raise Refused(f"there is no {path}")
+    ends = {"folder": "/", "link": "  (a link, not followed)", "other": "  (not a regular file)"}
+    lines = [e.path + (f"  {e.size} bytes" if e.kind == "file" else ends[e.kind]) for e in found]
+    more = [f"[{len(lines) - LINES} more]"] if len(lines) > LINES else []
+    return "\n".join(lines[:LINES] + more) or "[the folder is empty]"
+
+
+ACTIONS = {"view": view, "write": write, "edit": edit, "list": entries}
+
+
+def _needed(value: str | None, problem: str) -> str:
+    if value is None:
+        raise Refused(problem)
+    return value
+
+
+async def _text(session: Session, path: str) -> str:
+    data = await session.read(path)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise Refused(f"{path} is no text: {len(data)} bytes that are not UTF-8") from None
+
+
+async def _put(session: Session, path: str, text: str) -> None:
+    data = text.encode("utf-8", "replace")
+    if len(data) > MAX_TEXT:
+        raise Refused(f"{len(data)} bytes are too many: a file may have {MAX_TEXT}")
+    if path == ".":
+        raise Refused("path is needed: the file to write")
+    await session.write(path, data)
+
+
+def _places(text: str, part: str) -> list[int]:
+    """Where a text occurs, overlaps included: replacing one of those would be a guess, too."""
+    found: list[int] = []
+    at = text.find(part)
+    while at >= 0:
+        found.append(at)
+        at = text.find(part, at + 1)
+    return found
+
+
+def _clipped(line: str) -> str:
+    return line if len(line) <= WIDTH else f"{line[:WIDTH]} [… {len(line) - WIDTH} more characters]"
+
+
+TOOL = FunctionTool(
+    files,
+    examples=(
+        {"action": "list"},
+        {"action": "write", "path": "src/a.py", "text": "x = 1\n"},
+        {"action": "view", "path": "src/a.py", "start": 1, "end": 20},
+        {"action": "edit", "path": "src/a.py", "old": "x = 1", "new": "x = 2"},
+    ),
+)
+TOOL.own_timeout = True  # as for run_python

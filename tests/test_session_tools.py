@@ -1,0 +1,180 @@
+"""`run_python`, `bash` and `files` in one session: what the model reads, and that links lead nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.commands import main
+from agentrl_cli.config import SandboxConfig
+from agentrl_cli.errors import SandboxUnavailable, UsageError
+from agentrl_cli.sandbox import Sandbox, Session
+from agentrl_cli.tools import ToolContext, as_tool
+from agentrl_cli.tools.files import LINES, MAX_TEXT
+from agentrl_cli.types import ToolResult
+
+
+@pytest.fixture(params=["ns", "landlock"])
+async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+    try:
+        opened = await Sandbox.open(SandboxConfig(backend=request.param, min_level="landlock", workers=1, wall=2.0))
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+    async with opened:
+        yield opened
+
+
+@pytest.fixture
+async def ctx(sandbox: Sandbox) -> AsyncIterator[ToolContext]:
+    context = ToolContext(session_factory=sandbox.session)
+    yield context
+    await context.close()
+
+
+async def call(ctx: ToolContext, name: str, **arguments: Any) -> ToolResult:
+    return await as_tool(name).call(ctx, arguments, timeout=0.01)  # they end in time by themselves
+
+
+async def test_the_examples_work_in_their_order(ctx: ToolContext) -> None:
+    for name in ("run_python", "bash", "files"):
+        assert as_tool(name).examples
+        for example in as_tool(name).examples:
+            result = await call(ctx, name, **example)
+            assert result.error is None and result.text and result.level == ctx.opened.level
+    assert (await call(ctx, "bash", command="cat src/a.py n.txt")).text == "x = 2\n1\n2\n3"
+
+
+async def test_bash_tells_exit_codes_limits_and_keeps_files_only(ctx: ToolContext) -> None:
+    failed = await call(ctx, "bash", command="mkdir d; cd d; V=1; echo out; echo err >&2; exit 3")
+    assert (failed.text, failed.error) == ("out\nerr\n[exited with code 3]", "exit")
+    assert (await call(ctx, "bash", command="ls; echo -$V-")).text == "d\n--"
+    missing = await call(ctx, "bash", command="no_such_program")
+    assert "not found" in missing.text and "[exited with code 127]" in missing.text
+    slow = await call(ctx, "bash", command="sleep 30")
+    assert (slow.text, slow.error) == ("[timed out after 2 s]", "timeout")
+    loud = await call(ctx, "bash", command="head -c 300000 /dev/zero | tr '\\0' a")
+    assert loud.error is None and len(loud.text) < 70_000 and "bytes left out" in loud.text
+    assert (await call(ctx, "bash")).error == "bad_arguments"
+
+
+async def test_python_bash_and_files_share_the_folder(ctx: ToolContext) -> None:
+    await call(ctx, "run_python", code="open('a.txt', 'w').write('one\\ntwo\\n')")
+    assert (await call(ctx, "files", action="view", path="./a.txt")).text == "1\tone\n2\ttwo"
+    await call(ctx, "files", action="edit", path="a.txt", old="two", new="three")
+    assert (await call(ctx, "bash", command="cat a.txt")).text == "one\nthree"
+
+
+async def test_view_shows_ranges_and_says_what_is_left(ctx: ToolContext) -> None:
+    text = "".join(f"line {n}\n" for n in range(1, LINES + 51))
+    wrote = await call(ctx, "files", action="write", path="a", text=text)
+    assert wrote.text == f"Wrote a: {LINES + 50} lines, {len(text)} bytes."
+    some = await call(ctx, "files", action="view", path="a", start=3, end=4)
+    assert some.text == "3\tline 3\n4\tline 4"
+    first = (await call(ctx, "files", action="view", path="a")).text.splitlines()
+    assert len(first) == LINES + 1
+    assert first[-1] == f"[lines 1 to {LINES} of {LINES + 50}; go on with start {LINES + 1}]"
+    rest = await call(ctx, "files", action="view", path="a", start=LINES + 1)
+    assert rest.text.splitlines()[-1] == f"{LINES + 50}\tline {LINES + 50}"
+    beyond = await call(ctx, "files", action="view", path="a", start=999)
+    assert beyond.text == f"Error: a has lines 1 to {LINES + 50}, not 999 to {LINES + 50}"
+    await call(ctx, "files", action="write", path="wide", text="x" * 600)
+    assert (await call(ctx, "files", action="view", path="wide")).text.endswith("x [… 100 more characters]")
+    await call(ctx, "files", action="write", path="none", text="")
+    assert (await call(ctx, "files", action="view", path="none")).text == "[none is empty]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"action": "view", "path": "missing"}, "missing: there is no such file."),
+        ({"action": "view", "path": "bytes"}, "bytes is no text: 2 bytes that are not UTF-8"),
+        ({"action": "view", "path": "../x"}, "the path has to be relative and inside the work folder"),
+        ({"action": "view", "path": "/etc/passwd"}, "the path has to be relative and inside the work folder"),
+        ({"action": "view", "path": "a/b"}, "a part of the path is no folder"),
+        ({"action": "list", "path": "missing"}, "there is no missing"),
+        ({"action": "write", "path": "a"}, "write needs text"),
+        ({"action": "write", "text": "x"}, "path is needed"),
+        ({"action": "write", "path": "d", "text": "x"}, "it is a folder"),
+        ({"action": "write", "path": "a", "text": "é" * MAX_TEXT}, f"a file may have {MAX_TEXT}"),
+        ({"action": "edit", "path": "a", "old": "x"}, "edit needs new"),
+        ({"action": "edit", "path": "a", "old": "q", "new": "x"}, "old does not occur in a; view it"),
+        ({"action": "edit", "path": "a", "old": "one", "new": "x"}, "old occurs 2 times in a (lines 1, 3); add what"),
+        ({"action": "edit", "path": "a", "old": "one", "new": "one"}, "old and new are the same"),
+        ({"action": "edit", "path": "a", "old": "", "new": "one"}, "old is empty"),
+    ],
+)
+async def test_what_goes_wrong_is_told(ctx: ToolContext, arguments: dict[str, Any], says: str) -> None:
+    await (await ctx.session()).write("bytes", b"\xff\xfe")
+    await call(ctx, "bash", command="printf 'one\\ntwo\\none\\n' > a; mkdir d")
+    result = await call(ctx, "files", **arguments)
+    assert result.error == "exception" and result.text.startswith("Error: ") and says in result.text
+    assert (await call(ctx, "bash", command="cat a")).text == "one\ntwo\none"
+
+
+async def test_edits_of_one_turn_do_not_lose_each_other(ctx: ToolContext) -> None:
+    await call(ctx, "files", action="write", path="a", text="".join(f"<{n}>" for n in range(6)))
+    edits = [call(ctx, "files", action="edit", path="a", old=f"<{n}>", new=f"[{n}]") for n in range(6)]
+    assert [result.error for result in await asyncio.gather(*edits)] == [None] * 6
+    assert (await call(ctx, "files", action="view", path="a")).text == "1\t[0][1][2][3][4][5]"
+
+
+async def test_an_edit_keeps_line_ends_and_permissions(ctx: ToolContext) -> None:
+    await call(ctx, "bash", command="printf '#!/bin/sh\\r\\necho 1\\r\\n' > a; chmod 755 a")
+    await call(ctx, "files", action="edit", path="a", old="echo 1", new="echo 2")
+    assert (await call(ctx, "bash", command="stat -c %a a; od -c a | tail -2 | head -1")).text.startswith("755\n")
+    assert await (await ctx.session()).read("a") == b"#!/bin/sh\r\necho 2\r\n"
+
+
+HOSTILE = """
+import os
+os.symlink('/etc/passwd', 'file'); os.symlink('/etc', 'folder'); os.symlink('.', 'self'); os.symlink('loop', 'loop')
+os.symlink(CANARY, 'canary'); os.symlink(os.path.dirname(CANARY), 'dir'); os.mkfifo('pipe')
+os.mkdir('deep'); os.symlink('../../../../../../etc/passwd', 'deep/up'); os.symlink('/proc/self/mem', 'deep/mem')
+for name in ('hard', 'deep/hard'):
+    try: os.link(CANARY, name)
+    except OSError: pass
+"""
+
+
+async def test_links_lead_nowhere(ctx: ToolContext, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    canary.write_text("a secret of the host")
+    session: Session = await ctx.session()
+    await session.cell(f"CANARY = {str(canary)!r}")
+    assert (await session.cell(HOSTILE)).ok
+    leads = "file folder/passwd self/self/file loop canary dir/canary pipe deep/up deep/mem hard deep/hard".split()
+    for path in leads:
+        with pytest.raises(UsageError):
+            await session.read(path)
+        viewed = await call(ctx, "files", action="view", path=path)
+        assert viewed.error == "exception" and "root:" not in viewed.text and "secret" not in viewed.text
+    for path in ("folder/new", "dir/new", "self/new", "dir/canary"):
+        written = await call(ctx, "files", action="write", path=path, text="forged")
+        assert written.error == "exception" and "links are not followed" in written.text
+    for path in ("canary", "file", "hard", "deep/up"):  # replaced, not followed
+        assert (await call(ctx, "files", action="write", path=path, text="mine")).error is None
+        assert await session.read(path) == b"mine"
+    assert canary.read_text() == "a secret of the host" and sorted(tmp_path.iterdir()) == [canary]
+    listed = (await call(ctx, "files", action="list")).text
+    assert "dir  (a link, not followed)" in listed and "pipe  (not a regular file)" in listed
+    assert "passwd" not in listed
+
+
+def test_the_commands_show_and_call_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tools", "call", "bash", '{"command": "echo hi"}']) == 0
+    seen = capsys.readouterr()
+    assert seen.out == "hi\n" and "sandbox ns" in seen.err
+    assert main(["tools", "call", "bash", '{"command": "exit 4"}', "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["error"] == "exit"
+    assert main(["tools", "call", "files", '{"action": "list"}']) == 0
+    assert capsys.readouterr().out == "[the folder is empty]\n"
+    assert main(["tools", "show", "files"]) == 0
+    shown = capsys.readouterr().out
+    assert "action (string)" in shown and "agentrl tools call files" in shown
+    assert main(["tools", "list", "--json"]) == 0
+    assert {"bash", "files"} <= {row["name"] for row in json.loads(capsys.readouterr().out)}
