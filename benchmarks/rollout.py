@@ -1,0 +1,205 @@
+"""The rollout engine beside transformers' `generate` and TRL's generation phase; cost per turn; memory.
+
+    python benchmarks/rollout.py generate|turns|memory [--model 3M|60M] [--rounds N] [--device cpu|cuda] [--out FILE]
+    python benchmarks/rollout.py tools --trl /path/of/a/venv/with/trl/bin/python     (rollout_tools.py)
+
+`generate`: 64 episodes in groups of 8, prompts of 128 tokens, each stopped after its own number of tokens (uniform in
+16..128), sampled at temperature 1 with log-probabilities; both engines in this process, one thread, rounds
+interleaved. transformers keeps each step's logits (`output_logits`) and takes the log-probabilities from them: that is
+how its `generate` gives them. A token counts where an episode wanted it: what is computed behind a stop does not.
+`turns`: what one turn costs after 0 to 15 turns before it. `memory`: peak bytes of keys and values against live tokens.
+On a GPU (`--device cuda`) models are bf16, transformers' continuous batching is measured beside it, and a
+Qwen2-0.5B-shaped model (`--model 0.5B`) at 64 and 256 episodes is the case of interest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from agentrl_cli.policies.local import LocalPolicy
+from agentrl_cli.types import Sampling
+
+GROUP = 8
+PROMPT = 128
+NEW = 128
+SHAPES: dict[str, dict[str, int]] = {
+    "3M": {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 6, "num_attention_heads": 6}
+    | {"num_key_value_heads": 2, "vocab_size": 2048},
+    "60M": {"hidden_size": 640, "intermediate_size": 2304, "num_hidden_layers": 10, "num_attention_heads": 10}
+    | {"num_key_value_heads": 2, "vocab_size": 8192},
+    "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+    | {"num_key_value_heads": 2, "vocab_size": 151936},
+}
+
+
+def make_model(name: str, device: str = "cpu", **changes: Any) -> Any:
+    """A Qwen2-shaped model with random weights, in eval mode; bf16 on a GPU."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    given: dict[str, Any] = {**SHAPES[name], "tie_word_embeddings": True, "max_position_embeddings": 32768, **changes}
+    model: Any = Qwen2ForCausalLM(Qwen2Config(**given)).eval()
+    return model.to(device, torch.bfloat16 if device != "cpu" else torch.float32)
+
+
+def work(vocabulary: int, episodes: int, seed: int = 0) -> tuple[list[list[int]], list[int]]:
+    """Prompts, the same within a group, and how many tokens each episode makes."""
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(10, vocabulary, PROMPT).tolist() for _ in range(episodes // GROUP)]
+    return [prompts[n // GROUP] for n in range(episodes)], rng.integers(16, NEW + 1, episodes).tolist()
+
+
+def measured(action: Callable[[], int], device: str) -> dict[str, float]:
+    """CPU and wall seconds of an action, and the tokens that it says it made."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    tokens = action()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return {"tokens": tokens, "cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
+
+
+# --- generate --------------------------------------------------------------------------------------------------------
+
+
+def ours(model: Any, prompts: list[list[int]], wanted: list[int]) -> int:
+    """One rollout by the local policy, a new one, as a training step begins with."""
+
+    async def go() -> int:
+        policy = LocalPolicy(model, context_length=4096, rows=len(prompts))
+        every = await asyncio.gather(
+            *(
+                policy.generate(f"e{n}", ids, Sampling(max_new_tokens=wanted[n], seed=n))
+                for n, ids in enumerate(prompts)
+            )
+        )
+        await policy.close()
+        return sum(len(said.ids) for said in every)
+
+    return asyncio.run(go())
+
+
+def theirs(model: Any, prompts: list[list[int]], wanted: list[int], **options: Any) -> int:
+    """One `generate`, its stops by a criterion that knows each row's length, log-probabilities of what was sampled."""
+    from transformers import StoppingCriteriaList
+
+    ends = torch.tensor(wanted, device=model.device) + PROMPT
+
+    def done(ids: torch.Tensor, _scores: Any, **_rest: Any) -> torch.Tensor:
+        return ids.shape[1] >= ends
+
+    ids = torch.tensor(prompts, device=model.device)
+    with torch.inference_mode():
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=NEW,
+            pad_token_id=0,
+            eos_token_id=None,
+            stopping_criteria=StoppingCriteriaList([done]),  # type: ignore[list-item]  # any callable will do
+            return_dict_in_generate=True,
+            output_logits=True,
+            **options,
+        )
+        new = out.sequences[:, PROMPT:]
+        torch.stack([z.float().log_softmax(-1).gather(1, new[:, t : t + 1]) for t, z in enumerate(out.logits)])
+    return sum(wanted)
+
+
+def their_batching(model: Any, prompts: list[list[int]], wanted: list[int]) -> int:
+    """transformers' continuous batching. It has no stop per request here: every row runs to its end, and all count."""
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(max_new_tokens=NEW, do_sample=True, top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0)
+    out = model.generate_batch(inputs=prompts, generation_config=config)
+    return sum(len(one.generated_tokens) for one in out.values())
+
+
+def bench_generate(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Interleaved rounds, the best of each by CPU seconds (wall on a GPU), and the ratio."""
+    model = make_model(arguments.model, arguments.device)
+    prompts, wanted = work(model.config.vocab_size, arguments.episodes)
+    engines: dict[str, Callable[..., int]] = {"agentrl": ours, "transformers generate": theirs}
+    if arguments.device != "cpu":
+        engines["transformers continuous batching"] = their_batching
+    for engine in engines.values():
+        engine(model, prompts[:GROUP], wanted[:GROUP])
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
+    for _ in range(arguments.rounds):
+        for name, engine in engines.items():
+            rounds[name].append(measured(lambda engine=engine: engine(model, prompts, wanted), arguments.device))
+    clock = "cpu" if arguments.device == "cpu" else "wall"
+    rate = {name: max(one["tokens"] / one[clock] for one in every) for name, every in rounds.items()}
+    ratios = [
+        (mine["tokens"] / mine[clock]) / (other["tokens"] / other[clock])
+        for mine, other in zip(rounds["agentrl"], rounds["transformers generate"], strict=True)
+    ]
+    return {"model": arguments.model, "episodes": len(prompts), "clock": clock, "tokens_per_second": rate} | {
+        "ratio_of_best": rate["agentrl"] / rate["transformers generate"],
+        "ratio_by_round": ratios,
+        "rounds": rounds,
+    }
+
+
+# --- turns and memory -----------------------------------------------------------------------------------------------
+
+
+def bench_turns(arguments: argparse.Namespace) -> dict[str, Any]:
+    """16 episodes of 16 turns, 32 tokens made and 32 read in each: CPU milliseconds of each turn, all episodes."""
+    model = make_model(arguments.model, arguments.device)
+    rng = np.random.default_rng(0)
+
+    async def go() -> list[float]:
+        policy = LocalPolicy(model, context_length=4096, rows=16)
+        episodes = [rng.integers(10, model.config.vocab_size, PROMPT).tolist() for _ in range(16)]
+        times = []
+        for turn in range(16):
+            began = time.process_time()
+            sampling = [Sampling(max_new_tokens=32, seed=100 * turn + n) for n in range(16)]
+            every = await asyncio.gather(
+                *(policy.generate(f"e{n}", ids, sampling[n]) for n, ids in enumerate(episodes))
+            )
+            times.append(1000 * (time.process_time() - began))
+            for ids, said in zip(episodes, every, strict=True):
+                ids += said.ids.tolist() + rng.integers(10, model.config.vocab_size, 32).tolist()
+        await policy.close()
+        return times
+
+    every = [asyncio.run(go()) for _ in range(arguments.rounds)]
+    return {"model": arguments.model, "cpu_ms_by_turn": np.min(every, axis=0).round(1).tolist()}
+
+
+BENCHES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {"generate": bench_generate, "turns": bench_turns}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("what", choices=BENCHES)
+    parser.add_argument("--model", choices=SHAPES, default="3M")
+    parser.add_argument("--episodes", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, help="a JSON file for the result")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    result = BENCHES[arguments.what](arguments)
+    text = json.dumps(result | {"torch": torch.__version__, "device": arguments.device}, indent=1)
+    if arguments.out is not None:
+        arguments.out.write_text(text + "\n", encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
