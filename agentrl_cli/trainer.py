@@ -8,7 +8,6 @@ episodes, a partial step is finished, and then it goes on. Data order and seeds 
 from __future__ import annotations
 
 import asyncio
-import random
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -19,8 +18,9 @@ import numpy as np
 import torch
 
 from agentrl_cli.algos.facts import decide
+from agentrl_cli.algos.shaping import Shaping
 from agentrl_cli.algos.update import Learner, Update
-from agentrl_cli.chat.drift import KINDS
+from agentrl_cli.collect import Collector
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, ModelError, StoreError, TrainingStopped
 from agentrl_cli.evaluate import EvalResult, evaluate_policy, pick_tasks
@@ -28,7 +28,7 @@ from agentrl_cli.hooks import HookList
 from agentrl_cli.metrics import cpu_seconds, find_alerts, step_metrics
 from agentrl_cli.policies.local_checkpoint import load_state, load_weights, save_checkpoint, sweep, whole
 from agentrl_cli.policies.local_load import Loaded
-from agentrl_cli.rollout import Job, Rollout, seed_of
+from agentrl_cli.rollout import Rollout, seed_of
 from agentrl_cli.steering import Steering, keep_settings
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.care import prunable, prune
@@ -76,8 +76,16 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.learner = Learner(loaded.model, config, self._frozen_reference())
         self.rollout = Rollout(
-            loaded.policy, loaded.chat, packs, config, sandbox=sandbox, store=store, hooks=self.hooks, run=run
+            loaded.policy,
+            loaded.chat,
+            packs,
+            config,
+            sandbox=sandbox,
+            store=store,
+            hooks=HookList([*self.hooks.hooks, Shaping(config)]),
+            run=run,
         )
+        self.collector = Collector(config, run, self.tasks, store, self.rollout, narrate)
         self.step = 0
         self.best: float | None = None
         self.steering = Steering(config, run.id, store, narrate)
@@ -113,12 +121,12 @@ class Trainer:
         """Sample, score, update, log, save."""
         started, cpu = time.monotonic(), cpu_seconds()
         await self.hooks.call("on_step_start", run=self.run, step=step + 1)
-        groups = await self.sample(step)
+        groups = await self.collector.sample(step)
         sampled = time.monotonic()
         facts, update = await self.learn(groups, step)
         episodes = [episode for group in groups for episode in group]
         kinds = [self.rollout.drift.pop(episode.id, "") for episode in episodes]
-        metrics = step_metrics(groups, facts, kinds) | update.metrics
+        metrics = step_metrics(groups, facts, kinds) | self.collector.metrics(groups) | update.metrics
         metrics |= {"time/step": time.monotonic() - started, "time/rollout": sampled - started}
         metrics |= {"time/update": time.monotonic() - sampled, "time/cpu": cpu_seconds() - cpu}
         self._log(step, episodes, facts, update, metrics)
@@ -129,52 +137,6 @@ class Trainer:
         if self.step % self.config.train.save_every == 0 and self.step < self.config.train.steps:
             await self._save("step")
 
-    # --- sample ------------------------------------------------------------------------------------------------------
-
-    def jobs(self, step: int) -> list[Job]:
-        """The attempts of a step, a function of the seed and the step alone; stored, and shown, counted from 1."""
-        config, count = self.config, len(self.tasks)
-        jobs: list[Job] = []
-        for place in range(config.rollout.prompts_per_step):
-            position = step * config.rollout.prompts_per_step + place
-            task = self.tasks[self._order(position // count)[position % count]]
-            group = f"{step + 1:06d}-{place:03d}"
-            for sample in range(config.rollout.group_size):
-                seed = seed_of(config.seed, "train", step, place, sample)
-                jobs.append(Job(task, seed, sample, group, step + 1, self.run.id, "train", len(jobs)))
-        return jobs
-
-    def _order(self, epoch: int) -> list[int]:
-        order = list(range(len(self.tasks)))
-        random.Random(seed_of(self.config.seed, "order", epoch)).shuffle(order)
-        return order
-
-    async def sample(self, step: int) -> list[list[Episode]]:
-        """The groups of a step: from the store what is finished there, the rest from the policy."""
-        jobs = self.jobs(step)
-        known = self._finished(step, jobs)
-        missing = [job for job in jobs if (job.group_id, job.sample) not in known]
-        for episode in await self.rollout.run(missing):
-            known[episode.group_id, episode.sample] = episode
-        groups: dict[str, list[Episode]] = {}
-        for job in jobs:
-            groups.setdefault(job.group_id or "", []).append(known[job.group_id, job.sample])
-        return list(groups.values())
-
-    def _finished(self, step: int, jobs: Sequence[Job]) -> dict[tuple[str | None, int], Episode]:
-        """What the store has of a step, where it is an attempt at the very task: the data may have changed since."""
-        wanted = {(job.group_id, job.sample): (job.task.id, job.seed) for job in jobs}
-        found: dict[tuple[str | None, int], Episode] = {}
-        for episode_id in self.store.finished(self.run.id, step + 1).values():
-            episode = self.store.episode(episode_id)
-            place = (episode.group_id, episode.sample)
-            if episode.outcome is not Outcome.CANCELLED and wanted.get(place) == (episode.task_id, episode.seed):
-                found[place] = episode
-                kinds = [drift.kind for drift in self.store.drift(episode_id)]
-                if kinds:
-                    self.rollout.drift[episode_id] = max(kinds, key=KINDS.index)
-        return found
-
     # --- score and update --------------------------------------------------------------------------------------------
 
     async def learn(self, groups: Sequence[Sequence[Episode]], step: int) -> tuple[dict[str, Fact], Update]:
@@ -184,6 +146,7 @@ class Trainer:
             drift=self.rollout.drift,
             train_drifted=self.config.drift.structural == "train",
             drop_zero_variance=self.config.algo.drop_zero_variance,
+            mask_overlong=self.config.algo.mask_overlong,
         )
         kept = [[e for e in group if facts[e.id] is Fact.TRAINED] for group in groups]
         kept = [group for group in kept if group]

@@ -108,6 +108,7 @@ class Fact(StrEnum):
     SKIPPED_TIMEOUT = "skipped:timeout"
     SKIPPED_CANCELLED = "skipped:cancelled"
     SKIPPED_TOO_LONG = "skipped:too_long"
+    SKIPPED_OVERLONG = "skipped:overlong"
     SKIPPED_DRIFT = "skipped:drift"
     SKIPPED_STALE = "skipped:stale"
     SKIPPED_NO_MODEL_TOKENS = "skipped:no_model_tokens"

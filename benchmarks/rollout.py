@@ -19,6 +19,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ def make_model(name: str, device: str = "cpu", **changes: Any) -> Any:
 
     torch.manual_seed(0)
     given: dict[str, Any] = {**SHAPES[name], "tie_word_embeddings": True, "max_position_embeddings": 32768, **changes}
-    model: Any = Qwen2ForCausalLM(Qwen2Config(**given)).eval()
+    make: Any = Qwen2ForCausalLM
+    model: Any = make(Qwen2Config(**given)).eval()
     return model.to(device, torch.bfloat16 if device != "cpu" else torch.float32)
 
 
@@ -108,7 +110,7 @@ def theirs(model: Any, prompts: list[list[int]], wanted: list[int], **options: A
             max_new_tokens=NEW,
             pad_token_id=0,
             eos_token_id=None,
-            stopping_criteria=StoppingCriteriaList([done]),  # type: ignore[list-item]  # any callable will do
+            stopping_criteria=StoppingCriteriaList([done]),
             return_dict_in_generate=True,
             output_logits=True,
             **options,
@@ -122,7 +124,8 @@ def their_batching(model: Any, prompts: list[list[int]], wanted: list[int]) -> i
     """transformers' continuous batching. It has no stop per request here: every row runs to its end, and all count."""
     from transformers import GenerationConfig
 
-    config = GenerationConfig(max_new_tokens=NEW, do_sample=True, top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0)
+    make: Any = GenerationConfig
+    config = make(max_new_tokens=NEW, do_sample=True, top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0)
     out = model.generate_batch(inputs=prompts, generation_config=config)
     return sum(len(one.generated_tokens) for one in out.values())
 
@@ -139,7 +142,7 @@ def bench_generate(arguments: argparse.Namespace) -> dict[str, Any]:
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
     for _ in range(arguments.rounds):
         for name, engine in engines.items():
-            rounds[name].append(measured(lambda engine=engine: engine(model, prompts, wanted), arguments.device))
+            rounds[name].append(measured(partial(engine, model, prompts, wanted), arguments.device))
     clock = "cpu" if arguments.device == "cpu" else "wall"
     rate = {name: max(one["tokens"] / one[clock] for one in every) for name, every in rounds.items()}
     ratios = [

@@ -392,10 +392,10 @@ async def test_what_is_stored_counts_only_for_the_same_task_and_seed(tmp_path: P
     """The data changed between a kill and the resume: what was finished then is no attempt at what is asked now."""
     async with trainer_of(tmp_path, model, train={"steps": 1}) as trainer:
         run = await trainer.train()
-        jobs = trainer.jobs(0)
-        assert len(trainer._finished(0, jobs)) == len(jobs)
+        jobs = trainer.collector.jobs(0)
+        assert len(trainer.collector.finished(0, jobs)) == len(jobs)
         other = [replace(jobs[0], seed=jobs[0].seed + 1), replace(jobs[1], task=replace(jobs[1].task, id="else"))]
-        assert len(trainer._finished(0, [*other, *jobs[2:]])) == len(jobs) - 2
+        assert len(trainer.collector.finished(0, [*other, *jobs[2:]])) == len(jobs) - 2
         assert run.status == "finished"
 
 

@@ -24,6 +24,7 @@ def decide(
     drift: Mapping[str, str],
     train_drifted: bool = False,
     drop_zero_variance: bool = True,
+    mask_overlong: bool = False,
 ) -> dict[str, Fact]:
     """Episode id → fact, for every episode of a step.
 
@@ -32,6 +33,8 @@ def decide(
         drift: Worst kind of drift by episode id, where there is any.
         train_drifted: Train on structural drift too (`drift.structural: train`).
         drop_zero_variance: Skip groups whose rewards are all equal: they carry no signal.
+        mask_overlong: Skip episodes that ran out of tokens, before groups are compared: their reward says nothing of
+            what they would have come to (overlong filtering, https://arxiv.org/abs/2503.14476 section 3.4).
     """
     facts: dict[str, Fact] = {}
     for group in groups:
@@ -39,7 +42,9 @@ def decide(
         for episode in group:
             fact = _own(episode, drift.get(episode.id, ""), train_drifted)
             facts[episode.id] = fact
-            if fact is Fact.TRAINED:
+            if fact is Fact.TRAINED and mask_overlong and episode.outcome is Outcome.TRUNCATED_TOKENS:
+                facts[episode.id] = Fact.SKIPPED_OVERLONG
+            elif fact is Fact.TRAINED:
                 good.append(episode)
         reason = _group(good, len(group), drop_zero_variance)
         for episode in good:

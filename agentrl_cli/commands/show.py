@@ -88,6 +88,7 @@ def _head(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
     )
     facts = {"started": clock(row.started), "weights": row.weights_version, "sandbox": row.level, "error": row.error}
     facts |= {"tags": " ".join(row.tags), "note": row.note, "parent": row.parent_id or ""}
+    facts |= {"task": store.group_why(row.group_id, row.run_id)}
     yield "   ".join(f"{name} {value}" for name, value in facts.items() if value)
 
 

@@ -58,6 +58,11 @@ class TaskConfig(Section):
     split_train: str = Field(default="train", description="the split that training draws from")
     families: list[str] | None = Field(default=None, description="only tasks of these families; null: all")
     limit: Positive | None = Field(default=None, description="only the first so many tasks; null: all")
+    order: Literal["shuffle", "curriculum", "balanced"] = Field(
+        default="shuffle",
+        description="shuffle: each once an epoch; curriculum: mostly those solved about half the time;"
+        " balanced: as many hard as medium as easy ones",
+    )
 
 
 class RolloutConfig(Section):
@@ -67,6 +72,11 @@ class RolloutConfig(Section):
         default=8, description="episodes of one task in a step: what an advantage is relative to"
     )
     prompts_per_step: Positive = Field(default=8, description="tasks in a training step")
+    resample_rounds: Count = Field(
+        default=0,
+        description="dynamic sampling: how many times a step samples further tasks while fewer than prompts_per_step"
+        " groups carry signal; 0: never",
+    )
     concurrency: Positive = Field(default=64, description="episodes that run at once")
     max_turns: Positive = Field(default=6, description="assistant turns of an episode")
     max_new_tokens: Positive = Field(default=256, description="tokens of one assistant turn")
@@ -105,6 +115,22 @@ class AlgoConfig(Section):
     epochs: Positive = Field(default=1, description="passes over a step's episodes")
     minibatches: Positive = Field(default=1, description="optimizer steps in a pass")
     drop_zero_variance: bool = Field(default=True, description="skip groups whose rewards are all equal")
+    mask_overlong: bool = Field(
+        default=False, description="skip episodes that ran out of tokens: neither trained nor compared with"
+    )
+    overlong_penalty: float = Field(
+        default=0.0,
+        ge=0,
+        description="weight of the reward part `overlong`, -1 for an episode at its token limit; 0: none",
+    )
+    overlong_buffer: Positive = Field(
+        default=128, description="tokens before the limit over which `overlong` falls from 0 to -1"
+    )
+    length_penalty: float = Field(
+        default=0.0,
+        ge=0,
+        description="weight of the reward part `length_penalty`, -(sampled tokens / max_tokens); 0: none",
+    )
 
 
 class TrainConfig(Section):

@@ -32,7 +32,7 @@ _SETS = ",".join(f"{column}={_KEPT.get(column, f'excluded.{column}')}" for colum
 _PUT_EPISODE = (
     f"INSERT INTO episodes ({','.join(_EPISODE_COLUMNS)}) VALUES ({_VALUES}) ON CONFLICT (id) DO UPDATE SET {_SETS}"
 )
-_PUT_GROUP = "INSERT OR IGNORE INTO groups (id, run_id, task_id, step, at) VALUES (?,?,?,?,?)"
+_PUT_GROUP = "INSERT OR IGNORE INTO groups (id, run_id, task_id, step, at, why) VALUES (?,?,?,?,?,?)"
 _PUT_LIVE = "INSERT OR REPLACE INTO live VALUES (?,?,?,?,?,?,?)"
 _DROP_UNFINISHED = "DELETE FROM episodes WHERE key=? AND kind=? AND outcome IS NULL AND id<>?"
 _PUT_TURN = f"INSERT OR REPLACE INTO turns VALUES ({marks(10)})"
@@ -59,9 +59,12 @@ _COUNT_TURN = (
 class EpisodeWriter(StoreBase):
     """Episodes, turns, tool calls, rewards and tokens."""
 
-    def add_group(self, run_id: str | None, group_id: str, task_id: str, step: int | None) -> None:
-        """Queue a group; its id is unique within its run (in the whole store, where there is no run)."""
-        self._later(_PUT_GROUP, (group_id, run_id, task_id, step, time.time()))
+    def add_group(self, run_id: str | None, group_id: str, task_id: str, step: int | None, why: str = "") -> None:
+        """Queue a group; its id is unique within its run (in the whole store, where there is no run).
+
+        `why` says what picked its task, where it was not simply its turn. One that is there already stays as it is.
+        """
+        self._later(_PUT_GROUP, (group_id, run_id, task_id, step, time.time(), clean(why)))
 
     def start_episode(self, episode: Episode, *, split: str = "", tokenizer: str = "") -> None:
         """Queue an episode without outcome, and its `live` row. An unfinished one with the same key is replaced.
@@ -102,7 +105,7 @@ class EpisodeWriter(StoreBase):
         with self.transaction() as conn:
             if episode.group_id is not None:
                 conn.execute(
-                    _PUT_GROUP, (episode.group_id, episode.run_id, episode.task_id, episode.step, episode.started)
+                    _PUT_GROUP, (episode.group_id, episode.run_id, episode.task_id, episode.step, episode.started, "")
                 )
             conn.execute(_PUT_EPISODE, _episode_values(episode, split, tokenizer))
             spans = {

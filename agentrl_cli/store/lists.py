@@ -274,6 +274,22 @@ class EpisodeReader(StoreBase):
         rewards = np.array([row[0] for row in rows])
         return len(rows), float(rewards.mean()), float(rewards.std())
 
+    def group_why(self, group_id: str | None, run_id: str | None) -> str:
+        """What picked a group's task, where it was not simply its turn."""
+        if group_id is None or not self._rows("SELECT 1 FROM pragma_table_info('groups') WHERE name='why'"):
+            return ""  # the second: a store of before, which readers do not bring up to date
+        row = self._row("SELECT why FROM groups WHERE id=? AND run_id IS ?", (group_id, run_id))
+        return str(row[0]) if row else ""
+
+    def task_results(self, run_id: str, until: int) -> list[tuple[str, str, int, int, int]]:
+        """(pack, task, step, solved, graded) of a training's steps up to `until`, oldest first; errors do not count."""
+        errors = [outcome.value for outcome in Outcome if outcome.is_error]
+        return self._rows(
+            "SELECT pack, task_id, step, sum(outcome='solved'), count(*) FROM episodes WHERE run_id=? AND kind='train'"
+            f" AND step<=? AND outcome NOT IN ({marks(len(errors))}) GROUP BY step, pack, task_id ORDER BY step",
+            (run_id, until, *errors),
+        )
+
     def task_stats(self, run: str | None = None) -> list[list[Any]]:
         """[task, pack, family, split, episodes, mean reward, share solved] of every task that has episodes."""
         rows = self._rows(

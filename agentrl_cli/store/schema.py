@@ -149,7 +149,11 @@ CREATE VIEW v_turns AS
     ORDER BY t.episode_id, t.idx, c.idx;
 """
 
-MIGRATIONS: tuple[tuple[str, str], ...] = (("m001_initial", _INITIAL),)
+_GROUP_WHY = """
+ALTER TABLE groups ADD COLUMN why TEXT NOT NULL DEFAULT '';
+"""
+
+MIGRATIONS: tuple[tuple[str, str], ...] = (("m001_initial", _INITIAL), ("m002_group_why", _GROUP_WHY))
 """(name, statements separated by `;` at a line's end), oldest first."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -82,6 +82,8 @@ class EpisodeView:
     note: str = ""
     run: str = ""
     """Name of its run."""
+    picked: str = ""
+    """What picked its task, where it was not simply its turn."""
     live: str = ""
     """Text being generated right now, where the episode still runs."""
 
@@ -189,6 +191,8 @@ def fork_of(view: EpisodeView, other: Episode) -> Fork | None:
 def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[Reason, ...]:
     """Flags first, then checks over the stored numbers; each says what it saw."""
     out = [Reason("!", f"{name} {evidence}".strip()) for name, evidence in flags]
+    if view.picked:
+        out.append(Reason(".", f"task: {view.picked}"))
     rewards = [row.reward for row in view.siblings if row.reward is not None]
     if len(rewards) > 1:
         spread = float(np.std(rewards))
@@ -224,6 +228,7 @@ def make_view(
     tags: Sequence[str] = (),
     note: str = "",
     run: str = "",
+    picked: str = "",
     live: str = "",
 ) -> EpisodeView:
     """Builds a view from what was read; repairs lengths, never raises on odd arrays."""
@@ -239,6 +244,7 @@ def make_view(
         tags=tuple(tags),
         note=note,
         run=run,
+        picked=picked,
         live=live,
     )
     return replace(view, reasons=reasons_of(view, flags))
