@@ -8,41 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import socket
-import struct
 import time
 from typing import Any, NoReturn
 
 import confine
 import ends
 import files
+import heads
+import snapshot
 import wire
 import worker
+from heads import Head
 from watch import Capture, Job, Tree, signal_process, watch
-
-_CREDENTIALS = struct.Struct("3i")
-
-
-class Head:
-    """The process that holds a session's state."""
-
-    def __init__(self, pid: int, control: socket.socket) -> None:
-        self.pid = pid
-        self.control = control
-        self.pidfd = os.pidfd_open(pid)
-        self.stopped = False
-
-    def ended(self) -> bool:
-        """Whether the process is gone."""
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def close(self) -> None:
-        os.close(self.pidfd)
-        self.control.close()
 
 
 class Box:
@@ -63,8 +42,8 @@ class Box:
         self.others = 0 if level in ("ns", "uid") else confine.count_processes()
         self.tree = Tree(level, user)
         self.head: Head | None = None
-        self.kept: dict[int, Head] = {}
-        """Number of a cell → the state before it, as long as it is kept."""
+        self.files = snapshot.Files(limits["disk_mb"] << 20, user)
+        self.kept = heads.Kept(self.files.limit)
         self.cells = 0
         self.out = self.err = (-1, -1)
         self.nonce = ""
@@ -82,6 +61,8 @@ class Box:
                 if op in handlers:
                     reply, data = handlers[op](header, body)
                 else:
+                    if header.get("keep"):
+                        self.kept.add(header, self.files.take(), None, self.cells)
                     with confine.acting_as(self.user):
                         reply, data = files.handle(header, body)
             except OSError as error:  # ours: the box itself could not do it
@@ -96,7 +77,7 @@ class Box:
 
     def protected(self) -> set[int]:
         """The processes that outlive an execution."""
-        pids = {head.pid for head in self.kept.values()}
+        pids = self.kept.pids()
         return pids | {self.head.pid} if self.head else pids
 
     # scripts and commands
@@ -105,6 +86,9 @@ class Box:
         """One program in a process of its own: Python (`run`) or a shell command (`bash`)."""
         split = header.get("split", len(body))
         limits = {**self.limits, **header.get("limits", {})}
+        before = self.files.take() if header.get("keep") or header.get("reset") else None
+        if header.get("keep"):
+            self.kept.add(header, before, None, self.cells)
         out, err, note = os.pipe(), os.pipe(), os.pipe()
         pid = confine.bare_fork()
         if pid == 0:
@@ -124,6 +108,8 @@ class Box:
         finally:
             for fd in (job.pidfd, out[0], err[0], note[0]):
                 os.close(fd)
+        if header.get("reset"):
+            reply["files"] = self.files.restore(before)
         return job.reply({**reply, "stopped": killed, "kept": True})
 
     def _child(self, op: str, code: bytes, stdin: bytes, limits: dict[str, Any], fds: tuple[int, int, int]) -> NoReturn:
@@ -206,6 +192,7 @@ class Box:
 
     def cell(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         """One cell. The state before it is forked first and takes over where the cell does not end well."""
+        before = self.files.take()
         self.cells += 1
         keep = int(header.get("keep", 0))
         request = {"op": "cell", "name": f"<cell {self.cells}>", "keep": keep > 0}
@@ -216,13 +203,18 @@ class Box:
             reply: dict[str, Any] = {"status": ends.claimed(frame.header), "detail": detail}
             if reply["status"] == "exit":
                 reply["exit"], reply["detail"] = ends.number(reply["detail"]), ""
-            self._keep(backup, keep)
+            self._keep(backup, header, before)
             reply["kept"] = True
         else:
             if frame is not None:
                 reason = "memory"
             reply = self._roll_back(reason, job, backup, limits)
-        return self._settle(job, reply)
+            if keep and reply["kept"]:
+                self.kept.add(header, before, None, self.cells - 1)
+        reply, output = self._settle(job, reply)
+        if reply.get("rolled_back") and reply["kept"]:
+            reply["files"] = self.files.restore(before)
+        return reply, output
 
     def _ask(
         self, request: dict[str, Any], body: bytes, limits: dict[str, Any]
@@ -271,40 +263,14 @@ class Box:
         job.drain()
         return job.reply({**reply, "stopped": stopped, "cell": self.cells})
 
-    def _keep(self, backup: socket.socket, keep: int) -> None:
-        """Keeps the state before this cell where the session wants to be able to go back, at most `keep` of them."""
-        if keep:
-            earlier = self._adopt(backup)
-            if earlier:
-                self.kept[self.cells] = earlier
-            while len(self.kept) > keep:
-                self._forget(min(self.kept))
+    def _keep(self, backup: socket.socket, header: dict[str, Any], before: snapshot.Snapshot | None) -> None:
+        """Keeps the state before this cell where the session wants to be able to go back."""
+        if not header.get("keep"):
+            backup.close()
+        elif earlier := heads.adopt(backup):
+            self.kept.add(header, before, earlier, self.cells - 1)
         else:
-            backup.close()
-
-    def _forget(self, number: int) -> None:
-        head = self.kept.pop(number)
-        signal_process(head.pid, signal.SIGKILL)
-        head.close()
-
-    def _adopt(self, backup: socket.socket) -> Head | None:
-        """The checkpoint at the other end: the kernel says which process greets. None where there is none."""
-        try:
-            backup.send(b"\0")  # wakes it
-            data, ancillary, _, _ = backup.recvmsg(wire.PREFIX.size, socket.CMSG_SPACE(_CREDENTIALS.size))
-            if len(data) < wire.PREFIX.size or not ancillary:
-                raise OSError("the checkpoint is gone")
-            head_size, body_size = wire.PREFIX.unpack(data)
-            if head_size > 64 or body_size or len(backup.recv(head_size)) != head_size:
-                raise OSError("no greeting")
-            pid = _CREDENTIALS.unpack(ancillary[0][2][: _CREDENTIALS.size])[0]
-            backup.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
-            if pid <= 1:
-                raise OSError("not a process of this box")
-            return Head(pid, backup)
-        except (OSError, struct.error):
-            backup.close()
-            return None
+            self.kept.clear()  # what was kept before has no way past this cell
 
     def _roll_back(self, reason: str, job: Job, backup: socket.socket, limits: dict[str, Any]) -> dict[str, Any]:
         """The head died or has to: what it forked before the cell becomes the head."""
@@ -319,7 +285,7 @@ class Box:
             status = 9  # a promoted checkpoint whose parent had not been reaped by us
         reply = ends.ended(reason, status, used, limits, "")
         head.close()
-        self.head = self._adopt(backup)
+        self.head = heads.adopt(backup)
         reply["kept"], reply["rolled_back"] = self.head is not None, True
         if self.head is None:
             reply["detail"] = reply["status"] + (" " + reply.get("detail", "")).rstrip()
@@ -328,19 +294,18 @@ class Box:
         return reply
 
     def back(self, header: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
-        """Goes back to the state before cell number `cell`; status `gone` where it is not kept."""
-        number = int(header["cell"])
-        if number not in self.kept:
+        """Goes back to the state before request number `call`; status `gone` where it is not kept."""
+        found = self.kept.back(int(header["call"]))
+        if found is None or found.files is None:
             return {"status": "gone"}, b""
-        for later in [other for other in self.kept if other > number]:
-            self._forget(later)
-        if self.head:
-            signal_process(self.head.pid, signal.SIGKILL)
-            self.head.close()
-        self.head = self.kept.pop(number)
-        self.cells = number - 1
+        if found.head:
+            if self.head:
+                signal_process(self.head.pid, signal.SIGKILL)
+                self.head.close()
+            self.head = found.head
+        self.cells = found.cells
         self.tree.kill_others(self.protected())
-        return {"status": "ok"}, b""
+        return {"status": "gone" if self.files.restore(found.files) == "left" else "ok"}, b""
 
     # grading
 

@@ -198,7 +198,7 @@ def main() -> None:
     if options.level == "uid":
         runner.slots = users.Slots(options.folder, options.slots, options.uid)
     # The code that runs here later must find neither our modules nor our folder (`sys.path[0]`, see become_box).
-    for name in "box confine ends files landlock plain seccomp users warm watch wire worker".split():
+    for name in "box confine ends files heads landlock plain seccomp snapshot users warm watch wire worker".split():
         sys.modules.pop(name, None)
     gc.collect()
     gc.freeze()

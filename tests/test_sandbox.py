@@ -236,7 +236,7 @@ async def test_going_back_to_an_earlier_cell(sandbox: Sandbox) -> None:
             await session.cell(f"x = {number}")
         assert await session.back(3) == ()
         assert (await session.cell("x")).stdout == "2\n" and session.cells == 3
-        with pytest.raises(UsageError, match="no cell 9"):
+        with pytest.raises(UsageError, match="no call 9"):
             await session.back(9)
 
 

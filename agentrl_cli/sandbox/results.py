@@ -94,6 +94,8 @@ class ExecResult:
     """False where the session lost its variables."""
     rolled_back: bool = False
     """True where a session went back to the state before this cell."""
+    files: str = ""
+    """What became of the files that it changed, where they were to be put back: `restored`, or `left` as they are."""
     detail: str = ""
     stopped: int = 0
     """Processes that were still running at the end and were stopped."""
@@ -117,7 +119,9 @@ class ExecResult:
         if not words:
             return ""
         if self.rolled_back and self.status is not Status.STATE_LOST:
-            words += "; variables from this cell were discarded, earlier ones are kept"
+            both = "variables and files" if self.files == "restored" else "variables"
+            words += f"; {both} from this cell were discarded, earlier ones are kept"
+            words += "; the files are as the cell left them" if self.files == "left" else ""
         if self.stopped:
             words += f"; {self.stopped} process{'es' if self.stopped > 1 else ''} still running stopped"
         return words

@@ -74,14 +74,20 @@ class Session:
     async def cell(self, code: str, *, wall: float | None = None) -> ExecResult:
         """Runs code in the session: variables and imports stay for the next cell, a last expression is printed.
 
-        After a crash, a timeout or memory exhaustion the variables are as they were before this cell.
+        After a crash, a timeout or memory exhaustion variables and files are as they were before this cell.
         """
-        return await self._execute({"op": "cell", "keep": self.keep}, _bytes(code), wall)
+        return await self._execute({"op": "cell"}, _bytes(code), wall)
 
-    async def run(self, code: str, stdin: str = "", *, wall: float | None = None) -> ExecResult:
-        """Runs a Python program in a process of its own, with the session's files and without its variables."""
+    async def run(
+        self, code: str, stdin: str = "", *, wall: float | None = None, reset: bool = False
+    ) -> ExecResult:
+        """Runs a Python program in a process of its own, with the session's files and without its variables.
+
+        `reset`: the files are put back afterwards (`result.files` says whether that worked).
+        """
         source = _bytes(code)
-        return await self._execute({"op": "run", "split": len(source)}, source + _bytes(stdin), wall)
+        header: dict[str, Any] = {"op": "run", "split": len(source)}
+        return await self._execute({**header, "reset": True} if reset else header, source + _bytes(stdin), wall)
 
     async def bash(self, command: str, stdin: str = "", *, wall: float | None = None) -> ExecResult:
         """Runs a shell command in the session's work folder."""
@@ -112,23 +118,20 @@ class Session:
         _, body = await self._files({"op": "list"}, b"", record=False)
         return tuple(Entry(path, kind, size) for path, kind, size in json.loads(body))
 
-    async def back(self, cell: int) -> tuple[Diverged, ...]:
-        """Goes back to the state before cell number `cell` (from 1), to take another way from there.
+    async def back(self, call: int) -> tuple[Diverged, ...]:
+        """Goes back to the state before call number `call` (from 1), variables and files, to go another way from there.
 
-        Immediate where the variables were kept (`keep`) and only cells have run since; files that those cells wrote
-        stay then. Otherwise the session is rebuilt by running its recorded requests again in a fresh box; returns
+        Calls are cells, programs, commands and writes; `len(history)` of them were made. Immediate where the state
+        was kept (`keep`). Otherwise the session is rebuilt by running its recorded calls again in a fresh box; returns
         those whose result differs now.
         """
-        if not 1 <= cell <= self.cells:
-            raise UsageError(f"There is no cell {cell}: the session has run {self.cells}.")
-        places = [index for index, request in enumerate(self.history) if request.header["op"] == "cell"]
-        index = places[cell - 1]
+        if not 1 <= call <= len(self.history):
+            raise UsageError(f"There is no call {call}: the session has made {len(self.history)}.")
         async with self._busy:
-            files_touched = any(request.header["op"] != "cell" for request in self.history[index:])
-            del self.history[index:]
-            if self._box and not files_touched:
+            del self.history[call - 1 :]
+            if self._box:
                 try:
-                    frame = await self._ask({"op": "back", "cell": cell}, b"", 1.0)
+                    frame = await self._ask({"op": "back", "call": call}, b"", 5.0)
                     if frame.header["status"] == "ok":
                         return ()
                 except BoxLost as lost:
@@ -178,15 +181,21 @@ class Session:
         if wall:
             header["limits"] = {"wall": wall}
         async with self._busy, self.sandbox.slot():
-            frame = await self._twice(header, body, seconds)
+            frame = await self._twice(self._kept(header), body, seconds)
             result = self._result(frame, seconds)
             self.history.append(Request(header, body, seconds, _answer(frame)))
         self.sandbox.counts[result.status] += 1
         return result
 
+    def _kept(self, header: dict[str, Any]) -> dict[str, Any]:
+        """A recorded request, in place: the state before it stays where the session is to be able to go back."""
+        if self.keep:
+            header.update(keep=self.keep, call=len(self.history) + 1)
+        return header
+
     async def _files(self, header: dict[str, Any], body: bytes, record: bool) -> tuple[dict[str, Any], bytes]:
         async with self._busy:
-            frame = await self._twice(header, body, 5.0)
+            frame = await self._twice(self._kept(header) if record else header, body, 5.0)
             if frame.header["status"] != "ok":
                 raise UsageError(f"{header.get('path', '.')}: {frame.header['detail']}.")
             if record:
@@ -279,6 +288,7 @@ class Session:
             signal=head.get("signal"),
             state_kept=head.get("kept", True),
             rolled_back=head.get("rolled_back", False),
+            files=head.get("files", ""),
             detail=head.get("detail", ""),
             stopped=head.get("stopped", 0),
             truncated=head["total"] > len(frame.body),

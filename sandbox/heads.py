@@ -1,0 +1,112 @@
+"""The processes that hold a session's state: the one of now, and earlier ones that are kept to go back to."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import struct
+from typing import Any, NamedTuple
+
+import snapshot
+import wire
+from watch import signal_process
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Head:
+    """The process that holds a session's state."""
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self.pid = pid
+        self.control = control
+        self.pidfd = os.pidfd_open(pid)
+        self.stopped = False
+
+    def ended(self) -> bool:
+        """Whether the process is gone."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        self.control.close()
+
+
+class Checkpoint(NamedTuple):
+    """The state before one request of the host."""
+
+    files: snapshot.Snapshot | None
+    head: Head | None
+    """None where the request changed no variables: they are those of the next checkpoint, or of now."""
+    cells: int
+
+
+class Kept:
+    """Earlier states by the host's number of the request before which they were. `limit`: bytes of files together."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._states: dict[int, Checkpoint] = {}
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def pids(self) -> set[int]:
+        """The processes that wait."""
+        return {state.head.pid for state in self._states.values() if state.head}
+
+    def add(self, header: dict[str, Any], files: snapshot.Snapshot | None, head: Head | None, cells: int) -> None:
+        """Keeps the state before a request, at most `keep` of them; the oldest go first."""
+        self._states[header["call"]] = Checkpoint(files, head, cells)
+        while len(self) > header["keep"] or (
+            len(self) > 1 and snapshot.held([state.files for state in self._states.values()]) > self.limit
+        ):
+            self._forget(min(self._states))
+
+    def back(self, number: int) -> Checkpoint | None:
+        """The state before a request, with the head that holds it, if another than that of now; later ones go."""
+        wanted = self._states.get(number)
+        if wanted is None:
+            return None
+        later = sorted(other for other in self._states if other >= number)
+        holder = next((other for other in later if self._states[other].head), None)
+        head = self._states.pop(holder).head if holder is not None else None
+        for other in later:
+            if other != holder:
+                self._forget(other)
+        return wanted._replace(head=head)
+
+    def clear(self) -> None:
+        """Forgets all."""
+        for number in list(self._states):
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        head = self._states.pop(number).head
+        if head:
+            signal_process(head.pid, signal.SIGKILL)
+            head.close()
+
+
+def adopt(backup: socket.socket) -> Head | None:
+    """The checkpoint at the other end: the kernel says which process greets. None where there is none."""
+    try:
+        backup.send(b"\0")  # wakes it
+        data, ancillary, _, _ = backup.recvmsg(wire.PREFIX.size, socket.CMSG_SPACE(_CREDENTIALS.size))
+        if len(data) < wire.PREFIX.size or not ancillary:
+            raise OSError("the checkpoint is gone")
+        head_size, body_size = wire.PREFIX.unpack(data)
+        if head_size > 64 or body_size or len(backup.recv(head_size)) != head_size:
+            raise OSError("no greeting")
+        pid = _CREDENTIALS.unpack(ancillary[0][2][: _CREDENTIALS.size])[0]
+        backup.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+        if pid <= 1:
+            raise OSError("not a process of this box")
+        return Head(pid, backup)
+    except (OSError, struct.error):
+        backup.close()
+        return None

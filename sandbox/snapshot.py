@@ -1,0 +1,276 @@
+"""The files of a work folder at one moment, so that they can be put back together with the variables.
+
+Taking one costs a look at every file and a copy of those that changed since the last one. Everything is reached by
+descriptors from the folder on and never through a link, because outside of namespaces the box itself could follow one.
+A folder that cannot be kept (more bytes than its limit by holes, too deep, closed to its owner) gives none, and the
+session says so.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import IO, NamedTuple
+
+import confine
+
+_DEPTH = 60
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_SAME_TYPE = (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK, stat.S_IFIFO)
+
+
+class Odd(Exception):
+    """A folder that cannot be kept."""
+
+
+class Memory:
+    """Contents of files, one after the other, in memory that no fork has to copy the tables of."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None  # closed with the last snapshot that holds it
+        self.size = 0
+
+    @property
+    def _fd(self) -> int:
+        if self._file is None:
+            self._file = open(os.memfd_create("files"), "r+b", buffering=0)  # noqa: SIM115 - see above
+        return self._file.fileno()
+
+    def add(self, source: int, size: int) -> int:
+        """Copies an open file; returns where it begins."""
+        start = self.size
+        while self.size < start + size:
+            sent = os.sendfile(self._fd, source, self.size - start, start + size - self.size)
+            if sent == 0:
+                raise Odd("a file became shorter")
+            self.size += sent
+        return start
+
+    def copy(self, start: int, size: int, target: int) -> None:
+        """Writes what `add` took to a file."""
+        end = start + size
+        while start < end:
+            start += os.sendfile(target, self._fd, start, end - start)
+
+
+class Item(NamedTuple):
+    """One entry of the folder; `key` changes whenever it is touched."""
+
+    mode: int
+    key: tuple[int, ...]
+    times: tuple[int, int]
+    memory: Memory | None = None
+    start: int = 0
+    target: str = ""
+    """Of a link."""
+
+
+Snapshot = dict[str, Item]
+
+
+class Files:
+    """Takes and restores the work folder of one box. `limit`: bytes that its files may have."""
+
+    def __init__(self, limit: int, user: tuple[int, int] | None) -> None:
+        self.limit, self.user = limit, user
+        self._last: Snapshot = {}
+
+    def take(self) -> Snapshot | None:
+        """What is there now; None where it cannot be kept."""
+        memory, found = Memory(), Snapshot()
+        try:
+            with confine.acting_as(self.user):
+                root = os.open(confine.WORK, _FOLDER)
+                try:
+                    found[""] = _item(os.fstat(root))
+                    self._look(root, "", found, memory, 0)
+                finally:
+                    os.close(root)
+        except (Odd, OSError):
+            self._last = {}
+            return None
+        self._last = found
+        return found
+
+    def _look(self, folder: int, prefix: str, found: Snapshot, memory: Memory, size: int) -> int:
+        """Adds what is in a folder and below. Returns the bytes of all files so far."""
+        if prefix.count("/") > _DEPTH:
+            raise Odd("too deep")
+        with os.scandir(folder) as scan:
+            for entry in scan:
+                info = entry.stat(follow_symlinks=False)
+                path, kind = prefix + entry.name, stat.S_IFMT(info.st_mode)
+                if kind not in _SAME_TYPE:
+                    continue  # a socket: whoever served it is dead
+                found[path] = item = _item(info)
+                if kind == stat.S_IFDIR:
+                    below = os.open(entry.name, _FOLDER, dir_fd=folder)
+                    try:
+                        size = self._look(below, path + "/", found, memory, size)
+                    finally:
+                        os.close(below)
+                    continue
+                size += info.st_size
+                if size > self.limit:
+                    raise Odd("too large")
+                before = self._last.get(path)
+                if before is not None and before.key == item.key:
+                    found[path] = before
+                elif kind == stat.S_IFREG:
+                    found[path] = _read(folder, entry.name, item, memory)
+                elif kind == stat.S_IFLNK:
+                    found[path] = item._replace(target=os.readlink(entry.name, dir_fd=folder))
+        return size
+
+    def restore(self, wanted: Snapshot | None) -> str:
+        """Puts the folder back. `restored`, `left` where that did not work, nothing where nothing had changed."""
+        if wanted is None:
+            return "left"
+        try:
+            with confine.acting_as(self.user):
+                root = _opened(None, confine.WORK)
+                try:
+                    changed = _clear(root, "", wanted)
+                    made = _make(root, wanted)
+                finally:
+                    os.close(root)
+        except (Odd, OSError):
+            self._last = {}
+            return "left"
+        self._last = {**wanted, **made}
+        return "restored" if changed or made else ""
+
+
+def held(snapshots: list[Snapshot | None]) -> int:
+    """Bytes of memory that snapshots hold together."""
+    memories = {item.memory for one in snapshots if one for item in one.values() if item.memory}
+    return sum(memory.size for memory in memories)
+
+
+def _item(info: os.stat_result) -> Item:
+    key = info.st_mode, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
+    return Item(info.st_mode, key, (info.st_atime_ns, info.st_mtime_ns))
+
+
+def _read(folder: int, name: str, item: Item, memory: Memory) -> Item:
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    try:
+        return item._replace(memory=memory, start=memory.add(fd, item.key[2]))
+    finally:
+        os.close(fd)
+
+
+def _opened(folder: int | None, name: str) -> int:
+    """A descriptor of a folder, made accessible to its owner where it was closed."""
+    try:
+        return os.open(name, _FOLDER, dir_fd=folder)
+    except PermissionError:
+        fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+        try:
+            os.chmod(f"/proc/self/fd/{fd}", 0o700)
+        finally:
+            os.close(fd)
+        return os.open(name, _FOLDER, dir_fd=folder)
+
+
+def _clear(folder: int, prefix: str, wanted: Snapshot, depth: int = 0) -> bool:
+    """Deletes what is not wanted, or is another one now; returns whether there was any such."""
+    if depth > _DEPTH:
+        raise Odd("too deep")
+    changed = False
+    if os.fstat(folder).st_mode & 0o300 != 0o300:
+        os.fchmod(folder, 0o700)
+    with os.scandir(folder) as scan:
+        entries = [(entry.name, entry.stat(follow_symlinks=False)) for entry in scan]
+    for name, info in entries:
+        item = wanted.get(prefix + name)
+        if stat.S_ISDIR(info.st_mode):
+            below = _opened(folder, name)
+            try:
+                changed |= _clear(below, f"{prefix}{name}/", wanted, depth + 1)
+            finally:
+                os.close(below)
+            if item is None or not stat.S_ISDIR(item.mode):
+                os.rmdir(name, dir_fd=folder)
+                changed = True
+        elif item is None or item.key != _item(info).key:
+            os.unlink(name, dir_fd=folder)
+            changed = True
+    return changed
+
+
+def _make(root: int, wanted: Snapshot) -> Snapshot:
+    """Makes what is missing, parents first, then the modes of the folders; returns what it made."""
+    made: Snapshot = {}
+    folders: list[tuple[str, Item]] = []
+    hard: dict[int, str] = {}
+    for path in sorted(wanted):
+        item = wanted[path]
+        if stat.S_ISDIR(item.mode):
+            folders.append((path, item))
+        if path and (new := _make_one(root, path, item, hard)) is not None:
+            made[path] = new
+    for path, item in reversed(folders):
+        fd, name = _parent(root, path) if path else (os.dup(root), ".")
+        try:
+            below = _opened(fd, name)
+            try:
+                os.utime(below, ns=item.times)
+                os.fchmod(below, stat.S_IMODE(item.mode))
+            finally:
+                os.close(below)
+        finally:
+            os.close(fd)
+    return made
+
+
+def _make_one(root: int, path: str, item: Item, hard: dict[int, str]) -> Item | None:
+    """Makes one entry where it is missing. Names of one file are links to each other again."""
+    folder, name = _parent(root, path)
+    try:
+        try:
+            os.stat(name, dir_fd=folder, follow_symlinks=False)
+            return None
+        except FileNotFoundError:
+            pass
+        kind, inode = stat.S_IFMT(item.mode), item.key[1]
+        if kind == stat.S_IFDIR:
+            os.mkdir(name, 0o700, dir_fd=folder)
+        elif inode in hard:
+            os.link(hard[inode], name, src_dir_fd=root, dst_dir_fd=folder, follow_symlinks=False)
+        elif kind == stat.S_IFLNK:
+            os.symlink(item.target, name, dir_fd=folder)
+        elif kind == stat.S_IFIFO:
+            os.mkfifo(name, stat.S_IMODE(item.mode), dir_fd=folder)
+        else:
+            _write(folder, name, item)
+        if kind != stat.S_IFDIR:
+            hard.setdefault(inode, path)
+            os.utime(name, ns=item.times, dir_fd=folder, follow_symlinks=False)
+        new = _item(os.stat(name, dir_fd=folder, follow_symlinks=False))
+        return new._replace(memory=item.memory, start=item.start, target=item.target)
+    finally:
+        os.close(folder)
+
+
+def _write(folder: int, name: str, item: Item) -> None:
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+    try:
+        if item.memory is not None:
+            item.memory.copy(item.start, item.key[2], fd)
+        os.fchmod(fd, stat.S_IMODE(item.mode))
+    finally:
+        os.close(fd)
+
+
+def _parent(root: int, path: str) -> tuple[int, str]:
+    """A descriptor of the folder above, without following a link, and the last part."""
+    *above, name = path.split("/")
+    folder = os.dup(root)
+    for part in above:
+        try:
+            below = _opened(folder, part)
+        finally:
+            os.close(folder)
+        folder = below
+    return folder, name
