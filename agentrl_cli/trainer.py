@@ -24,6 +24,8 @@ from agentrl_cli.collect import Collector
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, ModelError, StoreError, TrainingStopped
 from agentrl_cli.evaluate import EvalResult, evaluate_policy, pick_tasks
+from agentrl_cli.greedy import Greedy
+from agentrl_cli.greedy import rewards as greedy_rewards
 from agentrl_cli.hooks import HookList
 from agentrl_cli.metrics import cpu_seconds, find_alerts, step_metrics
 from agentrl_cli.policies.local_checkpoint import load_state, load_weights, save_checkpoint, sweep, whole
@@ -86,6 +88,7 @@ class Trainer:
             run=run,
         )
         self.collector = Collector(config, run, self.tasks, store, self.rollout, narrate)
+        self.greedy = Greedy(config, run, store, self.rollout, packs) if self.learner.needs == "baseline" else None
         self.step = 0
         self.best: float | None = None
         self.steering = Steering(config, run.id, store, narrate)
@@ -145,9 +148,14 @@ class Trainer:
             groups,
             drift=self.rollout.drift,
             train_drifted=self.config.drift.structural == "train",
-            drop_zero_variance=self.config.algo.drop_zero_variance,
+            drop_zero_variance=self.learner.drops_zero_variance,
             mask_overlong=self.config.algo.mask_overlong,
         )
+        baselines: dict[str, float] | None = None
+        if self.greedy is not None:
+            baselines = greedy_rewards(await self.greedy.attempts(groups, self.tasks, step))
+            trained = [e for group in groups for e in group if facts[e.id] is Fact.TRAINED]
+            facts |= {e.id: Fact.SKIPPED_NO_BASELINE for e in trained if e.group_id not in baselines}
         kept = [[e for e in group if facts[e.id] is Fact.TRAINED] for group in groups]
         kept = [group for group in kept if group]
         if self.hooks and kept:
@@ -158,7 +166,7 @@ class Trainer:
         torch.manual_seed(seed_of(self.config.seed, "update", step) % 2**32)
         policy: Any = self.loaded.policy
         policy.rest()
-        update = self.learner.update(kept, step)
+        update = self.learner.update(kept, step, baselines)
         policy.set_version(f"{self.run.name}@{step + 1}")
         return facts, update
 
@@ -253,7 +261,7 @@ class Trainer:
         state = {
             "step": self.step,
             "best": self.best,
-            "optimizer": self.learner.optimizer.state_dict(),
+            **self.learner.state(),
         }
         assert self.loaded.folder is not None
         save_checkpoint(folder, self.loaded.model, self.loaded.folder, state)
@@ -281,7 +289,7 @@ class Trainer:
         if found:
             assert state is not None
             load_weights(self.loaded.model, Path(found[-1].path))
-            self.learner.optimizer.load_state_dict(state["optimizer"])
+            self.learner.load_state(state)
             self.step = int(state["step"])
             policy: Any = self.loaded.policy
             policy.set_version(f"{self.run.name}@{self.step}")

@@ -113,6 +113,8 @@ class Fact(StrEnum):
     SKIPPED_STALE = "skipped:stale"
     SKIPPED_NO_MODEL_TOKENS = "skipped:no_model_tokens"
     SKIPPED_GROUP_TOO_SMALL = "skipped:group_too_small"
+    SKIPPED_BASELINE = "skipped:baseline"  # a greedy attempt to compare with: evaluated, never trained
+    SKIPPED_NO_BASELINE = "skipped:no_baseline"  # the greedy attempt at the same task could not be graded
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ PACKAGE = ROOT / "agentrl_cli"
 
 LAYERS = (
     "types errors paths config registry hooks store chat policies algos sandbox tools rewards env tasks rollout "
-    "check evaluate whatif plan metrics collect sft steering trainer runtime doctor server tui commands"
+    "check evaluate whatif plan metrics collect sft steering greedy trainer runtime doctor server tui commands"
 ).split()
 
 HEAVY = {"torch", "transformers", "peft", "accelerate", "safetensors"}
 MAY_BE_HEAVY = (
     *("policies/local", "policies/forward"),
-    *("algos/losses", "algos/terms", "algos/batch", "algos/update", "rewards/model", "sft", "trainer"),
+    *("algos/losses", "algos/terms", "algos/batch", "algos/update", "algos/value", "rewards/model", "sft", "trainer"),
 )
 READERS = ("ls", "show", "replay", "watch", "grep", "query", "export", "runs", "db", "config", "init", "doctor", "chat")
 

@@ -12,11 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import comb
+from typing import Any
 
 import numpy as np
 
 from agentrl_cli.algos.credit import discounted, gae, gigpo, mt_grpo, token_rewards, turn_returns
 from agentrl_cli.algos.inputs import AdvantageInput, Float64, group_mean, need, normalise, over, spread, whiten
+from agentrl_cli.config import AlgoConfig
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.registry import resolve
 from agentrl_cli.types import Float32
 
 Estimator = Callable[[AdvantageInput], list[Float32]]
@@ -144,3 +148,36 @@ ADVANTAGES: Mapping[str, Estimator] = {
     "mt_grpo": mt_grpo,
     "gigpo": gigpo,
 }
+
+RELATIVE = frozenset({"grpo", "dr_grpo", "batch", "rloo", "reinforce_pp_baseline", "opo", "pass_at_k"})
+"""Those that see nothing but the episodes' rewards against their group's: where these are equal there is no signal."""
+NEEDS: Mapping[str, str] = {"gae": "values", "remax": "baseline"}
+"""What an estimator needs that episodes do not carry: values of a value head, or greedy attempts as the baseline."""
+
+
+def find(name: str) -> Estimator:
+    """The estimator of a name or path. Raises NotFound with the nearest names."""
+    found: Estimator = resolve("advantages", ADVANTAGES, name)
+    return found
+
+
+def needs(name: str) -> str:
+    """What must be made for the estimator: "values", "baseline", or nothing; one of your own has an attribute `needs`.
+
+    Raises NotFound, and ConfigError where it needs what there is not.
+    """
+    wanted = NEEDS[name] if name in NEEDS else str(getattr(find(name), "needs", ""))
+    if wanted not in {"", "values", "baseline"}:
+        raise ConfigError(f"The advantage {name!r} needs {wanted!r}.", hint='There are "values" and "baseline".')
+    return wanted
+
+
+def options(algo: AlgoConfig) -> dict[str, Any]:
+    """The settings that estimators read, as fields of AdvantageInput."""
+    return {
+        "gamma": algo.gamma,
+        "lam": algo.lam,
+        "k": algo.pass_k,
+        "turn_coef": algo.turn_coef,
+        "eps": algo.advantage_eps,
+    }

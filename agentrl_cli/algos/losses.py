@@ -173,12 +173,16 @@ def covariance(logp: Tensor, advantage: Tensor) -> Tensor:
     return (logp - logp.mean()) * (advantage - advantage.mean())
 
 
+COVARIANCE = frozenset({"clip_cov", "kl_cov"})
+"""Losses that choose tokens by their covariance over the whole mini-batch."""
+
+
 def mark(name: str, logp: Tensor, advantage: Tensor, c: LossConfig, seed: int = 0) -> Tensor | None:
     """[M] bool over a whole mini-batch: the tokens that clip_cov or kl_cov touches; None for every other loss.
 
     clip_cov draws from those between the two covariance bounds, kl_cov takes the highest.
     """
-    if name not in {"clip_cov", "kl_cov"}:
+    if name not in COVARIANCE:
         return None
     marked = torch.zeros(len(logp), dtype=torch.bool, device=logp.device)
     if not len(logp):

@@ -2,7 +2,7 @@
 
 Gradients of micro-batches add up to that of the whole mini-batch, because every normaliser is the mini-batch's own
 total. With one epoch and one mini-batch the log-probabilities before the first optimizer step are those of the only
-forward, so no second one is made.
+forward, so no second one is made, unless advantages depend on it (values, KL in the reward).
 """
 
 from __future__ import annotations
@@ -16,29 +16,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agentrl_cli.algos.advantages import ADVANTAGES
+from agentrl_cli.algos import advantages
+from agentrl_cli.algos.credit import value_targets
 from agentrl_cli.algos.inputs import AdvantageInput
-from agentrl_cli.algos.losses import AGGREGATIONS, LOSSES, LossConfig, LossInput, Objective, Totals, mark, objective
+from agentrl_cli.algos.losses import COVARIANCE, LOSSES, LossInput, Objective, Totals, mark, objective
+from agentrl_cli.algos.record import Member, Seen, gap, signals
+from agentrl_cli.algos.settings import Coefficients, find_aggregation, loss_config
+from agentrl_cli.algos.terms import KL, explained_variance
+from agentrl_cli.algos.value import Critic
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, TrainingStopped
-from agentrl_cli.policies.forward import Packed, Segment, chosen, logprobs, micro_batches, pack
+from agentrl_cli.policies.forward import Logprobs, Packed, Segment, chosen, logprobs, micro_batches, pack, width
 from agentrl_cli.registry import resolve
-from agentrl_cli.types import Episode, Float32, TrainSignals
-
-Member = tuple[int, int]
-"""(group, member)"""
-
-
-@dataclass
-class _Seen:
-    """Per trained token, for one episode; the arrays have its number of trained tokens."""
-
-    advantage: Float32
-    old: Float32 | None = None
-    ref: Float32 | None = None
-    ratio: Float32 | None = None
-    clipped: np.ndarray[Any, Any] | None = None
-    weight: Float32 | None = None
+from agentrl_cli.types import Episode, TrainSignals
 
 
 @dataclass
@@ -48,6 +38,26 @@ class Update:
     metrics: dict[str, float] = field(default_factory=dict)
     signals: dict[str, TrainSignals] = field(default_factory=dict)
     advantages: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class _Step:
+    """The groups of one update, how the forward sees them, and what was found out about them."""
+
+    number: int
+    groups: Sequence[Sequence[Episode]]
+    segments: list[list[Segment]]
+    seen: dict[Member, Seen]
+
+    @classmethod
+    def of(cls, number: int, groups: Sequence[Sequence[Episode]]) -> _Step:
+        segments = [[Segment.of(episode) for episode in group] for group in groups]
+        members = [(g, m) for g, group in enumerate(groups) for m in range(len(group))]
+        return cls(number, groups, segments, {member: Seen() for member in members})
+
+    @property
+    def episodes(self) -> list[Episode]:
+        return [episode for group in self.groups for episode in group]
 
 
 class Learner:
@@ -66,24 +76,39 @@ class Learner:
         self.model = model
         self.config = config
         self.reference = reference
-        self.estimator = resolve("advantages", ADVANTAGES, algo.advantage)
+        self.estimator = advantages.find(algo.advantage)
+        self.needs = advantages.needs(algo.advantage)
         self.loss = resolve("losses", LOSSES, algo.loss)
-        self.aggregation = resolve("aggregations", AGGREGATIONS, algo.aggregation)
-        truncated = config.rollout.top_p < 1 or config.rollout.top_k > 0
-        self.loss_config = LossConfig(
-            clip_low=algo.clip_low,
-            clip_high=algo.clip_high,
-            kl_coef=algo.kl_coef,
-            entropy_coef=algo.entropy_coef,
-            correction="tis" if truncated else "none",
-        )
-        self.truncated = truncated
+        self.aggregation = find_aggregation(algo)
+        self.loss_config = loss_config(config)
+        self.coefficients = Coefficients.of(algo)
         trained = [p for p in model.parameters() if p.requires_grad]
         if not trained:
             raise ConfigError("Nothing is trainable: all weights are frozen and there is no adapter.")
         train = config.train
         self.optimizer = torch.optim.AdamW(trained, lr=train.lr, betas=train.betas, weight_decay=train.weight_decay)
         self.trained = trained
+        self.critic = Critic(width(model), algo, device=trained[0].device) if self.needs == "values" else None
+
+    @property
+    def drops_zero_variance(self) -> bool:
+        """Whether groups of equal rewards are left out: with most estimators there is nothing to learn from them."""
+        algo = self.config.algo
+        relative = algo.advantage in advantages.RELATIVE and not (algo.kl_coef and algo.kl_in == "reward")
+        return algo.drop_zero_variance and relative
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides the model's weights."""
+        kept: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "coefficients": self.coefficients.state()}
+        return kept if self.critic is None else {**kept, "critic": self.critic.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        if "coefficients" in state:
+            self.coefficients.load(state["coefficients"])
+        if self.critic is not None and "critic" in state:
+            self.critic.load(state["critic"])
 
     def learning_rate(self, step: int) -> float:
         """Linear warm-up, then constant, or linear or cosine decay to zero at the last step."""
@@ -94,69 +119,79 @@ class Learner:
         factor = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))}
         return train.lr * max(0.0, factor[train.schedule])
 
-    def update(self, groups: Sequence[Sequence[Episode]], step: int) -> Update:
-        """Train on groups of episodes, all of which count. Raises TrainingStopped for a loss that is not a number."""
-        flat = [episode for group in groups for episode in group]
+    def update(
+        self, groups: Sequence[Sequence[Episode]], step: int, baselines: Mapping[str, float] | None = None
+    ) -> Update:
+        """Train on groups of episodes, all of which count. Raises TrainingStopped for a loss that is not a number.
+
+        `baselines`: reward of the greedy attempt by group id, for an estimator that needs it.
+        """
         result = Update()
-        if not flat:
+        if not any(groups):
             return result
-        advantages = self.estimator(AdvantageInput.of(flat))
-        segments = [[Segment.of(episode) for episode in group] for group in groups]
-        members = [(g, m) for g, group in enumerate(groups) for m in range(len(group))]
-        seen = {member: _Seen(a) for member, a in zip(members, advantages, strict=True)}
-        algo = self.config.algo
+        now, algo = _Step.of(step, groups), self.config.algo
         self.model.eval()  # no dropout in what the ratio and the KL are relative to
-        if algo.epochs * algo.minibatches > 1:
-            self._before(segments, seen, "old", self.model)
+        in_reward = bool(algo.kl_coef) and algo.kl_in == "reward"
+        if algo.epochs * algo.minibatches > 1 or self.critic is not None or in_reward:
+            self._before(now, "old", self.model)
         if algo.kl_coef:
-            self._reference(segments, seen)
+            self._reference(now)
+        self._advantages(now, baselines, in_reward)
         self.model.train()
         lr = self.learning_rate(step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         sums: dict[str, list[float]] = {}
-        for _ in range(algo.epochs):
-            for batch in _minibatches(len(groups), algo.minibatches):
-                for name, value in self._minibatch(groups, segments, seen, batch).items():
+        for epoch in range(algo.epochs):
+            for number, batch in enumerate(_minibatches(len(groups), algo.minibatches)):
+                for name, value in self._minibatch(now, batch, lr, (epoch, number)).items():
                     sums.setdefault(name, []).append(value)
         self.model.eval()
         result.metrics = {name: float(np.mean(values)) for name, values in sums.items()} | {"learning_rate": lr}
-        for (g, m), facts in seen.items():
-            episode = groups[g][m]
-            result.signals[episode.id] = _signals(episode, facts)
-            result.advantages[episode.id] = float(facts.advantage.mean()) if len(facts.advantage) else 0.0
-        result.metrics |= _gap(groups, seen)
+        result.metrics |= self.coefficients.metrics() | _explained(list(now.seen.values())) | gap(groups, now.seen)
+        self.coefficients.adapt(result.metrics, sum(episode.trained_tokens for episode in now.episodes))
+        for episode, seen in zip(now.episodes, now.seen.values(), strict=True):
+            result.signals[episode.id] = signals(episode, seen)
+            result.advantages[episode.id] = float(seen.advantage.mean()) if len(seen.advantage) else 0.0
         return result
+
+    def _advantages(self, now: _Step, baselines: Mapping[str, float] | None, in_reward: bool) -> None:
+        """Fill in every token's advantage, and with a value head its return."""
+        episodes, seen = now.episodes, list(now.seen.values())
+        fields = advantages.options(self.config.algo)
+        if baselines is not None and self.needs == "baseline":
+            fields["baseline"] = np.array([baselines[e.group_id or ""] for e in episodes], np.float64)
+        if self.critic is not None:
+            fields["values"] = tuple(np.asarray(s.value, np.float64) for s in seen)
+        if in_reward:
+            estimate = KL[self.config.algo.kl]
+            pairs = [(torch.from_numpy(s.old), torch.from_numpy(s.ref)) for s in seen]
+            fields["token_penalty"] = tuple(
+                self.coefficients.kl * estimate(old, ref).numpy().astype(np.float64) for old, ref in pairs
+            )
+        x = AdvantageInput.of(episodes, **fields)
+        for one, advantage in zip(seen, self.estimator(x), strict=True):
+            one.advantage = advantage
+        if self.critic is not None:
+            for one, target in zip(seen, value_targets(x), strict=True):
+                one.returns = target
 
     # --- a mini-batch ------------------------------------------------------------------------------------------------
 
-    def _minibatch(
-        self,
-        groups: Sequence[Sequence[Episode]],
-        segments: list[list[Segment]],
-        seen: dict[Member, _Seen],
-        batch: Sequence[int],
-    ) -> dict[str, float]:
+    def _minibatch(self, now: _Step, batch: Sequence[int], lr: float, place: tuple[int, int]) -> dict[str, float]:
         """One optimizer step over some groups; metrics add up over its micro-batches."""
-        picked = [segments[g] for g in batch]
+        picked = [now.segments[g] for g in batch]
         sizes = [int(s.trained.sum()) for group in picked for s in group]
         totals = Totals(sum(sizes), len(sizes), self.config.rollout.max_tokens)
+        if self.config.algo.loss in COVARIANCE:
+            self._mark(now, batch, seed=hash((now.number, *place)) % 2**31)
         metrics: dict[str, float] = {}
         for row in micro_batches(picked, self.config.train.token_budget):
-            row_members = [(batch[g], m) for g, m in row]
-            packed = pack(chosen(picked, row))
-            out = logprobs(self.model, packed, temperature=self.config.rollout.temperature)
-            x = self._input(
-                packed, out.logp, out.entropy, [seen[member] for member in row_members], row_members, groups
-            )
-            found = objective(x, self.loss_config, totals, self.loss, self.aggregation)
-            found.loss.backward()  # type: ignore[no-untyped-call]
-            self._keep(packed, found, x.old, [seen[member] for member in row_members])
-            for name, value in {"loss": float(found.loss.detach()), **found.metrics}.items():
+            for name, value in self._microbatch(now, picked, [(batch[g], m) for g, m in row], row, totals).items():
                 metrics[name] = metrics.get(name, 0.0) + value
         norm = float(nn.utils.clip_grad_norm_(self.trained, self.config.train.max_grad_norm))
         if not math.isfinite(norm) or not math.isfinite(metrics.get("loss", 0.0)):
-            self.optimizer.zero_grad(set_to_none=True)
+            self._forget()
             if "nan" in self.config.train.stop_on:
                 raise TrainingStopped(
                     f"nan: the gradient norm is {norm}; the weights were left as they were.",
@@ -164,67 +199,97 @@ class Learner:
                 )
             return {"grad_norm": norm}
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        if self.critic is not None:
+            self.critic.step(lr / self.config.train.lr, self.config.train.max_grad_norm)
+        self._forget()
         return {**metrics, "grad_norm": norm}
 
-    def _input(
-        self,
-        packed: Packed,
-        logp: Tensor,
-        entropy: Tensor,
-        facts: Sequence[_Seen],
-        members: Sequence[Member],
-        groups: Sequence[Sequence[Episode]],
-    ) -> LossInput:
-        def flat(arrays: Sequence[Any]) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(packed.gather(arrays), np.float32)).to(logp.device)
+    def _microbatch(
+        self, now: _Step, picked: list[list[Segment]], members: list[Member], row: Sequence[Member], totals: Totals
+    ) -> dict[str, float]:
+        """One packed row forward and backward: its part of the gradient and of the metrics."""
+        facts = [now.seen[member] for member in members]
+        packed = pack(chosen(picked, row))
+        out = logprobs(self.model, packed, temperature=self.config.rollout.temperature)
+        x = self._input(packed, out, facts, [now.groups[g][m] for g, m in members])
+        found = objective(x, self.coefficients.apply(self.loss_config), totals, self.loss, self.aggregation)
+        loss, metrics = found.loss, dict(found.metrics)
+        if self.critic is not None:
+            old, returns = (_flat(packed, facts, name, out.logp.device) for name in ("value", "returns"))
+            part, more = self.critic.loss(self.critic.values(out.states), old, returns, totals.tokens)
+            loss, metrics = loss + part, {**metrics, **more}
+        loss.backward()  # type: ignore[no-untyped-call]
+        _keep(packed, found, x.old, facts)
+        return {"loss": float(loss.detach()), **metrics}
 
-        old = logp.detach() if facts[0].old is None else flat([f.old for f in facts])
-        advantage = flat([f.advantage for f in facts])
+    def _input(self, packed: Packed, out: Logprobs, facts: Sequence[Seen], episodes: Sequence[Episode]) -> LossInput:
+        device = out.logp.device
+
+        def given(name: str) -> Tensor | None:
+            return None if getattr(facts[0], name) is None else _flat(packed, facts, name, device)
+
+        old, marked = given("old"), given("marked")
         sampled = None
-        if self.truncated:
-            episodes = [groups[g][m] for g, m in members]
-            sampled = flat([e.tokens.logp_sampled[e.tokens.trained_mask] for e in episodes])
+        if self.loss_config.correction != "none":
+            arrays = [e.tokens.logp_sampled[e.tokens.trained_mask] for e in episodes]
+            sampled = _tensor(packed.gather(arrays), device)
         return LossInput(
-            logp=logp,
-            old=old,
-            advantage=advantage,
-            segment=torch.from_numpy(packed.episode).to(logp.device),
-            entropy=entropy,
-            ref=None if facts[0].ref is None else flat([f.ref for f in facts]),
+            logp=out.logp,
+            old=out.logp.detach() if old is None else old,
+            advantage=_flat(packed, facts, "advantage", device),
+            segment=torch.from_numpy(packed.episode).to(device),
+            entropy=out.entropy,
+            ref=given("ref"),
             sampled=sampled,
-            marked=mark(self.config.algo.loss, logp.detach(), advantage, self.loss_config),
+            marked=None if marked is None else marked.bool(),
         )
 
-    def _keep(self, packed: Packed, found: Objective, old: Tensor, facts: Sequence[_Seen]) -> None:
-        weight = (found.weight * found.coefficient).detach()
-        columns = {"ratio": found.ratio, "clipped": found.clipped, "weight": weight}
-        for name, column in columns.items():
-            for fact, values in zip(facts, packed.split(column.detach().cpu().numpy()), strict=True):
-                setattr(fact, name, values)
-        for fact, values in zip(facts, packed.split(old.detach().cpu().numpy()), strict=True):
-            if fact.old is None:
-                fact.old = values
+    def _mark(self, now: _Step, batch: Sequence[int], seed: int) -> None:
+        """Choose the tokens that clip_cov and kl_cov touch, over the whole mini-batch."""
+        members = [(g, m) for g in batch for m in range(len(now.groups[g]))]
+        self.model.eval()
+        self._before(now, "now", self.model, batch)
+        self.model.train()
+        facts = [now.seen[member] for member in members]
+        logp, advantage = (
+            torch.from_numpy(np.concatenate([getattr(one, name) for one in facts])) for name in ("now", "advantage")
+        )
+        marked = mark(self.config.algo.loss, logp, advantage, self.loss_config, seed)
+        assert marked is not None
+        ends = np.cumsum([len(one.advantage) for one in facts])[:-1]
+        for one, part in zip(facts, np.split(marked.numpy(), ends), strict=True):
+            one.marked = part
+
+    def _forget(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.critic is not None:
+            self.critic.forget()
 
     # --- other forwards ----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _before(self, segments: list[list[Segment]], seen: dict[Member, _Seen], name: str, model: nn.Module) -> None:
-        """Log-probabilities of all trained tokens under a model, without gradient."""
+    def _before(self, now: _Step, name: str, model: nn.Module, batch: Sequence[int] | None = None) -> None:
+        """Log-probabilities of trained tokens under a model, without gradient; with `old` come the values."""
+        groups = range(len(now.segments)) if batch is None else batch
+        segments = [now.segments[g] for g in groups]
         for row in micro_batches(segments, self.config.train.token_budget):
             packed = pack(chosen(segments, row))
             out = logprobs(model, packed, temperature=self.config.rollout.temperature)
-            for member, values in zip(row, packed.split(out.logp.cpu().numpy()), strict=True):
-                setattr(seen[member], name, values)
+            columns = {name: out.logp}
+            if name == "old" and self.critic is not None:
+                columns["value"] = self.critic.values(out.states)
+            for column, flat in columns.items():
+                for (g, m), values in zip(row, packed.split(flat.cpu().numpy()), strict=True):
+                    setattr(now.seen[groups[g], m], column, values)
 
-    def _reference(self, segments: list[list[Segment]], seen: dict[Member, _Seen]) -> None:
+    def _reference(self, now: _Step) -> None:
         """Reference log-probabilities: the same weights with the adapter off, or the reference model."""
         off = getattr(self.model, "disable_adapter", None)
         if self.reference is not None:
-            self._before(segments, seen, "ref", self.reference)
+            self._before(now, "ref", self.reference)
         elif off is not None:
             with off():
-                self._before(segments, seen, "ref", self.model)
+                self._before(now, "ref", self.model)
         else:
             raise ConfigError("algo.kl_coef is set, and there is no reference model.")
 
@@ -234,40 +299,32 @@ def _minibatches(groups: int, count: int) -> list[list[int]]:
     return [part.tolist() for part in np.array_split(np.arange(groups), count) if len(part)]
 
 
-def _signals(episode: Episode, facts: _Seen) -> TrainSignals:
-    """[n] arrays over all tokens of an episode, NaN where a token was not trained."""
-    mask = episode.tokens.trained_mask
-
-    def whole(values: Any) -> Float32:
-        out = np.full(len(mask), np.nan, np.float32)
-        if values is not None:
-            out[mask] = values
-        return out
-
-    clipped = np.zeros(len(mask), np.int8)
-    if facts.clipped is not None:
-        clipped[mask] = facts.clipped
-    return TrainSignals(
-        advantage=whole(facts.advantage),
-        logp_train=whole(facts.old),
-        ratio=whole(facts.ratio),
-        clipped=clipped,
-        weight=whole(facts.weight),
-        logp_ref=None if facts.ref is None else whole(facts.ref),
-    )
-
-
-def _gap(groups: Sequence[Sequence[Episode]], seen: Mapping[Member, _Seen]) -> dict[str, float]:
-    """How far the sampler's log-probabilities lie from the trainer's: the same weights, so rounding only."""
-    gaps = [
-        np.abs(facts.old - groups[g][m].tokens.logp_policy[groups[g][m].tokens.trained_mask])
-        for (g, m), facts in seen.items()
-        if facts.old is not None and len(facts.old)
-    ]
-    if not gaps:
+def _explained(seen: Sequence[Seen]) -> dict[str, float]:
+    """Explained variance of the values before the update; nothing where there are none, or the returns are equal."""
+    pairs = [(s.value, s.returns) for s in seen if s.value is not None and s.returns is not None]
+    if not pairs:
         return {}
-    flat = np.concatenate(gaps)
-    return {
-        "sampling/sampling_logp_difference/mean": float(flat.mean()),
-        "sampling/sampling_logp_difference/max": float(flat.max()),
-    }
+    value, returns = (torch.from_numpy(np.concatenate(part)).double() for part in zip(*pairs, strict=True))
+    share = explained_variance(value, returns)
+    return {} if math.isnan(share) else {"value/explained_variance": share}
+
+
+def _tensor(flat: Any, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(flat, np.float32)).to(device)
+
+
+def _flat(packed: Packed, facts: Sequence[Seen], name: str, device: torch.device) -> Tensor:
+    """[M] one column of what was seen, in the row's order."""
+    return _tensor(packed.gather([getattr(one, name) for one in facts]), device)
+
+
+def _keep(packed: Packed, found: Objective, old: Tensor, facts: Sequence[Seen]) -> None:
+    """Write down what the objective found for every token."""
+    weight = (found.weight * found.coefficient).detach()
+    columns = {"ratio": found.ratio, "clipped": found.clipped, "weight": weight}
+    for name, column in columns.items():
+        for fact, values in zip(facts, packed.split(column.detach().cpu().numpy()), strict=True):
+            setattr(fact, name, values)
+    for fact, values in zip(facts, packed.split(old.detach().cpu().numpy()), strict=True):
+        if fact.old is None:
+            fact.old = values

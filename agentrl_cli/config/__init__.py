@@ -1,8 +1,9 @@
 """Configuration: what can be set (models), layers and where a value came from (load), printing (show)."""
 
+from agentrl_cli.config.algo import AlgoConfig
+from agentrl_cli.config.base import Section
 from agentrl_cli.config.load import Sources, load_config
 from agentrl_cli.config.models import (
-    AlgoConfig,
     Config,
     DriftConfig,
     EvalConfig,
@@ -10,7 +11,6 @@ from agentrl_cli.config.models import (
     ModelConfig,
     RolloutConfig,
     SandboxConfig,
-    Section,
     StoreConfig,
     TaskConfig,
     TrainConfig,

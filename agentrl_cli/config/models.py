@@ -1,25 +1,17 @@
 """The settings: one pydantic model a section, a description on every field. A knob exists because a user needs it.
 
-Not here: reading files and merging layers (load.py) and printing (show.py). Defaults are those of the embedded
-default: the bundled model on a CPU. Relative paths are relative to the project folder.
+Not here: the algorithm's keys (algo.py), reading files and merging layers (load.py), printing (show.py). Defaults are
+those of the embedded default: the bundled model on a CPU. Relative paths are relative to the project folder.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0)]
-Unit = Annotated[float, Field(ge=0, le=1)]
-
-
-class Section(BaseModel):
-    """Base of every section: an unknown key is an error, and values are checked where they are assigned."""
-
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, validate_default=True, allow_inf_nan=False)
+from agentrl_cli.config.algo import AlgoConfig
+from agentrl_cli.config.base import Count, Positive, Seconds, Section, Unit
 
 
 class ModelConfig(Section):
@@ -98,39 +90,6 @@ class RolloutConfig(Section):
         default=1.0, gt=0, le=1, description="below 1 truncates what is sampled: training warns and corrects"
     )
     top_k: Count = Field(default=0, description="0: the whole vocabulary")
-
-
-class AlgoConfig(Section):
-    """How rewards become gradients."""
-
-    advantage: str = Field(default="grpo", description="estimator: grpo, dr_grpo …, or module:object")
-    loss: str = Field(default="ppo_clip", description="policy loss: ppo_clip …, or module:object")
-    aggregation: str = Field(default="token_mean", description="token_mean, seq_mean, seq_mean_norm, or module:object")
-    clip_low: float = Field(default=0.2, gt=0, le=1, description="the ratio is clipped below 1 - clip_low")
-    clip_high: float = Field(default=0.28, gt=0, description="the ratio is clipped above 1 + clip_high")
-    kl_coef: float = Field(
-        default=0.0, ge=0, description="weight of the k3 KL to the reference model; 0 loads no reference"
-    )
-    entropy_coef: float = Field(default=0.0, description="weight of the entropy bonus")
-    epochs: Positive = Field(default=1, description="passes over a step's episodes")
-    minibatches: Positive = Field(default=1, description="optimizer steps in a pass")
-    drop_zero_variance: bool = Field(default=True, description="skip groups whose rewards are all equal")
-    mask_overlong: bool = Field(
-        default=False, description="skip episodes that ran out of tokens: neither trained nor compared with"
-    )
-    overlong_penalty: float = Field(
-        default=0.0,
-        ge=0,
-        description="weight of the reward part `overlong`, -1 for an episode at its token limit; 0: none",
-    )
-    overlong_buffer: Positive = Field(
-        default=128, description="tokens before the limit over which `overlong` falls from 0 to -1"
-    )
-    length_penalty: float = Field(
-        default=0.0,
-        ge=0,
-        description="weight of the reward part `length_penalty`, -(sampled tokens / max_tokens); 0: none",
-    )
 
 
 class TrainConfig(Section):

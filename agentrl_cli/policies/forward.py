@@ -100,10 +100,12 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Both [M] float32, aligned with `Packed.rows`, differentiable."""
+    """[M] float32 each, aligned with `Packed.rows`, differentiable."""
 
     logp: Tensor
     entropy: Tensor
+    states: Tensor
+    """[M, D] the hidden states that they were read off, in the model's dtype (what a value head reads)."""
 
 
 def common_prefix(arrays: Sequence[Int32]) -> int:
@@ -209,7 +211,7 @@ def logprobs(
     targets = torch.from_numpy(packed.targets).to(hidden.device)
     scale, softcap = _logit_rules(base.config)
     logp, entropy = head_logprobs(head, rows, targets, temperature=temperature / scale, softcap=softcap, chunk=chunk)
-    return Logprobs(logp, entropy)
+    return Logprobs(logp, entropy, rows)
 
 
 def hidden_states(model: nn.Module, packed: Packed, *, checkpoint: bool = False) -> Tensor:
@@ -325,6 +327,11 @@ def _transformer(model: nn.Module) -> Any:
     """The transformers model inside a peft model, or the model itself."""
     inner = getattr(model, "get_base_model", None)
     return model if inner is None else cast(Any, inner)()
+
+
+def width(model: nn.Module) -> int:
+    """D: numbers in a hidden state."""
+    return int(_transformer(model).config.get_text_config().hidden_size)
 
 
 def _decoder(base: Any) -> nn.Module:

@@ -1,0 +1,80 @@
+"""What a step learns about every trained token, on its way from the packed rows to the store (numpy)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from agentrl_cli.types import Episode, Float32, TrainSignals
+
+Member = tuple[int, int]
+"""(group, member)"""
+
+
+def _nothing() -> Float32:
+    return np.zeros(0, np.float32)
+
+
+@dataclass
+class Seen:
+    """Per trained token, for one episode; the arrays have its number of trained tokens."""
+
+    advantage: Float32 = field(default_factory=_nothing)
+    old: Float32 | None = None
+    """Log-probability before the first optimizer step."""
+    ref: Float32 | None = None
+    now: Float32 | None = None
+    """Log-probability before this optimizer step, where the loss chooses tokens by it."""
+    marked: np.ndarray[Any, Any] | None = None
+    value: Float32 | None = None
+    returns: Float32 | None = None
+    ratio: Float32 | None = None
+    clipped: np.ndarray[Any, Any] | None = None
+    weight: Float32 | None = None
+
+
+def signals(episode: Episode, seen: Seen) -> TrainSignals:
+    """[n] arrays over all tokens of an episode, NaN where a token was not trained."""
+    mask = episode.tokens.trained_mask
+
+    def whole(values: Any) -> Float32:
+        out = np.full(len(mask), np.nan, np.float32)
+        if values is not None:
+            out[mask] = values
+        return out
+
+    def maybe(values: Any) -> Float32 | None:
+        return None if values is None else whole(values)
+
+    clipped = np.zeros(len(mask), np.int8)
+    if seen.clipped is not None:
+        clipped[mask] = seen.clipped
+    return TrainSignals(
+        advantage=whole(seen.advantage),
+        logp_train=whole(seen.old),
+        ratio=whole(seen.ratio),
+        clipped=clipped,
+        weight=whole(seen.weight),
+        logp_ref=maybe(seen.ref),
+        value=maybe(seen.value),
+        returns=maybe(seen.returns),
+    )
+
+
+def gap(groups: Sequence[Sequence[Episode]], seen: Mapping[Member, Seen]) -> dict[str, float]:
+    """How far the sampler's log-probabilities lie from the trainer's: the same weights, so rounding only."""
+    gaps = [
+        np.abs(facts.old - groups[g][m].tokens.logp_policy[groups[g][m].tokens.trained_mask])
+        for (g, m), facts in seen.items()
+        if facts.old is not None and len(facts.old)
+    ]
+    if not gaps:
+        return {}
+    flat = np.concatenate(gaps)
+    return {
+        "sampling/sampling_logp_difference/mean": float(flat.mean()),
+        "sampling/sampling_logp_difference/max": float(flat.max()),
+    }

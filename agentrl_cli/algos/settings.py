@@ -1,0 +1,103 @@
+"""From the configuration to what the losses are given, and the coefficients that are steered while a run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from agentrl_cli.algos.losses import AGGREGATIONS, PAIRED, Aggregation, LossConfig
+from agentrl_cli.algos.terms import adapt_entropy_coef, adapt_kl_coef
+from agentrl_cli.config import Config
+from agentrl_cli.config.algo import AlgoConfig
+from agentrl_cli.registry import resolve
+
+
+def loss_config(config: Config) -> LossConfig:
+    """The numbers of the configured loss."""
+    algo, rollout = config.algo, config.rollout
+    truncated = rollout.top_p < 1 or rollout.top_k > 0
+    correction = algo.correction if algo.correction != "auto" else "tis" if truncated else "none"
+    return LossConfig(
+        clip_low=algo.clip_low,
+        clip_high=algo.clip_high,
+        clip_dual=algo.clip_dual,
+        sapo_positive=algo.sapo_positive,
+        sapo_negative=algo.sapo_negative,
+        cov_fraction=algo.cov_fraction,
+        cov_low=algo.cov_low,
+        cov_high=algo.cov_high,
+        cov_kl_coef=algo.cov_kl_coef,
+        kl=algo.kl,
+        kl_coef=algo.kl_coef if algo.kl_in == "loss" else 0.0,
+        entropy_coef=algo.entropy_coef,
+        correction=correction,
+        correction_cap=algo.correction_cap,
+    )
+
+
+def aggregation_name(algo: AlgoConfig) -> str:
+    """What `algo.aggregation` means: `auto` is the one that the paper of the loss, or of Dr.GRPO, uses."""
+    if algo.aggregation != "auto":
+        return algo.aggregation
+    if algo.loss in PAIRED:
+        return PAIRED[algo.loss]
+    return "seq_mean_norm" if algo.advantage == "dr_grpo" else "token_mean"
+
+
+def find_aggregation(algo: AlgoConfig) -> Aggregation:
+    """The aggregation. Raises NotFound with the nearest names."""
+    found: Aggregation = resolve("aggregations", AGGREGATIONS, aggregation_name(algo))
+    return found
+
+
+@dataclass
+class Coefficients:
+    """The weights of KL and entropy now: constant, or steered towards a target after every step."""
+
+    algo: AlgoConfig
+    kl: float
+    entropy: float
+    seen: float | None = None
+    """Entropy of the last step; above its target the bonus is off."""
+
+    @classmethod
+    def of(cls, algo: AlgoConfig) -> Coefficients:
+        return cls(algo, algo.kl_coef, algo.entropy_coef)
+
+    @property
+    def bonus(self) -> float:
+        """The entropy coefficient that counts in the next step. https://arxiv.org/abs/2505.22312"""
+        target = self.algo.entropy_target
+        return 0.0 if target is not None and self.seen is not None and self.seen > target else self.entropy
+
+    def apply(self, c: LossConfig) -> LossConfig:
+        """The loss's numbers with these in them."""
+        return replace(c, kl_coef=self.kl if self.algo.kl_in == "loss" else 0.0, entropy_coef=self.bonus)
+
+    def adapt(self, metrics: Mapping[str, float], tokens: int) -> None:
+        """Steer after a step of so many trained tokens, by its `kl` and `entropy`."""
+        algo = self.algo
+        if algo.kl_target is not None and "kl" in metrics:
+            self.kl = adapt_kl_coef(self.kl, metrics["kl"], algo.kl_target, tokens)
+        if "entropy" in metrics:
+            self.seen = metrics["entropy"]
+            if algo.entropy_target is not None:
+                self.entropy = adapt_entropy_coef(self.entropy, self.seen, algo.entropy_target, algo.entropy_step)
+
+    def metrics(self) -> dict[str, float]:
+        """Those that are steered, as they counted."""
+        steered = {"kl_coef": self.algo.kl_target is not None, "entropy_coef": self.algo.entropy_target is not None}
+        values = {"kl_coef": self.kl, "entropy_coef": self.bonus}
+        return {name: values[name] for name, on in steered.items() if on}
+
+    def state(self) -> dict[str, float | None]:
+        """What a checkpoint keeps."""
+        return {"kl": self.kl, "entropy": self.entropy, "seen": self.seen}
+
+    def load(self, state: Mapping[str, float | None]) -> None:
+        """Go on from a checkpoint; what is not steered is what the configuration says now."""
+        if self.algo.kl_target is not None:
+            self.kl = float(state["kl"] or 0.0)
+        if self.algo.entropy_target is not None:
+            self.entropy = float(state["entropy"] or 0.0)
+        self.seen = state["seen"]

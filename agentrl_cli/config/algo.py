@@ -1,0 +1,107 @@
+"""The settings of the algorithm: advantage, loss, KL, entropy, the sampler's correction, the value head."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from agentrl_cli.config.base import Positive, Section, Unit
+
+
+class AlgoConfig(Section):
+    """How rewards become gradients."""
+
+    advantage: str = Field(
+        default="grpo",
+        description="estimator: grpo, dr_grpo, batch, rloo, reinforce_pp, reinforce_pp_baseline, remax, opo, gdpo,"
+        " pass_at_k, gae (PPO), turn_returns, mt_grpo, gigpo, or module:object",
+    )
+    gamma: Unit = Field(
+        default=1.0,
+        description="discount, per trained token in gae and reinforce_pp, per assistant turn in turn_returns and gigpo",
+    )
+    lam: Unit = Field(default=1.0, description="gae's lambda: 1 trusts the returns, 0 the value head")
+    pass_k: Positive = Field(default=2, description="k of the estimator pass_at_k")
+    turn_coef: float = Field(
+        default=1.0, ge=0, description="weight of the turn's advantage beside the episode's: mt_grpo, gigpo"
+    )
+    advantage_eps: float = Field(default=1e-4, ge=0, description="added to a group's standard deviation")
+    drop_zero_variance: bool = Field(
+        default=True,
+        description="skip groups whose rewards are all equal, where advantages are relative to the group",
+    )
+    loss: str = Field(
+        default="ppo_clip",
+        description="policy loss: ppo_clip, dapo, gspo, cispo, sapo, clip_cov, kl_cov, reinforce, or module:object",
+    )
+    aggregation: str = Field(
+        default="auto",
+        description="token_mean, seq_mean, seq_mean_norm, episode_mean, or module:object; auto: seq_mean for gspo and"
+        " sapo, seq_mean_norm for the advantage dr_grpo, token_mean elsewhere",
+    )
+    clip_low: float = Field(default=0.2, gt=0, le=1, description="the ratio is clipped below 1 - clip_low")
+    clip_high: float = Field(default=0.28, gt=0, description="the ratio is clipped above 1 + clip_high")
+    clip_dual: float | None = Field(
+        default=None, gt=1, description="bound on the ratio where the advantage is negative, usually 3; null: none"
+    )
+    sapo_positive: float = Field(default=1.0, gt=0, description="sapo's temperature where the advantage is positive")
+    sapo_negative: float = Field(default=1.05, gt=0, description="sapo's temperature where it is negative")
+    cov_fraction: float | None = Field(
+        default=None, gt=0, le=1, description="share of tokens that clip_cov (null: 0.0002), kl_cov (0.002) touch"
+    )
+    cov_low: float = Field(default=1.0, description="clip_cov draws from tokens of a covariance above this")
+    cov_high: float = Field(default=5.0, description="clip_cov draws from tokens of a covariance below this")
+    cov_kl_coef: float = Field(default=1.0, ge=0, description="weight of kl_cov's penalty on the tokens it touches")
+    kl_coef: float = Field(default=0.0, ge=0, description="weight of the KL to the reference model; 0 loads none")
+    kl: Literal["k1", "k2", "k3"] = Field(default="k3", description="estimate of the KL: k1, k2 or k3")
+    kl_in: Literal["loss", "reward"] = Field(
+        default="loss", description="the KL is a term of the loss, or taken off each token's reward"
+    )
+    kl_target: float | None = Field(
+        default=None, gt=0, description="kl_coef is steered towards this KL per token; null: it stays"
+    )
+    entropy_coef: float = Field(default=0.0, description="weight of the entropy bonus")
+    entropy_target: float | None = Field(
+        default=None, gt=0, description="entropy_coef is steered to keep this entropy, nats per token; null: it stays"
+    )
+    entropy_step: float = Field(default=0.005, gt=0, description="by how much it is steered after each step")
+    correction: Literal["auto", "none", "tis", "tis_sequence", "mis", "mis_sequence"] = Field(
+        default="auto",
+        description="weight for the gap between sampler and trainer: tis truncates the ratio at the cap, mis masks what"
+        " is above it, per token or per sequence; auto: tis where sampling is truncated, else none",
+    )
+    correction_cap: float = Field(default=2.0, gt=0, description="the cap of tis and mis")
+    value_lr: float = Field(default=1e-3, gt=0, description="gae: peak learning rate of the value head")
+    value_clip: float | None = Field(
+        default=0.2, gt=0, description="gae: a value's loss is held beyond this move from the old value; null: never"
+    )
+    value_coef: float = Field(
+        default=0.0, ge=0, description="gae: weight of the value loss in the policy's gradient; 0: the head's alone"
+    )
+    mask_overlong: bool = Field(
+        default=False, description="skip episodes that ran out of tokens: neither trained nor compared with"
+    )
+    overlong_penalty: float = Field(
+        default=0.0,
+        ge=0,
+        description="weight of the reward part `overlong`, -1 for an episode at its token limit; 0: none",
+    )
+    overlong_buffer: Positive = Field(
+        default=128, description="tokens before the limit over which `overlong` falls from 0 to -1"
+    )
+    length_penalty: float = Field(
+        default=0.0,
+        ge=0,
+        description="weight of the reward part `length_penalty`, -(sampled tokens / max_tokens); 0: none",
+    )
+    epochs: Positive = Field(default=1, description="passes over a step's episodes")
+    minibatches: Positive = Field(default=1, description="optimizer steps in a pass")
+
+    @model_validator(mode="after")
+    def _fits(self) -> AlgoConfig:
+        if self.cov_low >= self.cov_high:
+            raise ValueError(f"algo.cov_low ({self.cov_low:g}) must be below algo.cov_high ({self.cov_high:g})")
+        if self.kl_target is not None and not self.kl_coef:
+            raise ValueError("algo.kl_target steers algo.kl_coef, which is 0: set it to where it starts, 0.001 say")
+        return self

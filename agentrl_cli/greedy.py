@@ -1,0 +1,72 @@
+"""ReMax's baseline: one greedy attempt at each task of a step, evaluated and stored, never trained.
+
+They are episodes of kind `baseline` in the group NAME-greedy, and carry the fact `skipped:baseline`. Like a step's
+other episodes they are a function of weights, task and seed, and a resume takes those that are finished from the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentrl_cli.config import Config
+from agentrl_cli.rollout import Job, Rollout, seed_of
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.tasks import Pack
+from agentrl_cli.types import Episode, Fact, Outcome, Task
+
+KIND = "baseline"
+
+
+class Greedy:
+    """Greedy attempts beside the sampled ones of a run, with the same policy, tools and rewards."""
+
+    def __init__(self, config: Config, run: RunRow, store: Store, rollout: Rollout, packs: dict[str, Pack]) -> None:
+        self.config = config
+        self.run = run
+        self.store = store
+        self.rollout = Rollout(
+            rollout.policy,
+            rollout.chat,
+            packs,
+            config,
+            sandbox=rollout.sandbox,
+            store=store,
+            hooks=rollout.hooks,
+            temperature=0.0,
+            run=run,
+        )
+
+    async def attempts(
+        self, groups: Sequence[Sequence[Episode]], tasks: Sequence[Task], step: int
+    ) -> dict[str, Episode]:
+        """Group id → the greedy attempt at the group's task. `step` counts from 0."""
+        by_id = {(task.pack, task.id): task for task in tasks}
+        jobs: dict[str, Job] = {}
+        for group in groups:
+            first = group[0]
+            name = first.group_id or ""
+            seed = seed_of(self.config.seed, "greedy", step, name)
+            task = by_id[first.pack, first.task_id]
+            jobs[name] = Job(task, seed, 0, f"{name}-greedy", step + 1, self.run.id, KIND, len(jobs))
+        done = self._finished(step, {job.group_id: job for job in jobs.values()})
+        missing = [job for job in jobs.values() if job.group_id not in done]
+        done |= {episode.group_id: episode for episode in await self.rollout.run(missing)}
+        self.store.set_facts((episode.id, str(Fact.SKIPPED_BASELINE), None) for episode in done.values())
+        return {name: done[job.group_id] for name, job in jobs.items()}
+
+    def _finished(self, step: int, jobs: dict[str | None, Job]) -> dict[str | None, Episode]:
+        """What the store has of them, where it is an attempt at the very task."""
+        found: dict[str | None, Episode] = {}
+        for episode_id in self.store.finished(self.run.id, step + 1, KIND).values():
+            episode = self.store.episode(episode_id)
+            job = jobs.get(episode.group_id)
+            same = job is not None and (job.task.id, job.seed) == (episode.task_id, episode.seed)
+            if same and episode.outcome is not Outcome.CANCELLED:
+                found[episode.group_id] = episode
+        return found
+
+
+def rewards(attempts: dict[str, Episode]) -> dict[str, float]:
+    """Group id → reward of its greedy attempt, of those that could be graded."""
+    graded = {name: e for name, e in attempts.items() if e.outcome is not None and not e.outcome.is_error}
+    return {name: episode.reward for name, episode in graded.items() if episode.reward_parts}
