@@ -1,14 +1,8 @@
-"""The trainer: sample, score, update, log, save.
-
-Every step is made from the store: what a step's jobs already left there as finished episodes is not generated again. So
-a resume loads the last checkpoint and walks through the same loop: steps since then are applied again from their
-episodes, a partial step is finished, and then it goes on. Data order and seeds are functions of (seed, step) alone.
-"""
+"""The loop: sample, score, update, log, save (see the package)."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,20 +16,21 @@ from agentrl_cli.algos.shaping import Shaping
 from agentrl_cli.algos.update import Learner, Update
 from agentrl_cli.collect import Collector
 from agentrl_cli.config import Config
-from agentrl_cli.errors import ConfigError, ModelError, StoreError, TrainingStopped
+from agentrl_cli.errors import ConfigError, StoreError, TrainingStopped
 from agentrl_cli.evaluate import EvalResult, evaluate_policy, pick_tasks
 from agentrl_cli.greedy import Greedy
 from agentrl_cli.greedy import rewards as greedy_rewards
 from agentrl_cli.hooks import HookList
-from agentrl_cli.metrics import cpu_seconds, find_alerts, step_metrics
-from agentrl_cli.policies.local_checkpoint import load_state, load_weights, save_checkpoint, sweep, whole
+from agentrl_cli.metrics import cpu_seconds, step_metrics
+from agentrl_cli.policies.local_checkpoint import load_weights, save_checkpoint
 from agentrl_cli.policies.local_load import Loaded
 from agentrl_cli.rollout import Rollout, seed_of
 from agentrl_cli.steering import Steering, keep_settings
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.store.care import prunable, prune
 from agentrl_cli.tasks import Pack
-from agentrl_cli.types import Episode, Fact, Outcome, Task
+from agentrl_cli.trainer.keep import forget_old, retain, whole_checkpoints
+from agentrl_cli.trainer.report import Reporter
+from agentrl_cli.types import Episode, Fact, Task
 
 if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
@@ -92,8 +87,7 @@ class Trainer:
         self.step = 0
         self.best: float | None = None
         self.steering = Steering(config, run.id, store, narrate)
-        self.lost = 0
-        """Steps in a row in which nothing could be graded."""
+        self.reporter = Reporter(config, store, run.id, narrate)
 
     async def train(self) -> RunRow:
         """The whole run, from wherever it stands to its last step; the store says how it ended."""
@@ -132,7 +126,10 @@ class Trainer:
         metrics = step_metrics(groups, facts, kinds) | self.collector.metrics(groups) | update.metrics
         metrics |= {"time/step": time.monotonic() - started, "time/rollout": sampled - started}
         metrics |= {"time/update": time.monotonic() - sampled, "time/cpu": cpu_seconds() - cpu}
-        self._log(step, episodes, facts, update, metrics)
+        self.steering.why = self.reporter.step(step, episodes, facts, update, metrics) or self.steering.why
+        self.reporter.errors(episodes)
+        if self.on_step is not None:
+            self.on_step(step + 1, metrics)
         self.step = step + 1
         await self.hooks.call("on_update", run=self.run, metrics=metrics, step=self.step)
         if self.config.train.eval_every and self.step % self.config.train.eval_every == 0:
@@ -169,52 +166,6 @@ class Trainer:
         update = self.learner.update(kept, step, baselines)
         policy.set_version(f"{self.run.name}@{step + 1}")
         return facts, update
-
-    # --- log ---------------------------------------------------------------------------------------------------------
-
-    def _log(
-        self,
-        step: int,
-        episodes: Sequence[Episode],
-        facts: dict[str, Fact],
-        update: Update,
-        metrics: dict[str, float],
-    ) -> None:
-        with self.store.transaction():
-            self.store.set_facts((e.id, str(facts[e.id]), update.advantages.get(e.id)) for e in episodes)
-            for episode_id, signals in update.signals.items():
-                self.store.add_signals(episode_id, signals)
-            self.store.add_step(self.run.id, step + 1, metrics)
-        shown = {"reward": "reward", "solved": "solved", "tool calls": "tools/call_frequency"}
-        numbers = [f"{name} {metrics[key]:.3f}" for name, key in shown.items() if key in metrics]
-        total, seconds = self.config.train.steps, metrics["time/step"]
-        line = "  ".join([f"step {step + 1}/{total}", *(numbers or ["nothing graded"]), f"{seconds:.1f} s"])
-        self.store.add_log(self.run.id, "info", line)
-        self.narrate(line)
-        for alert in find_alerts(metrics, trained=len(update.signals)):
-            self.store.add_alert(self.run.id, alert.level, alert.name, alert.value, alert.threshold, alert.text)
-            if alert.name in self.config.train.stop_on:
-                self.steering.why = alert.name
-        self._tell_errors(episodes)
-        if self.on_step is not None:
-            self.on_step(step + 1, metrics)
-
-    def _tell_errors(self, episodes: Sequence[Episode]) -> None:
-        """Say what went wrong with episodes that ended in an error of ours; two steps of nothing else end the run."""
-        broken = [
-            e for e in episodes if e.outcome is not None and (e.outcome.is_error or e.outcome is Outcome.TOO_LONG)
-        ]
-        if broken:
-            first = next((e.error for e in broken if e.error), "") or "nothing was graded"
-            text = f"{len(broken)} of {len(episodes)} episodes ended as {broken[0].outcome}: {first}"
-            self.store.add_log(self.run.id, "error", text)
-            self.narrate(text)
-        self.lost = self.lost + 1 if len(broken) == len(episodes) else 0
-        if self.lost >= 2:
-            raise TrainingStopped(
-                "nothing_graded: no episode of the last two steps could be graded.",
-                hint="`agentrl replay last` shows one; the run's log has the first error of each step.",
-            )
 
     async def evaluate(self) -> EvalResult | None:
         """Evaluate the current weights, unless the store has it already; the best so far is kept as a checkpoint."""
@@ -269,25 +220,15 @@ class Trainer:
         self.store.add_event(self.run.id, "checkpoint", {"kind": kind, "step": self.step})
         await self.hooks.call("on_checkpoint", run=self.run, path=folder, step=self.step)
         if kind == "step":
-            self._forget_old()
-
-    def _forget_old(self) -> None:
-        old = sorted((c for c in self.store.checkpoints(self.run.id) if c.kind == "step"), key=lambda c: c.step)
-        for checkpoint in old[: -self.config.train.keep_last]:
-            self.store.remove_checkpoint(self.run.id, checkpoint.path)
-            shutil.rmtree(checkpoint.path, ignore_errors=True)
+            forget_old(self.store, self.run.id, self.config.train.keep_last)
 
     def _resume(self) -> None:
         """Load the newest whole checkpoint of this run, if it has one; one torn by a crash is skipped and said so."""
-        sweep(self.folder / "checkpoints")
-        found = sorted(self.store.checkpoints(self.run.id), key=lambda c: (c.step, c.id))
-        while found and (state := self._state(Path(found[-1].path))) is None:
-            self.narrate(f"the checkpoint {found.pop().path} is not whole: an older one is taken")
+        found, state = whole_checkpoints(self.store, self.run.id, self.folder / "checkpoints", self.narrate)
         self.store.clear_live(self.run.id)
         kept = [c.metrics.get("best") for c in found if c.kind == "best"]
         self.best = kept[0] if kept else None
         if found:
-            assert state is not None
             load_weights(self.loaded.model, Path(found[-1].path))
             self.learner.load_state(state)
             self.step = int(state["step"])
@@ -295,14 +236,6 @@ class Trainer:
             policy.set_version(f"{self.run.name}@{self.step}")
             self.narrate(f"resumed at step {self.step}")
         self.store.update_run(self.run.id, status="running", error="", ended=0.0, step=self.step)
-
-    @staticmethod
-    def _state(folder: Path) -> dict[str, Any] | None:
-        """The trainer's state in a checkpoint, None where a crash tore it."""
-        try:
-            return load_state(folder) if whole(folder) else None
-        except ModelError:
-            return None
 
     def _end(self, error: BaseException | None) -> None:
         if error is None:
@@ -314,7 +247,7 @@ class Trainer:
             text = "stopped at once" if cancelled else str(error)
         try:
             self.store.update_run(self.run.id, status=status, error=text, ended=time.time(), step=self.step)
-            self._retain()
+            retain(self.store, self.run.id, self.config)
             self.store.flush()
         except StoreError as problem:
             if error is None:
@@ -326,14 +259,6 @@ class Trainer:
         self.steering.changed = False
         keep_settings(self.run, self.config, self.store)
         await self._save("step")
-
-    def _retain(self) -> None:
-        """Keep per-token numbers as long, and as exactly, as `store` says."""
-        keep = self.config.store
-        if keep.precision == "float16":
-            prune(self.store, prunable(self.store, run=self.run.id), "half")
-        if keep.keep_tokens_days is not None:
-            prune(self.store, prunable(self.store, older_days=keep.keep_tokens_days), "numbers")
 
     # --- pieces ------------------------------------------------------------------------------------------------------
 

@@ -1,30 +1,23 @@
-"""The agent loop: a state machine per episode, many episodes at once, every token kept.
-
-    PENDING → GENERATING → PROCESSING_TOOLS or INTERACTING → GENERATING → … → TERMINATED
+"""One episode: the state machine, what is appended at each turn, its end and its score.
 
 What the model sampled is appended as ids and never encoded again; what the world answers is appended as the chat
-template's delta. Every episode ends with an outcome, and is stored turn by turn. A tool that fails is an observation; a
-fault of ours (sandbox, grader, hook) ends the episode as an error that is never scored.
+template's delta. A fault of ours (sandbox, grader, hook) ends the episode as an error that is never scored.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.chat.cut import fit_results
 from agentrl_cli.chat.drift import check_episode, worst
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.config import Config
-from agentrl_cli.env import AssistantTurn, Env, Step, ToolEnv, fault_of
-from agentrl_cli.errors import EnvError, NotFound, PolicyError, StoreError
-from agentrl_cli.hooks import HookList
-from agentrl_cli.policies.base import Policy
+from agentrl_cli.env import AssistantTurn, Env, Step, fault_of
+from agentrl_cli.errors import EnvError, PolicyError, StoreError
 from agentrl_cli.rewards import RewardContext, finite, score
+from agentrl_cli.rollout.job import Job, seed_of
 from agentrl_cli.store.flags import flag_names
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import (
@@ -37,7 +30,6 @@ from agentrl_cli.types import (
     RewardPart,
     Sampling,
     StopReason,
-    Task,
     Tokens,
     ToolResult,
     Turn,
@@ -45,114 +37,14 @@ from agentrl_cli.types import (
 )
 
 if TYPE_CHECKING:
-    from agentrl_cli.sandbox import Sandbox
-    from agentrl_cli.store import Store
+    from agentrl_cli.rollout.run import Rollout
 
 MIN_ROOM = 8  # an assistant turn with less room than this is not begun
 CLOSING = 30.0  # seconds that freeing an episode's tools and session may take
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """An attempt to be made. The same job with the same weights gives the same episode."""
-
-    task: Task
-    seed: int
-    sample: int = 0
-    group_id: str | None = None
-    step: int | None = None
-    run_id: str | None = None
-    kind: str = "rollout"
-    slot: int = -1  # see Sampling.slot
-
-
-def seed_of(*parts: object) -> int:
-    """63 bits that depend on the parts alone: seeds of steps, tasks, samples and turns."""
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
-
-
-class Rollout:
-    """Runs jobs with one policy, one chat template, the packs' tools and rewards.
-
-    `with_tools=False` takes the tools away (the ablation of `eval --no-tools`).
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        chat: Chat,
-        packs: Mapping[str, Pack],
-        config: Config,
-        *,
-        sandbox: Sandbox | None = None,
-        store: Store | None = None,
-        hooks: HookList | None = None,
-        with_tools: bool = True,
-        temperature: float | None = None,
-        run: Any = None,
-    ) -> None:
-        self.policy = policy
-        self.chat = chat
-        self.packs = packs
-        self.config = config
-        self.sandbox = sandbox
-        self.store = store
-        self.hooks = hooks or HookList()
-        self.with_tools = with_tools
-        self.temperature = config.rollout.temperature if temperature is None else temperature
-        self.run_row = run
-        self.drift: dict[str, str] = {}  # worst kind of drift by episode id, of those that have any
-
-    async def run(self, jobs: Sequence[Job], on_done: Callable[[Episode], None] | None = None) -> list[Episode]:
-        """Run all jobs, at most `rollout.concurrency` at once; episodes in the order of the jobs.
-
-        Raises PolicyError where the model itself fails; then, and when cancelled, every running episode is stored as
-        `cancelled` first.
-        """
-        places = asyncio.Semaphore(self.config.rollout.concurrency)
-
-        async def one(job: Job) -> Episode:
-            async with places:
-                episode = await self.episode(job)
-            if on_done is not None:
-                on_done(episode)
-            return episode
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(job)) for job in jobs]
-        except BaseExceptionGroup as errors:
-            # The first real error says what happened; the others are the cancellations that followed from it.
-            raise errors.exceptions[0] from errors
-        return [task.result() for task in tasks]
-
-    async def episode(self, job: Job) -> Episode:
-        """One attempt, from its prompt to its stored end."""
-        pack = self.packs.get(job.task.pack)
-        if pack is None:
-            raise NotFound.of("pack", job.task.pack, self.packs)
-        return await _Attempt(self, pack, job).run()
-
-    def make_env(self, pack: Pack, job: Job) -> Env:
-        """The environment of an episode: the pack's own `make_env(task)` where it has one, else its tools."""
-        own = getattr(pack.module, "make_env", None)
-        if own is not None:
-            env: Env = own(job.task)
-            return env
-        limits = self.config.rollout
-        return ToolEnv(
-            pack.tools_of(job.task) if self.with_tools else (),
-            open_session=self.sandbox.session if self.sandbox is not None else None,
-            setup=str(job.task.data.get("setup") or ""),
-            max_parallel_calls=limits.max_parallel_calls,
-            tool_timeout=limits.tool_timeout,
-            seed=job.seed,
-        )
-
-
 @dataclass
-class _Attempt:
+class Attempt:
     """One episode being made."""
 
     rollout: Rollout

@@ -1,0 +1,15 @@
+"""The agent loop: a state machine per episode, many episodes at once, every token kept.
+
+    PENDING → GENERATING → PROCESSING_TOOLS or INTERACTING → GENERATING → … → TERMINATED
+
+What the model sampled is appended as ids and never encoded again; what the world answers is appended as the chat
+template's delta. Every episode ends with an outcome, and is stored turn by turn. A tool that fails is an observation; a
+fault of ours (sandbox, grader, hook) ends the episode as an error that is never scored.
+"""
+
+from __future__ import annotations
+
+from agentrl_cli.rollout.job import Job, seed_of
+from agentrl_cli.rollout.run import Rollout
+
+__all__ = ["Job", "Rollout", "seed_of"]

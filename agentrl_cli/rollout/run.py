@@ -1,0 +1,101 @@
+"""Many episodes at once: jobs in, stored episodes out, in the order of the jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.config import Config
+from agentrl_cli.env import Env, ToolEnv
+from agentrl_cli.errors import NotFound
+from agentrl_cli.hooks import HookList
+from agentrl_cli.policies.base import Policy
+from agentrl_cli.rollout.attempt import Attempt
+from agentrl_cli.rollout.job import Job
+from agentrl_cli.tasks import Pack
+from agentrl_cli.types import Episode
+
+if TYPE_CHECKING:
+    from agentrl_cli.sandbox import Sandbox
+    from agentrl_cli.store import Store
+
+
+class Rollout:
+    """Runs jobs with one policy, one chat template, the packs' tools and rewards.
+
+    `with_tools=False` takes the tools away (the ablation of `eval --no-tools`).
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        chat: Chat,
+        packs: Mapping[str, Pack],
+        config: Config,
+        *,
+        sandbox: Sandbox | None = None,
+        store: Store | None = None,
+        hooks: HookList | None = None,
+        with_tools: bool = True,
+        temperature: float | None = None,
+        run: Any = None,
+    ) -> None:
+        self.policy = policy
+        self.chat = chat
+        self.packs = packs
+        self.config = config
+        self.sandbox = sandbox
+        self.store = store
+        self.hooks = hooks or HookList()
+        self.with_tools = with_tools
+        self.temperature = config.rollout.temperature if temperature is None else temperature
+        self.run_row = run
+        self.drift: dict[str, str] = {}  # worst kind of drift by episode id, of those that have any
+
+    async def run(self, jobs: Sequence[Job], on_done: Callable[[Episode], None] | None = None) -> list[Episode]:
+        """Run all jobs, at most `rollout.concurrency` at once; episodes in the order of the jobs.
+
+        Raises PolicyError where the model itself fails; then, and when cancelled, every running episode is stored as
+        `cancelled` first.
+        """
+        places = asyncio.Semaphore(self.config.rollout.concurrency)
+
+        async def one(job: Job) -> Episode:
+            async with places:
+                episode = await self.episode(job)
+            if on_done is not None:
+                on_done(episode)
+            return episode
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(job)) for job in jobs]
+        except BaseExceptionGroup as errors:
+            # The first real error says what happened; the others are the cancellations that followed from it.
+            raise errors.exceptions[0] from errors
+        return [task.result() for task in tasks]
+
+    async def episode(self, job: Job) -> Episode:
+        """One attempt, from its prompt to its stored end."""
+        pack = self.packs.get(job.task.pack)
+        if pack is None:
+            raise NotFound.of("pack", job.task.pack, self.packs)
+        return await Attempt(self, pack, job).run()
+
+    def make_env(self, pack: Pack, job: Job) -> Env:
+        """The environment of an episode: the pack's own `make_env(task)` where it has one, else its tools."""
+        own = getattr(pack.module, "make_env", None)
+        if own is not None:
+            env: Env = own(job.task)
+            return env
+        limits = self.config.rollout
+        return ToolEnv(
+            pack.tools_of(job.task) if self.with_tools else (),
+            open_session=self.sandbox.session if self.sandbox is not None else None,
+            setup=str(job.task.data.get("setup") or ""),
+            max_parallel_calls=limits.max_parallel_calls,
+            tool_timeout=limits.tool_timeout,
+            seed=job.seed,
+        )

@@ -1,0 +1,70 @@
+"""What a step leaves behind: its row, its per-token numbers, a line for people, alerts, and what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from agentrl_cli.algos.update import Update
+from agentrl_cli.config import Config
+from agentrl_cli.errors import TrainingStopped
+from agentrl_cli.metrics import find_alerts
+from agentrl_cli.store import Store
+from agentrl_cli.types import Episode, Fact, Outcome
+
+Metrics = dict[str, float]
+
+
+class Reporter:
+    """Writes the steps of one run."""
+
+    def __init__(self, config: Config, store: Store, run_id: str, narrate: Callable[[str], None]) -> None:
+        self.config = config
+        self.store = store
+        self.run_id = run_id
+        self.narrate = narrate
+        self.lost = 0
+        """Steps in a row in which nothing could be graded."""
+
+    def step(
+        self,
+        step: int,
+        episodes: Sequence[Episode],
+        facts: Mapping[str, Fact],
+        update: Update,
+        metrics: Metrics,
+    ) -> str:
+        """Store a step (counted from 0) and tell of it. Returns the alert that stops the run, "" where none does."""
+        with self.store.transaction():
+            self.store.set_facts((e.id, str(facts[e.id]), update.advantages.get(e.id)) for e in episodes)
+            for episode_id, signals in update.signals.items():
+                self.store.add_signals(episode_id, signals)
+            self.store.add_step(self.run_id, step + 1, metrics)
+        shown = {"reward": "reward", "solved": "solved", "tool calls": "tools/call_frequency"}
+        numbers = [f"{name} {metrics[key]:.3f}" for name, key in shown.items() if key in metrics]
+        total, seconds = self.config.train.steps, metrics["time/step"]
+        line = "  ".join([f"step {step + 1}/{total}", *(numbers or ["nothing graded"]), f"{seconds:.1f} s"])
+        self.store.add_log(self.run_id, "info", line)
+        self.narrate(line)
+        stop = ""
+        for alert in find_alerts(metrics, trained=len(update.signals)):
+            self.store.add_alert(self.run_id, alert.level, alert.name, alert.value, alert.threshold, alert.text)
+            if alert.name in self.config.train.stop_on:
+                stop = alert.name
+        return stop
+
+    def errors(self, episodes: Sequence[Episode]) -> None:
+        """Say what went wrong with episodes that ended in an error of ours; two steps of nothing else end the run."""
+        broken = [
+            e for e in episodes if e.outcome is not None and (e.outcome.is_error or e.outcome is Outcome.TOO_LONG)
+        ]
+        if broken:
+            first = next((e.error for e in broken if e.error), "") or "nothing was graded"
+            text = f"{len(broken)} of {len(episodes)} episodes ended as {broken[0].outcome}: {first}"
+            self.store.add_log(self.run_id, "error", text)
+            self.narrate(text)
+        self.lost = self.lost + 1 if len(broken) == len(episodes) else 0
+        if self.lost >= 2:
+            raise TrainingStopped(
+                "nothing_graded: no episode of the last two steps could be graded.",
+                hint="`agentrl replay last` shows one; the run's log has the first error of each step.",
+            )
