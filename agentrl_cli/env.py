@@ -83,6 +83,20 @@ class Interaction(Protocol):
     async def stop(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """The world before an assistant turn was answered."""
+
+    turn: int
+    calls: int | None
+    """Calls that the sandbox session had made; None: it was not open."""
+    state: Mapping[str, Any]
+    said: int
+    reward: float | None
+    acts: tuple[str, ...]
+    """Who acts now and cannot take it back: tools with effects of their own, the simulated user."""
+
+
 class ToolEnv(Env):
     """Tools as environment. A call that cannot be run is answered with what was wrong; a tool that fails, with why."""
 
@@ -109,6 +123,8 @@ class ToolEnv(Env):
         self._states: dict[str, Any] = {}
         self._said: list[Message] = []
         self._interaction_reward: float | None = None
+        self._before: list[_Before] = []
+        self._set_up = 0  # calls that the set-up made in the session
 
     async def reset(self, task: Task) -> list[Message]:
         self.context.task = task
@@ -120,6 +136,7 @@ class ToolEnv(Env):
         return list(self._said)
 
     async def step(self, turn: AssistantTurn) -> Step:
+        self._remember(turn)
         self._said.append({"role": "assistant", "content": turn.content})
         if turn.calls:
             results = await _all([self._answer(n, call) for n, call in enumerate(turn.calls)])
@@ -137,6 +154,37 @@ class ToolEnv(Env):
                 self._said.append({"role": "user", "content": text})
                 return Step([self._said[-1]], reward=reward)
         return Step(terminated=True)
+
+    async def back(self, turn: int) -> tuple[str, ...]:
+        """Takes the world back to before assistant turn number `turn` (from 0) was answered.
+
+        Sandbox session and the tools' shared state go back; returns what does not, in words for people.
+        """
+        gone = [before for before in self._before if before.turn >= turn]
+        if not gone:
+            return ()
+        del self._before[-len(gone) :]
+        first, session = gone[0], self.context.opened
+        notes = [f"what {name} did stays done" for name in sorted({name for item in gone for name in item.acts})]
+        if session is not None:
+            calls = self._set_up if first.calls is None else first.calls
+            diverged = await session.back(calls + 1) if len(session.history) > calls else ()
+            notes += [f"diverged at call {item.call}: {item.recorded!r:.80}, now {item.now!r:.80}" for item in diverged]
+        self.context.state.clear()
+        self.context.state.update(first.state)
+        del self._said[first.said :]
+        self._interaction_reward = first.reward
+        return tuple(notes)
+
+    def _remember(self, turn: AssistantTurn) -> None:
+        known = [self.tools[call.name] for call in turn.calls if call.name in self.tools]
+        acts = {tool.name for tool in known if not tool.rewinds and not tool.pure}
+        if not turn.calls and self._interaction is not None:
+            acts.add("the simulated user")
+        session = self.context.opened
+        calls = None if session is None else len(session.history)
+        state, reward = dict(self.context.state), self._interaction_reward
+        self._before.append(_Before(turn.index, calls, state, len(self._said), reward, tuple(acts)))
 
     async def rewards(self) -> tuple[RewardPart, ...]:
         """`tool:<name>` of every tool that has an opinion, `interaction`; their weight is 0 unless configured."""
@@ -184,6 +232,7 @@ class ToolEnv(Env):
             if not result.ok:
                 await session.close()
                 raise EnvError(f"The task's set-up code failed: {result.text()}")
+            self._set_up = len(session.history)
         return session
 
 

@@ -26,6 +26,8 @@ CUT_MARK = "[… "
 class Rerun:
     """One recorded call and what it answers now."""
 
+    call: int
+    """Its number in the episode, from 1."""
     turn: int
     """The assistant turn that made it."""
     name: str
@@ -38,6 +40,11 @@ class Rerun:
     def same(self) -> bool:
         """True where the answer is the recorded one, as far as that was stored."""
         return self.before is not None and same_answer(self.before, self.after)
+
+    @property
+    def diverged(self) -> str:
+        """`diverged at call n`, with which and where; empty where the answer is the recorded one."""
+        return "" if self.same else f"diverged at call {self.call} ({self.name}, turn {self.turn})"
 
     def diff(self) -> list[str]:
         """Lines of a unified diff of the two texts, without its heads; empty where they are the same."""
@@ -74,7 +81,7 @@ async def rerun_calls(episode: Episode, env: ToolEnv, until: int | None = None) 
             before = answers.results if answers is not None and answers.role == "tool" else ()
             for n, (call, result) in enumerate(zip(turn.calls, after, strict=True)):
                 recorded = before[n] if n < len(before) else None
-                out.append(Rerun(turn.index, call.name, call.arguments, recorded, result))
+                out.append(Rerun(len(out) + 1, turn.index, call.name, call.arguments, recorded, result))
         said += 1
     return out
 

@@ -156,6 +156,7 @@ class Session:
 
     def __init__(self, ok: bool = True) -> None:
         self.ok, self.cells, self.closed = ok, list[str](), 0
+        self.history = self.cells
 
     async def cell(self, code: str) -> Any:
         self.cells.append(code)

@@ -83,14 +83,14 @@ async def test_undo_and_retry_take_turns_back_together_with_their_tokens() -> No
     await made.user("a")
     before = made.ids
     await made.user("b")
-    assert made.undo() == 3 and made.ids == before
+    assert await made.undo() == 3 and made.ids == before
     assert events[-1] == {"ev": "cut", "turns": 3}
     await made.retry()
     assert made.messages[-1]["content"] == "three" and len(made.turns) == 3
-    made.undo()
+    await made.undo()
     assert made.turns == [] and made.ids == []
     with pytest.raises(UsageError):
-        made.undo()
+        await made.undo()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.errors import UsageError
 from agentrl_cli.policies.scripted import ScriptedPolicy
@@ -22,6 +23,7 @@ from agentrl_cli.tasks import load_pack
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.replay import ReplayScreen
 from agentrl_cli.tui.whatif_client import whatif_arguments
+from agentrl_cli.tui.whatif_view import event_lines
 from agentrl_cli.types import Origin, Outcome, ToolResult
 from agentrl_cli.whatif import advantages, beginning, same_answer
 from tests.tui_helpers import until, until_text, visible
@@ -105,6 +107,29 @@ async def test_a_changed_world_shows_as_a_difference(tmp_path: Path) -> None:
     assert not first["same"] and "-something else" in first["diff"]
     rewards = next(event for event in events if event["ev"] == "rewards")
     assert rewards["same"] is False and rewards["episode"] == ""
+
+
+async def test_verifying_says_where_it_diverged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], script: Path
+) -> None:
+    db = tmp_path / "a.db"
+    episode = await asyncio.to_thread(fill, db)
+    command = ["replay", episode, "--verify", "--db", str(db)]
+    assert await asyncio.to_thread(main, command) == 0
+    seen = capsys.readouterr()
+    assert "same" in seen.out and "REWARD" not in seen.out and "calls answer as recorded" in seen.err
+    with Store.open(db) as store, store.transaction() as conn:
+        conn.execute("UPDATE tool_calls SET result='something else' WHERE episode_id=? AND turn=2", (episode,))
+    assert await asyncio.to_thread(main, command) == 1
+    seen = capsys.readouterr()
+    assert "diverged at call 1" in seen.out and "-something else" in seen.out and "1 of" in seen.err
+    with Store.open(db, readonly=True) as store:
+        assert len(store.episode_ids()) == 2
+    given = ["--turn", "4", "--samples", "2", "--model", "scripted", "--script", str(script)]
+    _, events = await child(db, episode, *given)
+    told = [event for event in events if event["ev"] == "diverged"]
+    assert [(event["call"], event["turn"]) for event in told] == [(1, 2)]
+    assert "diverged at call 1" in event_lines(told[0])[0].plain
 
 
 async def test_a_reroll_keeps_the_stored_ids_and_stores_children(made: tuple[Path, str], script: Path) -> None:

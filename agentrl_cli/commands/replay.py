@@ -35,6 +35,9 @@ WhatIfOption = Annotated[
         "--whatif", help="`rerun`: its calls again, compared; or `turn=2 n=4 T=1 seed=0 model=RUN@best edit=TEXT`."
     ),
 ]
+VerifyOption = Annotated[
+    bool, typer.Option("--verify", help="Run its tool calls again and compare: exit code 1 where one diverged.")
+]
 ScriptOption = Annotated[Path | None, typer.Option(help="With --whatif: replies of `model=scripted`, a JSON list.")]
 SvgOption = Annotated[Path | None, typer.Option(help="Write the screen as an SVG file and leave.")]
 
@@ -49,6 +52,7 @@ def command(
     tokens: TokensOption = False,
     whatif: WhatIfOption = None,
     script: ScriptOption = None,
+    verify: VerifyOption = False,
     json: JsonOption = False,
     svg: SvgOption = None,
     project: ProjectOption = None,
@@ -56,15 +60,22 @@ def command(
 ) -> None:
     """Step through an episode: turns, tool calls, every token with what training made of it, reward, siblings.
 
+    --verify says `diverged at call n` where a recorded call answers otherwise today; nothing is stored by that.
     --whatif runs recorded calls again or samples anew from a turn, in a process of its own; results are stored as
     children of the episode. With --json it prints one event a line: {"ev": "rerun" | "rewards" | "child" | "done", …}.
     """
     path = find_db(project, db)
-    if whatif is not None:
-        raise typer.Exit(_whatif(path, episode or "last", run, whatif, script, project, as_json=json))
+    if whatif is not None or verify:
+        request = _request(whatif, verify)
+        raise typer.Exit(_whatif(path, episode or "last", run, request, script, project, as_json=json))
     if tokens or (svg is None and (plain or not is_terminal())):
         _print(path, episode or _first(path, run, filter_, sort), run, layer, tokens)
         return
+    _open(path, episode, run, filter_, sort, svg)
+
+
+def _open(path: Path, episode: str | None, run: str | None, filter_: str, sort: str, svg: Path | None) -> None:
+    """The screen, or what it shows as an SVG file."""
     from agentrl_cli.store import Store
 
     with Store.open(path, readonly=True) as store:
@@ -102,24 +113,43 @@ def _first(path: Path, run: str | None, filter_: str, sort: str) -> str:
         return store.episode_rows(found)[0].id
 
 
+def _request(whatif: str | None, verify: bool) -> list[str]:
+    """What is asked of the child. Raises UsageError."""
+    from agentrl_cli.tui.whatif_client import whatif_arguments
+
+    if whatif is None:
+        return ["--verify"]
+    if verify:
+        raise UsageError("--verify runs the calls again, as `--whatif rerun` does: one of the two, not both.")
+    return whatif_arguments(whatif)
+
+
 def _whatif(
-    path: Path, episode: str, run: str | None, text: str, script: Path | None, project: Path | None, *, as_json: bool
+    path: Path,
+    episode: str,
+    run: str | None,
+    request: list[str],
+    script: Path | None,
+    project: Path | None,
+    *,
+    as_json: bool,
 ) -> int:
     """Runs the child and prints what it tells. Returns the exit code."""
     import asyncio
 
     from agentrl_cli.store import Store
     from agentrl_cli.tui.chat_client import ChatClient
-    from agentrl_cli.tui.whatif_client import MODULE, whatif_arguments
+    from agentrl_cli.tui.whatif_client import MODULE
     from agentrl_cli.tui.whatif_view import event_lines
 
     with Store.open(path, readonly=True) as store:
         found = store.resolve_episode(episode, store.run(run).id if run else None)
-    arguments = ["--db", str(path), "--episode", found, *whatif_arguments(text)]
+    arguments = ["--db", str(path), "--episode", found, *request]
     arguments += ["--script", str(script)] if script is not None else []
     arguments += ["--project", str(project)] if project is not None else []
 
     async def go() -> int:
+        ran = diverged = 0
         client = ChatClient(arguments, MODULE)
         try:
             await client.start()
@@ -128,6 +158,8 @@ def _whatif(
                     error = AgentRLError(event["message"], hint=event["hint"])
                     error.exit_code = event["code"]
                     raise error
+                ran += event["ev"] == "rerun"
+                diverged += event["ev"] == "rerun" and not event["same"]
                 if as_json:
                     echo_jsonl([event])
                 else:
@@ -135,7 +167,10 @@ def _whatif(
                         echo(line.plain)
         finally:
             await client.kill()
-        return 0
+        if request != ["--verify"]:
+            return 0
+        narrate(f"{diverged} of {ran} calls diverged" if diverged else f"all {ran} calls answer as recorded")
+        return 1 if diverged else 0
 
     return asyncio.run(go())
 

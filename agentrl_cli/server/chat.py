@@ -130,10 +130,9 @@ class Server:
     async def _resume(self, past: Episode, turn: int) -> None:
         assert self.session is not None
         reruns = await self.session.resume(past, turn)
-        other = [item for item in reruns if not item.same]
-        if other:
-            told = ", ".join(f"{item.name} in turn {item.turn}" for item in other)
-            self.emit({"ev": "note", "text": f"run again, these answered differently this time: {told}"})
+        for item in reruns:
+            if not item.same:
+                self.emit({"ev": "note", "text": f"{item.diverged}: run again, it answered {item.after.text!r:.200}"})
         if self.session.turns[-1].role != "assistant":
             self.emit({"ev": "note", "text": "the model speaks next: /retry lets it, /as-model TEXT speaks for it"})
 
@@ -168,7 +167,7 @@ class Server:
             case "retry":
                 await session.retry()
             case "undo":
-                self.emit({"ev": "note", "text": f"{session.undo()} turns left"})
+                self.emit({"ev": "note", "text": f"{await session.undo()} turns left"})
             case "call":
                 result = await session.call(str(request.get("name")), dict(request.get("arguments") or {}))
                 self.emit(

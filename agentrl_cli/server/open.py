@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,9 @@ from agentrl_cli.types import Episode, Message, Sampling, Task
 if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
     from agentrl_cli.store import EpisodeRow
+
+KEPT = 8
+"""Earlier states of a session that stay alive in a chat, so that taking a turn back is immediate."""
 
 SAID = "This is the scripted model: it repeats what it was told to say and knows nothing."
 
@@ -126,12 +130,14 @@ def check_tokenizer(past: Past, chat: Chat) -> None:
         )
 
 
-def make_env(config: Config, pack: Pack | None, task: Task, sandbox: Sandbox | None, seed: int) -> ToolEnv:
-    """The pack's tools for one conversation."""
+def make_env(
+    config: Config, pack: Pack | None, task: Task, sandbox: Sandbox | None, seed: int, *, keep: int = 0
+) -> ToolEnv:
+    """The pack's tools for one conversation. `keep`: earlier states of the sandbox session that stay alive."""
     limits = config.rollout
     return ToolEnv(
         pack.tools_of(task) if pack is not None else (),
-        open_session=sandbox.session if sandbox is not None else None,
+        open_session=partial(sandbox.session, keep=keep) if sandbox is not None else None,
         setup=str(task.data.get("setup") or ""),
         max_parallel_calls=limits.max_parallel_calls,
         tool_timeout=limits.tool_timeout,
@@ -157,7 +163,7 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         check_tokenizer(past, chat)
     sandbox, note = await _sandbox(config, pack)
     limits = config.rollout
-    env = make_env(config, pack, task, sandbox, given.seed)
+    env = make_env(config, pack, task, sandbox, given.seed, keep=KEPT)
     temperature = limits.temperature if given.temperature is None else given.temperature
     session = Session(
         policy,

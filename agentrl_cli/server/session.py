@@ -94,16 +94,18 @@ class Session:
             self._open(list(prompt))
             await self.reply()
 
-    async def resume(self, episode: Episode, turn: int) -> list[Rerun]:
+    async def resume(self, episode: Episode, turn: int, *, there: bool = False) -> list[Rerun]:
         """Begins with the turns of a stored episode before turn `turn`; its tool calls are run again for their effects.
 
-        Token ids are the stored ones. Raises UsageError where the model is not to speak there.
+        Token ids are the stored ones. `there`: the world is in that state already, and nothing is run.
+        Raises UsageError where the model is not to speak there.
         """
-        await self.env.reset(self.task)
+        if not there:
+            await self.env.reset(self.task)
         self.turns, self.parts = beginning(episode, turn)
         self.messages = [message for item in self.turns for message in item.messages]
         self.parent = episode
-        reruns = await rerun_calls(episode, self.env, until=turn)
+        reruns = [] if there else await rerun_calls(episode, self.env, until=turn)
         for item, part in zip(self.turns, self.parts, strict=True):
             self.emit({"ev": "turn", "turn": item, "tokens": part})
         return reruns
@@ -132,7 +134,7 @@ class Session:
     async def as_model(self, text: str) -> None:
         """The person writes the assistant turn; its calls are run, then the model goes on."""
         if self._waits_for_world:
-            self._back_to("user")  # the model has answered already: in its place
+            await self._back_to("user")  # the model has answered already: in its place
         if not self.turns:
             raise UsageError("It is the user's turn.", hint="Say something first.")
         self._marks.append(len(self.turns))
@@ -146,7 +148,7 @@ class Session:
 
     async def as_tool(self, text: str) -> None:
         """The person answers the calls of the last assistant turn, then the model goes on."""
-        self._back_to("assistant", calls=True)
+        await self._back_to("assistant", calls=True)
         last = self.turns[-1] if self.turns else None
         if last is None or last.role != "assistant" or not last.calls:
             raise UsageError("No tool call waits for an answer.", hint="/undo goes back to one; --approve asks first.")
@@ -176,18 +178,18 @@ class Session:
             keep -= 1
         if not keep:
             raise UsageError("There is nothing to answer yet.")
-        self._cut(keep)
+        await self._cut(keep)
         self._tries += 1
         await self.reply()
 
-    def undo(self) -> int:
-        """Takes back everything since the last thing the person did. Returns how many turns are left.
+    async def undo(self) -> int:
+        """Takes back everything since the last thing the person did; returns the number of turns left.
 
-        What tools did in the sandbox stays done.
+        The world goes back, too; what a tool did outside the sandbox stays done, and a note says so.
         """
         if not self._marks:
             raise UsageError("There is nothing to take back.")
-        self._cut(self._marks.pop())
+        await self._cut(self._marks.pop())
         return len(self.turns)
 
     async def score(self) -> tuple[RewardPart, ...]:
@@ -354,16 +356,19 @@ class Session:
         self.reward_parts = ()
         self.emit({"ev": "turn", "turn": turn, "tokens": tokens})
 
-    def _back_to(self, role: str, *, calls: bool = False) -> None:
+    async def _back_to(self, role: str, *, calls: bool = False) -> None:
         """Drops what came after the last turn of a role (with calls); without such a turn nothing is dropped."""
         fits = [n for n, turn in enumerate(self.turns) if turn.role == role and (turn.calls or not calls)]
         if fits and fits[-1] + 1 < len(self.turns):
-            self._cut(fits[-1] + 1)
+            await self._cut(fits[-1] + 1)
 
-    def _cut(self, keep: int) -> None:
-        """Drops all turns from `keep` on; the messages follow from the turns."""
+    async def _cut(self, keep: int) -> None:
+        """Drops all turns from `keep` on; the messages follow from the turns, and the world goes back with them."""
         self.turns, self.parts = self.turns[:keep], self.parts[:keep]
         self.messages = [message for turn in self.turns for message in turn.messages]
         self._marks = [mark for mark in self._marks if mark < keep]
         self.reward_parts = ()
         self.emit({"ev": "cut", "turns": keep})
+        unanswered = bool(self.turns) and self.turns[-1].role == "assistant" and bool(self.turns[-1].calls)
+        for note in await self.env.back(self._answers - unanswered):
+            self.emit({"ev": "note", "text": note})

@@ -4,7 +4,8 @@
     python -m agentrl_cli.server.whatif --db FILE --episode ID --turn 2 --samples 4 [--model RUN@best] [--edit TEXT] …
 
 Events: `ready`; of `--rerun` one `rerun` a recorded call and a `rewards`; of a re-roll one `child` an episode that was
-stored; then `done`. A mistake is one `fatal`, and the exit code says of which kind. Only this reaches stdout.
+stored, and one `diverged` a recorded call that answered otherwise when it was run again; then `done`. A mistake is one
+`fatal`, and the exit code says of which kind. Only this reaches stdout.
 """
 
 from __future__ import annotations
@@ -30,11 +31,18 @@ from agentrl_cli.whatif import Rerun, advantages, rerun_calls, rescore
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.render import Chat
+    from agentrl_cli.env import ToolEnv
     from agentrl_cli.policies.base import Policy
     from agentrl_cli.sandbox import Sandbox
 
 PARALLEL = 16
 """Samples that run at once."""
+
+
+class Lane:
+    """Where one sample after the other runs: the world is built once and goes back to the turn between them."""
+
+    env: ToolEnv | None = None
 
 
 class WhatIf:
@@ -44,6 +52,8 @@ class WhatIf:
         self.given = given
         self.past = past
         self.out = out
+        self.diverged: set[int] = set()
+        """Recorded calls that answered otherwise before a re-roll, and were told of."""
 
     def emit(self, event: dict[str, Any]) -> None:
         """Writes one event."""
@@ -55,7 +65,7 @@ class WhatIf:
         past = self.past
         sandbox = await _sandbox(past)
         try:
-            if self.given.rerun:
+            if self.given.rerun or self.given.verify:
                 await self.rerun(sandbox)
                 return
             policy, chat = open_policy(
@@ -82,6 +92,8 @@ class WhatIf:
             reruns = await rerun_calls(episode, env)
             for item in reruns:
                 self.emit({"ev": "rerun", **rerun_object(item)})
+            if self.given.verify:
+                return
             parts = await rescore(episode, past.pack.rewards, env, past.task, sandboxed=sandbox is not None)
         finally:
             await env.close()
@@ -119,27 +131,46 @@ class WhatIf:
 
     async def reroll(self, policy: Policy, chat: Chat, sandbox: Sandbox | None) -> None:
         """`samples` episodes from the turn on, at most PARALLEL at once; stored together, with their advantages."""
-        places, group = asyncio.Semaphore(PARALLEL), f"whatif-{new_id()}"
+        number, group = max(self.given.samples, 1), f"whatif-{new_id()}"
+        lanes: asyncio.Queue[Lane] = asyncio.Queue()
+        for _ in range(min(number, PARALLEL)):
+            lanes.put_nowait(Lane())
 
         async def one(sample: int) -> Episode:
-            async with places:
-                episode = await self.sample(policy, chat, sandbox, group, sample)
+            lane = await lanes.get()
+            try:
+                episode = await self.sample(policy, chat, sandbox, group, sample, lane)
+            finally:
+                lanes.put_nowait(lane)
             self.emit({"ev": "progress", "sample": sample, "reward": episode.reward})
             return episode
 
-        children = await asyncio.gather(*(one(n) for n in range(max(self.given.samples, 1))))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(one(n)) for n in range(number)]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors  # the first says what happened; the others followed from it
+        finally:
+            while not lanes.empty():
+                if (env := lanes.get_nowait().env) is not None:
+                    await env.close()
+        children = [task.result() for task in running]
         values = advantages([child.reward for child in children])
         children = [replace(child, advantage=value) for child, value in zip(children, values, strict=True)]
         self.past.keep(children)
         for child in children:
             self.emit({"ev": "child", **child_object(child)})
 
-    async def sample(self, policy: Policy, chat: Chat, sandbox: Sandbox | None, group: str, sample: int) -> Episode:
+    async def sample(
+        self, policy: Policy, chat: Chat, sandbox: Sandbox | None, group: str, sample: int, lane: Lane
+    ) -> Episode:
         """One episode from the turn on, graded."""
         given, past = self.given, self.past
         limits = past.config.rollout
         seed = seed_of(given.seed, "whatif", sample)
-        env = make_env(past.config, past.pack, past.task, sandbox, seed)
+        there = lane.env is not None
+        env = lane.env or make_env(past.config, past.pack, past.task, sandbox, past.episode.seed, keep=limits.max_turns)
+        lane.env = env
         temperature = limits.temperature if given.temperature is None else given.temperature
         said = sum(turn.role == "assistant" and turn.index < given.turn for turn in past.episode.turns)
         session = Session(
@@ -149,7 +180,10 @@ class WhatIf:
             group_id=group,
         )  # fmt: skip
         try:
-            await session.resume(past.episode, given.turn)
+            for item in await session.resume(past.episode, given.turn, there=there):
+                if not item.same and item.call not in self.diverged:
+                    self.diverged.add(item.call)
+                    self.emit({"ev": "diverged", **rerun_object(item)})
             try:
                 await (session.as_model(given.edit) if given.edit is not None else session.reply())
             except UsageError:
@@ -157,8 +191,15 @@ class WhatIf:
                     raise
             episode = session.episode()
             parts = await rescore(episode, past.pack.rewards, env, past.task, sandboxed=sandbox is not None)
+            if await env.back(said):  # something cannot be taken back: the next sample gets a new world
+                lane.env = None
+        except BaseException:
+            lane.env = None
+            raise
         finally:
-            await session.close()
+            await policy.release(session.id)
+            if lane.env is None:
+                await env.close()
         ended = episode.with_(reward_parts=parts, outcome=_outcome(episode, parts), ended=time.time())
         return ended.with_(flags=flag_names(ended, []))
 
@@ -180,6 +221,7 @@ def _outcome(episode: Episode, parts: Sequence[RewardPart]) -> Outcome:
 def rerun_object(item: Rerun) -> dict[str, Any]:
     """A call that was run again, as JSON."""
     return {
+        "call": item.call,
         "turn": item.turn,
         "name": item.name,
         "arguments": item.arguments,
@@ -231,6 +273,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--db", type=Path, required=True)
     parser.add_argument("--episode", required=True)
     parser.add_argument("--rerun", action="store_true")
+    parser.add_argument("--verify", action="store_true", help="the calls of --rerun alone; nothing is scored or stored")
     parser.add_argument("--turn", type=int, default=0)
     parser.add_argument("--samples", type=int, default=1)
     parser.add_argument("--model")

@@ -70,7 +70,8 @@ class Tool:
     `timeout`: seconds of one call. `concurrency`: calls at once over all episodes (None: no limit). `rate`: calls a
     second over all episodes (None: no limit). `pure`: same arguments, same answer, no effect; only such a tool may be
     cached. `external`: has effects outside that cannot be undone or repeated. `own_timeout`: ends each call in
-    time by itself, so that none is put around it; waiting for a place inside is then not counted either.
+    time by itself, so that none is put around it; waiting for a place inside is then not counted either. `rewinds`:
+    all it does is in the sandbox session and in the context's `state`, so that an episode can go back to before it.
     """
 
     name: str = ""
@@ -81,6 +82,7 @@ class Tool:
     pure: bool = False
     external: bool = False
     own_timeout: bool = False
+    rewinds: bool = False
     examples: tuple[Mapping[str, Any], ...] = ()
     """Arguments that work: shown by `agentrl tools show`, run by the tests."""
 

@@ -20,3 +20,4 @@ async def bash(command: str, ctx: ToolContext) -> ToolResult:
 
 TOOL = FunctionTool(bash, examples=({"command": "echo hi"}, {"command": "seq 3 > n.txt && wc -l n.txt"}))
 TOOL.own_timeout = True  # as for run_python
+TOOL.rewinds = True

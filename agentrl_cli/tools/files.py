@@ -183,3 +183,4 @@ TOOL = FunctionTool(
     ),
 )
 TOOL.own_timeout = True  # as for run_python
+TOOL.rewinds = True

@@ -36,3 +36,4 @@ def as_observation(result: ExecResult) -> ToolResult:
 
 TOOL = FunctionTool(run_python, examples=({"code": "print(6 * 7)"},))
 TOOL.own_timeout = True  # the sandbox has limits and a backstop; waiting for a place there is not the model's fault
+TOOL.rewinds = True

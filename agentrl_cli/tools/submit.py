@@ -24,3 +24,4 @@ async def finish(ctx: ToolContext) -> ToolResult:
 
 SUBMIT = FunctionTool(submit, examples=({"answer": "42"},))
 FINISH = FunctionTool(finish, examples=({},))
+SUBMIT.rewinds = FINISH.rewinds = True

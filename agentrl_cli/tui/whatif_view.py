@@ -15,7 +15,7 @@ def event_lines(event: dict[str, Any], width: int = 100) -> list[Text]:
     kind = event["ev"]
     if kind == "ready":
         return [Text(f"{event['model']}  weights {event['weights']}", FAINT)] if event["model"] else []
-    if kind == "rerun":
+    if kind in ("rerun", "diverged"):
         return rerun_lines(event, width)
     if kind == "rewards":
         return reward_lines(event)
@@ -29,7 +29,8 @@ def event_lines(event: dict[str, Any], width: int = 100) -> list[Text]:
 def rerun_lines(event: dict[str, Any], width: int) -> list[Text]:
     """One call: the same answer, or the difference."""
     arguments = "" if event["arguments"] is None else json.dumps(event["arguments"], ensure_ascii=False)
-    verdict = "same" if event["same"] else "not recorded" if event["before"] is None else "DIFFERENT"
+    other = f"diverged at call {event['call']}"
+    verdict = "same" if event["same"] else "not recorded" if event["before"] is None else other
     head = f"turn {event['turn']}  {event['name']} {arguments}"
     lines = [Text(clip(" ".join(head.split()), max(width - 24, 20)), no_wrap=True)]
     lines[0].append(f"   {verdict}", GOOD if event["same"] else BAD)
