@@ -15,7 +15,7 @@ PACKAGE = ROOT / "agentrl_cli"
 
 LAYERS = (
     "types errors paths config registry hooks store chat policies algos sandbox tools rewards env tasks rollout "
-    "check evaluate whatif plan metrics collect sft steering greedy trainer runtime doctor server tui commands"
+    "check evaluate whatif rescore plan metrics collect sft steering greedy trainer runtime doctor server tui commands"
 ).split()
 
 HEAVY = {"torch", "transformers", "peft", "accelerate", "safetensors"}

@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "eval": ("Run", "agentrl_cli.commands.eval:command", "pass@k with intervals, base against checkpoint"),
     "chat": ("Run", "agentrl_cli.commands.chat:command", "Talk to a model with its tools, or act as the model"),
     "sft": ("Run", "agentrl_cli.commands.sft:command", "Warm-start a model on the packs' demonstrations"),
+    "rescore": ("Run", "agentrl_cli.commands.rescore:command", "A run under other rewards, without generating"),
     "merge": ("Run", "agentrl_cli.commands.merge:command", "Write a checkpoint as a plain Hugging Face folder"),
     "watch": ("Look", "agentrl_cli.commands.watch:command", "Live dashboard of a training"),
     "replay": ("Look", "agentrl_cli.commands.replay:command", "Step through an episode, token by token"),

@@ -171,6 +171,11 @@ def _tail(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
         yield from aligned(
             ["reward", "value", "weight", "sum", "detail"], [*parts, ["total", None, None, row.reward, ""]]
         )
+    scores = store.scores(row.id)
+    if scores:
+        yield ""
+        rescored = [[s.name, s.reward, s.delta, s.advantage, s.fact, [f"{t:+.2f}" for t in s.turns]] for s in scores]
+        yield from aligned(["rescored", "reward", "delta", "advantage", "fact", "advantage by turn"], rescored)
     flags = find_flags(episode)
     drift = store.drift(row.id)
     if flags or drift:

@@ -22,10 +22,11 @@ from agentrl_cli.store.rows import (
     RunRow,
     TokenizerRow,
 )
+from agentrl_cli.store.scores import Score, ScoreStore
 from agentrl_cli.store.writer import MarkWriter, RunWriter
 
 
-class Store(RunWriter, EpisodeWriter, MarkWriter, RunReader, EpisodeReader, StoreBase):
+class Store(RunWriter, EpisodeWriter, MarkWriter, RunReader, EpisodeReader, ScoreStore, StoreBase):
     """A store file, open for writing or (`readonly=True`) for reading."""
 
 
@@ -37,6 +38,7 @@ __all__ = [
     "EvalRow",
     "LiveRow",
     "RunRow",
+    "Score",
     "Store",
     "TokenizerRow",
     "episode_key",

@@ -32,6 +32,8 @@ NUMBERS: dict[str, str] = {
     "sample": "e.sample",
     "seed": "e.seed",
     "seconds": "(CASE WHEN e.ended > 0 THEN e.ended - e.started END)",
+    "rescored": "(SELECT s.reward FROM scores s WHERE s.episode_id=e.id ORDER BY s.set_id DESC LIMIT 1)",
+    "delta": "(SELECT s.delta FROM scores s WHERE s.episode_id=e.id ORDER BY s.set_id DESC LIMIT 1)",
 }
 """Fields that hold a number, and their SQL."""
 

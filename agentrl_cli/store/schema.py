@@ -153,7 +153,23 @@ _GROUP_WHY = """
 ALTER TABLE groups ADD COLUMN why TEXT NOT NULL DEFAULT '';
 """
 
-MIGRATIONS: tuple[tuple[str, str], ...] = (("m001_initial", _INITIAL), ("m002_group_why", _GROUP_WHY))
+_SCORES = """
+CREATE TABLE score_sets (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT REFERENCES runs(id) ON DELETE CASCADE, name TEXT NOT NULL,
+    at REAL NOT NULL, spec TEXT NOT NULL, UNIQUE (run_id, name)
+) STRICT;
+CREATE TABLE scores (
+    set_id INTEGER NOT NULL REFERENCES score_sets(id) ON DELETE CASCADE,
+    episode_id TEXT NOT NULL REFERENCES episodes(id) ON DELETE CASCADE, reward REAL NOT NULL, delta REAL NOT NULL,
+    advantage REAL, fact TEXT NOT NULL, parts TEXT NOT NULL, turns TEXT NOT NULL, PRIMARY KEY (episode_id, set_id)
+) STRICT, WITHOUT ROWID;
+"""
+
+MIGRATIONS: tuple[tuple[str, str], ...] = (
+    ("m001_initial", _INITIAL),
+    ("m002_group_why", _GROUP_WHY),
+    ("m003_scores", _SCORES),
+)
 """(name, statements separated by `;` at a line's end), oldest first."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -52,6 +52,10 @@ class Reason:
     text: str
 
 
+ScoreLine = tuple[str, float, float, float | None, Sequence[float]]
+"""(name of the set, reward, difference, advantage, advantage of each assistant turn)"""
+
+
 @dataclass(frozen=True, slots=True)
 class Fork:
     """Where two episodes of one task part."""
@@ -84,6 +88,8 @@ class EpisodeView:
     """Name of its run."""
     picked: str = ""
     """What picked its task, where it was not simply its turn."""
+    scores: tuple[ScoreLine, ...] = ()
+    """What it would have had in the run's score sets (`agentrl rescore`)."""
     live: str = ""
     """Text being generated right now, where the episode still runs."""
 
@@ -193,6 +199,10 @@ def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[Rea
     out = [Reason("!", f"{name} {evidence}".strip()) for name, evidence in flags]
     if view.picked:
         out.append(Reason(".", f"task: {view.picked}"))
+    for name, reward, delta, advantage, turns in view.scores:
+        own = "not trained" if advantage is None else f"adv {advantage:+.2f}"
+        each = f" by turn {' '.join(f'{value:+.2f}' for value in turns)}" if len(turns) > 1 else ""
+        out.append(Reason(".", f'rescored "{name}": {reward:.2f} ({delta:+.2f}), {own}{each}'))
     rewards = [row.reward for row in view.siblings if row.reward is not None]
     if len(rewards) > 1:
         spread = float(np.std(rewards))
@@ -229,6 +239,7 @@ def make_view(
     note: str = "",
     run: str = "",
     picked: str = "",
+    scores: Sequence[ScoreLine] = (),
     live: str = "",
 ) -> EpisodeView:
     """Builds a view from what was read; repairs lengths, never raises on odd arrays."""
@@ -245,6 +256,7 @@ def make_view(
         note=note,
         run=run,
         picked=picked,
+        scores=tuple(scores),
         live=live,
     )
     return replace(view, reasons=reasons_of(view, flags))

@@ -24,6 +24,7 @@ def load_view(store: Store, episode_id: str, decoders: dict[str, TokenTexts] | N
         tags=row.tags,
         note=row.note,
         run=store.run(row.run_id).name if row.run_id else "",
+        scores=[(s.name, s.reward, s.delta, s.advantage, s.turns) for s in store.scores(row.id)],
         picked=store.group_why(row.group_id, row.run_id),
         live=live,
     )

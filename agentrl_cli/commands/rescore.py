@@ -1,0 +1,175 @@
+"""`agentrl rescore`: a run under other rewards or another estimator, without generating anything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentrl_cli.commands.common import (
+    DbOption,
+    JsonOption,
+    ProjectOption,
+    SetOption,
+    data_stdout,
+    echo,
+    echo_json,
+    find_db,
+    narrate,
+)
+from agentrl_cli.commands.tables import aligned
+from agentrl_cli.errors import ConfigError, NotFound
+
+if TYPE_CHECKING:
+    from agentrl_cli.config import Config
+    from agentrl_cli.rescore import Change
+    from agentrl_cli.rewards import Reward
+    from agentrl_cli.store import RunRow, Store
+
+RewardOption = Annotated[
+    list[str] | None,
+    typer.Option("--reward", metavar="FN", help="module:object or file.py:fn; NAME=FN replaces a part; repeatable."),
+]
+AdvantageOption = Annotated[str | None, typer.Option("--advantage", help="Another estimator: rloo, gigpo …")]
+FilterOption = Annotated[str, typer.Option("--filter", "-f", help="Only these episodes, e.g. step:10..20.")]
+NameOption = Annotated[str | None, typer.Option("--name", help="What the score set is called.")]
+
+
+def command(
+    run: Annotated[str, typer.Argument(help="A training: name, id or unique beginning; `last`.")] = "last",
+    sets: SetOption = None,
+    reward: RewardOption = None,
+    advantage: AdvantageOption = None,
+    filter: FilterOption = "",
+    name: NameOption = None,
+    keep: Annotated[bool, typer.Option("--keep/--no-keep", help="Store the result as a score set.")] = True,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Episodes to print, most changed first.")] = 20,
+    project: ProjectOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Score a training's episodes again: new weights (--set rewards.x=2), a new function, another estimator.
+
+    Nothing is generated, and what was trained on stays as it is: the result is a score set of the run, which
+    `show` and replay print, and filters find: `agentrl ls -f "delta:<0"`, `rescored:>0.5`.
+
+    JSON: {"run", "set", "summary", "episodes": [{"episode", "reward_before", "reward", "delta", "advantage_before",
+    "advantage", "turns", "fact_before", "fact", "parts"}]}
+    """
+    from agentrl_cli.rescore import keep as keep_scores
+    from agentrl_cli.rescore import reward_of, summary
+    from agentrl_cli.store import Store
+
+    path = find_db(project, db)
+    with data_stdout(), Store.open(path) as store:
+        row = _training(store, run)
+        episodes = [store.episode(line.id) for line in store.episode_rows(
+            store.episode_ids(f"kind:train -outcome:none {filter}".strip(), "time", run=row.id))]  # fmt: skip
+        if not episodes:
+            raise NotFound(f"{row.name} has no finished episodes{' that match' if filter else ''}.")
+        config = _settings(row, sets, advantage, project)
+        base = project or path.parent.parent
+        functions = [reward_of(text, _base(text, base), config.rewards) for text in reward or ()]
+        _known(config, row, [part.name for e in episodes for part in e.reward_parts], functions)
+        found = asyncio.run(_scored(store, episodes, config, functions, project))
+        spec = {"set": sets or [], "reward": reward or [], "advantage": config.algo.advantage, "filter": filter}
+        stored = keep_scores(store, row.id, name or _name(sets, reward, advantage), found, spec) if keep else None
+        total = summary(found)
+        if json:
+            episodes_json = [change.report() for change in found]
+            echo_json({"run": row.name, "set": stored, "summary": total, "episodes": episodes_json})
+    if not json:
+        _print(found, total, limit)
+        narrate(f'Kept as "{stored}": agentrl ls -f "delta:<0"' if stored else "Nothing was stored.")
+
+
+def _training(store: Store, name: str) -> RunRow:
+    if name == "last":
+        rows = [row for row in store.runs() if row.kind == "train"]
+        if not rows:
+            raise NotFound("There is no training to score again.", hint="`agentrl train` starts one.")
+        return max(rows, key=lambda row: row.started)
+    row = store.run(name)
+    if row.kind != "train":
+        raise ConfigError(f"{row.name} is a {row.kind}, not a training: its groups were not compared.")
+    return row
+
+
+def _settings(row: RunRow, sets: Sequence[str] | None, advantage: str | None, project: Path | None) -> Config:
+    """The run's own settings, with what is to change over them."""
+    from agentrl_cli.config import load_config
+
+    stored = Path(row.dir) / "config.yaml"
+    files = [stored] if stored.is_file() else []
+    config, _ = load_config(files, sets or (), {}, {"algo.advantage": advantage}, base=project or Path.cwd())
+    return config
+
+
+def _base(text: str, project: Path) -> Path:
+    """Files are looked for here first, then in the project."""
+    file = text.rpartition("=")[2].partition(":")[0]
+    return Path.cwd() if (Path.cwd() / file).is_file() else project
+
+
+def _known(config: Config, row: RunRow, parts: Sequence[str], functions: Sequence[Reward]) -> None:
+    known = {*parts, *(reward.name for reward in functions), *(row.config.get("rewards") or {})}
+    for name in config.rewards:
+        if name not in known:
+            raise NotFound.of(f"reward part of {row.name}", name, sorted(known))
+
+
+async def _scored(
+    store: Store, episodes: Sequence[Any], config: Config, functions: Sequence[Reward], project: Path | None
+) -> list[Change]:
+    """With a sandbox for functions that grade code, started when the first of them asks for it."""
+    from agentrl_cli.rescore import rescore_run
+    from agentrl_cli.sandbox import Sandbox
+
+    opened: list[Any] = []
+    sessions: list[Any] = []
+
+    async def session() -> Any:
+        if not opened:
+            opened.append(await Sandbox.open(config.sandbox))
+        sessions.append(await opened[0].session())
+        return sessions[-1]
+
+    try:
+        return await rescore_run(store, episodes, config, functions, session)
+    finally:
+        for one in sessions:
+            await one.close()
+        for sandbox in opened:
+            await sandbox.close()
+
+
+def _name(sets: Sequence[str] | None, reward: Sequence[str] | None, advantage: str | None) -> str:
+    """What was changed, in short."""
+    words = [text.removeprefix("rewards.") for text in sets or ()]
+    words += [text.rpartition(":")[2] for text in reward or ()] + ([advantage] if advantage else [])
+    return " ".join(words) or "again"
+
+
+def _print(found: Sequence[Change], total: dict[str, Any], limit: int) -> None:
+    def moved(change: Change) -> tuple[float, float]:
+        return abs(change.delta), abs((change.advantage or 0.0) - (change.episode.advantage or 0.0))
+
+    ranked = sorted(found, key=moved, reverse=True)[:limit]
+    names = ["episode", "task", "step", "reward", "now", "delta", "adv", "now", "fact now"]
+    rows = [
+        [c.episode.id, c.episode.task_id, c.episode.step, c.episode.reward, c.reward, c.delta, c.episode.advantage,
+         c.advantage, c.fact]
+        for c in ranked
+    ]  # fmt: skip
+    for line in aligned(names, rows):
+        echo(line)
+    before, after = total["reward_before"], total["reward"]
+    narrate(
+        f"{total['changed']} of {total['episodes']} rewards changed; mean {before:.3f} → {after:.3f}; trained"
+        f" {total['trained_before']} → {total['trained']}; {total['sign_flips']} advantages changed their sign"
+        if before is not None
+        else f"None of {total['episodes']} episodes was graded."
+    )
