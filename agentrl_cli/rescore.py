@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.algos.advantages import ADVANTAGES
+from agentrl_cli.algos.advantages import find, options
 from agentrl_cli.algos.facts import decide
 from agentrl_cli.algos.inputs import AdvantageInput, turn_lengths
 from agentrl_cli.chat.drift import KINDS
@@ -163,15 +163,14 @@ def estimate(episodes: Sequence[Episode], config: Config, store: Store) -> list[
     """
     if not episodes:
         return []
-    given: dict[str, Any] = {}
+    given = options(config.algo)
     signals = [store.signals(e.id) for e in episodes]
     values = [
         s.value[e.tokens.trained_mask] for s, e in zip(signals, episodes, strict=True) if s and s.value is not None
     ]
     if len(values) == len(episodes):
         given["values"] = tuple(np.asarray(v, np.float64) for v in values)
-    estimator: Callable[[AdvantageInput], list[Float32]] = resolve("advantages", ADVANTAGES, config.algo.advantage)
-    return estimator(AdvantageInput.of(episodes, **given))
+    return find(config.algo.advantage)(AdvantageInput.of(episodes, **given))
 
 
 def _by_turn(episode: Episode, values: Float32) -> tuple[float, ...]:
