@@ -186,6 +186,10 @@ class ToolEnv(Env):
         state, reward = dict(self.context.state), self._interaction_reward
         self._before.append(_Before(turn.index, calls, state, len(self._said), reward, tuple(acts)))
 
+    async def call(self, call: ToolCall) -> ToolResult:
+        """One call outside of a turn. Raises EnvError and SandboxFault; what else goes wrong is the result."""
+        return await self._answer(0, call)
+
     async def rewards(self) -> tuple[RewardPart, ...]:
         """`tool:<name>` of every tool that has an opinion, `interaction`; their weight is 0 unless configured."""
         parts = []

@@ -62,6 +62,8 @@ async def open_runtime(
         sandbox = None
         if any(pack.sandbox for pack in found.values()):
             sandbox = await stack.enter_async_context(await Sandbox.open(config.sandbox))
+        if config.rollout.tool_server is not None:
+            found = await stack.enter_async_context(_served(found, config))
         db.parent.mkdir(parents=True, exist_ok=True)
         store = stack.enter_context(Store.open(db))
         loaded = load_policy(spec, config, base=base, store=store, trainable=trainable)
@@ -69,6 +71,22 @@ async def open_runtime(
         tokenizer = loaded.chat.tokenizer
         store.put_tokenizer(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", tokenizer.specials)
         yield Runtime(config, base, found, loaded, store, hook_list, sandbox)
+
+
+@contextlib.asynccontextmanager
+async def _served(packs: dict[str, Pack], config: Config) -> AsyncIterator[dict[str, Pack]]:
+    """The packs with their tools at `rollout.tool_server`; those with an environment of their own keep it."""
+    from agentrl_cli.tools.remote import connect, remote_tools
+
+    limits = config.rollout
+    async with connect(str(limits.tool_server), patience=limits.tool_server_patience) as server:
+        offered = await server.schemas()
+        yield {
+            name: replace(pack, tools=remote_tools(server, offered, pack.tools))
+            if getattr(pack.module, "make_env", None) is None
+            else pack
+            for name, pack in packs.items()
+        }
 
 
 def train(

@@ -92,7 +92,8 @@ def test_unknown_key_names_the_nearest_with_file_and_line(tmp_path: Path, key: s
 def test_unknown_keys_of_environment_and_set() -> None:
     assert problem(env={"AGENTRL_SEDE": "1"}) == "env:AGENTRL_SEDE: unknown key sede; did you mean seed?"
     assert problem(sets=["sandbox.ram=1"]).startswith("--set: unknown key sandbox.ram")
-    assert load_config(env={"AGENTRL_DEBUG": "1", "AGENTRL_DB": "x"})[0] == Config()
+    others = {"AGENTRL_DEBUG": "1", "AGENTRL_DB": "x", "AGENTRL_TOKEN": "x", "AGENTRL_SCREENS": "x"}
+    assert load_config(env=others)[0] == Config()
 
 
 def test_every_problem_is_told_with_its_place(tmp_path: Path) -> None:

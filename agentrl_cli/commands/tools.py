@@ -1,4 +1,4 @@
-"""`agentrl tools`: list the tools, show one's schema, call one by hand in the configured sandbox."""
+"""`agentrl tools`: list the tools, show one's schema, call one by hand in the configured sandbox, serve them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from agentrl_cli.commands.common import (
     narrate,
     open_project,
 )
+from agentrl_cli.commands.tools_serve import serve
 from agentrl_cli.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from agentrl_cli.tools import Tool
     from agentrl_cli.types import ToolResult
 
-app = typer.Typer(help="List tools, show a schema, call one by hand.", no_args_is_help=True)
+app = typer.Typer(help="List tools, show a schema, call one by hand, serve them.", no_args_is_help=True)
+app.command("serve")(serve)
 
 NameArgument = Annotated[str, typer.Argument(help='A tool of a pack, a built-in, or "file.py:function".')]
 
@@ -43,7 +45,7 @@ def list_(pack: PackOption = None, project: ProjectOption = None, as_json: JsonO
     """
     context = open_project(project, None, None, None, required=False)
     rows = []
-    for name, (origin, tool) in _known(context, pack).items():
+    for name, (origin, tool) in known(context, pack).items():
         rows.append({"name": name, "from": origin, "description": tool.schema["function"]["description"]})
     if as_json:
         echo_json(rows)
@@ -141,18 +143,18 @@ async def _call(context: Context, tool: Tool, arguments: dict[str, Any], seed: i
             await sandbox.close()
 
 
-def _known(context: Context, packs: list[str] | None) -> dict[str, tuple[str, Tool]]:
-    """Name to origin and tool."""
+def known(context: Context, packs: list[str] | None) -> dict[str, tuple[str, Tool]]:
+    """Name to origin and tool: those of the project's packs, or of `packs`, then the built-in ones."""
     from agentrl_cli.tasks import load_packs
     from agentrl_cli.tools import TOOLS, as_tool
 
     names = packs or (context.config.task.packs if (context.project / "agentrl.yaml").is_file() else [])
-    known: dict[str, tuple[str, Tool]] = {}
+    found: dict[str, tuple[str, Tool]] = {}
     for pack in load_packs(names, base=context.project).values():
-        known |= {tool.name: (pack.name, tool) for tool in pack.tools}
+        found |= {tool.name: (pack.name, tool) for tool in pack.tools}
     for name in TOOLS:
-        known.setdefault(name, ("built-in", as_tool(name)))
-    return known
+        found.setdefault(name, ("built-in", as_tool(name)))
+    return found
 
 
 def _find(context: Context, packs: list[str] | None, name: str) -> tuple[str, Tool]:
@@ -161,7 +163,7 @@ def _find(context: Context, packs: list[str] | None, name: str) -> tuple[str, To
 
     if ":" in name:
         return Path(name.partition(":")[0]).name, as_tool(resolve("tools", TOOLS, name, base=context.project))
-    known = _known(context, packs)
-    if name not in known:
-        raise NotFound.of("tool", name, known)
-    return known[name]
+    found = known(context, packs)
+    if name not in found:
+        raise NotFound.of("tool", name, found)
+    return found[name]

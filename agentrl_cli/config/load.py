@@ -20,7 +20,7 @@ from agentrl_cli.errors import ConfigError, nearest
 from agentrl_cli.paths import pack_path
 
 ENV_PREFIX = "AGENTRL_"
-NOT_CONFIG = frozenset({"DB", "PROJECT", "DEBUG", "CACHE", "LOG", "COMPLETE"})
+NOT_CONFIG = frozenset({"DB", "PROJECT", "DEBUG", "CACHE", "LOG", "COMPLETE", "TOKEN", "SCREENS"})
 """Names after the prefix that other parts read; any other unknown name is an error, not silently ignored."""
 
 

@@ -84,6 +84,13 @@ class RolloutConfig(Section):
         default="stop", description="when a result does not fit into the episode: end it, or cut the result further"
     )
     tool_timeout: Seconds = Field(default=10.0, description="seconds of one tool call, unless the tool says otherwise")
+    tool_server: str | None = Field(
+        default=None,
+        description="run the packs' tools in this server (agentrl tools serve): http://host:port or unix:/path",
+    )
+    tool_server_patience: Seconds = Field(
+        default=60.0, description="seconds an episode waits for a tool server that is busy, away or restarting"
+    )
     episode_timeout: Seconds = Field(default=120.0, description="seconds of an episode")
     temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
     top_p: float = Field(

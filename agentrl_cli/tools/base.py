@@ -40,6 +40,8 @@ class ToolContext:
     """Shared between the tools of an episode, and seen by its rewards (`submit` puts `answer` here)."""
     writing: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     """Held by a tool that reads something of the session and writes it back: calls of one turn run at once."""
+    remote: Any = None
+    """The episode at a tool server, where its tools run in one (`tools/remote.py`)."""
     _session: Any = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 

@@ -1,0 +1,165 @@
+"""`agentrl tools serve`: the tools of a project over HTTP or a Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentrl_cli.commands.common import ConfigOption, PackOption, ProjectOption, SetOption, echo, narrate, open_project
+from agentrl_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from agentrl_cli.commands.common import Context
+    from agentrl_cli.server.tools import ToolServer
+    from agentrl_cli.tools import Tool
+
+SWEEP = 30.0
+"""Seconds between looks for trajectories that nobody calls any more."""
+
+
+HostOption = Annotated[str, typer.Option(help="Address to listen on; off the loopback it is open to other machines.")]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")]
+SocketOption = Annotated[Path | None, typer.Option(help="Listen on this Unix socket (mode 600) instead.")]
+TokenOption = Annotated[str | None, typer.Option(envvar="AGENTRL_TOKEN", help="The token; by default a new one.")]
+NoAuthOption = Annotated[bool, typer.Option("--no-auth", help="Ask for no token; this machine only, every user of it.")]
+JournalOption = Annotated[Path | None, typer.Option(help="Where calls are written down; runs/tool-server.db.")]
+MaxOption = Annotated[int, typer.Option(min=1, help="Calls that run or wait at once; more are answered with 429.")]
+IdleOption = Annotated[float, typer.Option(min=1, help="Seconds until an uncalled trajectory gives its sandbox back.")]
+InvalidOption = Annotated[
+    bool, typer.Option("--done-if-invalid", help="As verl-tool's: an action without a valid call ends its trajectory.")
+]
+ParserOption = Annotated[str, typer.Option(help="Tool-call syntax of verl-tool's actions.")]
+
+
+def serve(
+    pack: PackOption = None,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 7676,
+    socket: SocketOption = None,
+    token: TokenOption = None,
+    no_auth: NoAuthOption = False,
+    journal: JournalOption = None,
+    max_calls: MaxOption = 256,
+    idle: IdleOption = 900.0,
+    done_if_invalid: InvalidOption = False,
+    parser: ParserOption = "hermes",
+    project: ProjectOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+) -> None:
+    """Serve the tools of the project's packs, or of --pack, and the built-in ones; ctrl+c ends the server.
+
+    A rollout uses it with `--set rollout.tool_server=http://127.0.0.1:7676` and the token in AGENTRL_TOKEN. Speaks a
+    typed protocol (/v1/…) and verl-tool's (/get_observation, /health, /metrics). Every call is journalled under its
+    key before it runs: no retry runs it twice, and after a restart a trajectory's state is rebuilt.
+    """
+    from agentrl_cli.server.screens import is_loopback
+
+    if no_auth and socket is None and not is_loopback(host):
+        raise UsageError("Without a token only this machine may be served.", hint="Leave --no-auth or --host away.")
+    context = open_project(project, None, config, sets, required=False)
+    from agentrl_cli.commands.tools import known
+
+    tools = {name: tool for name, (_, tool) in known(context, pack).items()}
+    secret = "" if no_auth else token or secrets.token_urlsafe(24)
+    path = journal or context.project / "runs" / "tool-server.db"
+    options = {"token": secret, "limit": max_calls, "done_if_invalid": done_if_invalid}
+    asyncio.run(_serve(context, tools, path, options, parser, (host, port, socket), idle))
+
+
+async def _serve(
+    context: Context,
+    tools: Mapping[str, Tool],
+    journal: Path,
+    options: Mapping[str, Any],
+    parser: str,
+    where: tuple[str, int, Path | None],
+    idle: float,
+) -> None:
+    async with open_server(context, tools, journal, options, parser) as server:
+        ending = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(name, ending.set)
+        async with listening(server, *where) as address:
+            echo(address)
+            if options["token"]:
+                narrate(f"export AGENTRL_TOKEN={options['token']}")
+            else:
+                narrate("No token: every user of this machine can run these tools.")
+            narrate(f"{len(tools)} tools; ctrl+c ends the server, what is open is rebuilt when it is back.")
+            while not ending.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ending.wait(), SWEEP)
+                await server.trajectories.sweep(idle)
+            server.draining = True
+            await server.trajectories.shutdown()
+
+
+@contextlib.asynccontextmanager
+async def open_server(
+    context: Context, tools: Mapping[str, Tool], journal: Path, options: Mapping[str, Any], parser: str
+) -> AsyncIterator[ToolServer]:
+    """The server without its address: journal, trajectories, and a sandbox that opens with the first call."""
+    from agentrl_cli.chat.parsers import load_parser
+    from agentrl_cli.sandbox import Sandbox
+    from agentrl_cli.server.journal import Journal
+    from agentrl_cli.server.tools import ToolServer
+    from agentrl_cli.server.trajectories import Trajectories
+
+    opened: list[Sandbox] = []
+    lock = asyncio.Lock()
+
+    async def session() -> Any:
+        async with lock:
+            if not opened:
+                opened.append(await Sandbox.open(context.config.sandbox))
+        return await opened[0].session()
+
+    syntax = load_parser(parser)
+    book = Journal(journal)
+    try:
+        timeout = context.config.rollout.tool_timeout
+        trajectories = Trajectories(list(tools.values()), book, open_session=session, timeout=timeout)
+        try:
+            yield ToolServer(trajectories, syntax, **options)
+        finally:
+            await trajectories.shutdown()
+    finally:
+        for sandbox in opened:
+            await sandbox.close()
+        book.close()
+
+
+@contextlib.asynccontextmanager
+async def listening(server: ToolServer, host: str, port: int, socket: Path | None) -> AsyncIterator[str]:
+    """Answers requests; yields the address that `rollout.tool_server` takes. Raises UsageError where it is taken."""
+    app = server.app()
+    from aiohttp import web
+
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=5.0)
+    await runner.setup()
+    try:
+        try:
+            if socket is not None:
+                mask = os.umask(0o177)
+                try:
+                    await web.UnixSite(runner, str(socket)).start()
+                finally:
+                    os.umask(mask)
+            else:
+                await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            hint = "Take another --port or --socket."
+            raise UsageError(f"Cannot listen: {error.strerror or error}.", hint=hint) from error
+        yield f"unix:{socket.absolute()}" if socket is not None else f"http://{host}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()

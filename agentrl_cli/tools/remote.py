@@ -1,0 +1,197 @@
+"""Tools that run in a tool server (`agentrl tools serve`), here as if they were ours.
+
+Every call carries a key, so that it can be sent again: the server runs it once, whatever the network does. A server
+that is busy, restarting or away is tried again for `patience` seconds; an episode waits meanwhile and is not lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.errors import ConfigError, EnvError, MissingDependency, SandboxFault
+from agentrl_cli.tools.base import Tool, ToolContext
+from agentrl_cli.types import ToolResult, ToolSchema, new_id
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+AGAIN = {408, 429, 500, 502, 503, 504}
+"""Statuses after which a request is sent again."""
+
+FAULTS = {"sandbox_error": SandboxFault, "env_error": EnvError, "usage_error": EnvError}
+
+
+class RemoteServer:
+    """A connection to a tool server: JSON over HTTP or a Unix socket, with retries."""
+
+    def __init__(self, session: ClientSession, base: str, patience: float) -> None:
+        """Made by `connect`."""
+        self._session = session
+        self._base = base
+        self.patience = patience
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a request that may safely be repeated. Raises EnvError where there is none in time."""
+        return await self._request("POST", path, body)
+
+    async def schemas(self) -> list[ToolSchema]:
+        """What the server offers."""
+        answer = await self._request("GET", "/v1/tools", None)
+        tools: list[ToolSchema] = answer["tools"]
+        return tools
+
+    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        from aiohttp import ClientError
+
+        loop = asyncio.get_running_loop()
+        until, wait, said = loop.time() + self.patience, 0.05, ""
+        while True:
+            try:
+                async with self._session.request(method, self._base + path, json=body) as response:
+                    if response.status == 200:
+                        answer: dict[str, Any] = await response.json()
+                        return answer
+                    said = f"{response.status}: {_message(await response.text())}"
+                    if response.status not in AGAIN:
+                        kind = ConfigError if response.status == 401 else EnvError
+                        raise kind(f"The tool server answered {said}.", hint="The token is AGENTRL_TOKEN.")
+            except (ClientError, TimeoutError, OSError) as error:
+                said = str(error) or type(error).__name__
+            if loop.time() + wait > until:
+                raise EnvError(
+                    f"The tool server at {self._base} gave no answer for {self.patience:g} s ({said}).",
+                    hint="Is `agentrl tools serve` running? rollout.tool_server_patience says how long to wait.",
+                )
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, 2.0)
+
+
+@contextlib.asynccontextmanager
+async def connect(address: str, *, token: str | None = None, patience: float = 60.0) -> AsyncIterator[RemoteServer]:
+    """A connection to `http://host:port` or `unix:/path`; `token` by default from AGENTRL_TOKEN.
+
+    Raises ConfigError for an address that is none, MissingDependency without aiohttp.
+    """
+    try:
+        from aiohttp import ClientSession, ClientTimeout, TCPConnector, UnixConnector
+    except ImportError as error:
+        raise MissingDependency("A tool server needs aiohttp.", hint="pip install 'agentrl-cli[serve]'") from error
+    secret = os.environ.get("AGENTRL_TOKEN", "") if token is None else token
+    headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+    path = address.removeprefix("unix:")
+    if path != address:
+        connector: TCPConnector | UnixConnector = UnixConnector(path, limit=0)
+        base = "http://tools"
+    elif address.startswith(("http://", "https://")):
+        connector, base = TCPConnector(limit=0), address.rstrip("/")
+    else:
+        raise ConfigError(f"{address!r} is no tool server.", hint="http://127.0.0.1:7676, or unix:/path/to/socket")
+    timeout = ClientTimeout(total=None, connect=5.0, sock_read=max(patience, 600.0))
+    async with ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
+        yield RemoteServer(session, base, patience)
+
+
+@dataclass
+class _Trajectory:
+    """An episode at the server, shared by its tools."""
+
+    id: str = field(default_factory=new_id)
+    opened: asyncio.Task[Any] | None = None
+    calls: int = 0
+    users: int = 0
+
+
+class RemoteTool(Tool):
+    """One tool of a tool server, which limits its time and its concurrency; waiting for the server is not counted."""
+
+    own_timeout = True
+
+    def __init__(self, server: RemoteServer, schema: ToolSchema, names: Sequence[str], like: Tool) -> None:
+        """`names`: all tools of the pack, opened together; `like`: the local tool in whose place this stands."""
+        self.name = str(schema["function"]["name"])
+        self.schema = schema
+        self._server = server
+        self._names = list(names)
+        self.pure, self.external, self.examples = like.pure, like.external, like.examples
+
+    async def create(self, ctx: ToolContext) -> ToolContext:
+        if ctx.remote is None:
+            ctx.remote = _Trajectory()
+        ctx.remote.users += 1
+        return ctx
+
+    async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
+        ctx: ToolContext = state
+        trajectory = await self._opened(ctx)
+        trajectory.calls += 1
+        call = {
+            "trajectory": trajectory.id,
+            "key": f"{trajectory.id}.{trajectory.calls}",
+            "name": self.name,
+            "arguments": arguments,
+        }
+        answer = (await self._server.post("/v1/call", {"calls": [call]}))["results"][0]
+        if "fault" in answer:
+            raise FAULTS.get(answer["fault"], EnvError)(str(answer["message"]))
+        ctx.state.update(answer["state"])
+        result = dict(answer["result"])
+        result["images"] = tuple(base64.b64decode(image) for image in result["images"])
+        return ToolResult(**result)
+
+    async def reward(self, state: Any) -> float | None:
+        trajectory: _Trajectory = state.remote
+        if trajectory.opened is None:
+            return None
+        said = await self._server.post("/v1/rewards", {"trajectories": [trajectory.id]})
+        value = said["rewards"][trajectory.id].get(f"tool:{self.name}")
+        return None if value is None else float(value)
+
+    async def release(self, state: Any) -> None:
+        trajectory: _Trajectory = state.remote
+        trajectory.users -= 1
+        if trajectory.users == 0 and trajectory.opened is not None:
+            await self._server.post("/v1/close", {"trajectories": [trajectory.id]})
+
+    async def _opened(self, ctx: ToolContext) -> _Trajectory:
+        """The episode's trajectory, opened with the first call: an episode that calls nothing costs no request."""
+        trajectory: _Trajectory = ctx.remote
+        if trajectory.opened is None:
+            task = asdict(ctx.task) if ctx.task is not None else {}
+            spec = {"trajectory": trajectory.id, "task": task, "seed": ctx.seed, "tools": self._names}
+            trajectory.opened = asyncio.create_task(self._server.post("/v1/open", spec))
+        await asyncio.shield(trajectory.opened)
+        return trajectory
+
+
+def remote_tools(server: RemoteServer, offered: Sequence[ToolSchema], tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    """The same tools, at the server. Raises ConfigError where it lacks one, or tells the model something else of it."""
+    schemas = {str(schema["function"]["name"]): schema for schema in offered}
+    names = [tool.name for tool in tools]
+    for tool in tools:
+        if tool.name not in schemas:
+            raise ConfigError(
+                f"The tool server does not offer {tool.name}.",
+                hint=f"It offers {', '.join(schemas) or 'nothing'}; start it with the same packs.",
+            )
+        if schemas[tool.name] != tool.schema:
+            raise ConfigError(
+                f"The tool server's {tool.name} has another schema than the pack's: another prompt for the model.",
+                hint="Restart the server after a change of tools.",
+            )
+    return tuple(RemoteTool(server, tool.schema, names, tool) for tool in tools)
+
+
+def _message(text: str) -> str:
+    """What an error's body says, as the middle of a sentence."""
+    try:
+        said = json.loads(text)["error"]
+        return str(said["message"]).rstrip(".")
+    except (ValueError, KeyError, TypeError):
+        return text[:200]

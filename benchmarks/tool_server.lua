@@ -1,0 +1,27 @@
+-- One trivial call a request, each with a key and arguments of its own, spread over 64 trajectories.
+local threads = 0
+function setup(thread)
+  thread:set("id", threads)
+  threads = threads + 1
+end
+
+local token = os.getenv("AGENTRL_TOKEN")
+local sent = 0
+function request()
+  sent = sent + 1
+  local body = string.format(
+    '{"calls": [{"trajectory": "load-%d", "key": "%d.%d", "name": "calculator", "arguments": {"expression": "%d*1000+%d"}}]}',
+    sent % 64, id, sent, id, sent)
+  return wrk.format("POST", "/v1/call", {["Authorization"] = "Bearer " .. token}, body)
+end
+
+wrong = 0
+function response(status, headers, body)
+  if status ~= 200 or not body:find('"error": null', 1, true) then wrong = wrong + 1 end
+end
+
+function done(summary, latency, requests)
+  io.write(string.format("RESULT %d %d %d %.3f %.3f %.3f\n", summary.requests, summary.duration,
+    summary.errors.connect + summary.errors.read + summary.errors.write + summary.errors.status + summary.errors.timeout,
+    latency:percentile(50) / 1000, latency:percentile(99) / 1000, latency.max / 1000))
+end
