@@ -11,6 +11,7 @@ Loss only on what a model would sample, the stop token included; rows that share
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
@@ -28,7 +29,7 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer, tiny_template
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.paths import models_dir
-from agentrl_cli.policies.forward import Segment, trained_logprobs
+from agentrl_cli.policies.forward import Segment, chosen, micro_batches, trained_logprobs
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Origin, Task
 
@@ -218,11 +219,20 @@ def train(
     packs: Mapping[str, Pack],
     recipe: Recipe,
     report: Callable[[int, float, float], None] | None = None,
+    *,
+    batches: Iterator[list[list[Segment]]] | None = None,
+    budget: int | None = None,
 ) -> None:
-    """Run the recipe on a model in place. `report(step, loss, seconds)` is called after every step."""
+    """Run the recipe on a model in place. `report(step, loss, seconds)` is called after every step.
+
+    `batches` are given in place of the packs' demonstrations (rft.py). With a `budget` a step is cut into micro-batches
+    of so many tokens, whose gradients add up to that of the whole.
+    """
     digits = [chat.tokenizer.encode(str(d))[0] for d in range(10)]
     rng = random.Random(f"drills {recipe.seed}")
-    stream = demonstrations(recipe, packs, recipe.seed + 2)
+    if batches is None:
+        stream = demonstrations(recipe, packs, recipe.seed + 2)
+        batches = (_by_pack(chat, stream, recipe.rows) for _ in itertools.count())
     opts = optimizers(model, recipe)
     base = [[group["lr"] for group in opt.param_groups] for opt in opts]
     model.train()
@@ -231,20 +241,28 @@ def train(
         for opt, rates in zip(opts, base, strict=True):
             for group, lr in zip(opt.param_groups, rates, strict=True):
                 group["lr"] = lr * rate(recipe, step)
-        if step < recipe.drills:
-            groups = drill(rng, digits, chat.tokenizer.vocab_size, recipe.rows)
-        else:
-            groups = _by_pack(chat, stream, recipe.rows)
-        _, out = trained_logprobs(model, groups)
-        loss = -out.logp.mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        groups = drill(rng, digits, chat.tokenizer.vocab_size, recipe.rows) if step < recipe.drills else next(batches)
+        loss = _backward(model, groups, budget)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for opt in opts:
             opt.step()
             opt.zero_grad(set_to_none=True)
         if report is not None:
-            report(step + 1, float(loss.detach()), time.monotonic() - started)
+            report(step + 1, loss, time.monotonic() - started)
     model.eval()
+
+
+def _backward(model: nn.Module, groups: list[list[Segment]], budget: int | None) -> float:
+    """Add the gradient of the mean loss over the trained tokens of all groups; returns that loss."""
+    parts = [groups] if budget is None else [chosen(groups, row) for row in micro_batches(groups, budget)]
+    total = sum(int(segment.trained.sum()) for group in groups for segment in group)
+    lost = 0.0
+    for part in parts:
+        _, out = trained_logprobs(model, part)
+        loss = -out.logp.mean() if len(parts) == 1 else -out.logp.sum() / total
+        loss.backward()  # type: ignore[no-untyped-call]
+        lost += float(loss.detach())
+    return lost
 
 
 def _by_pack(chat: Chat, stream: Iterator[tuple[Pack, list[Any]]], rows: int) -> list[list[Segment]]:

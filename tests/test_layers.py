@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "agentrl_cli"
 
 LAYERS = (
-    "types errors paths config registry hooks store chat policies algos sandbox tools rewards env tasks rollout "
-    "check evaluate whatif rescore plan metrics collect sft steering greedy trainer runtime doctor server tui commands"
+    "types errors paths config registry hooks store chat policies algos sandbox tools rewards env tasks rollout check "
+    "evaluate whatif rescore plan metrics collect rft sft steering greedy trainer runtime doctor server tui commands"
 ).split()
 
 HEAVY = {"torch", "transformers", "peft", "accelerate", "safetensors"}

@@ -1,7 +1,8 @@
-"""`agentrl sft`: supervised fine-tuning on demonstrations, and the making of the bundled model."""
+"""`agentrl sft`: fine-tuning on demonstrations or on the store's best episodes, and the making of the bundled model."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from agentrl_cli.commands.common import (
     ConfigOption,
+    DbOption,
     JsonOption,
     ModelOption,
     PackOption,
@@ -33,6 +35,16 @@ RateOption = Annotated[float | None, typer.Option("--lr", min=0, help="Peak lear
 ToolRateOption = Annotated[
     float | None, typer.Option("--tool-rate", min=0, max=1, help="Share of demonstrations that use the tool.")
 ]
+FromStoreOption = Annotated[
+    str | None,
+    typer.Option("--from-store", metavar="FILTER", help='Episodes of the store, e.g. "run:base outcome:solved".'),
+]
+BestOfOption = Annotated[
+    int | None, typer.Option("--best-of", min=1, help="At most so many episodes of each task, the best ones.")
+]
+EpochsOption = Annotated[
+    int, typer.Option("--epochs", min=1, help="Passes over the store's episodes, where --steps says nothing.")
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")]
 
 
@@ -46,12 +58,24 @@ def command(
     seed: SeedOption = None,
     pack: PackOption = None,
     force: ForceOption = False,
+    from_store: FromStoreOption = None,
+    best_of: BestOfOption = None,
+    epochs: EpochsOption = 2,
     project: ProjectOption = None,
+    db: DbOption = None,
     config: ConfigOption = None,
     sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train on the packs' own demonstrations: a warm start before RL, or with --recipe a model from nothing."""
+    """Train on demonstrations: a warm start before RL, or with --recipe a model from nothing.
+
+    The packs' own demonstrations, or with --from-store or --best-of the store's best episodes (rejection-sampling
+    fine-tuning): their sampled tokens as they are, each task's best few. The result goes on with `train --model OUT`.
+    """
+    if recipe is not None and (from_store is not None or best_of is not None):
+        raise UsageError("--recipe makes a model from nothing, --from-store trains one on its own episodes.")
+    if tool_rate is not None and (from_store is not None or best_of is not None):
+        raise UsageError("--tool-rate is about the packs' demonstrations; what is in the store is trained as it is.")
     if out.exists() and any(out.iterdir()) and not force:
         raise UsageError(f"{out} is not empty.", hint="Another folder, or --force.")
     given: dict[str, Any] = {"steps": steps, "lr": lr, "tool_rate": tool_rate, "seed": seed}
@@ -61,7 +85,8 @@ def command(
             last = _from_nothing(recipe, given, out)
         else:
             flags = {"model.name": model, "task.packs": pack or None}
-            last = _fine_tune(open_project(project, None, config, sets, flags), given, out)
+            kept = None if from_store is None and best_of is None else _FromStore(from_store or "", best_of, epochs)
+            last = _fine_tune(open_project(project, db, config, sets, flags), given, out, kept)
         if as_json:
             echo_json({"folder": str(out), "loss": last})
     narrate(f"The model is in {out}; loss {last:.3f}. Train it further: agentrl train --model {out}")
@@ -78,28 +103,60 @@ def _from_nothing(name: str, given: dict[str, Any], out: Path) -> float:
     return losses.mean
 
 
-def _fine_tune(context: Any, given: dict[str, Any], out: Path) -> float:
-    """Fine-tune the configured model on the demonstrations of the configured packs."""
+def _fine_tune(context: Any, given: dict[str, Any], out: Path, kept: _FromStore | None) -> float:
+    """Fine-tune the configured model on the packs' demonstrations, or on the store's episodes."""
     from agentrl_cli.policies.local_load import load_policy, save_model
+    from agentrl_cli.rft import batches
     from agentrl_cli.sft import Recipe, train
+    from agentrl_cli.store import Store
     from agentrl_cli.tasks import load_packs
 
-    packs = load_packs(context.config.task.packs, base=context.project)
+    packs = {} if kept else load_packs(context.config.task.packs, base=context.project)
     for pack in packs.values():
         if not hasattr(pack.module, "generate") or not hasattr(pack.module, "demonstrate"):
             raise ConfigError(
                 f"The pack {pack.name} has no demonstrations.",
-                hint="Its task.py needs `generate(seed)` and `demonstrate(row, rng, tool_rate)`.",
+                hint="Its task.py needs `generate(seed)` and `demonstrate(row, rng, tool_rate)`; or --from-store.",
             )
-    loaded = load_policy(None, context.config, base=context.project, trainable=True)
-    recipe = Recipe(packs=dict.fromkeys(packs, 1.0), **{"seed": context.config.seed, **given})
+    with Store.open(context.db) if kept else contextlib.nullcontext() as store:
+        loaded = load_policy(None, context.config, base=context.project, store=store, trainable=True)
+        stream = None
+        seed = int(given.get("seed", context.config.seed))
+        if kept:
+            episodes = kept.episodes(store, loaded.hash, out.name)
+            given = {"steps": max(1, -(-kept.epochs * len(episodes) // Recipe.rows)), **given}
+            stream = batches(episodes, min(Recipe.rows, len(episodes)), seed)
+    recipe = Recipe(packs=dict.fromkeys(packs, 1.0), **{**given, "seed": seed})
     with Progress("sft", recipe.steps) as progress:
         losses = _Losses(progress)
-        train(loaded.model, loaded.chat, packs, recipe, losses)
+        budget = context.config.train.token_budget if kept else None
+        train(loaded.model, loaded.chat, packs, recipe, losses, batches=stream, budget=budget)
     assert loaded.folder is not None
     out.mkdir(parents=True, exist_ok=True)
     save_model(loaded.model, loaded.folder, out)
     return losses.mean
+
+
+@dataclasses.dataclass(frozen=True)
+class _FromStore:
+    """Which of the store's episodes are trained on."""
+
+    filter: str
+    best_of: int | None
+    epochs: int
+
+    def episodes(self, store: Any, tokenizer: str, name: str) -> list[Any]:
+        """They, tagged with what they were used for, so that `ls -f tag:sft-NAME` lists them."""
+        from agentrl_cli.rft import choose
+
+        found = choose(store, self.filter, tokenizer, best_of=self.best_of)
+        tasks = len({(episode.pack, episode.task_id) for episode in found})
+        mean = sum(episode.reward for episode in found) / len(found)
+        narrate(f"{len(found)} episodes of {tasks} tasks, mean reward {mean:.3f}; tagged sft-{name}")
+        with store.transaction():
+            for episode in found:
+                store.add_tag(episode.id, f"sft-{name}")
+        return found
 
 
 class _Losses:
