@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from typing import Any, NoReturn
 
@@ -17,7 +18,9 @@ import confine
 import ends
 import files
 import heads
+import memory
 import snapshot
+import start
 import wire
 import worker
 from heads import Head
@@ -35,12 +38,14 @@ class Box:
         level: str,
         rules: int | None = None,
         user: tuple[int, int] | None = None,
+        kills: memory.Kills | None = None,
     ) -> None:
         self.host, self.limits, self.base, self.level, self.rules = host, limits, base, level, rules
         self.user = user
         """Who runs the code, where that is another user than this process (`uid`)."""
         self.others = 0 if level in ("ns", "uid") else confine.count_processes()
         self.tree = Tree(level, user)
+        self.kills = kills or memory.Kills([])
         self.head: Head | None = None
         self.files = snapshot.Files(limits["disk_mb"] << 20, user)
         self.kept = heads.Kept(self.files.limit)
@@ -51,12 +56,16 @@ class Box:
     def serve(self) -> NoReturn:
         """Answers requests until the host closes the socket; then everything in the box ends."""
         handlers = {"cell": self.cell, "run": self.run, "bash": self.run, "calls": self.calls, "back": self.back}
+        handlers |= {"ping": lambda *_: ({"status": "ok"}, b"")}
         while True:
             received = wire.receive(self.host)
             if received is None:
                 self.end()
             header, body = received[0]
             op = header["op"]
+            if op == "adopt":
+                self.adopt(header["limits"])
+                continue
             try:
                 if op in handlers:
                     reply, data = handlers[op](header, body)
@@ -68,6 +77,11 @@ class Box:
             except OSError as error:  # ours: the box itself could not do it
                 reply, data = {"status": "host_resources", "detail": f"{op}: {error}"}, b""
             wire.send(self.host, {"id": header.get("id"), **reply}, data)
+
+    def adopt(self, limits: dict[str, Any]) -> None:
+        """A session takes a box that was started before it was known. Nothing is answered."""
+        self.limits = limits
+        sys.modules["random"].seed(limits.get("seed"))  # not imported here: before warming up it would hook every fork
 
     def end(self) -> NoReturn:
         """Kills what the box started. In a pid namespace the exit of pid 1 does that."""
@@ -96,15 +110,20 @@ class Box:
         for pipe in (out, err, note):
             os.close(pipe[1])
             os.set_blocking(pipe[0], False)
+        self.kills.mark()
         job = Job(self.host, pid, os.pidfd_open(pid), self._captures(out[0], err[0], limits), limits, self.tree)
         try:
             reason, _ = watch(job, None)
             if reason != "exited":
                 os.kill(pid, signal.SIGKILL)
             _, status, usage = os.wait4(pid, 0)
+            over = self.tree.exceeds((limits["memory_mb"] << 20) - (usage.ru_maxrss << 10)) if status else False
             killed = self.tree.kill_others(self.protected())
             job.drain()
             reply = ends.ended(reason, status, usage.ru_utime + usage.ru_stime, limits, ends.read_note(note[0]))
+            if header["op"] == "bash":
+                reply = ends.of_shell(reply, job.captures[1].text())
+            reply = self._whose_memory(reply, over)
         finally:
             for fd in (job.pidfd, out[0], err[0], note[0]):
                 os.close(fd)
@@ -112,50 +131,32 @@ class Box:
             reply["files"] = self.files.restore(before)
         return job.reply({**reply, "stopped": killed, "kept": True})
 
+    def _whose_memory(self, reply: dict[str, Any], over: bool) -> dict[str, Any]:
+        """The result, where the kernel killed something for want of memory: the code's own, or another's and so ours.
+
+        `over`: whether the box held more than its limit, as far as that is known.
+        """
+        if reply["status"] == "timeout":
+            return reply
+        whose = self.kills.since(over)
+        if whose == "others":
+            return {**reply, "status": "host_resources", "detail": "memory ran out outside of this box"}
+        if whose == "own" and reply["status"] not in ("ok", "state_lost"):
+            return {**reply, "status": "memory", "detail": "processes together"}
+        return reply
+
     def _child(self, op: str, code: bytes, stdin: bytes, limits: dict[str, Any], fds: tuple[int, int, int]) -> NoReturn:
         try:
             os.setsid()
-            source = os.memfd_create("stdin") if stdin else os.open(os.devnull, os.O_RDONLY)
-            if stdin:
-                os.write(source, stdin)
-                os.lseek(source, 0, os.SEEK_SET)
-            self._descriptors(source, fds[0], fds[1], fds[2])
+            start.descriptors((start.standard_input(stdin), *fds), self.user, self.rules)
             self._limits(limits, cpu=True)
             if op == "bash":
-                os.set_inheritable(3, False)
-                self._bash(code.replace(b"\0", b""))
+                start.shell(code, hidden=self.user is not None)
             confine.install_code_filter()
             worker.run_script(code, "main.py")
         except BaseException as error:  # noqa: BLE001 - last stop of a forked child: it must never return
             os.write(2, f"could not start: {error!r}\n".encode())
         os._exit(127)
-
-    def _descriptors(self, stdin: int, out: int, err: int, fourth: int) -> None:
-        """Leaves exactly 0, 1, 2 and 3 open; from here on Landlock holds, or the user is another, where that holds."""
-        if self.user:
-            confine.oom_first()
-            confine.become(*self.user)
-        confine.prctl(4, 1)  # PR_SET_DUMPABLE: the init may look at the memory of what it watches
-        if not self.user:
-            confine.oom_first()
-        if self.rules is not None:
-            confine.restrict(self.rules)
-        for target, fd in enumerate([os.dup(fd) for fd in (stdin, out, err, fourth)]):
-            os.dup2(fd, target + 200)
-        for target in range(4):
-            os.dup2(target + 200, target, inheritable=target < 3)
-        os.closerange(4, 1024)
-
-    def _bash(self, code: bytes) -> NoReturn:
-        command = [b"bash", b"-c", code]
-        if self.user:  # everyone in a container can read command lines
-            script = os.memfd_create("script", 0)
-            os.write(script, b"exec 9<&-; " + code)
-            os.lseek(script, 0, os.SEEK_SET)
-            os.dup2(script, 9)
-            command[2] = b". /dev/fd/9"
-        confine.install_code_filter()
-        os.execve("/bin/bash", command, dict(os.environ))
 
     def _limits(self, limits: dict[str, Any], cpu: bool) -> None:
         extra = self.others + 2 + len(self.kept) + (2 if self.head else 0)
@@ -177,7 +178,8 @@ class Box:
         if pid == 0:
             try:
                 os.setsid()
-                self._descriptors(os.open(os.devnull, os.O_RDONLY), self.out[1], self.err[1], theirs.fileno())
+                fds = start.standard_input(b""), self.out[1], self.err[1], theirs.fileno()
+                start.descriptors(fds, self.user, self.rules)
                 self._limits(self.limits, cpu=False)
                 confine.install_code_filter()
                 worker.Session(socket.socket(fileno=3)).serve()
@@ -204,7 +206,7 @@ class Box:
             if reply["status"] == "exit":
                 reply["exit"], reply["detail"] = ends.number(reply["detail"]), ""
             self._keep(backup, header, before)
-            reply["kept"] = True
+            reply = self._whose_memory({**reply, "kept": True}, False)
         else:
             if frame is not None:
                 reason = "memory"
@@ -225,6 +227,7 @@ class Box:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         ours.settimeout(2.0)
         self.tree.mark()
+        self.kills.mark()
         if head.stopped:
             signal_process(head.pid, signal.SIGCONT)
             head.stopped = False
@@ -279,15 +282,18 @@ class Box:
         status, used = 0, job.cpu()
         if reason != "exited":
             signal_process(head.pid, signal.SIGKILL)
+        peak = 0
         try:
-            _, status, _ = os.wait4(head.pid, 0)
+            _, status, usage = os.wait4(head.pid, 0)
+            peak = usage.ru_maxrss << 10
         except ChildProcessError:
             status = 9  # a promoted checkpoint whose parent had not been reaped by us
-        reply = ends.ended(reason, status, used, limits, "")
+        over = self.tree.exceeds((limits["memory_mb"] << 20) - peak)
+        reply = self._whose_memory(ends.ended(reason, status, used, limits, ""), over)
         head.close()
         self.head = heads.adopt(backup)
         reply["kept"], reply["rolled_back"] = self.head is not None, True
-        if self.head is None:
+        if self.head is None and reply["status"] != "host_resources":
             reply["detail"] = reply["status"] + (" " + reply.get("detail", "")).rstrip()
             reply["status"] = "state_lost"
             self.kept.clear()
@@ -336,6 +342,8 @@ class Box:
                 backup.close()
                 break
             failed = self._roll_back("deaf" if frame is not None else reason, job, backup, limits)
+            if failed["status"] == "host_resources":
+                return self._settle(job, failed)
             answers.append([failed["status"], failed.get("detail", ""), "", 0])
             if failed["status"] == "state_lost" or time.monotonic() > end:
                 break

@@ -6,7 +6,26 @@ import os
 import signal
 from typing import Any
 
-_CLAIMS = frozenset({"ok", "exception", "exit", "memory", "disk_limit", "process_limit", "blocked"})
+import confine
+
+_CLAIMS = frozenset(
+    {"ok", "exception", "exit", "memory", "disk_limit", "process_limit", "open_files_limit", "blocked"}
+)
+FULL, MANY, LARGE = "the work folder is full", "too many files", "a file is too large"
+"""Which disk limit it was."""
+_SAID = (
+    (b"no space left on device", "disk_limit"),
+    (b"file too large", f"disk_limit {LARGE}"),
+    (b"file size limit exceeded", f"disk_limit {LARGE}"),
+    (b"too many open files", "open_files_limit"),
+    (b"fork: resource temporarily unavailable", "process_limit processes"),
+    (b"cannot fork", "process_limit processes"),
+    (b"can't start new thread", "process_limit threads"),
+    (b"cannot allocate memory", "memory ENOMEM"),
+    (b"memory exhausted", "memory ENOMEM"),
+    (b"memoryerror", "memory MemoryError"),
+)
+"""What programs write to stderr where a limit stopped them, and what it means."""
 
 
 def claimed(header: dict[str, Any]) -> str:
@@ -33,6 +52,37 @@ def read_note(fd: int) -> str:
         return ""
 
 
+def full_detail() -> str:
+    """Whether the work folder has no room for bytes, or for another file."""
+    try:
+        return MANY if os.statvfs(confine.WORK).f_ffree == 0 else FULL
+    except OSError:
+        return FULL
+
+
+_SIGNALS: dict[int, dict[str, Any]] = {
+    signal.SIGXCPU: {"status": "timeout", "detail": "cpu"},
+    signal.SIGXFSZ: {"status": "disk_limit", "detail": LARGE},
+}
+"""Signals with which the kernel enforces a limit."""
+
+
+def of_shell(reply: dict[str, Any], stderr: bytes) -> dict[str, Any]:
+    """The result of a shell command: where a limit stopped its child, the limit, as far as code and last words tell."""
+    last = b"\n".join(stderr.rstrip().splitlines()[-8:]).lower()
+    if reply["status"] == "timeout" and b"fork: retry: resource temporarily unavailable" in last:
+        return {**reply, "status": "process_limit", "detail": "processes"}  # bash waits for others to end
+    if reply["status"] != "exit":
+        return reply
+    if reply["exit"] - 128 in _SIGNALS:
+        return {**reply, **_SIGNALS[reply["exit"] - 128]}
+    for words, note in _SAID:
+        if words in last:
+            name, _, detail = note.partition(" ")
+            return {**reply, "status": name, "detail": detail or (full_detail() if name == "disk_limit" else "")}
+    return reply
+
+
 def ended(reason: str, status: int, used: float, limits: dict[str, Any], note: str) -> dict[str, Any]:
     """The result of a process that ended, or was killed for `reason`."""
     if reason not in ("exited", "deaf"):
@@ -42,11 +92,9 @@ def ended(reason: str, status: int, used: float, limits: dict[str, Any], note: s
         return {"status": "crashed", "detail": "the session's process answered nonsense"}
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        if number == signal.SIGXCPU or (number == signal.SIGKILL and used >= limits["cpu"]):
-            return {"status": "timeout", "detail": "cpu"}
-        if number == signal.SIGXFSZ:
-            return {"status": "disk_limit", "detail": "a file is too large"}
-        return {"status": "crashed", "signal": number}
+        if number == signal.SIGKILL and used >= limits["cpu"]:
+            number = signal.SIGXCPU
+        return dict(_SIGNALS.get(number) or {"status": "crashed", "signal": number})
     code = os.WEXITSTATUS(status)
     name, _, detail = note.partition(" ")
     if name in _CLAIMS and code:

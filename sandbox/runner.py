@@ -3,9 +3,11 @@
     runner.py --control FD --level ns [--uid N] [--imports numpy,…]
     runner.py --control FD --level uid --uid FIRST --folder /box --slots N    (in a container, see contained.py)
 
-It listens on one socket. `{"op": "open", "id", "limits"}` with one descriptor starts a box that serves that descriptor;
-`{"op": "kill", "id"}` ends one. It never reads code, so no box inherits anything of another, and its environment
-holds nothing but what the host chose. When the socket closes it exits, and everything in its pid namespace with it.
+It listens on one socket. `{"op": "open", "id", "limits"}` with a descriptor starts a box that serves that descriptor;
+the next one makes the box join a cgroup (its `cgroup.procs`), and those that follow are read to learn what the kernel
+killed in it. `{"op": "kill", "id"}` ends a box, and `{"op": "ping"}` is answered. It never reads code, so no box
+inherits anything of another, and its environment holds nothing but what the host chose. When the socket closes it
+exits, and everything in its pid namespace with it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import box
 import confine
+import memory
 import seccomp
 import users
 import warm
@@ -69,7 +72,7 @@ class Runner:
                 os.read(self.alarm, 4096)
                 self.collect()
             if self.control.fileno() in ready:
-                data, fds, _, _ = socket.recv_fds(self.control, 65536, 1)
+                data, fds, _, _ = socket.recv_fds(self.control, 65536, 8)
                 if not data:
                     self.end()
                 self.handle(json.loads(data), fds)
@@ -78,14 +81,17 @@ class Runner:
         """One request of the host."""
         if request["op"] == "open":
             if self.slots is None or self.slots.take(request, fds[0]):
-                self.open(request, fds[0])
-                os.close(fds[0])
+                self.open(request, *fds)
+                for fd in fds:
+                    os.close(fd)
+        elif request["op"] == "ping":
+            self.control.send(b'{"pong": true}')
         elif request["op"] == "kill":
             for pid, number in self.boxes.items():
                 if number == request["id"]:
                     os.kill(pid, signal.SIGKILL)
 
-    def open(self, request: dict[str, Any], fd: int) -> None:
+    def open(self, request: dict[str, Any], fd: int, *group: int) -> None:
         """Forks a box. Where the kernel refuses, the host is told on the box's own socket."""
         try:
             pid = confine.clone_namespaces() if self.level == "ns" else os.fork()
@@ -99,14 +105,16 @@ class Runner:
             self.boxes[pid] = request["id"]
             return
         try:
-            self.become_box(fd, request)
+            self.become_box(fd, request, group)
         except BaseException as error:  # noqa: BLE001 - last stop of a forked child: it must never return
             if not isinstance(error, SystemExit):
                 traceback.print_exc()
         os._exit(1)
 
-    def become_box(self, fd: int, request: dict[str, Any]) -> NoReturn:
+    def become_box(self, fd: int, request: dict[str, Any], group: tuple[int, ...]) -> NoReturn:
         """In the child: take rights away, then serve."""
+        if group:
+            os.write(group[0], b"0")  # the host's right to move us rides on its open file
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         limits, rules, user = request["limits"], None, None
@@ -123,7 +131,7 @@ class Runner:
         os.setsid()
         host = socket.socket(fileno=os.dup(fd))
         after = 3
-        for wanted in sorted({host.fileno(), rules or host.fileno()}):
+        for wanted in sorted({host.fileno(), rules or host.fileno(), *group[1:]}):
             os.closerange(after, wanted)
             after = wanted + 1
         os.closerange(after, 1024)
@@ -132,8 +140,9 @@ class Runner:
         else:
             confine.drop(self.program)
         wire.send(host, {"ready": True})
-        sys.modules["random"].seed(limits.get("seed"))  # else every box would draw the same numbers
-        box.Box(host, limits, self.base, self.level, rules, user).serve()
+        served = box.Box(host, limits, self.base, self.level, rules, user, memory.Kills(list(group[1:])))
+        served.adopt(limits)  # else every box would draw the same random numbers
+        served.serve()
 
     def collect(self) -> None:
         """Reaps boxes that ended."""
@@ -198,7 +207,8 @@ def main() -> None:
     if options.level == "uid":
         runner.slots = users.Slots(options.folder, options.slots, options.uid)
     # The code that runs here later must find neither our modules nor our folder (`sys.path[0]`, see become_box).
-    for name in "box confine ends files heads landlock plain seccomp snapshot users warm watch wire worker".split():
+    ours = "box confine ends files heads landlock memory plain seccomp snapshot start users warm watch wire worker"
+    for name in ours.split():
         sys.modules.pop(name, None)
     gc.collect()
     gc.freeze()

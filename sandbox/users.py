@@ -67,7 +67,7 @@ class Slots:
             return
         with confine.acting_as(user):
             for _ in range(3):
-                _delete(f"{folder}/{number}")
+                delete(f"{folder}/{number}")
         os._exit(0)
 
     def freed(self, pid: int) -> list[tuple[dict[str, Any], int]]:
@@ -93,7 +93,7 @@ def _delete_empty(path: str) -> bool:
     return True
 
 
-def _delete(path: str) -> None:
+def delete(path: str) -> None:
     """Deletes a folder whose owner may have closed parts of it."""
     if os.path.isdir(path):
         os.chmod(path, 0o700)

@@ -10,14 +10,14 @@ import time
 from typing import Any
 
 import confine
+import ends
+import memory
 import wire
 
 FLOOD = 16 << 20
 """Bytes of output after which an execution is killed."""
 _TICK = 0.1
 _RDHUP = 0x2000
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_CORES = os.cpu_count() or 1
 
 
 class Capture:
@@ -69,39 +69,39 @@ class Job:
     ) -> None:
         self.host, self.pid, self.pidfd, self.captures, self.limits = host, pid, pidfd, captures, limits
         self.tree = tree
-        self.started = time.monotonic()
+        self.started = self.since = time.monotonic()
         self.deadline = self.started + limits["wall"]
-        self._clock = (~pid << 3) | 2  # the CPU clock of that process, see clock_getcpuclockid(3)
-        self._cpu_before = self._cpu_now()
+        self._looked = self.started
+        self._cpu_before: float | None = None
 
     def restart(self, end: float) -> None:
-        """A fresh wall limit for the next call, not later than `end`."""
-        self.deadline = min(time.monotonic() + self.limits["wall"], end)
-
-    def _cpu_now(self) -> float:
-        try:
-            return time.clock_gettime(self._clock)
-        except OSError:
-            return 0.0
+        """Fresh limits of wall and CPU time for the next call, the first not later than `end`."""
+        self.since = time.monotonic()
+        self.deadline = min(self.since + self.limits["wall"], end)
+        self._cpu_before = None
 
     def cpu(self) -> float:
-        """CPU seconds since the start, of the process itself; 0 once it is gone."""
-        return max(0.0, self._cpu_now() - self._cpu_before)
+        """CPU seconds of the box since the first look, all its processes; most executions end before that."""
+        now = self.tree.cpu_seconds()
+        if self._cpu_before is None:
+            self._cpu_before = now
+        return max(0.0, now - self._cpu_before)
 
     def over(self) -> str:
         """The limit that is exceeded, or nothing; looked at ten times a second."""
-        if time.monotonic() >= self.deadline:
+        now = time.monotonic()
+        if now >= self.deadline:
             return "timeout:wall"
         if self.captures[0].total + self.captures[1].total > FLOOD:
             return "output_limit:"
-        elapsed = time.monotonic() - self.started
-        if elapsed > _TICK:
-            if elapsed * _CORES >= self.limits["cpu"] and self.cpu() > self.limits["cpu"]:
+        if now - self._looked >= _TICK:
+            self._looked = now
+            if self.cpu() > self.limits["cpu"]:
                 return "timeout:cpu"
             if self.tree.exceeds(self.limits["memory_mb"] << 20):
                 return "memory:processes together"
-            if self.tree.too_full(self.limits):
-                return "disk_limit:the work folder is full"
+            if full := self.tree.too_full(self.limits):
+                return f"disk_limit:{full}"
         return ""
 
     def drain(self, discard: bool = False) -> None:
@@ -167,8 +167,8 @@ def watch(job: Job, control: socket.socket | None) -> tuple[str, wire.Frame | No
             return "exited", None
 
 
-def _too_full(limits: dict[str, Any]) -> bool:
-    """Where no file system of its own limits a work folder: whether it holds too much. Counts no further than that."""
+def _too_full(limits: dict[str, Any]) -> str:
+    """Where no file system of its own limits a work folder: what it holds too much of. Counts no further than that."""
     size = number = 0
     for folder, _, names in os.walk(confine.WORK):
         for name in names:
@@ -177,9 +177,11 @@ def _too_full(limits: dict[str, Any]) -> bool:
                 size += os.lstat(os.path.join(folder, name)).st_blocks * 512
             except OSError:
                 continue
-        if size > limits["disk_mb"] << 20 or number > limits["inodes"]:
-            return True
-    return False
+        if size > limits["disk_mb"] << 20:
+            return ends.FULL
+        if number > limits["inodes"]:
+            return ends.MANY
+    return ""
 
 
 def reap() -> None:
@@ -246,17 +248,18 @@ class Tree:
 
     def exceeds(self, limit: int) -> bool:
         """Whether all processes of the box, its init left out, hold more than `limit` bytes, files left out."""
-        pids = self.pids()
-        if sum(map(_resident, pids)) <= limit:
-            return False
-        # The cheap sum counts files, and twice what a process shares with its checkpoint.
         with confine.acting_as(self.user):
-            return sum(map(_proportional, pids)) > limit
+            return memory.exceeds(self.pids(), limit)
 
-    def too_full(self, limits: dict[str, Any]) -> bool:
-        """Whether the work folder holds too much, where no file system of its own limits it."""
+    def cpu_seconds(self) -> float:
+        """CPU seconds of the box so far, in what runs and in what was waited for."""
+        times = os.times()
+        return times.children_user + times.children_system + sum(map(memory.cpu_seconds, self.pids()))
+
+    def too_full(self, limits: dict[str, Any]) -> str:
+        """What the work folder holds too much of, where no file system of its own limits it; else nothing."""
         if self.level == "ns" or (self.level == "uid" and not limits.get("watch_disk")):
-            return False
+            return ""
         with confine.acting_as(self.user):
             return _too_full(limits)
 
@@ -290,24 +293,6 @@ class Tree:
                 time.sleep(0.002)
         reap()
         return len(found)
-
-
-def _resident(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * _PAGE
-    except OSError:
-        return 0
-
-
-def _proportional(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-            return sum(int(line.split()[1]) << 10 for line in file if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
-    except ProcessLookupError:
-        return 0
-    except OSError:
-        return _resident(pid)
 
 
 def children(pid: int) -> list[int]:

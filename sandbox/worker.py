@@ -23,6 +23,7 @@ import types
 from typing import Any, NoReturn
 
 import confine
+import ends
 import plain
 import wire
 
@@ -65,9 +66,11 @@ def _limit_of(error: BaseException) -> tuple[str, str] | None:
         return None
     number = error.errno
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return "disk_limit", "the work folder is full"
+        return "disk_limit", ends.full_detail()
     if number == errno.EFBIG:
-        return "disk_limit", "a file is too large"
+        return "disk_limit", ends.LARGE
+    if number == errno.EMFILE:
+        return "open_files_limit", ""
     if number == errno.EAGAIN and isinstance(error, BlockingIOError):
         return "process_limit", "processes"
     if number == errno.ENOMEM:

@@ -11,6 +11,7 @@ import pytest
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import SandboxUnavailable, UsageError
 from agentrl_cli.sandbox import Sandbox, Status
+from tests.test_sandbox_pool import the_process
 
 
 @pytest.fixture(params=["ns", "landlock"])
@@ -132,7 +133,7 @@ async def test_a_lost_session_is_rebuilt_with_what_it_could_go_back_to(sandbox: 
     session = await sandbox.session(keep=3)
     await session.cell("x = 1\nopen('a', 'w').write('1')")
     await session.cell("x = 2\nopen('a', 'w').write('2')")
-    sandbox._runners[()][0].process.kill()
+    the_process(sandbox).kill()
     assert (await session.cell("x")).stdout == "2\n"
     await session.back(2)
     assert [(await session.cell("x")).stdout, await session.read("a")] == ["1\n", b"1"]

@@ -228,7 +228,7 @@ async def test_nothing_is_left_when_the_host_dies(level: str, number: signal.Sig
         host.send_signal(number)
         host.wait(10)
     folders = Path(tempfile.gettempdir())
-    assert _wait(lambda: not _sleepers() and not list(folders.glob(f"agentrl-box-{host.pid}-*"))), _sleepers()
+    assert _wait(lambda: not _sleepers() and not list(folders.glob(f"agentrl-work-{host.pid}-*"))), _sleepers()
 
 
 def _wait(condition: object) -> bool:

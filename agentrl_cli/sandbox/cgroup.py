@@ -1,47 +1,120 @@
-"""A memory limit that the kernel holds for everything in one runner, where this process may make cgroups (v1 or v2).
+"""Memory limits that the kernel holds, where this process may make cgroups (v1 or v2): one for all of a runner, and
+below it one for each box, so that a box that runs out of memory takes nobody else along, and both are told apart.
 
-It bounds what all sessions of a runner take together, however fast; the limit of a single session is watched ten times
-a second inside (`sandbox/watch.py`), with or without this.
+Without them memory is watched ten times a second inside (`sandbox/watch.py`), which a burst may outrun.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from agentrl_cli.sandbox import owner
+
 _ROOT = Path("/sys/fs/cgroup")
-_NAME = "agentrl-box-"
+_NAME = "agentrl-runner-"
+_COUNTS = {"memory.events": os.O_RDONLY, "memory.oom_control": os.O_RDONLY, "memory.max_usage_in_bytes": os.O_RDWR,
+           "memory.limit_in_bytes": os.O_RDONLY}  # fmt: skip
+"""What tells how many processes were killed, and whether at the limit: one file in version 2, the others in version 1.
+(Newer kernels no longer count failures in version 1; writing to the peak sets it back.)"""
+_IDLE = 16 << 20
+"""Bytes that may still be counted in the cgroup of a box that ended before another box gets it."""
 
 
 class Cgroup:
-    """One cgroup with a memory limit; `remove` it when its processes are gone."""
+    """The cgroup of a runner: `runner` in it holds that itself, the others one box each. `remove` it at the end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._made = 0
+        self._free: list[Path] = []
 
     @classmethod
     def make(cls, number: int, limit: int) -> Cgroup | None:
         """A cgroup for a runner, limited to `limit` bytes; None where none can be made."""
         parent = place()
-        return _make(parent, f"{_NAME}{os.getpid()}-{number}", limit) if parent else None
+        return _make(parent, f"{_NAME}{owner.name()}-{number}", limit) if parent else None
 
     def command(self, command: list[str]) -> list[str]:
         """The command that joins the cgroup before it becomes `command`, so that nothing is forked outside."""
-        return ["/bin/sh", "-c", 'echo $$ >"$0" && exec "$@"', str(self.folder / "cgroup.procs"), *command]
+        procs = self.folder / "runner" / "cgroup.procs"
+        return ["/bin/sh", "-c", 'echo $$ >"$0" && exec "$@"', str(procs), *command]
+
+    def take(self, limit: int) -> Path | None:
+        """A cgroup for a box, limited to `limit` bytes; one of an earlier box where nothing of that is left."""
+        for folder in self._free:
+            if _idle(folder):
+                self._free.remove(folder)
+                break
+        else:
+            self._made += 1
+            folder = self.folder / f"box{self._made}"
+            try:
+                folder.mkdir()
+            except OSError:
+                return None
+        try:
+            _limit(folder, limit)
+            if (peak := folder / "memory.max_usage_in_bytes").exists():
+                peak.write_text("0")
+        except OSError:
+            self._free.append(folder)
+            return None
+        return folder
+
+    @staticmethod
+    def limit(folder: Path, limit: int) -> None:
+        """Another limit for a box's cgroup."""
+        _limit(folder, limit)
+
+    def give(self, folder: Path) -> None:
+        """The box of a cgroup is closed."""
+        self._free.append(folder)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def files(folder: Path | None) -> Iterator[list[int]]:
+        """Descriptors for the runner: to join a box's cgroup, and to read what was killed in it; none without one."""
+        fds: list[int] = []
+        try:
+            for name, mode in {"cgroup.procs": os.O_WRONLY, **_COUNTS}.items() if folder else ():
+                if (file := Path(f"{folder}/{name}")).exists():
+                    fds.append(os.open(file, mode))
+            yield fds
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def remove(self) -> None:
         """Takes the cgroup away; the kernel needs a moment after the end of its last process."""
         for _ in range(100):
-            try:
-                self.folder.rmdir()
+            if _delete(self.folder):
                 return
-            except FileNotFoundError:
-                return
-            except OSError:
-                time.sleep(0.005)
+            time.sleep(0.005)
+
+
+def _idle(folder: Path) -> bool:
+    name = "memory.current" if (folder / "memory.current").exists() else "memory.usage_in_bytes"
+    return not (folder / "cgroup.procs").read_text() and int((folder / name).read_text()) < _IDLE
+
+
+def _delete(folder: Path) -> bool:
+    """Removes a cgroup and what is below it; False where something still runs there."""
+    try:
+        for below in [entry for entry in folder.iterdir() if entry.is_dir()]:
+            below.rmdir()
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _make(parent: Path, name: str, limit: int) -> Cgroup | None:
@@ -50,34 +123,50 @@ def _make(parent: Path, name: str, limit: int) -> Cgroup | None:
         folder.mkdir()
     except OSError:
         return None
-    two = (folder / "memory.max").exists()
-    first, swap = ("memory.max", "memory.swap.max") if two else (
-        "memory.limit_in_bytes", "memory.memsw.limit_in_bytes",
-    )  # fmt: skip
+    group = Cgroup(folder)
     try:
-        (folder / first).write_text(str(limit))
-        if (folder / swap).exists():
-            (folder / swap).write_text("0" if two else str(limit))
-        return Cgroup(folder)
+        if (folder / "memory.max").exists():  # version 2
+            (folder / "cgroup.subtree_control").write_text("+memory")
+        _limit(folder, limit)
+        (folder / "runner").mkdir()
+        return group
     except OSError:
-        folder.rmdir()
+        _delete(folder)
         return None
+
+
+def _limit(folder: Path, limit: int) -> None:
+    """No more memory, and none in addition on disk. Version 1 wants the sum of both to be the larger at all times."""
+    if (folder / "memory.max").exists():
+        (folder / "memory.max").write_text(str(limit))
+        if (folder / "memory.swap.max").exists():
+            (folder / "memory.swap.max").write_text("0")
+        return
+    both = [folder / "memory.limit_in_bytes", folder / "memory.memsw.limit_in_bytes"]
+    if not both[1].exists():
+        both.pop()
+    elif limit > int(both[0].read_text()):
+        both.reverse()
+    for file in both:
+        file.write_text(str(limit))
 
 
 @cache
 def place() -> Path | None:
     """The folder where cgroups with a memory limit can be made and joined, found out by doing it; None without one."""
     for parent in _candidates():
-        made = _make(parent, f"{_NAME}{os.getpid()}-probe", 256 << 20) if parent.is_dir() else None
+        made = _make(parent, f"{_NAME}{owner.name()}-probe", 256 << 20) if parent.is_dir() else None
         if made is None:
             continue
         try:
             done = subprocess.run(made.command(["true"]), capture_output=True, check=False, timeout=10)
+            if done.returncode == 0 and (box := made.take(64 << 20)):
+                with made.files(box):
+                    return parent
+        except OSError:
+            continue
         finally:
             made.remove()
-        if done.returncode == 0:
-            sweep(parent)
-            return parent
     return None
 
 
@@ -98,18 +187,34 @@ def _candidates() -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def sweep(parent: Path) -> int:
-    """Removes the cgroups of processes that are gone; returns how many."""
+def sweep(root: Path | None = None) -> int:
+    """Ends and removes what processes that are gone left in cgroups, wherever they made them; returns how many.
+
+    An earlier start may have run in another cgroup than we do, so everything below the root is looked through.
+    """
     removed = 0
-    for folder in parent.glob(f"{_NAME}[0-9]*-*"):
-        owner = folder.name.removeprefix(_NAME).partition("-")[0]
-        if not Path("/proc", owner).exists():
-            try:
-                folder.rmdir()
-                removed += 1
-            except OSError:
-                continue  # something in it is still ending; the next start takes it
+    for top in [root] if root else [_ROOT / "memory", _ROOT]:
+        if not ((top / "cgroup.procs").exists() or root):
+            continue
+        for at, names, _ in os.walk(top):
+            for name in [name for name in names if name.startswith(_NAME)]:
+                names.remove(name)
+                if owner.is_gone(name.removeprefix(_NAME)):
+                    removed += _end(Path(at, name))
     return removed
+
+
+def _end(folder: Path) -> bool:
+    """Kills what is still in a cgroup and removes it; False where that takes longer, and the next start does it."""
+    for _ in range(20):
+        for procs in folder.rglob("cgroup.procs"):
+            with contextlib.suppress(OSError):
+                for pid in procs.read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+        if _delete(folder):
+            return True
+        time.sleep(0.005)
+    return False
 
 
 def describe() -> str:
@@ -117,4 +222,4 @@ def describe() -> str:
     parent = place()
     if parent is None:
         return "watched ten times a second (no cgroup can be made here: a burst may exceed it)"
-    return f"watched ten times a second, and a cgroup for each runner ({'v1' if 'memory' in parent.parts else 'v2'})"
+    return f"watched ten times a second, and a cgroup for each session ({'v1' if 'memory' in parent.parts else 'v2'})"

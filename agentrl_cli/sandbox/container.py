@@ -16,13 +16,14 @@ import socket
 import struct
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from agentrl_cli.errors import ConfigError, SandboxUnavailable
-from agentrl_cli.sandbox import image
+from agentrl_cli.sandbox import image, owner
 from agentrl_cli.sandbox.channel import START, BoxLost, Channel, inside
 from agentrl_cli.sandbox.launch import INSIDE, PACKAGES, Launch, environment
 from agentrl_cli.sandbox.results import Limits
+from agentrl_cli.sandbox.runner import Runner
 
 SLOTS = 64
 """Boxes at once in one container."""
@@ -61,8 +62,7 @@ def sweep(api: Any) -> int:
     """Removes containers whose process on this machine is gone; returns how many."""
     removed = 0
     for container in api.containers(all=True, filters={"label": f"{LABEL}={_machine()}"}):
-        pid, _, born = container["Labels"].get("agentrl.process", "").partition("-")
-        if _born(pid) != born:
+        if owner.is_gone(container["Labels"].get("agentrl.process", "")):
             removed += _remove(api, container["Id"])
     return removed
 
@@ -87,14 +87,6 @@ def _machine() -> str:
     return path.read_text().strip() if path.exists() else platform.node()
 
 
-def _born(pid: str) -> str:
-    """When a process started, in the kernel's own words; empty where there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
 class Lane(asyncio.Transport):
     """What a box's channel writes to: its share of the container's stream."""
 
@@ -109,24 +101,22 @@ class Lane(asyncio.Transport):
         self._container.send(self._number, inside("wire").CLOSE)
 
 
-class Container(asyncio.Protocol):
-    """One running container and the boxes in it; has what `channel.Runner` has."""
+class Container(Runner, asyncio.Protocol):
+    """One running container and the boxes in it."""
 
     def __init__(self, api: Any, launch: Launch, limits: Limits) -> None:
-        self.api, self.launch, self.limits = api, launch, limits
+        super().__init__(launch, limits)
+        self.api = api
         self.id = ""
-        self.boxes: dict[int, Channel] = {}
         self.stderr = ""
         self._wire = inside("wire")
         self._envelopes = self._wire.Envelopes()
         self._stream = bytearray()
         self._transport: asyncio.Transport | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._numbers = 0
 
     @classmethod
-    async def start(cls, launch: Launch, number: int, limits: Limits) -> Container:
-        """Starts a container and waits until its runner is warm. Raises SandboxUnavailable: why, and the fix."""
+    async def start(cls, launch: Launch, number: int, limits: Limits) -> Self:
         from docker.errors import DockerException
 
         api = await asyncio.to_thread(connect)
@@ -161,7 +151,7 @@ class Container(asyncio.Protocol):
         made = self.api.create_container(
             name, command, environment=environment("/usr/local"), working_dir="/", stdin_open=True,
             hostname="sandbox", network_disabled=True, host_config=self._host_config(),
-            labels={LABEL: _machine(), "agentrl.process": f"{os.getpid()}-{_born(str(os.getpid()))}"},
+            labels={LABEL: _machine(), "agentrl.process": owner.name()},
         )  # fmt: skip
         self.id = made["Id"]
         raw = self.api.attach_socket(self.id, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
@@ -223,6 +213,7 @@ class Container(asyncio.Protocol):
         if kind == self._wire.CONTROL:
             if not self._ready.done() and json.loads(body).get("ready"):
                 self._ready.set_result(None)
+            self.pong()
             return
         channel = self.boxes.get(number)
         if channel is None:
@@ -258,18 +249,16 @@ class Container(asyncio.Protocol):
 
     @property
     def full(self) -> bool:
-        return len(self.boxes) >= SLOTS
+        return len(self.boxes) >= SLOTS and not self.spares
 
     def unavailable(self, what: str) -> SandboxUnavailable:
-        """The error to raise where the container does not work."""
         wrote = self.stderr.strip().splitlines()
         return SandboxUnavailable(
             f"Sandbox level docker does not work here: {wrote[-1] if wrote else what}.",
             hint="`docker info` shows whether the engine is well; `agentrl sandbox build-image` makes the image anew.",
         )
 
-    async def open(self, limits: dict[str, Any]) -> Channel:
-        """A new box. Raises BoxLost, ConfigError for a limit beyond what the container was made with."""
+    async def connect(self, channel: Channel, limits: dict[str, Any]) -> None:
         if limits["disk_mb"] > self.limits.disk_mb or limits["inodes"] > self.limits.inodes:
             raise ConfigError(
                 "A session asks for more disk than its container has.",
@@ -278,38 +267,23 @@ class Container(asyncio.Protocol):
         if not self.alive:
             raise BoxLost("sandbox_restarted", "the container went away")
         less = limits["disk_mb"] < self.limits.disk_mb or limits["inodes"] < self.limits.inodes
-        self._numbers += 1
-        channel = Channel(self._numbers)
-        self.boxes[channel.number] = channel
         channel.connection_made(Lane(self, channel.number))
-        request = {"op": "open", "id": channel.number, "limits": {**limits, "watch_disk": less}}
-        self.send(0, self._wire.CONTROL, json.dumps(request).encode())
-        try:
-            frame = await channel.answer(START)
-            if not frame.header.get("ready"):
-                raise BoxLost(str(frame.header.get("status", "protocol_error")), str(frame.header.get("detail", "")))
-        except BaseException:
-            self.drop(channel)
-            raise
-        return channel
+        self._control({"op": "open", "id": channel.number, "limits": {**limits, "watch_disk": less}})
 
-    def drop(self, channel: Channel) -> None:
-        """Closes a box, and kills it where it was lost."""
-        stuck = channel.lost is not None
-        silent = channel.lost is not None and channel.lost.silent
-        channel.close()
-        if self.boxes.pop(channel.number, None) is None:
-            return
-        if silent:
-            self._lose(BoxLost("sandbox_restarted", "the container stopped answering"))
-        elif stuck:
-            self.send(0, self._wire.CONTROL, json.dumps({"op": "kill", "id": channel.number}).encode())
+    def kill(self, channel: Channel) -> None:
+        self._control({"op": "kill", "id": channel.number})
+
+    def condemn(self) -> None:
+        self._lose(BoxLost("sandbox_restarted", "the container stopped answering"))
+
+    def ping(self) -> None:
+        self._control({"op": "ping"})
+
+    def _control(self, request: dict[str, Any]) -> None:
+        self.send(0, self._wire.CONTROL, json.dumps(request).encode())
 
     async def close(self) -> None:
-        """Ends the container and everything in it; returns when it is gone."""
-        for channel in list(self.boxes.values()):
-            channel.close()
-        self.boxes.clear()
+        self._drop_all()
         if self._transport is not None:
             self._transport.abort()
             self._transport = None

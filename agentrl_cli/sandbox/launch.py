@@ -5,9 +5,11 @@ A level is tried by starting a runner and opening a box in it, never by looking 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,7 @@ from typing import IO
 
 from agentrl_cli.errors import MissingDependency, SandboxUnavailable
 from agentrl_cli.paths import sandbox_dir
+from agentrl_cli.sandbox import owner
 from agentrl_cli.sandbox.cgroup import Cgroup
 
 INSIDE = "/opt/agentrl"
@@ -25,7 +28,7 @@ INSIDE = "/opt/agentrl"
 PACKAGES = "/opt/packages"
 _FIRST_UID = 61_000
 _UIDS = 4_000
-_FOLDER = "agentrl-box-"
+_FOLDER = "agentrl-work-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +86,7 @@ def start(
     if launch.level == "ns":
         command = [*jail(launch, root=bool(uid)), "--", *interpreter, f"{INSIDE}/runner.py", *options]
     else:
-        sweep()
-        folder = Path(tempfile.gettempdir(), f"{_FOLDER}{os.getpid()}-{number}-{secrets.token_hex(4)}")
+        folder = Path(tempfile.gettempdir(), f"{_FOLDER}{owner.name()}-{number}-{secrets.token_hex(4)}")
         command = [*interpreter, str(Path(launch.folder) / "runner.py"), *options, "--folder", str(folder)]
     stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
     try:
@@ -104,14 +106,27 @@ def start(
 
 
 def sweep() -> int:
-    """Removes work folders whose host process is gone (killed with -9); returns how many."""
+    """Removes work folders whose host process is gone (killed with -9), and ends what still runs in them.
+
+    Returns how many. Where namespaces hold the boxes there are no such folders.
+    """
     removed = 0
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}[0-9]*-*"):
-        owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
-        if owner.isdecimal() and not Path("/proc", owner).exists() and not folder.is_symlink():
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        if owner.is_gone(folder.name.removeprefix(_FOLDER)) and not folder.is_symlink():
+            _end_inside(folder)
             shutil.rmtree(folder, ignore_errors=True)
             removed += not folder.exists()
     return removed
+
+
+def _end_inside(folder: Path) -> None:
+    """Kills what was started in a work folder and left its runner: it sits there, or calls it its home."""
+    home = b"\0HOME=" + os.fsencode(folder) + b"/"
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            inside = Path(os.readlink(process / "cwd")).is_relative_to(folder)
+            if inside or home in b"\0" + (process / "environ").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def _open_to_others(path: str) -> bool:

@@ -12,18 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, fields
 from types import TracebackType
 from typing import Any
 
-from agentrl_cli.errors import ConfigError, SandboxUnavailable
+from agentrl_cli.errors import AgentRLError, ConfigError, SandboxUnavailable
 from agentrl_cli.registry import resolve
-from agentrl_cli.sandbox.channel import AT_ONCE, BoxLost, Channel, Runner
+from agentrl_cli.sandbox import cgroup
+from agentrl_cli.sandbox import launch as launching
+from agentrl_cli.sandbox.channel import BoxLost, Channel
 from agentrl_cli.sandbox.launch import Launch
-from agentrl_cli.sandbox.results import ExecResult, Limits
+from agentrl_cli.sandbox.results import ExecResult, Limits, limit_of
+from agentrl_cli.sandbox.runner import AT_ONCE, Runner
 from agentrl_cli.sandbox.session import Session
 
 STRENGTH = {"bare": 0, "landlock": 1, "ns": 2, "docker": 3}
@@ -33,25 +37,42 @@ AUTO = ("ns", "docker", "landlock")
 """What `backend: auto` tries, in this order: `ns` and `docker` hold the same, `ns` faster and without a daemon that is
 root; `bare` is never chosen, only asked for."""
 
-RUNNERS = {"docker": "agentrl_cli.sandbox.container:Container"}
-"""Where a level's runner is, if it is not a process of our own."""
+RUNNERS = {
+    "ns": "agentrl_cli.sandbox.runner:Process",
+    "landlock": "agentrl_cli.sandbox.runner:Process",
+    "bare": "agentrl_cli.sandbox.runner:Process",
+    "docker": "agentrl_cli.sandbox.container:Container",
+}
+"""Level → its kind of runner. A backend of your own is named in the configuration as `module:object`."""
+
+SPARES = 4
+"""Boxes that every runner keeps ready for sessions to come: a box takes longer to start than most programs run."""
+HEALTH = 5.0
+"""Seconds between two looks at what is idle."""
+_FRESH = 2.0
+"""Seconds for which a spare box counts as well once it has answered; later it is asked first."""
 
 
 class Sandbox:
     """Where the model's code runs. Made by `open`; `level` says how strongly it is held."""
 
-    def __init__(self, level: str, limits: Limits, workers: int) -> None:
+    def __init__(self, level: str, limits: Limits, workers: int, kind: type[Runner] | None = None) -> None:
         self.level = level
         self.limits = limits
         self.workers = workers
         self.counts: Counter[str] = Counter()
         """How many executions ended with each status, ours included."""
+        self.limits_hit: Counter[str] = Counter()
+        """How many executions met each limit, by its name in the configuration."""
+        self._kind: type[Runner] = kind or resolve("sandbox", RUNNERS, level)
         self._runners: dict[tuple[str, ...], list[Runner]] = {}
         self._starting = asyncio.Lock()
         self._slots = asyncio.Semaphore(workers * AT_ONCE)
         self._started = 0
         self._closed = False
         self._sessions: set[Session] = set()
+        self._tasks: dict[tuple[str, ...] | None, asyncio.Task[None]] = {}
+        """What goes on in the background: for a profile, starting runners and spare boxes; None: looking after them."""
 
     @classmethod
     async def open(cls, config: Any) -> Sandbox:
@@ -61,24 +82,22 @@ class Sandbox:
         how to get it; ConfigError where the two settings contradict each other.
         """
         minimum = STRENGTH[config.min_level]
-        levels = AUTO if config.backend == "auto" else (config.backend,)
-        if config.backend not in ("auto", *STRENGTH):
-            raise ConfigError(
-                f"Unknown sandbox backend {config.backend!r}.", hint=f"There are: auto, {', '.join(STRENGTH)}."
-            )
-        allowed = [level for level in levels if STRENGTH[level] >= minimum]
+        kinds = {level: None for level in AUTO} if config.backend == "auto" else _own_kind(config.backend)
+        allowed = {level: kind for level, kind in kinds.items() if STRENGTH[level] >= minimum}
         if not allowed:
             raise SandboxUnavailable(
                 f"sandbox.backend is {config.backend}, which is weaker than sandbox.min_level {config.min_level}.",
-                hint=f"To accept that, set sandbox.min_level: {config.backend} too.",
+                hint=f"To accept that, set sandbox.min_level: {next(iter(kinds))} too.",
             )
         limits = Limits(**{field.name: getattr(config, field.name) for field in fields(Limits)})
-        workers = config.workers or min(8, os.cpu_count() or 1)
         problems: list[SandboxUnavailable] = []
-        for level in allowed:
-            sandbox = cls(level, limits, workers)
+        launching.sweep()
+        cgroup.sweep()
+        for level, kind in allowed.items():
+            sandbox = cls(level, limits, config.workers or min(8, cores()), kind)
             try:
                 await sandbox.check()
+                sandbox._tasks[None] = asyncio.create_task(sandbox._look_after())
                 return sandbox
             except SandboxUnavailable as problem:
                 problems.append(problem)
@@ -100,9 +119,9 @@ class Sandbox:
             frame = await channel.answer(20.0)
         except BoxLost as lost:
             raise runner.unavailable(lost.detail) from None
-        runner.drop(channel)
         if frame.body != b"42\n":
             raise runner.unavailable(f"a test program answered {frame.header} {frame.body[:200]!r}")
+        runner.spares.append(channel)  # as good as new
 
     async def session(
         self, *, keep: int = 0, seed: int | None = None, imports: tuple[str, ...] = (), **limits: Any
@@ -130,6 +149,12 @@ class Sandbox:
 
     # what sessions use
 
+    def count(self, status: str, detail: str = "") -> None:
+        """Counts how an execution ended, and the limit that ended it."""
+        self.counts[status] += 1
+        if limit := limit_of(status, detail):
+            self.limits_hit[limit] += 1
+
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
         """Waits for a free place; the time spent here counts against no limit."""
@@ -137,21 +162,36 @@ class Sandbox:
             yield
 
     async def box(self, limits: Limits, seed: int | None, imports: tuple[str, ...]) -> tuple[Runner, Channel]:
-        """A fresh box on the runner with the fewest. Raises BoxLost, or SandboxUnavailable where none starts."""
+        """A box on the least busy runner, one that stands ready if there is one.
+
+        Raises BoxLost, or SandboxUnavailable where none starts.
+        """
         runner = await self._runner(imports)
+        own = {**asdict(limits), "seed": seed}
         try:
-            return runner, await runner.open({**asdict(limits), "seed": seed})
+            while runner.fits(limits) and runner.spares:
+                channel = runner.spares.pop()
+                if await _is_well(channel):
+                    runner.adopt(channel, own)
+                    return runner, channel
+                runner.drop(channel)
+                if not runner.busy:  # it may be stuck as a whole, and nobody loses anything
+                    await self._replace(runner)
+                    runner = await self._runner(imports)
+            return runner, await runner.open(own)
         except BoxLost:
-            if not runner.boxes:
+            if not runner.busy:
                 await self._replace(runner)
             raise
+        finally:
+            self._prepare(imports)
 
     def forget(self, session: Session) -> None:
         """A session was closed."""
         self._sessions.discard(session)
 
     async def _runner(self, imports: tuple[str, ...]) -> Runner:
-        """The least busy live runner of a profile; a new one while there are fewer than `workers`."""
+        """The least busy live runner of a profile; a new one where there is none that has room."""
         if self._closed:
             raise SandboxUnavailable("The sandbox is closed.")
         async with self._starting:
@@ -159,14 +199,55 @@ class Sandbox:
             for dead in [runner for runner in pool if not runner.alive]:
                 pool.remove(dead)
                 await dead.close()
-            idle = [runner for runner in pool if not runner.boxes]
-            if not idle and (len(pool) < self.workers or all(runner.full for runner in pool)):
-                self._started += 1
-                launch = Launch(self.level, imports)
-                kind: type[Runner] = resolve("sandbox", RUNNERS, self.level) if self.level in RUNNERS else Runner
-                pool.append(await kind.start(launch, self._started, self.limits))
-                return pool[-1]
-            return min(pool, key=lambda runner: len(runner.boxes))
+            if all(runner.full for runner in pool):
+                await self._start(imports)
+            return min(pool, key=lambda runner: (runner.full, runner.busy, -len(runner.spares)))
+
+    async def _start(self, imports: tuple[str, ...]) -> None:
+        self._started += 1
+        launch = Launch(self.level, imports)
+        self._runners[imports].append(await self._kind.start(launch, self._started, self.limits))
+
+    def _prepare(self, imports: tuple[str, ...]) -> None:
+        """A box was taken: in the background more are started, and more runners where all have work."""
+        running = self._tasks.get(imports)
+        if not self._closed and (running is None or running.done()):
+            self._tasks[imports] = asyncio.create_task(self._stock(imports))
+
+    async def _stock(self, imports: tuple[str, ...]) -> None:
+        """Starts what is missing of runners and spare boxes. What fails here fails again, and is said, when needed."""
+        with suppress(BoxLost, AgentRLError, OSError):
+            async with self._starting:
+                pool = self._runners[imports]
+                while len(pool) < self.workers and all(runner.busy for runner in pool):
+                    await self._start(imports)
+            while hungry := [r for r in pool if r.alive and not r.full and len(r.spares) < SPARES]:
+                runner = min(hungry, key=lambda runner: len(runner.spares))
+                runner.spares.insert(0, await runner.open(asdict(self.limits)))
+
+    async def _look_after(self) -> None:
+        while True:
+            await asyncio.sleep(HEALTH)
+            await self.inspect()
+
+    async def inspect(self) -> None:
+        """Replaces runners that are dead or stuck, and spare boxes that do not answer; done every few seconds."""
+        for imports, pool in list(self._runners.items()):
+            before = len(pool)
+            for runner in list(pool):
+                if not _is_alive(runner):
+                    await self._replace(runner)
+                    continue
+                for channel in [spare for spare in runner.spares if time.monotonic() - spare.heard > _FRESH]:
+                    if channel not in runner.spares:
+                        continue  # a session took it meanwhile
+                    runner.spares.remove(channel)
+                    if await _is_well(channel):
+                        runner.spares.insert(0, channel)
+                    else:
+                        runner.drop(channel)
+            if len(pool) < before or any(len(runner.spares) < SPARES for runner in pool):
+                self._prepare(imports)
 
     async def _replace(self, runner: Runner) -> None:
         for pool in self._runners.values():
@@ -177,6 +258,9 @@ class Sandbox:
     async def close(self) -> None:
         """Ends every session and runner; returns when their processes are gone."""
         self._closed = True
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         for session in list(self._sessions):
             await session.close()
         runners = [runner for pool in self._runners.values() for runner in pool]
@@ -190,3 +274,46 @@ class Sandbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _own_kind(backend: str) -> dict[str, type[Runner] | None]:
+    """The level of a backend, and the class of its runner where it is not one of ours. Raises ConfigError."""
+    if backend in STRENGTH:
+        return {backend: None}
+    if ":" not in backend:
+        raise ConfigError(
+            f"Unknown sandbox backend {backend!r}.", hint=f"There are: auto, {', '.join(STRENGTH)}, or module:object."
+        )
+    kind = resolve("sandbox", RUNNERS, backend)
+    if not (isinstance(kind, type) and issubclass(kind, Runner)) or kind.level not in STRENGTH:
+        raise ConfigError(
+            f"{backend} is no backend of a sandbox.",
+            hint="It has to be a subclass of agentrl_cli.sandbox.runner.Runner whose `level` says how strong it is: "
+            f"{', '.join(STRENGTH)}.",
+        )
+    return {kind.level: kind}
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _is_alive(runner: Runner) -> bool:
+    try:
+        return runner.alive and not runner.stuck()
+    except BoxLost:
+        return False
+
+
+async def _is_well(channel: Channel) -> bool:
+    """Whether a spare box answers; one that did so a moment ago is not asked again."""
+    if channel.lost is None and time.monotonic() - channel.heard < _FRESH:
+        return True
+    try:
+        channel.ask({"op": "ping"})
+        await channel.answer(_FRESH)
+    except BoxLost as lost:
+        channel.lost = BoxLost(lost.status, lost.detail)  # no reason to end its runner
+        return False
+    return True

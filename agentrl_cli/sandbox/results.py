@@ -25,7 +25,9 @@ class Status(StrEnum):
     OUTPUT_LIMIT = "output_limit"
     """Killed because it wrote more than 16 MiB."""
     DISK_LIMIT = "disk_limit"
+    """`detail` says which: the size of one file, of all files, or their number."""
     PROCESS_LIMIT = "process_limit"
+    OPEN_FILES_LIMIT = "open_files_limit"
     CRASHED = "crashed"
     """Killed by a signal (`signal`)."""
     STATE_LOST = "state_lost"
@@ -49,6 +51,25 @@ class Status(StrEnum):
 
 _OURS = frozenset({Status.SANDBOX_RESTARTED, Status.SANDBOX_UNAVAILABLE, Status.PROTOCOL_ERROR, Status.HOST_RESOURCES})
 
+_TIMEOUTS = {"wall": "wall", "cpu": "cpu", "budget": "wall"}
+_DISKS = {"a file is too large": "file_mb", "too many files": "inodes"}
+_LIMITS = {
+    Status.MEMORY: "memory_mb",
+    Status.OUTPUT_LIMIT: "output_kb",
+    Status.PROCESS_LIMIT: "processes",
+    Status.OPEN_FILES_LIMIT: "open_files",
+}
+
+
+def limit_of(status: str, detail: str) -> str:
+    """The limit, by its name in the configuration, that an execution with this result met; empty where none."""
+    if status == Status.TIMEOUT:
+        return _TIMEOUTS.get(detail, "wall")
+    if status == Status.DISK_LIMIT:
+        return _DISKS.get(detail, "disk_mb")
+    return _LIMITS.get(Status(status), "")
+
+
 _TRACEBACK_LINES = 12
 _BLOCKED = {
     "net": "there is no network in this sandbox",
@@ -64,7 +85,7 @@ class Limits:
     wall: float = 5.0
     """Seconds of one execution."""
     cpu: float = 5.0
-    """CPU seconds of one process."""
+    """CPU seconds of one execution, all its processes together."""
     memory_mb: int = 1024
     """MiB: address space of one process, and resident memory of all together."""
     processes: int = 32
@@ -76,6 +97,7 @@ class Limits:
     output_kb: int = 64
     """KiB kept of stdout and of stderr; the middle is left out."""
     open_files: int = 256
+    """Open files of one process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +135,11 @@ class ExecResult:
         return self.status.ours
 
     @property
+    def limit(self) -> str:
+        """The limit that was met, by its name in the configuration; empty where it ended otherwise."""
+        return limit_of(self.status, self.detail)
+
+    @property
     def reason(self) -> str:
         """One line for the model: what happened; empty where all went well."""
         words = self._what()
@@ -144,12 +171,11 @@ class ExecResult:
             case Status.OUTPUT_LIMIT:
                 return "stopped: it wrote more than 16 MiB of output"
             case Status.DISK_LIMIT:
-                return (
-                    f"disk limit reached: {limits.disk_mb} MiB and {limits.inodes} files in all, "
-                    f"{limits.file_mb} MiB a file"
-                )
+                return f"disk limit reached: {self._disk()}"
             case Status.PROCESS_LIMIT:
                 return f"too many processes or threads: the limit is {limits.processes}"
+            case Status.OPEN_FILES_LIMIT:
+                return f"too many open files: the limit is {limits.open_files} for each process"
             case Status.CRASHED:
                 return f"crashed with {_signal_name(self.signal)}" if self.signal else f"crashed: {self.detail}"
             case Status.STATE_LOST:
@@ -158,6 +184,15 @@ class ExecResult:
                 return f"blocked: {_BLOCKED.get(self.detail, self.detail)}"
             case _:
                 return f"the sandbox failed ({self.status}): {self.detail}"
+
+    def _disk(self) -> str:
+        match self.limit:
+            case "file_mb":
+                return f"a file may have {self.limits.file_mb} MiB"
+            case "inodes":
+                return f"there may be {self.limits.inodes} files and folders in all"
+            case _:
+                return f"all files together may have {self.limits.disk_mb} MiB"
 
     def text(self) -> str:
         """What the model reads: stdout, the end of stderr, and what happened. Control characters are kept."""

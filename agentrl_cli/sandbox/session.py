@@ -13,8 +13,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agentrl_cli.errors import SandboxFault, SandboxUnavailable, UsageError
-from agentrl_cli.sandbox.channel import GRACE, BoxLost, Channel, Runner
+from agentrl_cli.sandbox.channel import GRACE, BoxLost, Channel
 from agentrl_cli.sandbox.results import Entry, ExecResult, GradeResult, Limits, Status
+from agentrl_cli.sandbox.runner import Runner
 
 if TYPE_CHECKING:
     from agentrl_cli.sandbox.pool import Sandbox
@@ -135,7 +136,7 @@ class Session:
                     if frame.header["status"] == "ok":
                         return ()
                 except BoxLost as lost:
-                    self.sandbox.counts[lost.status] += 1
+                    self.sandbox.count(lost.status)
             self._drop()
             return await self._rebuild()
 
@@ -172,6 +173,8 @@ class Session:
         async with self._busy, self.sandbox.slot():
             frame = await self._twice(header, json.dumps(calls).encode(), budget + one)
         answers = tuple(Answer(*fields) for fields in frame.header["answers"])
+        for answer in answers:
+            self.sandbox.count(answer.status, answer.detail)
         return answers, frame.body
 
     # inner workings
@@ -184,7 +187,7 @@ class Session:
             frame = await self._twice(self._kept(header), body, seconds)
             result = self._result(frame, seconds)
             self.history.append(Request(header, body, seconds, _answer(frame)))
-        self.sandbox.counts[result.status] += 1
+        self.sandbox.count(result.status, result.detail)
         return result
 
     def _kept(self, header: dict[str, Any]) -> dict[str, Any]:
@@ -212,12 +215,12 @@ class Session:
                 self._drop()
                 if self._closed:
                     raise SandboxFault("The session was closed while it ran.") from None
-                self.sandbox.counts[lost.status] += 1
+                self.sandbox.count(lost.status)
                 if attempt == 2:
                     raise SandboxFault(f"The sandbox failed twice ({lost.status}): {lost.detail}.") from None
             except SandboxUnavailable as problem:  # it did start when the run began: no fault of the task
                 self._drop()
-                self.sandbox.counts[Status.SANDBOX_UNAVAILABLE] += 1
+                self.sandbox.count(Status.SANDBOX_UNAVAILABLE)
                 if attempt == 2 or self._closed:
                     raise SandboxFault(f"No sandbox could be started: {problem.message}", hint=problem.hint) from None
         raise AssertionError("unreachable")

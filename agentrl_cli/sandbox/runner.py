@@ -1,0 +1,296 @@
+"""Runners: what is started once and holds many boxes. `Runner` is what all kinds share, `Process` is one of our own.
+
+A backend of your own is a `Runner` in a file of yours, named in `sandbox.backend` as `module:object`; its `level` says
+which of the levels it is as strong as.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, ClassVar, Self
+
+from agentrl_cli.errors import SandboxUnavailable
+from agentrl_cli.sandbox import launch as launching
+from agentrl_cli.sandbox.cgroup import Cgroup
+from agentrl_cli.sandbox.channel import START, BoxLost, Channel
+from agentrl_cli.sandbox.launch import Launch
+from agentrl_cli.sandbox.results import Limits
+
+AT_ONCE = 4
+"""Executions at once for each runner: some sleep, and the rest share the cores."""
+PATIENCE = 10.0
+"""Seconds a runner may leave a ping unanswered before it counts as stuck: those on a busy machine are slow."""
+_BOX_OWN = 64
+"""MiB for what a box needs itself: its init, and the pages that its processes copy."""
+
+
+class Runner(ABC):
+    """Holds boxes, and opens and drops them; how one is started and killed is each kind's own."""
+
+    level: ClassVar[str] = ""
+    """For a backend of your own: the level that it is as strong as (a key of pool.STRENGTH)."""
+    def __init__(self, launch: Launch, limits: Limits) -> None:
+        self.launch, self.limits = launch, limits
+        self.boxes: dict[int, Channel] = {}
+        self.spares: list[Channel] = []
+        """Boxes that wait for a session; they are in `boxes`, too."""
+        self._numbers = 0
+        self._asked = 0.0
+
+    @classmethod
+    @abstractmethod
+    async def start(cls, launch: Launch, number: int, limits: Limits) -> Self:
+        """Starts a runner and waits until it is warm. Raises SandboxUnavailable: why, and the fix."""
+
+    @abstractmethod
+    async def connect(self, channel: Channel, limits: dict[str, Any]) -> None:
+        """Starts a box that serves `channel`. Raises BoxLost."""
+
+    @abstractmethod
+    def kill(self, channel: Channel) -> None:
+        """Ends one box that was lost."""
+
+    @abstractmethod
+    def condemn(self) -> None:
+        """Kills a runner that is stuck, and with it `alive`; the sessions in it are rebuilt on others."""
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether it can be given boxes."""
+
+    @abstractmethod
+    def unavailable(self, what: str) -> SandboxUnavailable:
+        """The error to raise where this kind does not work here."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Ends the runner and everything in it; returns when it is gone."""
+
+    @abstractmethod
+    def ping(self) -> None:
+        """Asks for a sign of life; `pong` takes it."""
+
+    def pong(self) -> None:
+        """The runner answered a ping."""
+        self._asked = 0.0
+
+    def stuck(self) -> bool:
+        """Whether it has not answered the last ping for too long; sends the next one where it has. Never waits."""
+        if self._asked:
+            return time.monotonic() - self._asked > PATIENCE
+        self._asked = time.monotonic()
+        self.ping()
+        return False
+
+    @property
+    def full(self) -> bool:
+        """Whether another box has to go elsewhere."""
+        return False
+
+    @property
+    def busy(self) -> int:
+        """How many boxes sessions hold."""
+        return len(self.boxes) - len(self.spares)
+
+    async def open(self, limits: dict[str, Any]) -> Channel:
+        """A new box. Raises BoxLost; ConfigError for limits beyond what the runner was made with."""
+        self._numbers += 1
+        channel = Channel(self._numbers)
+        self.boxes[channel.number] = channel
+        try:
+            await self.connect(channel, limits)
+            frame = await channel.answer(START)
+            if not frame.header.get("ready"):
+                raise BoxLost(str(frame.header.get("status", "protocol_error")), str(frame.header.get("detail", "")))
+        except BaseException:
+            self.drop(channel)
+            raise
+        return channel
+
+    def adopt(self, channel: Channel, limits: dict[str, Any]) -> None:
+        """Gives a box that was opened in advance to a session with limits of its own. Raises BoxLost."""
+        channel.ask({"op": "adopt", "limits": limits})
+
+    def fits(self, limits: Limits) -> bool:
+        """Whether boxes opened in advance will do: the size of their file system cannot change any more."""
+        return (limits.disk_mb, limits.inodes) == (self.limits.disk_mb, self.limits.inodes)
+
+    def drop(self, channel: Channel) -> None:
+        """Closes a box, and kills it where it was lost."""
+        lost = channel.lost
+        channel.close()
+        if channel in self.spares:
+            self.spares.remove(channel)
+        if self.boxes.pop(channel.number, None) is None or lost is None:
+            return
+        if lost.silent:
+            self.condemn()
+        elif self.alive:
+            self.kill(channel)
+
+    def _drop_all(self) -> None:
+        for channel in list(self.boxes.values()):
+            channel.close()
+        self.boxes.clear()
+        self.spares.clear()
+
+
+class Process(Runner):
+    """A jail of our own: the levels ns, landlock and bare."""
+
+    def __init__(
+        self, launch: Launch, limits: Limits, process: subprocess.Popen[bytes], control: socket.socket,
+        err: IO[bytes], group: Cgroup | None,
+    ) -> None:  # fmt: skip
+        super().__init__(launch, limits)
+        self.process, self.control, self.err, self.group = process, control, err, group
+        self._groups: dict[int, Path] = {}
+        self._sick = False
+        self._last_words = ""
+
+    @classmethod
+    async def start(cls, launch: Launch, number: int, limits: Limits) -> Self:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        group = Cgroup.make(number, _most(limits)) if launch.level != "bare" else None
+        try:
+            process, err = launching.start(launch, theirs.fileno(), number, group)
+        except BaseException as error:
+            ours.close()
+            if group:
+                group.remove()
+            if not isinstance(error, OSError):
+                raise
+            raise SandboxUnavailable(
+                f"Sandbox level {launch.level} does not start: {error.strerror}: {error.filename}.",
+                hint=launching.explain(launch.level, str(error)),
+            ) from None
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        runner = cls(launch, limits, process, ours, err, group)
+        try:
+            answer = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(ours, 65536), START)
+        except (TimeoutError, ConnectionError):
+            answer = b""
+        except BaseException:
+            await runner.close()
+            raise
+        if not answer or not json.loads(answer).get("ready"):
+            await runner.close()
+            raise runner.unavailable("it did not come up")
+        return runner
+
+    def unavailable(self, what: str) -> SandboxUnavailable:
+        wrote = self.stderr
+        return SandboxUnavailable(
+            f"Sandbox level {self.launch.level} does not work here: {wrote.splitlines()[-1] if wrote else what}.",
+            hint=launching.explain(self.launch.level, wrote + what),
+        )
+
+    @property
+    def stderr(self) -> str:
+        """The end of what the runner wrote to stderr."""
+        if self.err.closed:
+            return self._last_words
+        self.err.seek(0, 2)
+        self.err.seek(max(0, self.err.tell() - 4096))
+        return self.err.read().decode("utf-8", "replace").strip()
+
+    @property
+    def alive(self) -> bool:
+        return not self._sick and self.process.poll() is None
+
+    def condemn(self) -> None:
+        self._sick = True
+        self.process.kill()
+
+    def ping(self) -> None:
+        self._tell({"op": "ping"})
+
+    def stuck(self) -> bool:
+        try:
+            if self.control.recv(4096):
+                self.pong()
+        except BlockingIOError:
+            pass  # nothing there yet
+        except OSError:
+            return True
+        return super().stuck()
+
+    def _tell(self, request: dict[str, Any], fds: list[int] | None = None) -> None:
+        """Sends a request to the runner itself; one with a full queue is stuck and is ended. Raises BoxLost."""
+        try:
+            socket.send_fds(self.control, [json.dumps(request).encode()], fds or [])
+        except OSError as error:  # BlockingIOError, too
+            self.condemn()
+            raise BoxLost("sandbox_restarted", f"the runner does not answer: {error}") from None
+
+    async def connect(self, channel: Channel, limits: dict[str, Any]) -> None:
+        ours, theirs = socket.socketpair()
+        folder = self.group.take(_own(limits)) if self.group else None
+        if folder:
+            self._groups[channel.number] = folder
+        try:
+            with Cgroup.files(folder) as files:
+                self._tell({"op": "open", "id": channel.number, "limits": limits}, [theirs.fileno(), *files])
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
+
+    def adopt(self, channel: Channel, limits: dict[str, Any]) -> None:
+        folder = self._groups.get(channel.number)
+        if folder and _own(limits) != _own(asdict(self.limits)):
+            try:
+                Cgroup.limit(folder, _own(limits))
+            except OSError as error:
+                raise BoxLost("host_resources", f"the memory limit of a box: {error}") from None
+        super().adopt(channel, limits)
+
+    def drop(self, channel: Channel) -> None:
+        super().drop(channel)
+        folder = self._groups.pop(channel.number, None)
+        if folder and self.group:
+            self.group.give(folder)
+
+    def kill(self, channel: Channel) -> None:
+        try:
+            self._tell({"op": "kill", "id": channel.number})
+        except BoxLost:
+            return  # it was ended over that
+
+    async def close(self) -> None:
+        self._drop_all()
+        self.control.close()
+        end = time.monotonic() + 2.0
+        while self.process.poll() is None:
+            if time.monotonic() > end:
+                self.process.kill()
+                end += 2.0
+            await asyncio.sleep(0.002)
+        self._last_words = self.stderr
+        self.err.close()
+        if self.group:
+            self.group.remove()
+
+
+def _own(limits: dict[str, Any]) -> int:
+    """Bytes that the cgroup of one box holds: files are memory, too, and so are those of earlier states."""
+    return (int(limits["memory_mb"]) + 3 * int(limits["disk_mb"]) + _BOX_OWN) << 20
+
+
+def _most(limits: Limits) -> int:
+    """Bytes that all boxes of a runner hold together: as many as work at once, but never most of the machine's."""
+    wanted = AT_ONCE * _own(asdict(limits)) + (512 << 20)
+    return min(wanted, int(0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))

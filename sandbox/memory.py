@@ -1,0 +1,96 @@
+"""What a box's processes hold of memory, and whose memory it was that made the kernel kill one of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_CLOSE = 1 << 20
+"""Bytes that a process may have asked for at once when it met the limit."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Kills:
+    """The kernel's own count of what it killed for want of memory.
+
+    `fds`: open files of the box's cgroup, `memory.events` (version 2), or `memory.oom_control`,
+    `memory.max_usage_in_bytes` and `memory.limit_in_bytes` (version 1). Without them only the whole machine's count is
+    there, which says that somebody ran out of memory.
+    """
+
+    def __init__(self, fds: list[int]) -> None:
+        self.exact = bool(fds)
+        self.fds = fds
+        if not fds:
+            try:
+                self.fds = [os.open("/proc/vmstat", os.O_RDONLY)]
+            except OSError:
+                self.fds = []
+        self._before = self._read()
+
+    def mark(self) -> None:
+        """An execution begins. The machine's count takes long to read: there it counts since the last look."""
+        if self.exact:
+            self._before = self._read()
+
+    def _read(self) -> tuple[int, int]:
+        """How many processes were killed, and how often the box was at its own limit (version 2)."""
+        found = {"oom_kill": 0, "oom": 0}
+        for line in os.pread(self.fds[0], 65536, 0).splitlines() if self.fds else ():
+            name, _, value = line.partition(b" ")
+            if name in (b"oom_kill", b"oom"):
+                found[name.decode()] = int(value)
+        return found["oom_kill"], found["oom"]
+
+    def _full(self, before: int) -> bool:
+        """Whether the box was at its own limit."""
+        if len(self.fds) == 1:
+            return self._before[1] > before
+        peak, limit = (int(os.pread(fd, 32, 0)) for fd in self.fds[1:])
+        os.pwrite(self.fds[1], b"0", 0)
+        return peak >= limit - _CLOSE
+
+    def since(self, over: bool) -> str:
+        """`own` where the box's own memory killed since `mark`, `others` where it was somebody else's, or nothing.
+
+        `over`: whether the box held more than its limit as far as is known, which decides where there is no cgroup.
+        """
+        before, self._before = self._before, self._read()
+        if self._before[0] <= before[0]:
+            return ""
+        return "own" if (self._full(before[1]) if self.exact else over) else "others"
+
+
+def exceeds(pids: Iterable[int], limit: int) -> bool:
+    """Whether processes hold more than `limit` bytes together, files left out."""
+    found = list(pids)
+    # The cheap sum counts files, and twice what a process shares with its checkpoint.
+    return sum(map(_resident, found)) > limit and sum(map(_proportional, found)) > limit
+
+
+def _resident(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except OSError:
+        return 0
+
+
+def _proportional(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+            return sum(int(line.split()[1]) << 10 for line in file if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+    except ProcessLookupError:
+        return 0
+    except OSError:
+        return _resident(pid)
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU seconds of a process and of those of its children that it has waited for; 0 once it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return sum(map(int, file.read().rpartition(b")")[2].split()[11:15])) / _TICKS
+    except OSError:
+        return 0.0

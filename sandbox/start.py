@@ -1,0 +1,50 @@
+"""What a forked child of a box does before it becomes the model's code: descriptors, user, rules, limits."""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+import confine
+
+
+def descriptors(fds: tuple[int, int, int, int], user: tuple[int, int] | None, rules: int | None) -> None:
+    """Leaves exactly 0, 1, 2 and 3 open; from here on Landlock holds, or the user is another, where that holds."""
+    if user:
+        confine.oom_first()
+        confine.become(*user)
+    confine.prctl(4, 1)  # PR_SET_DUMPABLE: the init may look at the memory of what it watches
+    if not user:
+        confine.oom_first()
+    if rules is not None:
+        confine.restrict(rules)
+    for target, fd in enumerate([os.dup(fd) for fd in fds]):
+        os.dup2(fd, target + 200)
+    for target in range(4):
+        os.dup2(target + 200, target, inheritable=target < 3)
+    os.closerange(4, 1024)
+
+
+def standard_input(data: bytes) -> int:
+    """A descriptor that gives a program its input."""
+    if not data:
+        return os.open(os.devnull, os.O_RDONLY)
+    source = os.memfd_create("stdin")
+    os.write(source, data)
+    os.lseek(source, 0, os.SEEK_SET)
+    return source
+
+
+def shell(code: bytes, hidden: bool) -> NoReturn:
+    """Becomes bash. `hidden`: not in the command line, which everyone in a container can read."""
+    code = code.replace(b"\0", b"")
+    os.set_inheritable(3, False)
+    command = [b"bash", b"-c", code]
+    if hidden:
+        script = os.memfd_create("script", 0)
+        os.write(script, b"exec 9<&-; " + code)
+        os.lseek(script, 0, os.SEEK_SET)
+        os.dup2(script, 9)
+        command[2] = b". /dev/fd/9"
+    confine.install_code_filter()
+    os.execve("/bin/bash", command, dict(os.environ))
