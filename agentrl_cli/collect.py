@@ -74,8 +74,8 @@ class Collector:
         self.store = store
         self.rollout = rollout
         self.narrate = narrate
-        self.rounds = 0
-        """Rounds of the last step: 1 without dynamic sampling."""
+        self.rounds: dict[int, int] = {}
+        """Rounds of each step, counted from 1: one round without dynamic sampling."""
 
     async def sample(self, step: int) -> list[list[Episode]]:
         """The groups of a step: from the store what is finished there, the rest from the policy.
@@ -86,13 +86,14 @@ class Collector:
         wanted = self.config.rollout.prompts_per_step
         picks = self.ranking(step)
         groups: list[list[Episode]] = []
-        missing, self.rounds = wanted, 0
-        while missing and self.rounds <= self.config.rollout.resample_rounds:
-            note = f"sampled again, round {self.rounds}: {wanted - missing} of {wanted} groups carried signal"
+        missing, rounds = wanted, 0
+        while missing and rounds <= self.config.rollout.resample_rounds:
+            note = f"sampled again, round {rounds}: {wanted - missing} of {wanted} groups carried signal"
             groups += await self._round(step, picks, range(len(groups), len(groups) + missing), note * bool(groups))
-            self.rounds += 1
+            rounds += 1
             missing = wanted - sum(self._has_signal(group) for group in groups)
-        if self.rounds > 1:
+        self.rounds[step + 1] = rounds
+        if rounds > 1:
             self.narrate(
                 f"step {step + 1}: {len(groups) - wanted} more groups sampled for {wanted - missing} with signal"
             )
@@ -106,7 +107,7 @@ class Collector:
         return {
             "groups/sampled": float(len(groups)),
             "groups/signal": float(signal),
-            "groups/rounds": float(self.rounds),
+            "groups/rounds": float(self.rounds.pop(groups[0][0].step or 0, 0)),
         }
 
     async def _round(self, step: int, picks: Sequence[Pick], places: range, note: str) -> list[list[Episode]]:
@@ -154,9 +155,10 @@ class Collector:
         return ORDERS[self.config.task.order](self, step)
 
     def records(self, step: int) -> list[Record]:
-        """How each task fared in the steps before this one."""
+        """How each task fared in the steps before this one, those excepted that may be sampled beside it."""
         found: dict[tuple[str, str], Record] = {}
-        for pack, task, _, solved, tried in self.store.task_results(self.run.id, step):
+        until = step - self.config.rollout.async_staleness
+        for pack, task, _, solved, tried in self.store.task_results(self.run.id, until):
             old = found.get((pack, task), Record())
             found[pack, task] = Record(FADE * old.solved + solved, FADE * old.tried + tried)
         return [found.get((task.pack, task.id), Record()) for task in self.tasks]

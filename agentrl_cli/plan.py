@@ -1,9 +1,9 @@
 """How much memory a run will take, from shapes, before anything is loaded; and roughly how long it will run.
 
 The model is built on the meta device from its configuration, so nothing is allocated. Two phases are planned apart,
-because they do not overlap: the rollout (weights, keys and values of every live episode) and the update (weights,
-gradients, optimizer, activations of one micro-batch, one chunk of logits). What cannot
-fit is refused, with what to change.
+because they do not overlap (with `rollout.async_staleness` they do): the rollout (weights, keys and values of every
+live episode) and the update (weights, gradients, optimizer, activations of one micro-batch, one chunk of logits). What
+cannot fit is refused, with what to change.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Plan:
             "optimizer": "train an adapter: --lora",
             "gradients": "train an adapter: --lora",
             "weights": "use a smaller model, or model.dtype=bfloat16",
+            "sampler": "rollout.async_staleness=0, or train an adapter: --lora",
             "reference": "train an adapter (--lora), which without itself is the reference, or algo.kl_coef=0",
         }
         phase = self.rollout if sum(self.rollout.values()) > sum(self.update.values()) else self.update
@@ -93,6 +94,9 @@ def plan(config: Config, folder: Path) -> Plan:
     }
     if config.algo.kl_coef and not config.adapter.enabled:
         rollout["reference"] = update["reference"] = count * size
+    if config.rollout.async_staleness:  # both phases at once, and the sampler has trained weights of its own
+        both = {"keys and values": cache, "sampler": float(trained * (4 if config.adapter.enabled else size))}
+        rollout = update = {**both, **update}
     base = OVERHEAD[device.type if device.type in OVERHEAD else "cuda"] * GiB
     rollout["runtime"] = update["runtime"] = base
     return Plan(rollout, update, _available(device), str(device), count, trained, _step_seconds(config, count, device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def group(*rewards: float, name: str = "e") -> list[Episode]:
     return [episode(f"{name}{n}", reward) for n, reward in enumerate(rewards)]
 
 
-def facts(*groups: Sequence[Episode], drift: dict[str, str] | None = None, **more: bool) -> list[Fact]:
+def facts(*groups: Sequence[Episode], drift: dict[str, str] | None = None, **more: Any) -> list[Fact]:
     found = decide(groups, drift=drift or {}, **more)
     assert set(found) == {e.id for g in groups for e in g}, "no silent drops"
     return [found[e.id] for g in groups for e in g]
@@ -85,3 +86,8 @@ def test_nothing_sampled_is_nothing_to_train() -> None:
 
 def test_nothing_at_all() -> None:
     assert facts() == [] and facts([]) == []
+
+
+def test_what_is_stale_is_skipped_and_its_group_decided_without_it() -> None:
+    told = facts(group(1.0, 0.0, 0.5), group(1.0, 0.0, name="f"), stale={"e1", "f0"})
+    assert told == [Fact.TRAINED, Fact.SKIPPED_STALE, Fact.TRAINED, Fact.SKIPPED_STALE, Fact.SKIPPED_GROUP_TOO_SMALL]

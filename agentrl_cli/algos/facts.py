@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from agentrl_cli.types import Episode, Fact, Outcome
 
@@ -25,6 +25,7 @@ def decide(
     train_drifted: bool = False,
     drop_zero_variance: bool = True,
     mask_overlong: bool = False,
+    stale: Collection[str] = (),
 ) -> dict[str, Fact]:
     """Episode id → fact, for every episode of a step.
 
@@ -35,6 +36,7 @@ def decide(
         drop_zero_variance: Skip groups whose rewards are all equal: they carry no signal.
         mask_overlong: Skip episodes that ran out of tokens, before groups are compared: their reward says nothing of
             what they would have come to (overlong filtering, https://arxiv.org/abs/2503.14476 section 3.4).
+        stale: Ids of episodes that were sampled with weights older than they may be.
     """
     facts: dict[str, Fact] = {}
     for group in groups:
@@ -42,7 +44,9 @@ def decide(
         for episode in group:
             fact = _own(episode, drift.get(episode.id, ""), train_drifted)
             facts[episode.id] = fact
-            if fact is Fact.TRAINED and mask_overlong and episode.outcome is Outcome.TRUNCATED_TOKENS:
+            if fact is Fact.TRAINED and episode.id in stale:
+                facts[episode.id] = Fact.SKIPPED_STALE
+            elif fact is Fact.TRAINED and mask_overlong and episode.outcome is Outcome.TRUNCATED_TOKENS:
                 facts[episode.id] = Fact.SKIPPED_OVERLONG
             elif fact is Fact.TRAINED:
                 good.append(episode)

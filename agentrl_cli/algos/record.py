@@ -65,16 +65,27 @@ def signals(episode: Episode, seen: Seen) -> TrainSignals:
 
 
 def gap(groups: Sequence[Sequence[Episode]], seen: Mapping[Member, Seen]) -> dict[str, float]:
-    """How far the sampler's log-probabilities lie from the trainer's: the same weights, so rounding only."""
-    gaps = [
-        np.abs(facts.old - groups[g][m].tokens.logp_policy[groups[g][m].tokens.trained_mask])
+    """How far the sampler's log-probabilities lie from the trainer's: rounding, or weights that were older.
+
+    `sampling/kl` estimates KL(sampler || trainer) per token, by k3 with the ratio trainer/sampler
+    (http://joschu.net/blog/kl-approx.html). Tokens whose sampler did not tell the log-probability do not count;
+    `sampling/unknown` is their share, where there are any.
+    """
+    pairs = [
+        (facts.old, groups[g][m].tokens.logp_policy[groups[g][m].tokens.trained_mask])
         for (g, m), facts in seen.items()
         if facts.old is not None and len(facts.old)
     ]
-    if not gaps:
+    if not pairs:
         return {}
-    flat = np.concatenate(gaps)
-    return {
-        "sampling/sampling_logp_difference/mean": float(flat.mean()),
-        "sampling/sampling_logp_difference/max": float(flat.max()),
+    trainer, sampler = (np.concatenate(part).astype(np.float64) for part in zip(*pairs, strict=True))
+    known = np.isfinite(sampler)
+    unknown = {} if known.all() else {"sampling/unknown": float(1 - known.mean())}
+    if not known.any():
+        return unknown
+    change = trainer[known] - sampler[known]
+    return unknown | {
+        "sampling/sampling_logp_difference/mean": float(np.abs(change).mean()),
+        "sampling/sampling_logp_difference/max": float(np.abs(change).max()),
+        "sampling/kl": float((np.expm1(change) - change).mean()),
     }

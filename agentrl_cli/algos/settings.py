@@ -15,8 +15,8 @@ from agentrl_cli.registry import resolve
 def loss_config(config: Config) -> LossConfig:
     """The numbers of the configured loss."""
     algo, rollout = config.algo, config.rollout
-    truncated = rollout.top_p < 1 or rollout.top_k > 0
-    correction = algo.correction if algo.correction != "auto" else "tis" if truncated else "none"
+    other = rollout.top_p < 1 or rollout.top_k > 0 or rollout.async_staleness > 0  # than what is trained
+    correction = algo.correction if algo.correction != "auto" else "tis" if other else "none"
     return LossConfig(
         clip_low=algo.clip_low,
         clip_high=algo.clip_high,

@@ -233,6 +233,8 @@ class Learner:
         if self.loss_config.correction != "none":
             arrays = [e.tokens.logp_sampled[e.tokens.trained_mask] for e in episodes]
             sampled = _tensor(packed.gather(arrays), device)
+            # What a remote sampler did not tell cannot be corrected: `sampling/unknown` says how much that is.
+            sampled = torch.where(sampled.isnan(), out.logp.detach() if old is None else old, sampled)
         return LossInput(
             logp=out.logp,
             old=out.logp.detach() if old is None else old,

@@ -69,7 +69,7 @@ class AlgoConfig(Section):
     correction: Literal["auto", "none", "tis", "tis_sequence", "mis", "mis_sequence"] = Field(
         default="auto",
         description="weight for the gap between sampler and trainer: tis truncates the ratio at the cap, mis masks what"
-        " is above it, per token or per sequence; auto: tis where sampling is truncated, else none",
+        " is above it, per token or per sequence; auto: tis where sampling is truncated or runs ahead, else none",
     )
     correction_cap: float = Field(default=2.0, gt=0, description="the cap of tis and mis")
     value_lr: float = Field(default=1e-3, gt=0, description="gae: peak learning rate of the value head")

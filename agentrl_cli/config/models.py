@@ -92,6 +92,11 @@ class RolloutConfig(Section):
         default=60.0, description="seconds an episode waits for a tool server that is busy, away or restarting"
     )
     episode_timeout: Seconds = Field(default=120.0, description="seconds of an episode")
+    async_staleness: Count = Field(
+        default=0,
+        description="steps whose episodes may start before the update they follow is done: 0 samples and trains in"
+        " turn; above 0 the sampler has weights of its own and `algo.correction: auto` is tis",
+    )
     temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
     top_p: float = Field(
         default=1.0, gt=0, le=1, description="below 1 truncates what is sampled: training warns and corrects"
@@ -198,6 +203,10 @@ class Config(Section):
             raise ValueError(
                 f"rollout.max_new_tokens ({self.rollout.max_new_tokens}) leaves no room for a prompt in"
                 f" rollout.max_tokens ({self.rollout.max_tokens})"
+            )
+        if self.deterministic and self.rollout.async_staleness:
+            raise ValueError(
+                "deterministic: true needs rollout.async_staleness: 0: which weights sample a turn would depend on time"
             )
         return self
 

@@ -74,6 +74,8 @@ class LocalPolicy:
         self._task: asyncio.Task[None] | None = None
         self._stepping = False
         """True while the thread has the batch."""
+        self._held = False
+        """True while new weights wait for the running turns: no turn is begun then."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
 
     @property
@@ -138,6 +140,22 @@ class LocalPolicy:
         self.weights_version = version
         self._batch.renew(version)
 
+    async def swap(self, version: str, change: Callable[[], None]) -> None:
+        """Change the weights between two turns: `change` runs while nothing is computed.
+
+        Turns that are running end with the weights they began with; those that wait, and later turns of the same
+        episodes, begin with the new ones, on keys and values that are computed again. So a turn has one version.
+        """
+        self._held = True
+        try:
+            while self._task is not None and self._running:
+                await asyncio.wait([self._task])
+            change()
+            self.set_version(version)
+        finally:
+            self._held = False
+            self._wake()
+
     def rest(self) -> None:
         """Free all keys and values, where no episode is running: training needs the memory."""
         if not self._stepping and not self._requests():
@@ -150,7 +168,7 @@ class LocalPolicy:
         return self._task is not None and not self._task.done()
 
     def _wake(self) -> None:
-        if self._waiting and not self._running:
+        if self._waiting and not self._running and not self._held:
             self._task = asyncio.get_running_loop().create_task(self._serve())
 
     async def _serve(self) -> None:
@@ -214,7 +232,8 @@ class LocalPolicy:
         taken: list[Request] = []
         waiting: list[Request] = []
         for request in self._waiting:
-            (taken if self._batch.has_room(request, taken) else waiting).append(request)
+            may = not self._held or bool(request.out)  # a turn that has begun ends with the weights it began with
+            (taken if may and self._batch.has_room(request, taken) else waiting).append(request)
         self._waiting = waiting
         return taken
 

@@ -26,6 +26,7 @@ from agentrl_cli.errors import ModelError, NotFound
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.policies.base import Policy
 from agentrl_cli.policies.local import LocalPolicy
+from agentrl_cli.policies.local_twin import copy_trained, twin
 from agentrl_cli.policies.scripted import ScriptedPolicy
 
 if TYPE_CHECKING:
@@ -45,6 +46,19 @@ class Loaded:
     name: str
     """For people: `tiny`, `RUN@best`."""
     folder: Path | None
+    sampler: Any = None
+    """What samples, where that is not `model` itself: its twin, for `rollout.async_staleness`."""
+
+    async def publish(self, version: str) -> None:
+        """Let the policy sample with the weights as they are now; what the old ones computed is dropped.
+
+        With a twin this waits for the turns that are running; without one no episode may be running.
+        """
+        policy: Any = self.policy
+        if self.sampler is None:
+            policy.set_version(version)
+        else:
+            await policy.swap(version, lambda: copy_trained(self.model, self.sampler))
 
     @property
     def hash(self) -> str:
@@ -82,8 +96,9 @@ def load_policy(
         if _is_hub_id(name, base):
             name_base(model, name, config.model.revision)
     length = _context_length(model)
+    sampler = twin(model) if trainable and config.rollout.async_staleness else None
     policy = LocalPolicy(
-        model,
+        model if sampler is None else sampler,
         context_length=length,
         rows=min(config.rollout.concurrency, 256),
         version=name,
@@ -91,7 +106,7 @@ def load_policy(
         decode=tokenizer.decode,
         lane_length=min(length, config.rollout.max_tokens),
     )
-    return Loaded(policy, chat, model, name, folder)
+    return Loaded(policy, chat, model, name, folder, sampler)
 
 
 def model_folder(name: str, config: Config, *, base: Path, store: Store | None = None) -> Path:

@@ -52,6 +52,8 @@ class Rollout:
         self.with_tools = with_tools
         self.temperature = config.rollout.temperature if temperature is None else temperature
         self.run_row = run
+        self.places: asyncio.Semaphore | None = None
+        """Places that several `run`s share, first come first served; None: `rollout.concurrency` for each."""
         self.drift: dict[str, str] = {}  # worst kind of drift by episode id, of those that have any
 
     async def run(self, jobs: Sequence[Job], on_done: Callable[[Episode], None] | None = None) -> list[Episode]:
@@ -60,7 +62,7 @@ class Rollout:
         Raises PolicyError where the model itself fails; then, and when cancelled, every running episode is stored as
         `cancelled` first.
         """
-        places = asyncio.Semaphore(self.config.rollout.concurrency)
+        places = self.places or asyncio.Semaphore(self.config.rollout.concurrency)
 
         async def one(job: Job) -> Episode:
             async with places:

@@ -28,6 +28,7 @@ from agentrl_cli.rollout import Rollout, seed_of
 from agentrl_cli.steering import Steering, keep_settings
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack
+from agentrl_cli.trainer.ahead import Ahead, age_metrics, apart, stale
 from agentrl_cli.trainer.keep import forget_old, retain, whole_checkpoints
 from agentrl_cli.trainer.report import Reporter
 from agentrl_cli.types import Episode, Fact, Task
@@ -83,6 +84,9 @@ class Trainer:
             run=run,
         )
         self.collector = Collector(config, run, self.tasks, store, self.rollout, narrate)
+        self.ahead = Ahead(self.collector.sample, config)
+        if self.ahead.staleness:
+            self.rollout.places = asyncio.Semaphore(config.rollout.concurrency)
         self.greedy = Greedy(config, run, store, self.rollout, packs) if self.learner.needs == "baseline" else None
         self.step = 0
         self.best: float | None = None
@@ -92,7 +96,7 @@ class Trainer:
     async def train(self) -> RunRow:
         """The whole run, from wherever it stands to its last step; the store says how it ended."""
         config = self.config.train
-        self._resume()
+        await self._resume()
         await self.hooks.call("on_run_start", run=self.run)
         self.steering.listen()
         actions = {"checkpoint": lambda: self._save("step"), "evaluate": self.evaluate}
@@ -109,6 +113,7 @@ class Trainer:
             error = problem
             raise
         finally:
+            await self.ahead.stop()
             self._end(error)
             self.steering.ignore()
             await self.hooks.call("on_run_end", run=self.run, error=error)
@@ -118,12 +123,14 @@ class Trainer:
         """Sample, score, update, log, save."""
         started, cpu = time.monotonic(), cpu_seconds()
         await self.hooks.call("on_step_start", run=self.run, step=step + 1)
-        groups = await self.collector.sample(step)
+        groups = await self.ahead.take(step)
         sampled = time.monotonic()
         facts, update = await self.learn(groups, step)
         episodes = [episode for group in groups for episode in group]
         kinds = [self.rollout.drift.pop(episode.id, "") for episode in episodes]
         metrics = step_metrics(groups, facts, kinds) | self.collector.metrics(groups) | update.metrics
+        if self.ahead.staleness:
+            metrics |= age_metrics(groups, self.run.name, step)
         metrics |= {"time/step": time.monotonic() - started, "time/rollout": sampled - started}
         metrics |= {"time/update": time.monotonic() - sampled, "time/cpu": cpu_seconds() - cpu}
         self.steering.why = self.reporter.step(step, episodes, facts, update, metrics) or self.steering.why
@@ -147,6 +154,7 @@ class Trainer:
             train_drifted=self.config.drift.structural == "train",
             drop_zero_variance=self.learner.drops_zero_variance,
             mask_overlong=self.config.algo.mask_overlong,
+            stale=stale(groups, self.run.name, step, self.ahead.staleness),
         )
         baselines: dict[str, float] | None = None
         if self.greedy is not None:
@@ -161,10 +169,13 @@ class Trainer:
             batch = Batch.from_episodes([episode for group in kept for episode in group])
             await self.hooks.call("on_batch", run=self.run, batch=batch, step=step + 1)
         torch.manual_seed(seed_of(self.config.seed, "update", step) % 2**32)
-        policy: Any = self.loaded.policy
-        policy.rest()
-        update = self.learner.update(kept, step, baselines)
-        policy.set_version(f"{self.run.name}@{step + 1}")
+        if self.ahead.staleness:
+            update = await apart(lambda: self.learner.update(kept, step, baselines))
+        else:
+            policy: Any = self.loaded.policy
+            policy.rest()
+            update = self.learner.update(kept, step, baselines)
+        await self.loaded.publish(f"{self.run.name}@{step + 1}")
         return facts, update
 
     async def evaluate(self) -> EvalResult | None:
@@ -222,7 +233,7 @@ class Trainer:
         if kind == "step":
             forget_old(self.store, self.run.id, self.config.train.keep_last)
 
-    def _resume(self) -> None:
+    async def _resume(self) -> None:
         """Load the newest whole checkpoint of this run, if it has one; one torn by a crash is skipped and said so."""
         found, state = whole_checkpoints(self.store, self.run.id, self.folder / "checkpoints", self.narrate)
         self.store.clear_live(self.run.id)
@@ -232,8 +243,7 @@ class Trainer:
             load_weights(self.loaded.model, Path(found[-1].path))
             self.learner.load_state(state)
             self.step = int(state["step"])
-            policy: Any = self.loaded.policy
-            policy.set_version(f"{self.run.name}@{self.step}")
+            await self.loaded.publish(f"{self.run.name}@{self.step}")
             self.narrate(f"resumed at step {self.step}")
         self.store.update_run(self.run.id, status="running", error="", ended=0.0, step=self.step)
 

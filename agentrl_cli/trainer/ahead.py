@@ -1,0 +1,92 @@
+"""Sampling ahead: the episodes of later steps run while a step is waited for and trained on.
+
+With a staleness of N the steps `now` to `now + N` may be sampled at once, so no token is more than N updates older
+than the update it is trained in. N = 0 is the synchronous algorithm: sample, train, sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from agentrl_cli.config import Config
+from agentrl_cli.types import Episode, Turn
+
+Groups = list[list[Episode]]
+T = TypeVar("T")
+
+
+class Ahead:
+    """The groups of steps, in order. `stop` it: what still runs is cancelled, and stored as that."""
+
+    def __init__(self, sample: Callable[[int], Awaitable[Groups]], config: Config) -> None:
+        """`sample` samples one step, counted from 0."""
+        self.sample = sample
+        self.config = config
+        self.staleness = config.rollout.async_staleness
+        self._running: dict[int, asyncio.Task[Groups]] = {}
+
+    async def take(self, step: int) -> Groups:
+        """The groups of a step. Raises what its sampling raised."""
+        if not self.staleness:
+            return await self.sample(step)
+        last = min(step + self.staleness, self.config.train.steps - 1)
+        for number in range(step, max(step, last) + 1):
+            if number not in self._running:
+                self._running[number] = asyncio.ensure_future(self.sample(number))
+        groups = await self._running[step]
+        del self._running[step]
+        return groups
+
+    async def stop(self) -> None:
+        """Cancel what was begun ahead and wait until it has ended."""
+        running = list(self._running.values())
+        self._running.clear()
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def apart(work: Callable[[], T]) -> T:
+    """Run `work` in a thread, so that episodes go on meanwhile; where we are cancelled, it is waited for."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+def ages(episode: Episode, run: str, step: int) -> list[int]:
+    """Updates between the weights that sampled each assistant turn and those of a step, counted from 0.
+
+    Versions are called RUN@STEP; any other name is that of the weights that the run began with.
+    """
+    return [step - (_number(turn, run) or 0) for turn in episode.turns if turn.role == "assistant"]
+
+
+def stale(groups: Sequence[Sequence[Episode]], run: str, step: int, staleness: int) -> set[str]:
+    """Ids of the episodes with a turn that is older than it may be, as where the bound was lowered for a resume."""
+    oldest = {e.id: [_number(t, run) for t in e.turns if t.role == "assistant"] for group in groups for e in group}
+    return {id_ for id_, found in oldest.items() if any(n is not None and step - n > staleness for n in found)}
+
+
+def _number(turn: Turn, run: str) -> int | None:
+    name, _, number = turn.weights_version.rpartition("@")
+    return int(number) if name == run and number.isdigit() else None
+
+
+def age_metrics(groups: Sequence[Sequence[Episode]], run: str, step: int) -> dict[str, float]:
+    """Mean and most updates between sampling and training, over turns, and the episodes that new weights overtook."""
+    found = [ages(episode, run, step) for group in groups for episode in group]
+    turns = [age for episode in found for age in episode]
+    if not turns:
+        return {}
+    return {
+        "staleness/mean": float(np.mean(turns)),
+        "staleness/max": float(max(turns)),
+        "staleness/overtaken": float(sum(len(set(episode)) > 1 for episode in found)),
+    }
