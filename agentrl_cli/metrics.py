@@ -6,53 +6,11 @@ import os
 import resource
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from agentrl_cli.types import Episode, Fact, Outcome, StopReason
-
-ENTROPY_FLOOR = 0.002
-"""Nats per token under which a policy has stopped exploring."""
-
-
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """What a health rule found: its value, the threshold it crossed, and what to try."""
-
-    level: str
-    name: str
-    value: float
-    threshold: float | None
-    text: str
-
-
-def find_alerts(metrics: Mapping[str, float], *, trained: int) -> list[Alert]:
-    """The health rules of one step. `trained`: episodes that were trained on."""
-    found = []
-    if not trained:
-        text = "No group had spread rewards, so nothing was trained: the tasks are too easy or too hard by now."
-        found.append(Alert("warn", "no_signal", 0.0, None, text))
-    entropy = metrics.get("entropy")
-    if entropy is not None and entropy < ENTROPY_FLOOR:
-        text = "The policy is nearly deterministic. Lower train.lr, or raise algo.entropy_coef."
-        found.append(Alert("warn", "entropy_collapse", entropy, ENTROPY_FLOOR, text))
-    drifted = metrics.get("drift/structural", 0.0)
-    if drifted:
-        text = (
-            "Episodes differ from the chat template's rendering in their structure. agentrl doctor --template says why."
-        )
-        found.append(Alert("bad", "drift", drifted, 0.0, text))
-    gap = metrics.get("sampling/sampling_logp_difference/max", 0.0)
-    if gap > 1.0:
-        text = "Sampler and trainer disagree about a token's probability: mind the dtype, or an edited model."
-        found.append(Alert("warn", "mismatch", gap, 1.0, text))
-    broken = sum(metrics.get(f"outcomes/{name}", 0.0) for name in ("env_error", "sandbox_error", "timeout"))
-    if broken:
-        text = "Episodes ended in an error of ours and were masked. agentrl ls -f 'outcome:*_error' lists them."
-        found.append(Alert("bad", "errors", broken, 0.0, text))
-    return found
 
 
 def step_metrics(
@@ -75,6 +33,7 @@ def step_metrics(
         metrics[f"rewards/{name}/std"] = float(np.std(values))
     counted = Counter(str(e.outcome) for e in episodes)
     metrics |= {f"outcomes/{name}": float(n) for name, n in counted.items()}
+    metrics |= {f"flags/{name}": float(n) for name, n in Counter(flag for e in episodes for flag in e.flags).items()}
     metrics |= {f"drift/{name}": float(n) for name, n in Counter(kind for kind in drift if kind).items()}
     metrics |= {f"facts/{name}": float(n) for name, n in Counter(str(fact) for fact in facts.values()).items()}
     return metrics

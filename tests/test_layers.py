@@ -15,7 +15,8 @@ PACKAGE = ROOT / "agentrl_cli"
 
 LAYERS = (
     "types errors paths config registry hooks store chat policies algos sandbox tools rewards env tasks rollout check "
-    "evaluate whatif rescore plan metrics collect rft sft steering greedy trainer runtime doctor server tui commands"
+    "evaluate whatif rescore plan metrics health collect rft sft steering greedy trainer runtime doctor server tui "
+    "commands"
 ).split()
 
 HEAVY = {"torch", "transformers", "peft", "accelerate", "safetensors"}

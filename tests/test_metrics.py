@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from agentrl_cli.metrics import cpu_seconds, find_alerts, step_metrics
+from agentrl_cli.health import find_alerts
+from agentrl_cli.metrics import cpu_seconds, step_metrics
 from agentrl_cli.types import (
     Episode,
     Fact,

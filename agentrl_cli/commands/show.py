@@ -204,9 +204,10 @@ def _tail(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
 
 
 def _show_run(store: Store, run: RunRow, json: bool) -> None:
-    steps, evals = store.steps(run.id), store.evals(run.id)
+    steps, evals, alerts = store.steps(run.id), store.evals(run.id), store.folded_alerts(run.id)
     if json:
-        echo_json({"run": run, "state": run.state, "last_step": steps[-1] if steps else None, "evals": evals})
+        echo_json({"run": run, "state": run.state, "last_step": steps[-1] if steps else None, "evals": evals,
+                   "alerts": alerts})  # fmt: skip
         return
     of = f" of {run.total_steps}" if run.total_steps else ""
     echo(f"run {run.name}   {run.kind}   {run.state}   step {run.step}{of}   id {run.id}")
@@ -214,6 +215,14 @@ def _show_run(store: Store, run: RunRow, json: bool) -> None:
     echo(f"model {run.model or '-'}   pack {run.pack or '-'}   seed {run.seed}   started {clock(run.started)}{ended}")
     if run.error:
         echo(f"error {run.error}")
+    if alerts:
+        echo("")
+        lines = [
+            [a["name"], a["level"], a["count"], a["first_step"], a["last_step"], a["value"], a["threshold"], a["text"]]
+            for a in alerts
+        ]
+        for line in aligned(["alert", "level", "count", "first", "last", "value", "threshold", "what to try"], lines):
+            echo(line)
     if steps:
         echo("")
         for line in aligned(

@@ -6,12 +6,28 @@ those of the embedded default: the bundled model on a CPU. Relative paths are re
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from agentrl_cli.config.algo import AlgoConfig
 from agentrl_cli.config.base import Count, Positive, Seconds, Section, Unit
+
+Stop = Literal[
+    "nan",
+    "gradients",
+    "entropy_collapse",
+    "no_signal",
+    "reward_hacking",
+    "kl_drift",
+    "clip_drift",
+    "drift",
+    "mask",
+    "mismatch",
+    "errors",
+    "truncated",
+]
+"""Names of alerts (health.py)."""
 
 
 class ModelConfig(Section):
@@ -122,9 +138,9 @@ class TrainConfig(Section):
     eval_samples: Positive = Field(default=2, description="attempts at each of them")
     save_every: Positive = Field(default=20, description="checkpoint every so many steps; the last step always saves")
     keep_last: Positive = Field(default=3, description="checkpoints kept besides the best")
-    stop_on: list[Literal["nan", "no_signal", "entropy_collapse", "drift", "mismatch", "errors"]] = Field(
-        default=["nan"],
-        description="alerts that stop the run: nan, no_signal, entropy_collapse, drift, mismatch, errors",
+    stop_on: list[Stop] = Field(default=["nan"], description="alerts that stop the run: " + ", ".join(get_args(Stop)))
+    stop_patience: Positive = Field(
+        default=1, description="steps in a row that such an alert must hold before it stops the run"
     )
 
 

@@ -85,6 +85,19 @@ class RunReader(StoreBase):
         """The newest alerts, oldest first: `{"id", "at", "level", "name", "value", "threshold", "text"}`."""
         return self._tail("alerts", "id, at, level, name, value, threshold, text", run_id, since, limit)
 
+    def folded_alerts(self, run_id: str | None) -> list[dict[str, Any]]:
+        """Alerts by kind, the newest last: `{"name", "level", "count", "first", "last", "first_step", "last_step",
+        "value", "threshold", "text", "id"}`; level, value, text and id are those of the newest."""
+        known = self._rows("SELECT 1 FROM pragma_table_info('alerts') WHERE name='step'")
+        step = "step" if known else "NULL"  # a store of before, which readers do not bring up to date
+        # SQLite takes bare columns from the row that has the maximum.
+        sql = (
+            f"SELECT name, level, count(*) AS count, min(at) AS first, at AS last, min({step}) AS first_step,"
+            f" {step} AS last_step, value, threshold, text, max(id) AS id FROM alerts WHERE run_id IS ? GROUP BY name"
+            " ORDER BY max(id)"
+        )
+        return self._dicts(sql, (run_id,))
+
     def _tail(self, table: str, names: str, run_id: str | None, since: int, limit: int) -> list[dict[str, Any]]:
         sql = f"SELECT {names} FROM {table} WHERE run_id IS ? AND id>? ORDER BY id DESC LIMIT ?"
         return self._dicts(sql, (run_id, since, limit))[::-1]

@@ -169,6 +169,7 @@ MIGRATIONS: tuple[tuple[str, str], ...] = (
     ("m001_initial", _INITIAL),
     ("m002_group_why", _GROUP_WHY),
     ("m003_scores", _SCORES),
+    ("m004_alert_step", "ALTER TABLE alerts ADD COLUMN step INTEGER;\n"),
 )
 """(name, statements separated by `;` at a line's end), oldest first."""
 

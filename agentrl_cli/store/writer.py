@@ -27,7 +27,10 @@ _RUN_COLUMNS = columns(RunRow)
 _ADD_RUN = f"INSERT INTO runs ({','.join(_RUN_COLUMNS)}) VALUES ({marks(len(_RUN_COLUMNS))})"
 _ADD_LOG = "INSERT INTO logs (run_id, at, level, text) VALUES (?,?,?,?)"
 _ADD_EVENT = "INSERT INTO events (run_id, at, kind, data) VALUES (?,?,?,?)"
-_ADD_ALERT = "INSERT INTO alerts (run_id, at, level, name, value, threshold, text) VALUES (?,?,?,?,?,?,?)"
+_ADD_ALERT = (
+    "INSERT INTO alerts (run_id, at, level, name, value, threshold, text, step) SELECT ?1,?2,?3,?4,?5,?6,?7,?8"
+    " WHERE ?8 IS NULL OR NOT EXISTS (SELECT 1 FROM alerts WHERE run_id IS ?1 AND name=?4 AND step=?8)"
+)
 _ADD_DRIFT = "INSERT INTO drift (episode_id, kind, turn, position, expected, got) VALUES (?,?,?,?,?,?)"
 _SET_FACT = "UPDATE episodes SET fact=?, advantage=coalesce(?, advantage) WHERE id=?"
 _SET_SIGNALS = (
@@ -163,9 +166,14 @@ class RunWriter(StoreBase):
         value: float | None = None,
         threshold: float | None = None,
         text: str = "",
+        *,
+        step: int | None = None,
     ) -> None:
-        """Queue an alert: level info | warn | bad, the rule's name, its value and threshold, what to try."""
-        self._later(_ADD_ALERT, (run_id, time.time(), level, name, value, threshold, clean(text)))
+        """Queue an alert: level info | warn | bad, the rule's name, its value and threshold, what to try.
+
+        With a step it is stored once, also where a resume goes through that step again.
+        """
+        self._later(_ADD_ALERT, (run_id, time.time(), level, name, value, threshold, clean(text), step))
 
     def add_log(self, run_id: str | None, level: str, text: str) -> None:
         """Queue a line of the run's log."""

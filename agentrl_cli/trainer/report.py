@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from agentrl_cli.algos.update import Update
 from agentrl_cli.config import Config
 from agentrl_cli.errors import TrainingStopped
-from agentrl_cli.metrics import find_alerts
+from agentrl_cli.health import Health
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Fact, Outcome
 
@@ -22,6 +22,7 @@ class Reporter:
         self.store = store
         self.run_id = run_id
         self.narrate = narrate
+        self.health = Health(config.train.stop_on, config.train.stop_patience)
         self.lost = 0
         """Steps in a row in which nothing could be graded."""
 
@@ -45,11 +46,15 @@ class Reporter:
         line = "  ".join([f"step {step + 1}/{total}", *(numbers or ["nothing graded"]), f"{seconds:.1f} s"])
         self.store.add_log(self.run_id, "info", line)
         self.narrate(line)
-        stop = ""
-        for alert in find_alerts(metrics, trained=len(update.signals)):
-            self.store.add_alert(self.run_id, alert.level, alert.name, alert.value, alert.threshold, alert.text)
-            if alert.name in self.config.train.stop_on:
-                stop = alert.name
+        before = self.health.steps
+        since = int(before.pop()["step"]) if before else 0  # its evaluation came after it
+        before += [row for row in self.store.steps(self.run_id, since) if row["step"] <= step]
+        alerts, stop = self.health.look({**metrics, "step": step + 1}, len(update.signals))
+        for alert in alerts:
+            found = (alert.level, alert.name, alert.value, alert.threshold, alert.text)
+            self.store.add_alert(self.run_id, *found, step=step + 1)
+            if alert.name == stop:
+                self.narrate(f"stopping: {alert.name} {alert.value:.4g}. {alert.text}")
         return stop
 
     def errors(self, episodes: Sequence[Episode]) -> None:

@@ -141,7 +141,7 @@ def load(store: Store, run_id: str, before: WatchData | None = None) -> WatchDat
         evals=tuple(store.evals(run.id)),
         live=tuple(store.live(run.id)),
         logs=_tail(old.logs if old else (), lambda since: store.logs(run.id, since), 400),
-        alerts=_tail(old.alerts if old else (), lambda since: store.alerts(run.id, since), 200),
+        alerts=tuple(_folded(row) for row in store.folded_alerts(run.id)),
         events=_tail(old.events if old else (), lambda since: store.tail_events(run.id, since), 1000),
         checkpoints=tuple(store.checkpoints(run.id)),
         wanted=_wanted(run.config),
@@ -168,6 +168,15 @@ def _newest_step(store: Store, run_id: str) -> int:
 
 def _tail(old: Sequence[Mapping[str, Any]], read: Any, keep: int) -> tuple[Mapping[str, Any], ...]:
     return (*old, *read(int(old[-1]["id"]) if old else 0))[-keep:]
+
+
+def _folded(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Alerts of one kind as one line of a log: how often, from which step to which, and what the newest said."""
+    if row["count"] == 1:
+        return {**row, "at": row["last"]}
+    first, last = row["first_step"], row["last_step"]
+    steps = f", steps {first} to {last}" if first is not None and last is not None else ""
+    return {**row, "at": row["last"], "text": f"{row['count']}×{steps}: {row['text']}"}
 
 
 def _wanted(config: Mapping[str, Any]) -> int:

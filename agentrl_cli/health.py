@@ -1,0 +1,229 @@
+"""The health of a training: rules over its steps, each with a value, a threshold and what to try.
+
+A rule looks at the metrics of the step that just ended and at those of the steps before it, and says nothing or one
+`Alert`. Names of alerts are what `train.stop_on` takes. To add a rule: a function here, a line in RULES, its name in
+`ALERTS` of config/models.py, a test on a made-up series.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+Metrics = Mapping[str, float]
+
+ENTROPY_FLOOR = 0.002
+"""Nats per token under which a policy has stopped exploring."""
+ENTROPY_FALL = 0.02
+"""Share of its first steps' entropy under which it has, too."""
+SPIKE = 10.0
+"""Gradient norms: so many times their median is an explosion."""
+HISTORY = 20
+"""Steps that a median is taken over; at least a quarter of them must be there."""
+LEARNABLE = 0.1
+"""Share of groups with signal, over WINDOW steps, under which a training goes nowhere."""
+WINDOW = 5
+RISE, FLAT = 0.1, 0.01
+"""Reward that rises by RISE while three evaluations gain less than FLAT is being gamed, or memorised."""
+KL_LIMIT = 1.0
+"""Nats per token to the reference model."""
+STEP_KL = 0.1
+"""Nats per token that the policy moves within one step's updates."""
+CLIPPED = 0.3
+"""Share of tokens at a clipping bound."""
+GAP = 1.0
+"""Nats between the sampler's and the trainer's log-probability of one token."""
+CUT = 0.5
+"""Share of episodes that ended at a token limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """What a health rule found: its value, the threshold it crossed, and what to try."""
+
+    level: str
+    """warn | bad"""
+    name: str
+    value: float
+    threshold: float | None
+    text: str
+
+
+@dataclass
+class Series:
+    """The metrics of a run's steps so far, the newest last. `trained`: episodes that the newest was trained on."""
+
+    steps: list[Metrics] = field(default_factory=list)
+    trained: int = 0
+
+    @property
+    def now(self) -> Metrics:
+        return self.steps[-1]
+
+    def before(self, key: str) -> list[float]:
+        """The finite values of a metric in the steps before this one."""
+        found = [row[key] for row in self.steps[:-1] if row.get(key) is not None]
+        return [value for value in found if math.isfinite(value)]
+
+
+def _nan(s: Series) -> Alert | None:
+    broken = [k for k in ("loss", "grad_norm") if (v := s.now.get(k)) is not None and not math.isfinite(v)]
+    if not broken:
+        return None
+    text = f"{' and '.join(broken)} is not a number; that update was left out. Lower train.lr; resume from best."
+    return Alert("bad", "nan", float(s.now[broken[0]]), None, text)
+
+
+def _gradients(s: Series) -> Alert | None:
+    norm, usual = s.now.get("grad_norm"), s.before("grad_norm")[-HISTORY:]
+    if norm is None or not math.isfinite(norm) or len(usual) < HISTORY // 4:
+        return None
+    limit = SPIKE * float(np.median(usual))
+    if norm <= limit or not limit:
+        return None
+    text = f"The gradient norm is {norm / limit * SPIKE:.0f} times its median. Look at the step's worst episodes; lower"
+    return Alert("warn", "gradients", norm, limit, f"{text} train.lr or train.max_grad_norm.")
+
+
+def _entropy(s: Series) -> Alert | None:
+    entropy, first = s.now.get("entropy"), s.before("entropy")[:WINDOW]
+    if entropy is None:
+        return None
+    floor = max(ENTROPY_FLOOR, ENTROPY_FALL * float(np.mean(first)) if len(first) == WINDOW else 0.0)
+    if not entropy < floor:
+        return None
+    text = "The policy is nearly deterministic. Lower train.lr, or raise algo.entropy_coef or rollout.temperature."
+    return Alert("warn", "entropy_collapse", entropy, floor, text)
+
+
+def _signal(s: Series) -> Alert | None:
+    if not s.trained:
+        text = (
+            "No group had spread rewards, so nothing was trained: the tasks are too easy or too hard by now."
+            " Try task.order=curriculum, rollout.resample_rounds, a larger group, other tasks."
+        )
+        return Alert("warn", "no_signal", 0.0, LEARNABLE, text)
+    shares = [1 - row["frac_reward_zero_std"] for row in s.steps[-WINDOW:] if "frac_reward_zero_std" in row]
+    if len(shares) < WINDOW or not np.mean(shares) < LEARNABLE:
+        return None
+    text = f"Hardly any group had spread rewards in the last {WINDOW} steps. Try task.order=curriculum or other tasks."
+    return Alert("warn", "no_signal", float(np.mean(shares)), LEARNABLE, text)
+
+
+def _hacking(s: Series) -> Alert | None:
+    """Compares the steps around the last three evaluations; once, in the step after the newest."""
+    evals = [n for n, row in enumerate(s.steps) if row.get("eval/solved") is not None][-3:]
+    if len(evals) < 3 or evals[-1] != len(s.steps) - 2:
+        return None
+
+    def reward(at: int) -> float:
+        near = [row["reward"] for row in s.steps[max(0, at - WINDOW + 1) : at + 1] if "reward" in row]
+        return float(np.mean(near)) if near else math.nan
+
+    rise = reward(evals[-1]) - reward(evals[0])
+    gain = max(s.steps[n]["eval/solved"] for n in evals[1:]) - s.steps[evals[0]]["eval/solved"]
+    if not (rise > RISE and gain < FLAT):
+        return None
+    text = (
+        f"Reward rose by {rise:.2f} over the last three evaluations, which gained {gain:+.3f}. Read solved episodes"
+        " (agentrl replay best): is the reward being gamed, or the training split memorised?"
+    )
+    return Alert("warn", "reward_hacking", rise, RISE, text)
+
+
+def _kl(s: Series) -> Alert | None:
+    for key, limit, text in (
+        ("kl", KL_LIMIT, "The policy is far from the reference model. Lower train.lr, or raise algo.kl_coef."),
+        ("approx_kl", STEP_KL, "The policy moves far in one step. Lower train.lr, algo.epochs or algo.minibatches."),
+    ):
+        value = s.now.get(key)
+        if value is not None and value > limit:
+            return Alert("warn", "kl_drift", value, limit, text)
+    return None
+
+
+def _clip(s: Series) -> Alert | None:
+    share = s.now.get("clip_ratio/high_mean", 0.0) + s.now.get("clip_ratio/low_mean", 0.0)
+    if not share > CLIPPED:
+        return None
+    text = "Many tokens are at a clipping bound and no longer trained. Lower train.lr, algo.epochs or algo.minibatches."
+    return Alert("warn", "clip_drift", share, CLIPPED, text)
+
+
+def _drift(s: Series) -> Alert | None:
+    drifted = s.now.get("drift/structural", 0.0)
+    text = "Episodes differ from the chat template's rendering in their structure. agentrl doctor --template says why."
+    return Alert("bad", "drift", drifted, 0.0, text) if drifted else None
+
+
+def _mask(s: Series) -> Alert | None:
+    wrong = s.now.get("flags/MASK", 0.0)
+    text = "Sampled tokens lie outside the model's turns, or have no log-probability. agentrl ls -f flag:MASK"
+    return Alert("bad", "mask", wrong, 0.0, text) if wrong else None
+
+
+def _mismatch(s: Series) -> Alert | None:
+    gap = s.now.get("sampling/sampling_logp_difference/max", 0.0)
+    text = "Sampler and trainer disagree about a token's probability: mind the dtype, or an edited model."
+    return Alert("warn", "mismatch", gap, GAP, text) if gap > GAP else None
+
+
+def _errors(s: Series) -> Alert | None:
+    broken = sum(s.now.get(f"outcomes/{name}", 0.0) for name in ("env_error", "sandbox_error", "timeout"))
+    text = "Episodes ended in an error of ours and were masked. agentrl ls -f 'outcome:*_error' lists them."
+    return Alert("bad", "errors", broken, 0.0, text) if broken else None
+
+
+def _cut(s: Series) -> Alert | None:
+    share = s.now.get("completions/clipped_ratio", 0.0)
+    if not share > CUT:
+        return None
+    text = "Most episodes end at a token limit. Raise rollout.max_new_tokens or max_tokens, or algo.overlong_penalty."
+    return Alert("warn", "truncated", share, CUT, text)
+
+
+RULES: Mapping[str, Callable[[Series], Alert | None]] = {
+    "nan": _nan,
+    "gradients": _gradients,
+    "entropy_collapse": _entropy,
+    "no_signal": _signal,
+    "reward_hacking": _hacking,
+    "kl_drift": _kl,
+    "clip_drift": _clip,
+    "drift": _drift,
+    "mask": _mask,
+    "mismatch": _mismatch,
+    "errors": _errors,
+    "truncated": _cut,
+}
+
+
+def find_alerts(metrics: Metrics, *, trained: int, before: Sequence[Metrics] = ()) -> list[Alert]:
+    """The health rules after one step. `trained`: episodes that were trained on; `before`: the steps until then."""
+    series = Series([*before, metrics], trained)
+    return [alert for rule in RULES.values() if (alert := rule(series)) is not None]
+
+
+@dataclass
+class Health:
+    """The alerts of a run, step by step, and which of them stop it."""
+
+    stop_on: Sequence[str]
+    patience: int = 1
+    """Steps in a row that an alert must hold before it stops the run."""
+    steps: list[Metrics] = field(default_factory=list)
+    """What is known of the steps so far: those of the store, after a resume."""
+    held: dict[str, int] = field(default_factory=dict)
+    """Alert → steps in a row."""
+
+    def look(self, metrics: Metrics, trained: int) -> tuple[list[Alert], str]:
+        """The alerts of a step, and the name of one that stops the run, "" where none does."""
+        found = find_alerts(metrics, trained=trained, before=self.steps)
+        self.steps.append(metrics)
+        names = [alert.name for alert in found]
+        self.held = {name: self.held.get(name, 0) + 1 for name in names}
+        stops = [name for name in names if name in self.stop_on and self.held[name] >= self.patience]
+        return found, stops[0] if stops else ""
