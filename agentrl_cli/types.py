@@ -3,7 +3,6 @@
 Not here: behaviour. Lengths, returns and finished-ness are derived, never stored twice. An episode is an
 append-only list of token ids; what a model sampled is stored with its log-probability and never decoded and
 encoded again. Every token carries its origin, and the loss mask follows from the origin.
-
 Nothing in this module imports torch; arrays are numpy.
 """
 
@@ -302,6 +301,7 @@ class RewardPart:
     primary: bool = False
     detail: str = ""
     """Text for people: which test failed, what the judge said."""
+    fakeable: bool = False  # tests ran in the process of the solution, which could have forged their result
 
 
 @dataclass(frozen=True, slots=True)

@@ -344,7 +344,8 @@ class Box:
             failed = self._roll_back("deaf" if frame is not None else reason, job, backup, limits)
             if failed["status"] == "host_resources":
                 return self._settle(job, failed)
-            answers.append([failed["status"], failed.get("detail", ""), "", 0])
+            over = time.monotonic() >= end and failed["status"] == "timeout"
+            answers.append([failed["status"], "budget" if over else failed.get("detail", ""), "", 0])
             if failed["status"] == "state_lost" or time.monotonic() > end:
                 break
         answers += [["timeout", "budget", "", 0]] * (len(todo) - len(answers))

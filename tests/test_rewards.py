@@ -101,6 +101,7 @@ class Status:
 class Graded:
     status: Status
     passed: int = 3
+    fakeable: bool = False
 
 
 @dataclass

@@ -93,6 +93,20 @@ CHEATS = {
         "def add(a, b): return 0"
     ),
     "a huge nested answer": "def add(a, b):\n    v = []\n    for _ in range(100000): v = [v]\n    return v",
+    "steals a nonce": (
+        "import sys\ndef add(a, b):\n    f = sys._getframe()\n    while f.f_back: f = f.f_back\n"
+        "    s = [v for v in f.f_globals.values() if hasattr(v, 'nonce')] + [f.f_locals.get('self')]\n"
+        "    n = next((v.nonce for v in s if v is not None), '')\n"
+        "    print(n, 'PASSED'); return {'nonce': n, 'status': 'ok'}\n"
+    ),
+    "reads its own source": (
+        "import inspect, linecache, re, sys\ndef add(a, b):\n"
+        "    t = ''.join(''.join(c[2]) for c in linecache.cache.values() if len(c) > 2) + inspect.getsource(add)\n"
+        "    t += repr(sys.argv) + open('/proc/self/cmdline').read()\n"
+        "    return int(re.search('expect.: (\\\\d+)', t)[1])\n"
+    ),
+    "patches ast": "import ast\nast.literal_eval = ast.parse = lambda *a, **k: 3\ndef add(a, b): return 'a + b'",
+    "a huge answer": "def add(a, b): return 'x' * (100 << 20)",
     "loops for ever": "def add(a, b):\n    while True: pass",
 }
 
@@ -104,6 +118,33 @@ async def test_a_cheat_does_not_pass(sandbox: Sandbox, name: str) -> None:
     assert (grade.passed <= 1, grade.total, grade.ok, grade.fakeable) == (True, 8, False, False), grade
     # A forged 3 would fit the one test whose answer is 3, and no other.
     assert grade.passed == 0 or name in ("forges replies", "patches json")
+
+
+async def test_a_slow_solution_passes_within_a_budget_that_is_told(sandbox: Sandbox) -> None:
+    session = await sandbox.session(cpu=0.6)
+    busy = "import time\ndef add(a, b):\n    e = time.process_time() + 0.15\n    while time.process_time() < e: pass\n"
+    slow = busy + "    return a + b\n"
+    grade = await session.grade(slow, TESTS, budget=30.0)  # 1.2 CPU seconds, but each call has its own limit
+    assert grade.ok, grade
+    sleepy = slow.replace("while", "time.sleep(0.2)\n    while")
+    spent = await session.grade(sleepy, TESTS, budget=0.8)
+    assert 0 < spent.passed < 8
+    assert [line for line in spent.failures if "the 0.8 s that all tests have together were over" not in line] == []
+    program = "import time; time.sleep(0.2); print(int(input()) * 2)"
+    tests = [{"stdin": str(n), "stdout": str(2 * n)} for n in range(8)]
+    assert (await session.grade(program, tests)).ok
+    late = await session.grade(program, tests, budget=0.7)
+    assert 0 < late.passed < 8 and "test 8: the 0.7 s that all tests have" in late.failures[-1]
+
+
+async def test_programs_find_no_files_of_each_other(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    count = "import glob, os\nprint(len(glob.glob('n*')))\nopen('n' + input(), 'w').write('x' * 1000)\n"
+    tests = [{"stdin": str(n), "stdout": "0"} for n in range(4)]
+    assert (await session.grade(count, tests)).ok
+    deep = count + "for _ in range(100): os.mkdir('d'); os.chdir('d')"  # what cannot be put back is replaced
+    grade = await session.grade(deep, tests, setup="import sys")
+    assert grade.ok, grade
 
 
 async def test_an_honest_solution_passes_and_types_count(sandbox: Sandbox) -> None:

@@ -14,6 +14,7 @@ from agentrl_cli.errors import StoreError, UsageError
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.export import export_jsonl
 from agentrl_cli.store.grep import grep
+from agentrl_cli.store.schema import SCHEMA_VERSION
 from agentrl_cli.store.secrets import mask, mask_text
 from agentrl_cli.store.sql import run_query, schema
 from agentrl_cli.types import (
@@ -124,7 +125,7 @@ def test_query_reads(store: Store) -> None:
     assert (names, list(rows)) == (["id", "outcome"], [("e0", "failed"), ("e1", "failed")])
     _, counted = run_query(Path(store.path), "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c LIMIT 3) SELECT sum(x) FROM c")  # fmt: skip # noqa: E501
     assert list(counted) == [(6,)]
-    assert list(run_query(Path(store.path), "PRAGMA user_version")[1]) == [(1,)]
+    assert list(run_query(Path(store.path), "PRAGMA user_version")[1]) == [(SCHEMA_VERSION,)]
     kinds = {name: kind for kind, name, _ in schema(Path(store.path))}
     assert kinds["v_turns"] == "view" and kinds["turn_tokens"] == "table" and "_sqlite_migrations" not in kinds
 
@@ -155,7 +156,7 @@ def test_query_does_nothing_but_read(store: Store, tmp_path: Path, sql: str) -> 
         list(run_query(Path(store.path), sql)[1])
     assert len(store.episode_ids()) == 2 and sorted(item.name for item in tmp_path.iterdir()) == before
     with sqlite3.connect(store.path) as conn:
-        assert conn.execute("PRAGMA user_version").fetchone() == (1,)
+        assert conn.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
     conn.close()
 
 

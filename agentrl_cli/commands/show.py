@@ -160,12 +160,15 @@ def _decoder(store: Store, row: EpisodeRow) -> TokenTexts:
 
 def _tail(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
     from agentrl_cli.store.flags import find_flags
-    from agentrl_cli.store.rows import episode_state
+    from agentrl_cli.store.rows import episode_state, part_note
 
     if episode.reward_parts:
         yield ""
         parts = [
-            [part.name + ("*" if part.primary else ""), part.value, part.weight, part.value * part.weight, part.detail]
+            [
+                *(part.name + ("*" if part.primary else ""), part.value, part.weight, part.value * part.weight),
+                part_note(part),
+            ]
             for part in episode.reward_parts
         ]
         yield from aligned(

@@ -51,6 +51,8 @@ class RewardContext:
     """Coroutine function that gives the episode's sandbox session, opening it if need be."""
     state: Mapping[str, Any] = field(default_factory=dict)
     """What tools left for rewards, `answer` of `submit` for instance."""
+    fakeable: bool = False
+    """Whether `grade` ran tests beside the solution since the current part began."""
 
     def part(self, value: float, detail: str = "") -> Scored:
         """A value with a text for people."""
@@ -62,12 +64,16 @@ class RewardContext:
             raise EnvError("This reward runs code, and the run has no sandbox.")
         return await self.open_session()
 
-    async def grade(self, solution: str, tests: Sequence[Mapping[str, Any]]) -> GradeResult:
+    async def grade(self, solution: str, tests: Sequence[Mapping[str, Any] | str], **options: Any) -> GradeResult:
         """Run hidden tests `{"call", "args", "expect"}` against a solution, in the sandbox and apart from it.
 
+        `options`: `setup` (code that runs first), `wall` and `budget` (seconds of one test, of all), see
+        sandbox/grading.py. Tests that run beside the solution make the part `fakeable`.
         Raises SandboxFault where the sandbox itself failed.
         """
-        result: GradeResult = await (await self.session()).grade(solution, [dict(test) for test in tests])
+        given = [test if isinstance(test, str) else dict(test) for test in tests]
+        result: GradeResult = await (await self.session()).grade(solution, given, **options)
+        self.fakeable |= result.fakeable
         if result.status.ours:
             raise SandboxFault(f"The grader's sandbox failed: {result.status}.")
         return result
@@ -80,6 +86,7 @@ async def score(episode: Episode, rewards: Sequence[Reward], ctx: RewardContext)
     """
     parts = []
     for reward in rewards:
+        ctx.fakeable = False
         try:
             answer = reward.function(episode, ctx)
             answer = await answer if inspect.isawaitable(answer) else answer
@@ -91,7 +98,8 @@ async def score(episode: Episode, rewards: Sequence[Reward], ctx: RewardContext)
                 hint="A grader that fails masks its episodes: they are neither scored nor trained.",
             ) from error
         if answer is not None:
-            parts.append(_part(reward, answer))
+            part = _part(reward, answer)
+            parts.append(replace(part, fakeable=part.fakeable or ctx.fakeable))
     return tuple(parts)
 
 

@@ -37,17 +37,21 @@ async def grade(
     limits: Limits,
     imports: tuple[str, ...] = (),
     wall: float | None = None,
+    budget: float | None = None,
 ) -> GradeResult:
-    """Runs `setup`, then `solution`, then every test, in a box that is closed afterwards.
+    """Runs `setup`, then `solution`, then every test, in a box that is closed afterwards. Programs find no files of
+    each other.
 
-    `wall` is the limit of one test; all tests together get twice that and 5 s. Raises DataError for a test that is
-    none and for a `setup` or a check that does not load, SandboxFault where the sandbox failed twice.
+    `wall`: seconds of one test, as is the CPU limit. `budget`: seconds of all tests of a kind (calls, programs, code)
+    together, by default three times `wall`, or half of what the tests could take where that is more; a test that finds
+    it spent fails, and says so. Raises DataError for a test that is none and for a `setup` or a check that does not
+    load, SandboxFault where the sandbox failed twice.
     """
     checked = [_check(test, number) for number, test in enumerate(tests, 1)]
     own = {**asdict(limits), "wall": wall or limits.wall}
     session = await sandbox.session(imports=imports, seed=0, **own)
     try:
-        return await _grade(session, solution, checked, setup)
+        return await _grade(session, solution, checked, setup, budget or own["wall"] * max(3, len(tests) / 2))
     finally:
         await session.close()
 
@@ -70,17 +74,20 @@ def _check(test: Any, number: int) -> Mapping[str, Any]:
     )
 
 
-async def _grade(session: Session, solution: str, tests: list[Mapping[str, Any]], setup: str) -> GradeResult:
+async def _grade(
+    session: Session, solution: str, tests: list[Mapping[str, Any]], setup: str, budget: float
+) -> GradeResult:
     failures: dict[int, str] = {}
     status, seconds = Status.OK, 0.0
     programs = [number for number, test in enumerate(tests) if "stdin" in test]
-    if setup and programs:
-        # Alone and before the solution, which could break it: a failure here is no result of the model's.
-        _of_the_pack("setup", await session.run(setup, tests[programs[0]]["stdin"]))
-    for number in programs:
-        result = await session.run(f"{setup}\n{solution}" if setup else solution, tests[number]["stdin"])
-        seconds += result.seconds
-        failures |= {number: text} if (text := _program(tests[number], result)) else {}
+    if programs:
+        if setup:
+            # Alone and before the solution, which could break it: a failure here is no result of the model's.
+            _of_the_pack("setup", await session.run(setup, tests[programs[0]]["stdin"], reset=True))
+        own, seconds = await _programs(
+            session, f"{setup}\n{solution}" if setup else solution, tests, programs, budget
+        )
+        failures |= own
     rest = [number for number in range(len(tests)) if number not in programs]
     if rest:
         if setup:
@@ -91,11 +98,35 @@ async def _grade(session: Session, solution: str, tests: list[Mapping[str, Any]]
             last = loaded.text().splitlines()[-1]
             failures |= dict.fromkeys(rest, f"the solution does not load: {last}")
         else:
-            failures |= await _calls(session, tests, [number for number in rest if "call" in tests[number]])
-            failures |= await _codes(session, tests, [number for number in rest if "code" in tests[number]])
+            failures |= await _calls(session, tests, [number for number in rest if "call" in tests[number]], budget)
+            failures |= await _codes(session, tests, [number for number in rest if "code" in tests[number]], budget)
     lines = tuple(f"test {number + 1}: {failures[number]}" for number in sorted(failures))
     fakeable = any("code" in test for test in tests)
     return GradeResult(len(tests) - len(failures), len(tests), lines, status, session.level, fakeable, seconds)
+
+
+async def _programs(
+    session: Session, program: str, tests: list[Mapping[str, Any]], numbers: list[int], budget: float
+) -> tuple[dict[int, str], float]:
+    """Runs a program on every input, each in a folder without the files of the others; failures and seconds."""
+    failures: dict[int, str] = {}
+    left = budget
+    for number in numbers:
+        if left <= 0:
+            failures[number] = _spent(budget)
+            continue
+        wall = min(session.limits.wall, left)
+        result = await session.run(program, tests[number]["stdin"], wall=wall, reset=True)
+        left -= result.seconds
+        if result.status is Status.TIMEOUT and wall < session.limits.wall:
+            failures[number] = _spent(budget)
+        elif text := _program(tests[number], result):
+            failures[number] = text
+    return failures, budget - left
+
+
+def _spent(budget: float) -> str:
+    return f"the {budget:g} s that all tests have together were over"
 
 
 def _of_the_pack(what: str, result: ExecResult) -> ExecResult:
@@ -113,7 +144,9 @@ def _program(test: Mapping[str, Any], result: Any) -> str:
     return "" if lines[0] == lines[1] else f"printed {result.stdout!r:.200}, expected {test['stdout']!r:.200}"
 
 
-async def _calls(session: Session, tests: list[Mapping[str, Any]], numbers: list[int]) -> dict[int, str]:
+async def _calls(
+    session: Session, tests: list[Mapping[str, Any]], numbers: list[int], budget: float
+) -> dict[int, str]:
     """Sends the calls in an order of chance and compares what comes back, here, where no model text ever runs."""
     if not numbers:
         return {}
@@ -121,13 +154,15 @@ async def _calls(session: Session, tests: list[Mapping[str, Any]], numbers: list
     calls = [
         [tests[n]["call"], _tagged(tests[n].get("args", [])), _tagged(dict(tests[n].get("kwargs", {})))] for n in order
     ]
-    answers, data = await session.calls(calls)
+    answers, data = await session.calls(calls, budget=budget)
     failures: dict[int, str] = {}
     to_check: dict[int, Any] = {}
     at = 0
     for number, answer in zip(order, answers, strict=True):
         body, at = data[at : at + answer.size], at + answer.size
         value, wrong = _value(tests[number], answer, body)
+        if (answer.status, answer.detail) == ("timeout", "budget"):
+            wrong = _spent(budget)
         if not wrong and "check" in tests[number]:
             to_check[number] = value
         elif wrong or (wrong := _wrong(tests[number], value)):
@@ -222,11 +257,18 @@ def _written_as_json(value: Any) -> bool:
     return isinstance(value, list) and any(_written_as_json(item) for item in value)
 
 
-async def _codes(session: Session, tests: list[Mapping[str, Any]], numbers: list[int]) -> dict[int, str]:
+async def _codes(
+    session: Session, tests: list[Mapping[str, Any]], numbers: list[int], budget: float
+) -> dict[int, str]:
     """Test code beside the solution: for what cannot be passed as plain values. Fakeable, and marked so."""
     failures: dict[int, str] = {}
+    left = budget
     for number in numbers:
+        if left <= 0:
+            failures[number] = _spent(budget)
+            continue
         result = await session.cell(tests[number]["code"])
+        left -= result.seconds
         if not result.ok:
             failures[number] = f"{result.status}: {result.text().splitlines()[-1]}"
     return failures

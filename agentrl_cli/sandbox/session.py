@@ -84,11 +84,14 @@ class Session:
     ) -> ExecResult:
         """Runs a Python program in a process of its own, with the session's files and without its variables.
 
-        `reset`: the files are put back afterwards (`result.files` says whether that worked).
+        `reset`: it leaves no trace, the files are put back afterwards.
         """
         source = _bytes(code)
-        header: dict[str, Any] = {"op": "run", "split": len(source)}
-        return await self._execute({**header, "reset": True} if reset else header, source + _bytes(stdin), wall)
+        header: dict[str, Any] = {"op": "run", "split": len(source), **({"reset": True} if reset else {})}
+        result = await self._execute(header, source + _bytes(stdin), wall)
+        if result.files == "left":  # the folder cannot be put back: a fresh box can
+            self._drop()
+        return result
 
     async def bash(self, command: str, stdin: str = "", *, wall: float | None = None) -> ExecResult:
         """Runs a shell command in the session's work folder."""
@@ -96,14 +99,19 @@ class Session:
         return await self._execute({"op": "bash", "split": len(source)}, source + _bytes(stdin), wall)
 
     async def grade(
-        self, solution: str, tests: Sequence[Any], *, setup: str = "", wall: float | None = None
+        self,
+        solution: str,
+        tests: Sequence[Any],
+        *,
+        setup: str = "",
+        wall: float | None = None,
+        budget: float | None = None,
     ) -> GradeResult:
         """Runs hidden tests against a solution, in a fresh box apart from this session; see `grading.grade`."""
         from agentrl_cli.sandbox.grading import grade
 
-        return await grade(
-            self.sandbox, solution, tests, setup=setup, limits=self.limits, imports=self.imports, wall=wall
-        )
+        given: dict[str, Any] = {"limits": self.limits, "imports": self.imports, "wall": wall, "budget": budget}
+        return await grade(self.sandbox, solution, tests, setup=setup, **given)
 
     async def read(self, path: str) -> bytes:
         """A regular file of the work folder, at most 16 MiB. Raises UsageError where there is none or it is a link."""
@@ -161,14 +169,15 @@ class Session:
         self.sandbox.forget(self)
 
     async def calls(
-        self, calls: Sequence[Sequence[Any]], *, wall: float | None = None
+        self, calls: Sequence[Sequence[Any]], *, wall: float | None = None, budget: float | None = None
     ) -> tuple[tuple[Answer, ...], bytes]:
         """Calls functions of the session: `[[name, args, kwargs], ...]` with tagged plain values (sandbox/plain.py).
 
-        Returns an Answer for each and the bytes of the answers one after the other.
+        `wall` and `budget`: seconds of one and of all. Returns an Answer for each, `timeout` with the detail `budget`
+        for those that all the others left no time for, and the bytes of the answers one after the other.
         """
         one = wall or self.limits.wall
-        budget = 2 * one + 5.0
+        budget = budget or 3 * one
         header: dict[str, Any] = {"op": "calls", "budget": budget, "limits": {"wall": one}}
         async with self._busy, self.sandbox.slot():
             frame = await self._twice(header, json.dumps(calls).encode(), budget + one)
@@ -186,7 +195,8 @@ class Session:
         async with self._busy, self.sandbox.slot():
             frame = await self._twice(self._kept(header), body, seconds)
             result = self._result(frame, seconds)
-            self.history.append(Request(header, body, seconds, _answer(frame)))
+            if "reset" not in header:
+                self.history.append(Request(header, body, seconds, _answer(frame)))
         self.sandbox.count(result.status, result.detail)
         return result
 

@@ -258,6 +258,7 @@ def _part(part: RewardPart) -> dict[str, Any]:
         "weight": part.weight,
         "primary": part.primary,
         "detail": part.detail,
+        "fakeable": part.fakeable,
     }
 
 

@@ -121,9 +121,12 @@ class EpisodeWriter(StoreBase):
                 _drop_turn(conn, episode.id, index)
             conn.execute("DELETE FROM reward_parts WHERE episode_id=?", (episode.id,))
             conn.executemany(
-                "INSERT INTO reward_parts VALUES (?,?,?,?,?,?,?)",
+                "INSERT INTO reward_parts VALUES (?,?,?,?,?,?,?,?)",
                 [
-                    (episode.id, index, part.name, part.value, part.weight, part.primary, clean(part.detail))
+                    (
+                        *(episode.id, index, part.name, part.value, part.weight, part.primary, clean(part.detail)),
+                        part.fakeable,
+                    )
                     for index, part in enumerate(episode.reward_parts)
                 ],
             )

@@ -1,6 +1,6 @@
 """Episodes as JSON Lines: one object a line, everything that is stored of it, what looks like a secret masked.
 
-    {"id", "task_id", …, "reward_parts": [{"name", "value", "weight", "primary", "detail"}],
+    {"id", "task_id", …, "reward_parts": [{"name", "value", "weight", "primary", "detail", "fakeable"}],
      "turns": [{"index", "role", "messages", "start", "end", "calls", "results", …}],
      "tokens": {"ids", "origin", "logp_sampled", "logp_policy", "entropy", "top_ids", "top_logps"},
      "signals": {"advantage", "logp_train", "ratio", "clipped", "weight", …}}

@@ -17,6 +17,7 @@ import numpy as np
 
 from agentrl_cli.errors import StoreError
 from agentrl_cli.store.flags import find_flags
+from agentrl_cli.store.rows import part_note
 from agentrl_cli.store.secrets import mask
 from agentrl_cli.types import Episode, TrainSignals
 
@@ -72,7 +73,7 @@ def page_object(store: Store, episode_id: str, texts: Texts, *, masked: bool = T
         "tags": list(row.tags),
         "note": row.note,
         "flags": [f"{flag.name} {flag.evidence}".strip() for flag in find_flags(episode)],
-        "parts": [[p.name, p.value, p.weight, p.primary, p.detail] for p in episode.reward_parts],
+        "parts": [[p.name, p.value, p.weight, p.primary, part_note(p)] for p in episode.reward_parts],
         "turns": _turns(episode),
     }
     clean: dict[str, Any] = mask(facts) if masked else facts

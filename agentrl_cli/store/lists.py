@@ -153,7 +153,8 @@ class EpisodeReader(StoreBase):
         line = self.episode_row(episode_id)
         tokens = self._rows(f"SELECT {_TOKENS} FROM turn_tokens WHERE episode_id=? ORDER BY idx", (line.id,))
         parts = self._rows(
-            "SELECT name, value, weight, is_primary, detail FROM reward_parts WHERE episode_id=? ORDER BY idx",
+            "SELECT name, value, weight, is_primary, detail, fakeable FROM reward_parts"
+            " WHERE episode_id=? ORDER BY idx",
             (line.id,),
         )
         return Episode(
@@ -173,8 +174,8 @@ class EpisodeReader(StoreBase):
             turns=tuple(self.turns(line.id)),
             tokens=tokens_of(tokens),
             reward_parts=tuple(
-                RewardPart(name, number(value), number(weight), bool(primary), detail)
-                for name, value, weight, primary, detail in parts
+                RewardPart(name, number(value), number(weight), bool(primary), detail, bool(fakeable))
+                for name, value, weight, primary, detail, fakeable in parts
             ),
             outcome=line.outcome,
             error=line.error,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from agentrl_cli.types import Outcome
+from agentrl_cli.types import Outcome, RewardPart
 
 T = TypeVar("T")
 
@@ -121,6 +121,11 @@ def episode_state(row: EpisodeRow, run: RunRow | None) -> str:
     if row.outcome is not None:
         return str(row.outcome)
     return "running" if run is None or run.alive else "interrupted"
+
+
+def part_note(part: RewardPart) -> str:
+    """What people should know of a reward part: its detail, and that the solution could have forged it."""
+    return " · ".join(filter(None, ["FAKEABLE: tests ran beside the solution" * part.fakeable, part.detail]))
 
 
 @dataclass(frozen=True, slots=True)

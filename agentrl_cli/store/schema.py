@@ -165,11 +165,16 @@ CREATE TABLE scores (
 ) STRICT, WITHOUT ROWID;
 """
 
+_FAKEABLE = """
+ALTER TABLE reward_parts ADD COLUMN fakeable INTEGER NOT NULL DEFAULT 0;
+"""
+
 MIGRATIONS: tuple[tuple[str, str], ...] = (
     ("m001_initial", _INITIAL),
     ("m002_group_why", _GROUP_WHY),
     ("m003_scores", _SCORES),
     ("m004_alert_step", "ALTER TABLE alerts ADD COLUMN step INTEGER;\n"),
+    ("m005_fakeable", _FAKEABLE),
 )
 """(name, statements separated by `;` at a line's end), oldest first."""
 

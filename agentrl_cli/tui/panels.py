@@ -148,6 +148,8 @@ def reward_lines(view: EpisodeView, width: int = 28) -> list[Text]:
         share = part.value * part.weight
         row = f"{clip(name, room):<{room}}{num(part.value, '5.2f'):>5}{part.weight:>5.2g}{num(share, '6.2f'):>6}"
         lines.append(Text(row[:width], BAD if share < 0 else ""))
+        if part.fakeable:
+            lines.append(Text("   FAKEABLE by the solution"[:width], BAD, no_wrap=True))
         if part.detail:
             lines.append(Text(f"   {visible(part.detail)}"[:width], FAINT, no_wrap=True))
     lines.append(Text(f"{' total':<{room + 10}}{num(e.reward, '.2f'):>6}"[:width], "bold"))

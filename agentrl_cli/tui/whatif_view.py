@@ -55,7 +55,8 @@ def reward_lines(event: dict[str, Any]) -> list[Text]:
         was = old["value"] if old is not None else None
         style = "" if was == part["value"] else BAD
         mark = "*" if part["primary"] else " "
-        row = f"{mark}{part['name']:<15}{num(was, '.2f'):>8}{num(part['value'], '.2f'):>8}  {part['detail']}"
+        said = f"{'FAKEABLE ' * part['fakeable']}{part['detail']}"
+        row = f"{mark}{part['name']:<15}{num(was, '.2f'):>8}{num(part['value'], '.2f'):>8}  {said}"
         lines.append(Text(row.rstrip(), style))
     lines += [Text(f" {name:<15}{num(part['value'], '.2f'):>8}{'gone':>8}", FAINT) for name, part in before.items()]
     lines.append(

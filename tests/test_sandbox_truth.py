@@ -1,0 +1,95 @@
+"""What people are told of the sandbox: the level of every call, grades that the solution could have forged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.commands import main
+from agentrl_cli.config import Config
+from agentrl_cli.errors import SandboxUnavailable
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rewards import Reward, RewardContext
+from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.sandbox import Sandbox
+from agentrl_cli.store import Store
+from agentrl_cli.tasks import Pack
+from agentrl_cli.types import Episode, RewardPart
+
+SOLUTION = "def add(a, b):\n    return a + b\n"
+
+
+async def apart(episode: Episode, ctx: RewardContext) -> float:
+    return (await ctx.grade(SOLUTION, [{"call": "add", "args": [1, 2], "expect": 3}])).score
+
+
+async def beside(episode: Episode, ctx: RewardContext) -> float:
+    return (await ctx.grade(SOLUTION + "c = base", ["assert add(1, c) == 8"], setup="base = 7", budget=9.0)).score
+
+
+async def after(episode: Episode, ctx: RewardContext) -> RewardPart:
+    return RewardPart("after", 1.0, 0.0)
+
+
+REWARDS = [Reward("apart", apart, primary=True), Reward("beside", beside, 0.5), Reward("after", after)]
+PACK = Pack.of("made", [{"prompt": "go"}], REWARDS, tools=["run_python", "calculator"], sandbox=True)
+CALLS = "".join(
+    f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+    for name, arguments in (("run_python", {"code": "6 * 7"}), ("calculator", {"expression": "1 + 1"}))
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A store with one episode of both kinds of tools and rewards."""
+    path = tmp_path_factory.mktemp("truth") / "agentrl.db"
+    config, tokenizer = Config(), ByteTokenizer()
+    config.rollout.max_tokens, config.rollout.max_new_tokens = 6000, 1000
+
+    async def make() -> str:
+        async with await Sandbox.open(config.sandbox) as sandbox:
+            with Store.open(path) as store:
+                store.put_tokenizer(tokenizer.hash, tokenizer.json, "", dict(tokenizer.specials))
+                policy = ScriptedPolicy([CALLS, "done"], tokenizer)
+                rollout = Rollout(policy, Chat(tokenizer), {"made": PACK}, config, sandbox=sandbox, store=store)
+                return (await rollout.run([Job(PACK.tasks("train")[0], 0)]))[0].id
+
+    try:
+        return path, asyncio.run(make())
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+
+
+def test_the_store_knows_levels_and_which_parts_are_fakeable(made: tuple[Path, str]) -> None:
+    with Store.open(made[0], readonly=True) as store:
+        episode, row = store.episode(made[1]), store.episode_row(made[1])
+    assert [(part.name, part.value, part.fakeable) for part in episode.reward_parts] == [
+        ("apart", 1.0, False), ("beside", 1.0, True), ("after", 1.0, False),
+    ]  # fmt: skip
+    results = next(turn.results for turn in episode.turns if turn.role == "tool")
+    assert [result.level for result in results] == ["ns", ""] and row.level == "ns"
+
+
+def run(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    assert main(list(command)) == 0
+    return capsys.readouterr().out
+
+
+def test_they_are_shown_and_exported(made: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
+    db, episode = str(made[0]), made[1]
+    shown = run(capsys, "show", episode, "--db", db)
+    line = next(line for line in shown.splitlines() if line.startswith("beside"))
+    assert "FAKEABLE: tests ran beside the solution" in line and shown.count("FAKEABLE") == 1
+    assert "sandbox ns" in shown and ", ns)" in shown
+    replayed = run(capsys, "replay", episode, "--plain", "--db", db)
+    assert "sandbox ns" in replayed and replayed.count("FAKEABLE by the solution") == 1
+    exported: dict[str, Any] = json.loads(run(capsys, "show", episode, "--json", "--db", db))
+    assert [part["fakeable"] for part in exported["reward_parts"]] == [False, True, False]
+    rerun = run(capsys, "export", episode, "--db", db)
+    assert '"fakeable": true' in rerun or '"fakeable":true' in rerun
