@@ -1,0 +1,429 @@
+"""Do our numbers match TRL's? Advantages, losses and gradients on the same random batches, in float64.
+
+    python -m venv /tmp/peers && /tmp/peers/bin/pip install -r benchmarks/peers.txt
+    /tmp/peers/bin/python benchmarks/parity.py [--batches 20] [--only NAME]
+
+On TRL's side nothing is written again: a real GRPOTrainer (RLOOTrainer for RLOO) is given rollouts, computes
+advantages, old and reference log-probabilities and sampler corrections itself (`_generate_and_score_completions`), its
+model is moved a little so that ratios differ from 1, and then its `_compute_loss` is called and differentiated. On
+ours: the settings that a user would write, the packed forward with shared prompts, the estimator, the loss and the
+aggregation. Episodes are of several lengths, and tool tokens lie between sampled ones.
+
+Errors are relative: advantages to their largest, gradients to their norm. The loss, nearly 0 because advantages
+cancel, to the same sum without signs: TRL's head works in float32, and so are both sides' advantages. Prints a table
+and what differs and why; writes benchmarks/results/parity.json. Exit code 1 where a pair is not within 1e-5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from agentrl_cli.algos.advantages import find, options  # noqa: E402  # works without an installation
+from agentrl_cli.algos.inputs import AdvantageInput  # noqa: E402
+from agentrl_cli.algos.losses import LOSSES, LossInput, Totals, objective  # noqa: E402
+from agentrl_cli.algos.settings import find_aggregation, loss_config  # noqa: E402
+from agentrl_cli.algos.terms import KL  # noqa: E402
+from agentrl_cli.config import AlgoConfig, Config  # noqa: E402
+from agentrl_cli.policies.forward import Logprobs, Packed, Segment, logprobs, pack  # noqa: E402
+
+LIMIT = 1e-5
+GROUPS, SIZE, LONGEST, VOCABULARY, TEMPERATURE = 3, 4, 16, 512, 0.7
+WEIGHTS = (1.0, 0.5)
+"""Of the two rewards."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One thing that both define: TRL's settings and ours."""
+
+    name: str
+    trl: Mapping[str, Any]
+    ours: Mapping[str, Any]
+    what: tuple[str, ...] = ("advantage", "loss", "gradient")
+    trainer: str = "grpo"
+    sampler: bool = False
+    """The sampler's log-probabilities are off and corrected for."""
+
+
+LOSS: Mapping[str, Any] = {"loss_type": "grpo", "epsilon": 0.2, "epsilon_high": 0.2}
+CLIP: Mapping[str, Any] = {"aggregation": "seq_mean", "clip_low": 0.2, "clip_high": 0.2}
+TOKENS: Mapping[str, Any] = {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28}
+
+
+def _sampler(mode: str, correction: str, cap: float) -> Pair:
+    trl = {**TOKENS, "vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": cap}
+    return Pair(f"correction {mode}", trl, {"correction": correction, "correction_cap": cap}, sampler=True)
+
+
+PAIRS = (
+    Pair("advantage: scale_rewards=group", {**LOSS, "scale_rewards": "group"}, {**CLIP, "advantage": "grpo"}),
+    Pair("advantage: scale_rewards=batch", {**LOSS, "scale_rewards": "batch"}, {**CLIP, "advantage": "batch"}),
+    Pair("advantage: scale_rewards=none", {**LOSS, "scale_rewards": "none"}, {**CLIP, "advantage": "dr_grpo"}),
+    Pair(
+        "advantage: normalize_then_sum (GDPO)",
+        {**LOSS, "multi_objective_aggregation": "normalize_then_sum"},
+        {**CLIP, "advantage": "gdpo"},
+    ),
+    Pair(
+        "advantage: RLOO", {"normalize_advantages": False, "beta": 0.0}, {"advantage": "rloo"}, ("advantage",), "rloo"
+    ),
+    Pair(
+        "advantage: RLOO, k1 KL in the reward",
+        {"normalize_advantages": False, "beta": 0.05},
+        {"advantage": "rloo", "kl_coef": 0.05, "kl": "k1", "kl_in": "reward"},
+        ("advantage",),
+        "rloo",
+    ),
+    Pair("loss: grpo", LOSS, CLIP),
+    Pair("loss: grpo, two bounds", {**LOSS, "epsilon_high": 0.28}, {**CLIP, "clip_high": 0.28}),
+    Pair("loss: grpo, delta", {**LOSS, "delta": 1.25}, {**CLIP, "clip_dual": 1.25}),
+    Pair("loss: bnpo", {**TOKENS, "loss_type": "bnpo"}, {"aggregation": "token_mean"}),
+    Pair("loss: dapo", TOKENS, {"loss": "dapo"}),
+    Pair("loss: dr_grpo", {**TOKENS, "loss_type": "dr_grpo", "scale_rewards": "none"}, {"advantage": "dr_grpo"}),
+    Pair(
+        "loss: cispo",
+        {"loss_type": "cispo", "epsilon_high": 1.2},
+        {"loss": "cispo", "clip_low": 1.0, "clip_high": 0.2},
+    ),
+    Pair("loss: sapo", {"loss_type": "sapo"}, {"loss": "sapo"}),
+    Pair(
+        "loss: sequence level (GSPO)",
+        {**LOSS, "importance_sampling_level": "sequence", "epsilon": 0.02, "epsilon_high": 0.03},
+        {"loss": "gspo", "clip_low": 0.02, "clip_high": 0.03},
+    ),
+    Pair("term: KL (beta)", {**LOSS, "beta": 0.04}, {**CLIP, "kl_coef": 0.04}),
+    Pair("term: KL (beta), token mean", {**TOKENS, "beta": 0.04}, {"kl_coef": 0.04}),
+    Pair("term: entropy bonus, token mean", {**TOKENS, "entropy_coef": 0.05}, {"entropy_coef": 0.05}),
+    _sampler("token_truncate", "tis", 1.5),
+    _sampler("token_mask", "mis", 1.5),
+    _sampler("sequence_truncate", "tis_sequence", 1.5),
+    _sampler("sequence_mask", "mis_sequence", 1.5),
+)
+
+DIFFERENCES = (
+    ("entropy bonus with loss_type grpo, sapo, dr_grpo", "TRL averages entropy over tokens whatever the loss does; ours"
+     " takes the loss's own aggregation, so that the bonus and the policy term weigh an episode alike."),
+    ("cispo", "TRL bounds the ratio above only, and epsilon_high is the bound itself; ours bounds both sides at"
+     " 1 - clip_low and 1 + clip_high (clip_low=1 and clip_high=epsilon_high-1 give TRL's)."),
+    ("loss_type grpo and sapo under gradient accumulation", "TRL averages the means of micro-batches; ours divides by"
+     " the mini-batch's own totals, so its gradient does not depend on how micro-batches are cut."),
+    ("RLOO's loss", "TRL clips the product of a sequence's ratios; ours takes any of our losses with RLOO's"
+     " advantage, per token by default. TRL also normalises RLOO advantages over the batch if told to; ours never."),
+    ("truncated importance sampling with a lower bound (clip_min)", "ours has no lower bound."),
+    ("KL with use_bias_correction_kl, in the reward for GRPO", "only TRL weighs the KL by the ratio; only ours takes it"
+     " off the reward for every estimator, as k1, k2 or k3."),
+    ("luspo, vespo, off_policy_mask_threshold, top_entropy_quantile", "not in ours."),
+    ("pass_at_k, OPO, ReMax, REINFORCE++, GAE, turn_returns, mt_grpo, GiGPO, clip-cov, kl-cov, k1, k2", "not in TRL's"
+     " GRPOTrainer: tested by hand-computed numbers in tests/test_advantages.py and tests/test_losses.py."),
+    ("group of one, groups of equal rewards", "both give 0, but ours then skips the episodes and says so."),
+)  # fmt: skip
+"""What does not mean the same in both, and why."""
+
+
+@dataclass
+class Rollouts:
+    """What both sides are given: GROUPS × SIZE episodes, a prompt and rewards of each."""
+
+    prompts: list[list[int]]
+    completions: list[list[int]]
+    masks: list[list[int]]
+    rewards: np.ndarray[Any, np.dtype[np.float64]]
+    noise: list[list[float]]
+    """How far off the sampler's log-probabilities are."""
+    segments: list[list[Segment]] = field(default_factory=list)
+
+    @classmethod
+    def random(cls, rng: np.random.Generator) -> Rollouts:
+        made = cls([], [], [], rng.normal(size=(GROUPS * SIZE, 2)), [])
+        for _ in range(GROUPS):
+            prompt = rng.integers(5, VOCABULARY, int(rng.integers(3, 9))).tolist()
+            group = []
+            for _ in range(SIZE):
+                n = int(rng.integers(2, LONGEST + 1))
+                said = rng.integers(5, VOCABULARY, n).tolist()
+                mask = (rng.random(n) < 0.7).astype(int)
+                mask[[0, -1]] = 1
+                made.prompts.append(prompt)
+                made.completions.append(said)
+                made.masks.append(mask.tolist())
+                made.noise.append(rng.normal(scale=0.3, size=n).tolist())
+                ids = np.array([*prompt, *said], np.int32)
+                group.append(Segment(ids, np.array([*[0] * len(prompt), *mask], bool)))
+            made.segments.append(group)
+        return made
+
+
+# --- TRL -------------------------------------------------------------------------------------------------------------
+
+
+class Peer:
+    """A trainer of TRL's with these settings, whose rollouts are given."""
+
+    def __init__(self, pair: Pair, folder: Path) -> None:
+        from datasets import Dataset  # type: ignore[import-untyped]
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from trl import (  # type: ignore[import-not-found]
+            GRPOConfig,
+            GRPOTrainer,
+            RLOOConfig,
+            RLOOTrainer,
+        )
+
+        kinds: dict[str, Any] = {"grpo": (GRPOConfig, GRPOTrainer), "rloo": (RLOOConfig, RLOOTrainer)}
+        make_config, make_trainer = kinds[pair.trainer]
+        args = make_config(
+            output_dir=str(folder / "out"),
+            per_device_train_batch_size=GROUPS * SIZE,
+            num_generations=SIZE,
+            num_iterations=2,
+            gradient_checkpointing=False,
+            max_completion_length=LONGEST,
+            temperature=TEMPERATURE,
+            reward_weights=list(WEIGHTS),
+            report_to="none",
+            use_cpu=True,
+            bf16=False,
+            **pair.trl,
+        )
+        self.given: Rollouts | None = None
+        self.kind = pair.trainer
+        self.trainer = make_trainer(
+            model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float64),
+            args=args,
+            reward_funcs=[self._reward(0), self._reward(1)],
+            train_dataset=Dataset.from_list([{"prompt": "x"}] * GROUPS * SIZE),
+            processing_class=AutoTokenizer.from_pretrained(ROOT / "agentrl_cli" / "models" / "tiny-agent"),
+        )
+        self.trainer.current_gradient_accumulation_steps = 1
+        self.trainer._generate = self._generate
+        self.trainer.use_vllm = pair.sampler
+        self.model = self.trainer.model
+        if self.trainer.ref_model is not None:
+            move(self.trainer.ref_model.double(), 0.02, 5)
+        self.start = copy.deepcopy(self.model.state_dict())
+
+    def _reward(self, column: int) -> Any:
+        def reward(**_: Any) -> list[float]:
+            assert self.given is not None
+            return [float(value) for value in self.given.rewards[:, column]]
+
+        reward.__name__ = f"reward_{column}"
+        return reward
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        g = self.given
+        assert g is not None
+        if self.kind == "rloo":
+            return g.prompts, g.completions, ["y"] * len(prompts)
+        sampled = self.sampled if self.trainer.use_vllm else None
+        return g.prompts, g.completions, g.masks, ["y"] * len(prompts), sampled, {}, None, []
+
+    def inputs(self, given: Rollouts, sampled: list[list[float]]) -> dict[str, Any]:
+        """TRL's own scoring of the rollouts, with the weights that they were sampled with."""
+        self.given, self.sampled = given, sampled
+        self.model.load_state_dict(self.start)
+        self.model.train()
+        found: dict[str, Any] = self.trainer._generate_and_score_completions([{"prompt": "x"}] * len(given.prompts))
+        return found
+
+    def loss(self, inputs: dict[str, Any]) -> tuple[float, Tensor]:
+        """Its loss and the gradient by all weights, with the weights as they are now."""
+        self.model.zero_grad(set_to_none=True)
+        loss = self.trainer._compute_loss(self.model, inputs)
+        loss.backward()
+        return float(loss.detach()), flat_gradient(self.model)
+
+
+# --- ours ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Ours:
+    """What we make of the same rollouts, with the weights that they were sampled with."""
+
+    algo: AlgoConfig
+    packed: Packed
+    old: Tensor
+    ref: Tensor | None
+    advantages: list[Any]
+
+    @classmethod
+    def of(cls, algo: AlgoConfig, given: Rollouts, model: Any, reference: Any) -> Ours:
+        packed = pack(given.segments)
+        with torch.no_grad():
+            old = forward(model, packed).logp
+            ref = forward(reference, packed).logp if algo.kl_coef else None
+        lengths = np.array([sum(mask) for mask in given.masks])
+        fields = options(algo)
+        if algo.kl_in == "reward":
+            assert ref is not None
+            fields["token_penalty"] = tuple(packed.split((algo.kl_coef * KL[algo.kl](old, ref)).numpy()))
+        x = AdvantageInput(
+            rewards=given.rewards @ np.array(WEIGHTS),
+            groups=np.repeat(np.arange(GROUPS), SIZE),
+            lengths=lengths,
+            parts=given.rewards,
+            part_weights=np.array(WEIGHTS),
+            **fields,
+        )
+        return cls(algo, packed, old, ref, find(algo.advantage)(x))
+
+    def loss(self, model: Any, given: Rollouts) -> tuple[float, Tensor, float]:
+        """Our loss, its gradient by all weights as they are now, and the sum of coefficient · |advantage|."""
+        config = Config(algo=self.algo)
+        config.rollout.temperature = TEMPERATURE
+        out = forward(model, self.packed)
+        off = np.concatenate([np.array(n)[np.array(m, bool)] for n, m in zip(given.noise, given.masks, strict=True)])
+        segment = torch.from_numpy(self.packed.episode)
+        x = LossInput(
+            logp=out.logp,
+            old=self.old,
+            advantage=torch.from_numpy(np.concatenate(self.advantages).astype(np.float64)),
+            segment=segment,
+            entropy=out.entropy,
+            ref=self.ref,
+            sampled=self.old + torch.from_numpy(off),
+        )
+        model.zero_grad(set_to_none=True)
+        totals = Totals.of(segment, LONGEST)
+        found = objective(x, loss_config(config), totals, LOSSES[self.algo.loss], find_aggregation(self.algo))
+        found.loss.backward()  # type: ignore[no-untyped-call]
+        scale = float((found.coefficient * x.advantage.abs()).sum())
+        return float(found.loss.detach()), flat_gradient(model), scale
+
+
+def forward(model: Any, packed: Packed) -> Logprobs:
+    return logprobs(model, packed, temperature=TEMPERATURE)
+
+
+# --- both ------------------------------------------------------------------------------------------------------------
+
+
+def flat_gradient(model: Any) -> Tensor:
+    return torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in model.parameters()])
+
+
+def move(model: Any, scale: float, seed: int) -> None:
+    """Weights a little elsewhere: ratios, KL and clipping then count."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor += scale * torch.randn_like(tensor)
+
+
+def sampled_logps(ours: Ours, given: Rollouts) -> list[list[float]]:
+    """What the sampler claims, per completion token; what is not sampled has none that counts."""
+    out = []
+    for logps, mask, noise in zip(ours.packed.split(ours.old.numpy()), given.masks, given.noise, strict=True):
+        row = np.zeros(len(mask))
+        row[np.array(mask, bool)] = logps + np.array(noise)[np.array(mask, bool)]
+        out.append(row.tolist())
+    return out
+
+
+def compare(pair: Pair, folder: Path, batches: int) -> dict[str, Any]:
+    """The largest relative error of each number over random batches."""
+    peer = Peer(pair, folder)
+    algo = AlgoConfig(**pair.ours)
+    worst = dict.fromkeys(pair.what, 0.0)
+    clipped = 0.0
+    for seed in range(batches):
+        given = Rollouts.random(np.random.default_rng(seed))
+        if pair.trainer == "rloo":  # it has no tool tokens
+            given.masks = [[1] * len(mask) for mask in given.masks]
+            given.segments = [[Segment(s.ids, _after(s)) for s in group] for group in given.segments]
+        peer.model.load_state_dict(peer.start)
+        ours = Ours.of(algo, given, peer.model, peer.trainer.ref_model)
+        inputs = peer.inputs(given, sampled_logps(ours, given))
+        theirs = inputs["advantages"].double()
+        mine = torch.tensor([float(a[0]) for a in ours.advantages], dtype=torch.float64)
+        worst["advantage"] = max(worst["advantage"], float((theirs - mine).abs().max() / theirs.abs().max()))
+        if "loss" not in pair.what:
+            continue
+        move(peer.model, 0.02, 100 + seed)
+        loss, gradient = peer.loss(inputs)
+        own_loss, own_gradient, scale = ours.loss(peer.model, given)
+        worst["loss"] = max(worst["loss"], abs(loss - own_loss) / scale)
+        worst["gradient"] = max(worst["gradient"], float((gradient - own_gradient).norm() / gradient.norm()))
+        ratio = (forward(peer.model, ours.packed).logp.detach() - ours.old).exp()
+        clipped += float(((ratio > 1.28) | (ratio < 0.8)).double().mean()) / batches
+    passed = all(error < LIMIT for error in worst.values())
+    facts = {"pair": pair.name, "batches": batches, "trl": dict(pair.trl), "ours": dict(pair.ours)}
+    return {**facts, "error": worst, "passed": passed, "ratios_beyond_0.8_1.28": clipped}
+
+
+def _after(segment: Segment) -> Any:
+    """Every token from the first trained one on."""
+    return np.arange(len(segment.ids)) >= int(np.flatnonzero(segment.trained)[0])
+
+
+def write_model(folder: Path) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    small: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    Qwen3ForCausalLM(Qwen3Config(vocab_size=VOCABULARY, **small, **heads)).double().save_pretrained(folder)
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: the largest relative error of each pair."""
+    lines = ["| pair | advantage | loss | gradient | |", "| --- | --- | --- | --- | --- |"]
+    for one in results:
+        cells = [f"{one['error'][k]:.1e}" if k in one["error"] else "" for k in ("advantage", "loss", "gradient")]
+        lines.append(f"| {one['pair']} | {' | '.join(cells)} | {'ok' if one['passed'] else 'DIFFERS'} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--only", help="pairs whose name has this in it")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "parity.json")
+    args = parser.parse_args()
+    try:
+        peer = version("trl")
+    except ModuleNotFoundError:
+        print("TRL is not installed here; see the head of this file.", file=sys.stderr)
+        return 3
+    results = []
+    with tempfile.TemporaryDirectory(prefix="agentrl-parity-") as temporary:
+        folder = Path(temporary)
+        write_model(folder / "model")
+        for pair in PAIRS:
+            if args.only is None or args.only in pair.name:
+                results.append(compare(pair, folder, args.batches))
+                print(table(results[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
+    print(table(results))
+    print("\n".join(["", "Not the same in both:", *(f"- {what}: {why}" for what, why in DIFFERENCES)]))
+    if args.only is None:
+        facts = {"trl": peer, "torch": torch.__version__, "python": platform.python_version(), "limit": LIMIT}
+        differ = [{"what": what, "why": why} for what, why in DIFFERENCES]
+        text = json.dumps(
+            {**facts, "at": time.strftime("%Y-%m-%d"), "results": results, "differences": differ}, indent=1
+        )
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(text + "\n", encoding="utf-8")
+    return 0 if all(one["passed"] for one in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
