@@ -14,7 +14,8 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Fact, Outcome, Task
 
-KIND = "baseline"
+KIND, SUFFIX = "baseline", "-greedy"
+"""Of these episodes, and of their group's name."""
 
 
 class Greedy:
@@ -47,7 +48,7 @@ class Greedy:
             name = first.group_id or ""
             seed = seed_of(self.config.seed, "greedy", step, name)
             task = by_id[first.pack, first.task_id]
-            jobs[name] = Job(task, seed, 0, f"{name}-greedy", step + 1, self.run.id, KIND, len(jobs))
+            jobs[name] = Job(task, seed, 0, name + SUFFIX, step + 1, self.run.id, KIND, len(jobs))
         done = self._finished(step, {job.group_id: job for job in jobs.values()})
         missing = [job for job in jobs.values() if job.group_id not in done]
         done |= {episode.group_id: episode for episode in await self.rollout.run(missing)}

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.algos.advantages import find, options
+from agentrl_cli.algos.advantages import drops_equal, find, needs, options
 from agentrl_cli.algos.facts import decide
 from agentrl_cli.algos.inputs import AdvantageInput, turn_lengths
 from agentrl_cli.chat.drift import KINDS
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvError, NotFound
+from agentrl_cli.greedy import KIND, SUFFIX
+from agentrl_cli.greedy import rewards as rewards_of
 from agentrl_cli.registry import resolve
 from agentrl_cli.rewards import Reward, RewardContext, finite, score
 from agentrl_cli.store import Score, Store
@@ -139,7 +141,7 @@ def _step(
         new,
         drift={name: max(kind, key=KINDS.index) for name, kind in kinds.items() if kind},
         train_drifted=config.drift.structural == "train",
-        drop_zero_variance=config.algo.drop_zero_variance,
+        drop_zero_variance=drops_equal(config.algo),
         mask_overlong=config.algo.mask_overlong,
     )
     old = {e.id: e for group in groups for e in group}
@@ -163,14 +165,38 @@ def estimate(episodes: Sequence[Episode], config: Config, store: Store) -> list[
     """
     if not episodes:
         return []
-    given = options(config.algo)
+    algo = config.algo
+    given = options(algo)
     signals = [store.signals(e.id) for e in episodes]
-    values = [
-        s.value[e.tokens.trained_mask] for s, e in zip(signals, episodes, strict=True) if s and s.value is not None
-    ]
+    stored = [(s, e.tokens.trained_mask) for s, e in zip(signals, episodes, strict=True) if s is not None]
+    values = [np.asarray(s.value[mask], np.float64) for s, mask in stored if s.value is not None]
     if len(values) == len(episodes):
-        given["values"] = tuple(np.asarray(v, np.float64) for v in values)
-    return find(config.algo.advantage)(AdvantageInput.of(episodes, **given))
+        given["values"] = tuple(values)
+    if needs(algo.advantage) == "baseline":
+        given["baseline"] = _greedy_rewards(episodes, store)
+    if algo.kl_coef and algo.kl_in == "reward":
+        pairs = [(s.logp_train[mask], s.logp_ref[mask]) for s, mask in stored if s.logp_ref is not None]
+        if len(pairs) < len(episodes):
+            raise ConfigError("The KL is part of the reward, and the run stored no reference log-probabilities.")
+        given["token_penalty"] = tuple(algo.kl_coef * KL[algo.kl](*pair) for pair in pairs)
+    return find(algo.advantage)(AdvantageInput.of(episodes, **given))
+
+
+def _greedy_rewards(episodes: Sequence[Episode], store: Store) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+    """[N] reward of the greedy attempt at each one's task; None where the run made none for one of them."""
+    run, step = episodes[0].run_id or "", episodes[0].step or 0
+    greedy = [store.episode(name) for name in store.finished(run, step, KIND).values()]
+    known = rewards_of({(e.group_id or "").removesuffix(SUFFIX): e for e in greedy})
+    found = [known.get(e.group_id or "") for e in episodes]
+    return None if None in found else np.array(found, np.float64)
+
+
+KL: Mapping[str, Callable[[Float32, Float32], Any]] = {
+    "k1": lambda p, ref: np.asarray(p - ref, np.float64),
+    "k2": lambda p, ref: np.asarray(p - ref, np.float64) ** 2 / 2,
+    "k3": lambda p, ref: np.expm1(np.asarray(ref - p, np.float64)) - np.asarray(ref - p, np.float64),
+}
+"""algos.terms.KL without torch: this command needs none."""
 
 
 def _by_turn(episode: Episode, values: Float32) -> tuple[float, ...]:

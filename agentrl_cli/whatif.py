@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from agentrl_cli.algos.advantages import episode_advantage, grpo
+from agentrl_cli.algos.inputs import AdvantageInput
 from agentrl_cli.env import AssistantTurn, ToolEnv
 from agentrl_cli.errors import UsageError
 from agentrl_cli.rewards import Reward, RewardContext, score
@@ -112,11 +114,10 @@ def beginning(episode: Episode, turn: int) -> tuple[list[Turn], list[Tokens]]:
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:
-    """Group-relative: (reward − mean) / (standard deviation + 1e-4), as in GRPO; zeros where all are equal."""
-    values = np.asarray(rewards, np.float64)
-    if not len(values):
-        return []
-    return [float(value) for value in (values - values.mean()) / (values.std() + 1e-4)]
+    """GRPO's advantages of one group's rewards; zeros where all are equal."""
+    n = len(rewards)
+    x = AdvantageInput(np.asarray(rewards, np.float64), np.zeros(n, np.int64), np.ones(n, np.int64))
+    return [float(value) for value in episode_advantage(grpo(x))]
 
 
 def _content(turn: Turn) -> str:

@@ -67,6 +67,8 @@ LOSS: Mapping[str, Any] = {"loss_type": "grpo", "epsilon": 0.2, "epsilon_high": 
 CLIP: Mapping[str, Any] = {"aggregation": "seq_mean", "clip_low": 0.2, "clip_high": 0.2}
 TOKENS: Mapping[str, Any] = {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28}
 
+PLAIN_KL: Mapping[str, Any] = {"beta": 0.04, "use_bias_correction_kl": False}
+
 
 def _sampler(mode: str, correction: str, cap: float) -> Pair:
     trl = {**TOKENS, "vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": cap}
@@ -109,8 +111,9 @@ PAIRS = (
         {**LOSS, "importance_sampling_level": "sequence", "epsilon": 0.02, "epsilon_high": 0.03},
         {"loss": "gspo", "clip_low": 0.02, "clip_high": 0.03},
     ),
-    Pair("term: KL (beta)", {**LOSS, "beta": 0.04}, {**CLIP, "kl_coef": 0.04}),
-    Pair("term: KL (beta), token mean", {**TOKENS, "beta": 0.04}, {"kl_coef": 0.04}),
+    Pair("term: KL, weighed with the ratio", {**LOSS, "beta": 0.04}, {**CLIP, "kl_coef": 0.04, "kl_unbiased": True}),
+    Pair("term: KL as it is", {**LOSS, **PLAIN_KL}, {**CLIP, "kl_coef": 0.04}),
+    Pair("term: KL as it is, token mean", {**TOKENS, **PLAIN_KL}, {"kl_coef": 0.04}),
     Pair("term: entropy bonus, token mean", {**TOKENS, "entropy_coef": 0.05}, {"entropy_coef": 0.05}),
     _sampler("token_truncate", "tis", 1.5),
     _sampler("token_mask", "mis", 1.5),
@@ -128,8 +131,8 @@ DIFFERENCES = (
     ("RLOO's loss", "TRL clips the product of a sequence's ratios; ours takes any of our losses with RLOO's"
      " advantage, per token by default. TRL also normalises RLOO advantages over the batch if told to; ours never."),
     ("truncated importance sampling with a lower bound (clip_min)", "ours has no lower bound."),
-    ("KL with use_bias_correction_kl, in the reward for GRPO", "only TRL weighs the KL by the ratio; only ours takes it"
-     " off the reward for every estimator, as k1, k2 or k3."),
+    ("KL", "TRL weighs it with the ratio unless told not to (use_bias_correction_kl), ours if told to (kl_unbiased);"
+     " only ours takes it off the reward for every estimator, and as k1, k2 or k3."),
     ("luspo, vespo, off_policy_mask_threshold, top_entropy_quantile", "not in ours."),
     ("pass_at_k, OPO, ReMax, REINFORCE++, GAE, turn_returns, mt_grpo, GiGPO, clip-cov, kl-cov, k1, k2", "not in TRL's"
      " GRPOTrainer: tested by hand-computed numbers in tests/test_advantages.py and tests/test_losses.py."),

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "agentrl_cli"
 
 LAYERS = (
     "types errors paths config registry hooks store chat policies algos sandbox tools rewards env tasks rollout check "
-    "evaluate whatif rescore plan metrics health collect rft sft steering greedy trainer runtime doctor server tui "
+    "evaluate whatif plan metrics health collect rft sft steering greedy rescore trainer runtime doctor server tui "
     "commands"
 ).split()
 

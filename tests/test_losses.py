@@ -297,6 +297,22 @@ def test_micro_batches_add_up_to_the_whole(name: str, aggregation: str) -> None:
         assert sum(p.metrics[metric] for p in parts) == pytest.approx(value), metric
 
 
+def test_an_unbiased_kl_has_the_gradient_of_the_divergence() -> None:
+    """Over the whole vocabulary, each token as likely as it is sampled: Σ old · ratio · k3 is the divergence itself."""
+    logits = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
+    logp, ref = logits.log_softmax(0), t(0.2, 0.5, 0.3).log()
+    old = logp.detach()
+    x = LossInput(logp, old, torch.zeros_like(old), torch.tensor([0, 0, 0]), ref=ref)
+    c = replace(CONFIG, kl_coef=1.0, kl_unbiased=True)
+    chance = {"here": lambda x, totals: old.exp()}
+    got = objective(x, c, Totals.of(x.segment, 1), LOSSES["ppo_clip"], chance["here"]).loss
+    exact = (logp.exp() * (logp - ref)).sum()
+    torch.testing.assert_close(got, exact)
+    torch.testing.assert_close(grad(got, logits), grad(exact, logits))
+    biased = objective(x, replace(c, kl_unbiased=False), Totals.of(x.segment, 1), LOSSES["ppo_clip"], chance["here"])
+    assert not torch.allclose(grad(biased.loss, logits), grad(exact, logits))
+
+
 def test_objective_weight_times_coefficient_is_the_policy_gradient() -> None:
     x = noisy()
     got = objective(

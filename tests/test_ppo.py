@@ -16,6 +16,7 @@ from agentrl_cli.algos.update import Learner
 from agentrl_cli.algos.value import Critic
 from agentrl_cli.config import AlgoConfig
 from agentrl_cli.policies.forward import Segment, logprobs, pack
+from agentrl_cli.rescore import estimate
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Origin, Turn
 from tests.test_resume import STEPS, only_run, plan, project_of
@@ -223,6 +224,8 @@ def test_remax_compares_with_a_greedy_attempt_that_is_stored_and_not_trained(tmp
                 assert episode.advantage == pytest.approx(
                     episode.reward - (greedy[episode.group_id or ""] or 0), abs=1e-6
                 )
+            later = [float(a.mean()) for a in estimate(trained, trainer.config, store)]
+            assert later == pytest.approx([episode.advantage for episode in trained], abs=1e-6), "rescore finds them"
             again = store.episode(rows[0].id)
             best = again.tokens.top_ids[again.tokens.trained_mask][:, 0]
             assert again.tokens.ids[again.tokens.trained_mask].tolist() == best.tolist()

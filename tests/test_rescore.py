@@ -96,6 +96,31 @@ def test_another_estimator(trained: Path, capfd: pytest.CaptureFixture[str]) -> 
             assert by_id[e.id]["advantage"] == pytest.approx(e.reward - float(np.mean(others)), abs=1e-5)
 
 
+def test_several_estimators_side_by_side(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    names = ["grpo", "dr_grpo", "reinforce_pp"]
+    asked = [word for name in names for word in ("--advantage", name)]
+    capfd.readouterr()
+    assert main(["rescore", "--db", str(trained), "--json", *asked]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert [one["set"] for one in found] == names
+    for row, centred in zip(found[0]["episodes"], found[1]["episodes"], strict=True):
+        if row["fact"] == "trained":
+            assert row["advantage"] == pytest.approx(row["advantage_before"], abs=1e-6)
+            mine = [e.reward for e in episodes(trained) if e.group_id == _group(trained, row["episode"])]
+            assert centred["advantage"] == pytest.approx(row["reward"] - float(np.mean(mine)), abs=1e-5)
+    assert all(row["fact"] == "trained" for row in found[2]["episodes"]), "it compares over the batch, not in the group"
+    assert main(["rescore", "--db", str(trained), "--no-keep", *asked]) == 0
+    out = capfd.readouterr()
+    assert all(name in out.out.splitlines()[0] for name in names) and "Nothing was stored" in out.err
+    with Store.open(trained, readonly=True) as store:
+        first = found[0]["episodes"][0]["episode"]
+        assert set(names) <= {score.name for score in store.scores(first)}, "replay lists them"
+
+
+def _group(db: Path, episode: str) -> str | None:
+    return next(e.group_id for e in episodes(db) if e.id == episode)
+
+
 def test_new_functions(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = str(trained.parent.parent / "mine.py")
     found = rescore(trained, capfd, "--reward", f"{file}:words", "--set", "rewards.words=3", "-f", "step:1")

@@ -100,6 +100,7 @@ async def test_an_unknown_limit_is_refused(sandbox: Sandbox) -> None:
     with pytest.raises(ConfigError, match="memory"):
         await sandbox.session(memory=5)
 
+
 @pytest.mark.parametrize(
     ("command", "limit", "says"),
     [
@@ -132,7 +133,7 @@ def as_command(code: str) -> str:
 async def test_cpu_seconds_of_children_count(sandbox: Sandbox) -> None:
     session = await sandbox.session(cpu=0.6, wall=8.0)
     loop = "sh -c 'while :; do :; done'"
-    busy = f"import os\nfor _ in range(99): os.system(\"timeout 0.3 {loop}\")"
+    busy = f'import os\nfor _ in range(99): os.system("timeout 0.3 {loop}")'
     for result in (await session.cell(busy), await session.run(busy), await session.bash(as_command(busy))):
         assert (result.status, result.detail) == (Status.TIMEOUT, "cpu") and result.seconds < 6, result
 

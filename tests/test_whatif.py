@@ -94,7 +94,7 @@ async def test_calls_run_again_answer_the_same_and_so_do_rewards(made: tuple[Pat
     assert reruns and all(event["same"] and event["diff"] == [] for event in reruns)
     rewards = next(event for event in events if event["ev"] == "rewards")
     assert rewards["total_after"] == pytest.approx(rewards["total_before"]) and rewards["episode"] == ""
-    assert rewards["advantage_after"] == pytest.approx(1.0, abs=1e-3)
+    assert rewards["advantage_after"] == pytest.approx(0.5**0.5, abs=1e-3)  # as the trainer: sample deviation
 
 
 async def test_a_changed_world_shows_as_a_difference(tmp_path: Path) -> None:
@@ -199,7 +199,8 @@ def test_a_cut_answer_is_compared_as_far_as_it_was_kept() -> None:
 
 
 def test_advantages_are_group_relative() -> None:
-    assert advantages([1.0, 0.0]) == pytest.approx([0.5 / 0.5001, -0.5 / 0.5001])
+    value = 0.5 / (0.5**0.5 + 1e-4)  # the sample standard deviation, as the trainer's
+    assert advantages([1.0, 0.0]) == pytest.approx([value, -value])
     assert advantages([2.0, 2.0]) == [0.0, 0.0] and advantages([]) == []
 
 

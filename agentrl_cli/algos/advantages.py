@@ -172,6 +172,15 @@ def needs(name: str) -> str:
     return wanted
 
 
+def drops_equal(algo: AlgoConfig) -> bool:
+    """Whether groups of equal rewards are left out: with most estimators there is nothing to learn from them.
+
+    Not so where advantages are no comparison within the group, or where the KL is part of the reward.
+    """
+    relative = algo.advantage in RELATIVE and not (algo.kl_coef and algo.kl_in == "reward")
+    return algo.drop_zero_variance and relative
+
+
 def options(algo: AlgoConfig) -> dict[str, Any]:
     """The settings that estimators read, as fields of AdvantageInput."""
     return {

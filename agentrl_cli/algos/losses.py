@@ -40,6 +40,8 @@ class LossConfig:
     cov_kl_coef: float = 1.0
     kl: str = "k3"
     kl_coef: float = 0.0
+    kl_unbiased: bool = False
+    """Weigh the KL term with the ratio: its gradient is then that of the divergence. https://arxiv.org/abs/2512.02556"""
     entropy_coef: float = 0.0
     correction: str = "none"
     """Of the gap between the sampler's and the trainer's log-probabilities: a name of CORRECTIONS."""
@@ -316,6 +318,8 @@ def objective(x: LossInput, c: LossConfig, totals: Totals, policy: PolicyLoss, a
         metrics["sampling/logp_difference"] = (x.old - x.sampled).abs().sum() / n
     if x.ref is not None:
         kl = KL[c.kl](x.logp, x.ref)
+        if c.kl_unbiased:
+            kl = kl * _ratio(x)[0]
         metrics["kl"] = kl.detach().sum() / n
         if c.kl_coef:
             loss = loss + c.kl_coef * (coefficient * kl).sum()

@@ -29,6 +29,7 @@ def loss_config(config: Config) -> LossConfig:
         cov_kl_coef=algo.cov_kl_coef,
         kl=algo.kl,
         kl_coef=algo.kl_coef if algo.kl_in == "loss" else 0.0,
+        kl_unbiased=algo.kl_unbiased,
         entropy_coef=algo.entropy_coef,
         correction=correction,
         correction_cap=algo.correction_cap,

@@ -90,13 +90,6 @@ class Learner:
         self.trained = trained
         self.critic = Critic(width(model), algo, device=trained[0].device) if self.needs == "values" else None
 
-    @property
-    def drops_zero_variance(self) -> bool:
-        """Whether groups of equal rewards are left out: with most estimators there is nothing to learn from them."""
-        algo = self.config.algo
-        relative = algo.advantage in advantages.RELATIVE and not (algo.kl_coef and algo.kl_in == "reward")
-        return algo.drop_zero_variance and relative
-
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps besides the model's weights."""
         kept: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "coefficients": self.coefficients.state()}

@@ -28,12 +28,16 @@ if TYPE_CHECKING:
     from agentrl_cli.rescore import Change
     from agentrl_cli.rewards import Reward
     from agentrl_cli.store import RunRow, Store
+    from agentrl_cli.types import Episode
 
 RewardOption = Annotated[
     list[str] | None,
     typer.Option("--reward", metavar="FN", help="module:object or file.py:fn; NAME=FN replaces a part; repeatable."),
 ]
-AdvantageOption = Annotated[str | None, typer.Option("--advantage", help="Another estimator: rloo, gigpo …")]
+AdvantageOption = Annotated[
+    list[str] | None,
+    typer.Option("--advantage", help="Another estimator: rloo, gigpo …; repeat to put several side by side."),
+]
 FilterOption = Annotated[str, typer.Option("--filter", "-f", help="Only these episodes, e.g. step:10..20.")]
 NameOption = Annotated[str | None, typer.Option("--name", help="What the score set is called.")]
 
@@ -54,13 +58,13 @@ def command(
     """Score a training's episodes again: new weights (--set rewards.x=2), a new function, another estimator.
 
     Nothing is generated, and what was trained on stays as it is: the result is a score set of the run, which
-    `show` and replay print, and filters find: `agentrl ls -f "delta:<0"`, `rescored:>0.5`.
+    `show` and replay print, and filters find: `agentrl ls -f "delta:<0"`, `rescored:>0.5`. Several estimators make a
+    set each, and one table: `--advantage rloo --advantage opo`.
 
     JSON: {"run", "set", "summary", "episodes": [{"episode", "reward_before", "reward", "delta", "advantage_before",
-    "advantage", "turns", "fact_before", "fact", "parts"}]}
+    "advantage", "turns", "fact_before", "fact", "parts"}]}; of several estimators a list of these.
     """
-    from agentrl_cli.rescore import keep as keep_scores
-    from agentrl_cli.rescore import reward_of, summary
+    from agentrl_cli.rescore import summary
     from agentrl_cli.store import Store
 
     path = find_db(project, db)
@@ -70,20 +74,54 @@ def command(
             store.episode_ids(f"kind:train -outcome:none {filter}".strip(), "time", run=row.id))]  # fmt: skip
         if not episodes:
             raise NotFound(f"{row.name} has no finished episodes{' that match' if filter else ''}.")
-        config = _settings(row, sets, advantage, project)
-        base = project or path.parent.parent
-        functions = [reward_of(text, _base(text, base), config.rewards) for text in reward or ()]
-        _known(config, row, [part.name for e in episodes for part in e.reward_parts], functions)
-        found = asyncio.run(_scored(store, episodes, config, functions, project))
-        spec = {"set": sets or [], "reward": reward or [], "advantage": config.algo.advantage, "filter": filter}
-        stored = keep_scores(store, row.id, name or _name(sets, reward, advantage), found, spec) if keep else None
-        total = summary(found)
-        if json:
-            episodes_json = [change.report() for change in found]
-            echo_json({"run": row.name, "set": stored, "summary": total, "episodes": episodes_json})
-    if not json:
-        _print(found, total, limit)
-        narrate(f'Kept as "{stored}": agentrl ls -f "delta:<0"' if stored else "Nothing was stored.")
+        change = {"set": sets or [], "reward": reward or [], "filter": filter}
+        results = [
+            _one(store, row, episodes, {**change, "advantage": one}, project, _called(name, one, advantage), keep)
+            for one in (advantage or [None])  # type: ignore[list-item]  # None: the run's own
+        ]
+        reports = [
+            {"run": row.name, "set": stored, "summary": summary(found), "episodes": [c.report() for c in found]}
+            for stored, found in results
+        ]
+    if json:
+        echo_json(reports[0] if len(reports) == 1 else reports)
+        return
+    if len(results) == 1:
+        _print(results[0][1], summary(results[0][1]), limit)
+    else:
+        _side_by_side(advantage or [], [found for _, found in results], limit)
+    names = " ".join(f'"{stored}"' for stored, _ in results if stored)
+    narrate(f'Kept as {names}: agentrl ls -f "delta:<0"' if names else "Nothing was stored.")
+
+
+def _called(name: str | None, advantage: str | None, advantages: Sequence[str] | None) -> str | None:
+    """The name that was given, with the estimator behind it where there are several."""
+    return f"{name} {advantage}" if name and len(advantages or ()) > 1 else name
+
+
+def _one(
+    store: Store,
+    row: RunRow,
+    episodes: Sequence[Episode],
+    change: dict[str, Any],
+    project: Path | None,
+    name: str | None,
+    keep: bool,
+) -> tuple[str | None, list[Change]]:
+    """One set of new scores: the name that it is kept under, if it is, and what changed."""
+    from agentrl_cli.rescore import keep as keep_scores
+    from agentrl_cli.rescore import reward_of
+
+    sets, reward, advantage = change["set"], change["reward"], change["advantage"]
+    config = _settings(row, sets, advantage, project)
+    base = project or Path(store.path).parent.parent
+    functions = [reward_of(text, _base(text, base), config.rewards) for text in reward]
+    _known(config, row, [part.name for e in episodes for part in e.reward_parts], functions)
+    found = asyncio.run(_scored(store, episodes, config, functions, project))
+    if not keep:
+        return None, found
+    spec = {**change, "advantage": config.algo.advantage}
+    return keep_scores(store, row.id, name or _name(sets, reward, advantage), found, spec), found
 
 
 def _training(store: Store, name: str) -> RunRow:
@@ -173,3 +211,21 @@ def _print(found: Sequence[Change], total: dict[str, Any], limit: int) -> None:
         if before is not None
         else f"None of {total['episodes']} episodes was graded."
     )
+
+
+def _side_by_side(names: Sequence[str], results: Sequence[Sequence[Change]], limit: int) -> None:
+    """One line an episode, one column an estimator; the ones that they disagree most about first."""
+    rows = list(zip(*results, strict=True))
+
+    def spread(row: Sequence[Change]) -> float:
+        values = [c.advantage or 0.0 for c in row]
+        return max(values) - min(values)
+
+    lines = [
+        [c[0].episode.id, c[0].episode.task_id, c[0].episode.step, c[0].reward, c[0].episode.advantage]
+        + [one.advantage for one in c]
+        for c in sorted(rows, key=spread, reverse=True)[:limit]
+    ]
+    for line in aligned(["episode", "task", "step", "reward", "trained with", *names], lines):
+        echo(line)
+    narrate(f"Mean advantage of {len(rows)} episodes under each estimator; - where it would not train.")

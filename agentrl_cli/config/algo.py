@@ -58,6 +58,9 @@ class AlgoConfig(Section):
     kl_in: Literal["loss", "reward"] = Field(
         default="loss", description="the KL is a term of the loss, or taken off each token's reward"
     )
+    kl_unbiased: bool = Field(
+        default=False, description="weigh the loss's KL term with the ratio, which makes its gradient unbiased"
+    )
     kl_target: float | None = Field(
         default=None, gt=0, description="kl_coef is steered towards this KL per token; null: it stays"
     )
@@ -104,4 +107,6 @@ class AlgoConfig(Section):
             raise ValueError(f"algo.cov_low ({self.cov_low:g}) must be below algo.cov_high ({self.cov_high:g})")
         if self.kl_target is not None and not self.kl_coef:
             raise ValueError("algo.kl_target steers algo.kl_coef, which is 0: set it to where it starts, 0.001 say")
+        if self.kl_unbiased and self.kl_in == "reward":
+            raise ValueError("algo.kl_unbiased is about the KL in the loss, and algo.kl_in is reward")
         return self

@@ -37,6 +37,7 @@ class Runner(ABC):
 
     level: ClassVar[str] = ""
     """For a backend of your own: the level that it is as strong as (a key of pool.STRENGTH)."""
+
     def __init__(self, launch: Launch, limits: Limits) -> None:
         self.launch, self.limits = launch, limits
         self.boxes: dict[int, Channel] = {}

@@ -79,9 +79,7 @@ class Session:
         """
         return await self._execute({"op": "cell"}, _bytes(code), wall)
 
-    async def run(
-        self, code: str, stdin: str = "", *, wall: float | None = None, reset: bool = False
-    ) -> ExecResult:
+    async def run(self, code: str, stdin: str = "", *, wall: float | None = None, reset: bool = False) -> ExecResult:
         """Runs a Python program in a process of its own, with the session's files and without its variables.
 
         `reset`: it leaves no trace, the files are put back afterwards.

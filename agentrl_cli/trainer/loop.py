@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from agentrl_cli.algos.advantages import drops_equal
 from agentrl_cli.algos.facts import decide
 from agentrl_cli.algos.shaping import Shaping
 from agentrl_cli.algos.update import Learner, Update
@@ -152,7 +153,7 @@ class Trainer:
             groups,
             drift=self.rollout.drift,
             train_drifted=self.config.drift.structural == "train",
-            drop_zero_variance=self.learner.drops_zero_variance,
+            drop_zero_variance=drops_equal(self.config.algo),
             mask_overlong=self.config.algo.mask_overlong,
             stale=stale(groups, self.run.name, step, self.ahead.staleness),
         )
