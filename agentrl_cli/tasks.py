@@ -4,15 +4,17 @@
 built-in ones), `solve(row)` (messages of a full solution), `demonstrate(row, rng, tool_rate)`, `generate(seed)`.
 Rows are JSON lines in `data/<split>.jsonl`: `id`, `family`, `prompt` (a text or messages), perhaps `tools` (some of
 the pack's, by name), and what the pack needs: `row: [names]` in task.yaml lists the fields that every row must have.
+`sandbox:` there is false where no code runs, or limits of the pack's own and packages: `{wall: 10, imports: [numpy]}`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -22,6 +24,9 @@ from agentrl_cli.registry import load_file, resolve
 from agentrl_cli.rewards import Reward
 from agentrl_cli.tools import TOOLS, Tool, as_tool
 from agentrl_cli.types import Message, Task, ToolSchema
+
+if TYPE_CHECKING:
+    from agentrl_cli.sandbox import Sandbox
 
 SPLITS = ("train", "test", "heldout")
 KEYS = {"name", "description", "system", "tools", "rewards", "row", "families", "defaults", "sandbox"}
@@ -56,6 +61,8 @@ class Pack:
     """Rows of a pack made in a script; None: they are in `data/`."""
     row: tuple[str, ...] = ()
     """Fields that every row must have, besides `id` and `prompt`."""
+    session: Mapping[str, Any] = field(default_factory=dict)
+    """What the pack's sandbox sessions have instead of the configuration's: limits (`wall`…), and `imports`."""
 
     @property
     def schemas(self) -> list[ToolSchema]:
@@ -163,6 +170,10 @@ class Pack:
             for r in self.rewards
         )
 
+    def open_session(self, sandbox: Sandbox | None, **more: Any) -> Callable[..., Any] | None:
+        """What opens a sandbox session with the pack's own limits; None without a sandbox."""
+        return partial(sandbox.session, **self.session, **more) if sandbox is not None else None
+
     def solution(self, task: Task) -> list[Message]:
         """Messages of the pack's own solution. Raises ConfigError where the pack has no solver."""
         solve = getattr(self.module, "solve", None)
@@ -197,7 +208,8 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
         families=spec.get("families") or {},
         defaults=spec.get("defaults") or {},
         module=module,
-        sandbox=bool(spec.get("sandbox", True)),
+        sandbox=spec.get("sandbox", True) is not False,
+        session=_session(folder, spec.get("sandbox", True)),
         row=_fields(folder, spec.get("row")),
     )
 
@@ -223,6 +235,35 @@ def check_weights(packs: Mapping[str, Pack], weights: Mapping[str, float]) -> No
         if name not in known and not name.startswith(("tool:", "hook:")) and name not in ("interaction", "env"):
             unknown = NotFound.of(f"reward (rewards.{name}) in {', '.join(packs)}", name, known)
             raise ConfigError(unknown.message, hint=unknown.hint)
+
+
+def _session(folder: Path, value: Any) -> dict[str, Any]:
+    """The mapping under `sandbox:`, checked: limits as in the configuration, and `imports`, a list of packages."""
+    from pydantic import ValidationError
+
+    from agentrl_cli.config.models import SandboxConfig
+    from agentrl_cli.sandbox import Limits
+
+    if isinstance(value, bool):
+        return {}
+    where = f"{folder / 'task.yaml'}: sandbox"
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} must be true, false, or limits, such as {{wall: 10, imports: [numpy]}}.")
+    known = ["imports", *(limit.name for limit in fields(Limits))]
+    for key in value:
+        if key not in known:
+            unknown = NotFound.of(f"key in {where}", str(key), known)
+            raise ConfigError(unknown.message, hint=unknown.hint)
+    imports = value.get("imports", [])
+    if not isinstance(imports, list) or not all(isinstance(name, str) for name in imports):
+        raise ConfigError(f"{where}.imports must be a list of packages.")
+    try:
+        limits = SandboxConfig.model_validate({key: value[key] for key in value if key != "imports"})
+    except ValidationError as error:
+        found = error.errors()[0]
+        raise ConfigError(f"{where}.{found['loc'][0]}: {found['msg']}.") from None
+    session = {key: getattr(limits, key) for key in value if key != "imports"}
+    return {**session, "imports": tuple(imports)} if imports else session
 
 
 def _fields(folder: Path, value: Any) -> tuple[str, ...]:

@@ -165,3 +165,17 @@ def test_names_and_folders(tmp_path: Path) -> None:
     assert list(load_packs(["echo-task", "./words"], base=tmp_path)) == ["echo-task", "words"]
     with pytest.raises(ConfigError, match="Two packs are named 'words'"):
         load_packs(["./words", "words"], base=tmp_path)
+
+
+def test_a_packs_own_limits_of_the_sandbox(tmp_path: Path) -> None:
+    assert load_pack(write(tmp_path / "none")).session == {}
+    some = YAML.replace("sandbox: false", "sandbox: {wall: 10, memory_mb: 2048, imports: [numpy]}")
+    pack = load_pack(write(tmp_path / "some", some))
+    assert pack.sandbox and dict(pack.session) == {"wall": 10.0, "memory_mb": 2048, "imports": ("numpy",)}
+    assert pack.open_session(None) is None
+    for wrong, says in {
+        "{wal: 10}": "wal", "{wall: soon}": r"sandbox\.wall", "{processes: 0}": r"sandbox\.processes",
+        "7": "true, false", "{backend: bare}": "backend", "{imports: numpy}": "list of packages",
+    }.items():  # fmt: skip
+        with pytest.raises(ConfigError, match=says):
+            load_pack(write(tmp_path / wrong.strip("{}"), YAML.replace("sandbox: false", f"sandbox: {wrong}")))

@@ -152,7 +152,9 @@ async def trainer_of(
             packs=list(runtime.packs),
             tokenizer=runtime.loaded.hash,
         )
-        yield Trainer(config, row, runtime.loaded, runtime.packs, runtime.store, hooks=runtime.hooks)
+        yield Trainer(
+            config, row, runtime.loaded, runtime.packs, runtime.store, sandbox=runtime.sandbox, hooks=runtime.hooks
+        )
 
 
 def episodes_of(store: Store, run: RunRow, step: int | None = None) -> list[Episode]:

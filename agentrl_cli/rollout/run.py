@@ -95,7 +95,7 @@ class Rollout:
         limits = self.config.rollout
         return ToolEnv(
             pack.tools_of(job.task) if self.with_tools else (),
-            open_session=self.sandbox.session if self.sandbox is not None else None,
+            open_session=pack.open_session(self.sandbox),
             setup=str(job.task.data.get("setup") or ""),
             max_parallel_calls=limits.max_parallel_calls,
             tool_timeout=limits.tool_timeout,

@@ -64,6 +64,7 @@ class Sandbox:
         """How many executions ended with each status, ours included."""
         self.limits_hit: Counter[str] = Counter()
         """How many executions met each limit, by its name in the configuration."""
+        self._taken: Counter[str] = Counter()
         self._kind: type[Runner] = kind or resolve("sandbox", RUNNERS, level)
         self._runners: dict[tuple[str, ...], list[Runner]] = {}
         self._starting = asyncio.Lock()
@@ -122,6 +123,13 @@ class Sandbox:
         if frame.body != b"42\n":
             raise runner.unavailable(f"a test program answered {frame.header} {frame.body[:200]!r}")
         runner.spares.append(channel)  # as good as new
+
+    def take_counts(self) -> dict[str, float]:
+        """What was counted since the last call, as metrics: `sandbox/ok`, `sandbox/timeout`…, `sandbox/limit/cpu`…"""
+        now = Counter({f"sandbox/{status}": number for status, number in self.counts.items()})
+        now.update({f"sandbox/limit/{limit}": number for limit, number in self.limits_hit.items()})
+        new, self._taken = now - self._taken, now
+        return {name: float(number) for name, number in sorted(new.items())}
 
     async def session(
         self, *, keep: int = 0, seed: int | None = None, imports: tuple[str, ...] = (), **limits: Any

@@ -155,13 +155,14 @@ class Process(Runner):
         super().__init__(launch, limits)
         self.process, self.control, self.err, self.group = process, control, err, group
         self._groups: dict[int, Path] = {}
+        self._largest = _own(asdict(limits))
         self._sick = False
         self._last_words = ""
 
     @classmethod
     async def start(cls, launch: Launch, number: int, limits: Limits) -> Self:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        group = Cgroup.make(number, _most(limits)) if launch.level != "bare" else None
+        group = Cgroup.make(number, _most(_own(asdict(limits)))) if launch.level != "bare" else None
         try:
             process, err = launching.start(launch, theirs.fileno(), number, group)
         except BaseException as error:
@@ -237,7 +238,7 @@ class Process(Runner):
 
     async def connect(self, channel: Channel, limits: dict[str, Any]) -> None:
         ours, theirs = socket.socketpair()
-        folder = self.group.take(_own(limits)) if self.group else None
+        folder = self._group_for(limits)
         if folder:
             self._groups[channel.number] = folder
         try:
@@ -250,14 +251,23 @@ class Process(Runner):
             theirs.close()
         await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
 
+    def _group_for(self, limits: dict[str, Any]) -> Path | None:
+        """A cgroup for a box. A pack may want more for one than all were to have: then all have more."""
+        if self.group is None:
+            return None
+        if _own(limits) > self._largest:
+            self._largest = _own(limits)
+            _limit(self.group.folder, _most(self._largest))
+        return self.group.take(_own(limits))
+
     def adopt(self, channel: Channel, limits: dict[str, Any]) -> None:
         folder = self._groups.get(channel.number)
         if folder and _own(limits) != _own(asdict(self.limits)):
-            try:
-                Cgroup.limit(folder, _own(limits))
-            except OSError as error:
-                raise BoxLost("host_resources", f"the memory limit of a box: {error}") from None
+            _limit(folder, _own(limits))
         super().adopt(channel, limits)
+
+    def fits(self, limits: Limits) -> bool:
+        return super().fits(limits) and _own(asdict(limits)) <= self._largest
 
     def drop(self, channel: Channel) -> None:
         super().drop(channel)
@@ -286,12 +296,19 @@ class Process(Runner):
             self.group.remove()
 
 
+def _limit(folder: Path, limit: int) -> None:
+    try:
+        Cgroup.limit(folder, limit)
+    except OSError as error:
+        raise BoxLost("host_resources", f"the memory limit of a box: {error}") from None
+
+
 def _own(limits: dict[str, Any]) -> int:
     """Bytes that the cgroup of one box holds: files are memory, too, and so are those of earlier states."""
     return (int(limits["memory_mb"]) + 3 * int(limits["disk_mb"]) + _BOX_OWN) << 20
 
 
-def _most(limits: Limits) -> int:
+def _most(own: int) -> int:
     """Bytes that all boxes of a runner hold together: as many as work at once, but never most of the machine's."""
-    wanted = AT_ONCE * _own(asdict(limits)) + (512 << 20)
+    wanted = AT_ONCE * own + (512 << 20)
     return min(wanted, int(0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))

@@ -135,9 +135,13 @@ def make_env(
 ) -> ToolEnv:
     """The pack's tools for one conversation. `keep`: earlier states of the sandbox session that stay alive."""
     limits = config.rollout
+    if pack is not None:
+        opener = pack.open_session(sandbox, keep=keep)
+    else:
+        opener = partial(sandbox.session, keep=keep) if sandbox is not None else None
     return ToolEnv(
         pack.tools_of(task) if pack is not None else (),
-        open_session=partial(sandbox.session, keep=keep) if sandbox is not None else None,
+        open_session=opener,
         setup=str(task.data.get("setup") or ""),
         max_parallel_calls=limits.max_parallel_calls,
         tool_timeout=limits.tool_timeout,

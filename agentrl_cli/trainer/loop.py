@@ -132,6 +132,8 @@ class Trainer:
         metrics = step_metrics(groups, facts, kinds) | self.collector.metrics(groups) | update.metrics
         if self.ahead.staleness:
             metrics |= age_metrics(groups, self.run.name, step)
+        if self.rollout.sandbox is not None:
+            metrics |= self.rollout.sandbox.take_counts()
         metrics |= {"time/step": time.monotonic() - started, "time/rollout": sampled - started}
         metrics |= {"time/update": time.monotonic() - sampled, "time/cpu": cpu_seconds() - cpu}
         self.steering.why = self.reporter.step(step, episodes, facts, update, metrics) or self.steering.why
