@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.render import Chat, Rendered
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.errors import NotFound, PolicyError, StoreError
@@ -508,3 +508,39 @@ async def test_a_task_of_an_unknown_pack() -> None:
     rollout.packs = {"sumz": pack}
     with pytest.raises(NotFound, match="sums"):
         await rollout.run([job_of(pack)])
+
+
+# --- the drift guard -------------------------------------------------------------------------------------------------
+
+
+class Lossy(Chat):
+    """Appends the first answer of the world without the separator before it."""
+
+    def extend(self, messages_so_far: Any, new_messages: Any, *args: Any, **more: Any) -> Rendered:
+        whole = super().extend(messages_so_far, new_messages, *args, **more)
+        if sum(message["role"] == "assistant" for message in messages_so_far) > 1:
+            return whole
+        role, start, end = whole.spans[0]
+        return Rendered(whole.ids[1:], whole.origin[1:], ((role, start, end - 1), *whole.spans[1:]), whole.text[1:])
+
+
+async def test_structural_drift_is_found_at_its_turn(tmp_path: Path) -> None:
+    pack = pack_of()
+    with Store.open(tmp_path / "a.db") as store:
+        store.add_tasks(pack.tasks("train"))
+        found: list[list[tuple[str, int]]] = []
+
+        def replies(key: str, ids: Sequence[int]) -> str:
+            store.flush()
+            found.append([(row.kind, row.turn) for row in store.drift(key)])
+            return "5" if len(found) == 3 else call("add", a=2, b=3)
+
+        rollout = rollout_of(pack, ScriptedPolicy(replies, BYTES), store=store)
+        rollout.chat = Lossy(BYTES)
+        episode = await rollout.episode(job_of(pack))
+        rows = [(row.kind, row.turn) for row in store.drift(episode.id)]
+    assert " ".join(turn.role for turn in episode.turns) == "system user assistant tool assistant tool assistant"
+    # Known before the model's second turn; the end adds nothing; the second answer was appended as it should be.
+    assert found == [[], [("structural", 3)], [("structural", 3)]]
+    assert rows == [("structural", 3)] and rollout.drift == {episode.id: "structural"}
+    assert rollout.guard_seconds > 0

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_cli.chat.drift import DriftGuard
 from agentrl_cli.chat.probe import PROBE_TOOL, tool, user
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.template import ChatTemplate
@@ -164,7 +165,7 @@ def test_templates_that_cannot_be_extended_are_refused_with_the_reason(name: str
     chat = trl_chat(name)
     with pytest.raises(TemplateError, match=reason) as caught:
         chat.require_append_only()
-    assert "append_only=True" in caught.value.hint
+    assert "model.append_only=true" in caught.value.hint
     forced = Chat(chat.tokenizer, "auto", append_only=True)
     assert not forced.require_append_only().append_only
 
@@ -182,6 +183,25 @@ def test_appended_episode_equals_full_rendering_on_real_templates(name: str) -> 
         got = appended.ids if chat.stops.closing else appended.ids[:-1]
         assert full.ids[: len(got)] == got
     assert [role for role, _, _ in appended.spans] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_the_guard_finds_no_structural_drift_at_the_turns_of_real_templates(name: str) -> None:
+    chat = trl_chat(name)
+    tools = [PROBE_TOOL] if WORKING[name][3] else None
+    call, answer = CONVERSATION[2] | {"content": ""}, {"role": "assistant", "content": "ok"}
+    messages = [user("6*7?"), call, tool("42"), answer, user("so?")] if tools else [user("a"), answer, user("b")]
+    ids, guard = list(chat.prompt(messages[:1], tools).ids), DriftGuard(chat, tools)
+    for at in range(1, len(messages) - 1, 2):
+        own = chat.assistant_ids(messages[at], tools, thinking=chat.decode(ids).rstrip().endswith("<think>"))
+        delta = chat.extend(messages[: at + 1], [messages[at + 1]], tools, last_id=own[-1]).ids
+        guard.turn(own, delta, messages[at : at + 2], at, len(ids))
+        if not WORKING[name][5]:
+            assert not guard.found
+            assert [d.kind for d in guard.turn(own, delta[1:], messages[at : at + 2], at, len(ids))] == ["structural"]
+            guard.found.clear()
+        ids += own + delta
+    assert all(drift.kind == "by_design" for drift in guard.found) and chat.exact_turns
 
 
 def test_glm_stop_token_is_the_start_of_what_follows() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_cli.errors import ConfigError, NotFound
+from agentrl_cli.errors import ConfigError, NotFound, TemplateError
 from agentrl_cli.policies.forward import Segment, trained_logprobs
 from agentrl_cli.policies.local_load import load_model
 from agentrl_cli.store import Store
@@ -233,11 +233,12 @@ async def test_greedy_sampling_cannot_train(tmp_path: Path, model: Path) -> None
 # --- drift -----------------------------------------------------------------------------------------------------------
 
 SHIFTING = """\
-{%- for m in messages %}<|im_start|>{{ m.role }}{{ ' now' if loop.last and m.role == 'user' }}
+{%- for m in messages %}<|im_start|>{{ m.role }}{{ ' now' if loop.last and m.role == 'user' and 'Go' in m.content }}
 {{ m.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-"""The last user message gets a word that is gone once the model has answered: not append-only."""
+"""A last user message with "Go" gets a word that is gone once the model has answered: no audit foresees that."""
+ALWAYS_SHIFTING = SHIFTING.replace(" and 'Go' in m.content", "")
 
 
 @pytest.mark.parametrize(("structural", "fact"), [("skip", "skipped:drift"), ("train", "trained")])
@@ -253,6 +254,24 @@ async def test_structural_drift(tmp_path: Path, model: Path, structural: str, fa
             found = [row for row in trainer.store.drift(episode.id) if row.kind == "structural"]
             assert found and " now" in found[0].got
         assert trainer.store.alerts(run.id), "structural drift is an alert"
+
+
+async def test_a_template_that_cannot_be_appended_to_is_refused_or_accepted(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "shifting.jinja").write_text(ALWAYS_SHIFTING)
+    changed: dict[str, Any] = {"chat_template": "shifting.jinja"}
+    with pytest.raises(TemplateError, match="cannot be extended by appending") as refused:
+        async with trainer_of(tmp_path, model, model=changed):
+            pass
+    assert "model.append_only=true" in refused.value.hint and refused.value.message.count("begin") == 1
+    changed |= {"append_only": True}
+    algo = {"drop_zero_variance": False}
+    async with trainer_of(tmp_path, model, model=changed, algo=algo, train={"steps": 1}) as trainer:
+        run = await trainer.train()
+        episodes = episodes_of(trainer.store, run)
+        kinds = {row.kind for episode in episodes for row in trainer.store.drift(episode.id)}
+        told = [line["text"] for line in trainer.store.logs(run.id) if "by design" in line["text"]]
+    assert [e.fact for e in episodes] == ["trained"] * 8
+    assert "by_design" in kinds and "structural" not in kinds and len(told) == 1
 
 
 # --- hooks and controls ----------------------------------------------------------------------------------------------

@@ -10,14 +10,14 @@ The ids are trained whatever a rendering says; this only finds out and names it.
   will never see again: an alert, and such episodes are skipped unless `drift.structural: train`.
 
 `check_delta` looks at one turn and what was appended after it, at a cost that does not grow with the conversation;
-`check_episode` renders the whole conversation once, at the end.
+`check_episode` renders the whole conversation once, at the end. `DriftGuard` does both for a running episode.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl_cli.chat.locate import shared_prefix
@@ -112,6 +112,50 @@ def check_episode(episode: Episode, chat: Chat, tools: Tools = None) -> list[Dri
         turn = next((turn.index for turn in episode.turns if turn.start <= at_got < turn.end), -1)
         drifts.append(_drift(chat, kind, turn, 0, expected[at_expected:], got[at_got:], at_got))
     return drifts
+
+
+class DriftGuard:
+    """The guard of one running episode: every turn as soon as it was answered, the whole once at its end.
+
+    Where a user accepted a template that cannot be extended by appending (`model.append_only`), what then has to
+    differ is `by_design`: the whole always, a single turn where the template's own probe differs, too.
+    """
+
+    def __init__(self, chat: Chat, tools: Tools = None) -> None:
+        self.chat = chat
+        self.tools = tools
+        self.found: list[Drift] = []
+
+    def turn(
+        self, turn_ids: Sequence[int], delta_ids: Sequence[int], messages: Sequence[Message], turn: int, position: int
+    ) -> list[Drift]:
+        """Check assistant turn number `turn`, which begins at `position`, and the delta after it.
+
+        `messages` are the parsed assistant message and the new ones. Returns what was found, and remembers it.
+        """
+        found = check_delta(
+            self.chat, turn_ids, delta_ids, messages[0], messages[1:], self.tools, turn=turn, position=position
+        )
+        end = position + len(turn_ids)
+        found = [replace(drift, turn=turn + 1) if drift.position >= end else drift for drift in found]
+        if self.chat.append_only and not self.chat.exact_turns:
+            found = [_accepted(drift) for drift in found]
+        self.found += found
+        return found
+
+    def end(self, episode: Episode) -> list[Drift]:
+        """Check the whole episode. Returns what no turn had shown, and remembers it."""
+        known = {(drift.kind, drift.turn) for drift in self.found}
+        found = check_episode(episode, self.chat, self.tools)
+        if self.chat.append_only and not self.chat.audit().append_only:
+            found = [_accepted(drift) for drift in found]
+        found = [drift for drift in found if (drift.kind, drift.turn) not in known]
+        self.found += found
+        return found
+
+
+def _accepted(drift: Drift) -> Drift:
+    return replace(drift, kind="by_design") if drift.kind == "structural" else drift
 
 
 @dataclass(frozen=True, slots=True)

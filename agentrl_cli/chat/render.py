@@ -229,18 +229,36 @@ class Chat:
 
     def audit(self) -> AuditReport:
         """Whether this template can be trained with, and what is odd about it (`agentrl doctor --template`)."""
+        return self._audit
+
+    @cached_property
+    def _audit(self) -> AuditReport:
         from agentrl_cli.chat.audit import audit
 
         return audit(self)
+
+    @cached_property
+    def exact_turns(self) -> bool:
+        """True where a turn as a model samples it and its delta are what the template writes for the two."""
+        from agentrl_cli.chat.drift import check_delta
+
+        said, answer = assistant("x"), user("u")
+        ids = self.assistant_ids(said)
+        found = check_delta(self, ids, self.extend([said], [answer], last_id=ids[-1]).ids, said, [answer])
+        return all(drift.kind != "structural" for drift in found)
 
     def require_append_only(self) -> AuditReport:
         """The audit. Raises TemplateError with the reason where the template does not extend by appending."""
         report = self.audit()
         if not report.append_only and not self.append_only:
+            # Probes often fail for one reason: it is told once.
+            reasons = {
+                problem.rpartition(": ")[2].rstrip("."): problem.rstrip(".") for problem in report.problems[::-1]
+            }
             raise TemplateError(
-                f"The chat template cannot be extended by appending: {'; '.join(report.problems)}.",
-                hint="Give a template that can (--set model.chat_template=FILE), or Chat(append_only=True) to train "
-                "with the appended rendering, which then differs from this template's own.",
+                f"The chat template cannot be extended by appending: {'; '.join([*reasons.values()][::-1])}.",
+                hint="Give a template that can (--set model.chat_template=FILE), or --set model.append_only=true to"
+                " train with the appended rendering, which then differs from this template's own.",
             )
         return report
 

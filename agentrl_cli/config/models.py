@@ -42,6 +42,11 @@ class ModelConfig(Section):
     chat_template: str | None = Field(
         default=None, description="a Jinja file that replaces the tokenizer's chat template"
     )
+    append_only: bool = Field(
+        default=False,
+        description="train although turns appended to the chat template differ from its own rendering: the appended"
+        " one is trained; false: refused with the reason (agentrl doctor --template)",
+    )
     parser: str = Field(default="auto", description="tool-call parser: auto, hermes, or module:object")
     offline: bool = Field(default=False, description="never ask the hub: cache and local folders only")
 

@@ -76,7 +76,8 @@ def load_policy(
 ) -> Loaded:
     """Load what `spec` names: None (`model.name`), "tiny", a folder, a Hugging Face id, `RUN@best|last|base|STEP`.
 
-    `trainable` keeps the weights in the dtype of training and, with `adapter.enabled`, puts a LoRA adapter on.
+    `trainable` keeps the weights in the dtype of training and, with `adapter.enabled`, puts a LoRA adapter on. A chat
+    template that cannot be trained with is refused.
     Raises ModelError, NotFound, TemplateError.
     """
     name = spec or config.model.name
@@ -84,7 +85,9 @@ def load_policy(
         return _scripted()
     folder = model_folder(name, config, base=base, store=store)
     tokenizer = load_tokenizer(folder, config.model, base)
-    chat = Chat(tokenizer, parser=config.model.parser)
+    chat = Chat(tokenizer, parser=config.model.parser, append_only=config.model.append_only)
+    if trainable:
+        chat.require_append_only()
     settings = config.model
     if trainable and not config.adapter.enabled and settings.dtype == "auto":
         # Full weights are trained in float32: a small learning rate would vanish in bfloat16.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.chat.cut import fit_results
-from agentrl_cli.chat.drift import check_episode, worst
+from agentrl_cli.chat.drift import Drift, DriftGuard, worst
 from agentrl_cli.env import AssistantTurn, Env, Step, fault_of
 from agentrl_cli.errors import EnvError, PolicyError, StoreError
 from agentrl_cli.rewards import RewardContext, finite, score
@@ -62,6 +62,7 @@ class Attempt:
         self.limits = self.rollout.config.rollout
         self.most = min(self.limits.max_tokens, policy.context_length)
         self.env = Env()
+        self.guard = DriftGuard(self.rollout.chat)
         self.earned: float | None = None  # rewards of the world's steps
         self.why = ""
         self.parsed = AssistantTurn("")
@@ -93,11 +94,12 @@ class Attempt:
         except PolicyError as problem:
             failed, outcome, error, rewards = problem, Outcome.CANCELLED, problem.message, ()
         ended = self._finished(outcome, error, rewards)
-        if store is not None:
+        if store is None:
+            self._drifted(self._late)
+        else:
             with store.transaction():
                 store.finish_episode(ended, split=job.task.split, tokenizer=self.rollout.chat.tokenizer.hash)
-                for drift in self._drifts:
-                    store.add_drift(ended.id, **drift.row)
+                self._drifted(self._late)
         if failed is not None or outcome is Outcome.CANCELLED:
             raise failed or asyncio.CancelledError
         return ended
@@ -147,6 +149,7 @@ class Attempt:
     async def _begin(self) -> AgentState:
         self.env = self.rollout.make_env(self.pack, self.job)
         self.messages = await self.env.reset(self.job.task)
+        self.guard.tools = self.env.schemas
         prompt = self.rollout.chat.prompt(self.messages, self.env.schemas)
         if len(prompt.ids) + MIN_ROOM > self.most:
             self.cut = Outcome.TOO_LONG
@@ -218,6 +221,7 @@ class Attempt:
         if len(delta) > room:  # what was answered is kept for people; the model never sees it
             self._turn(str(messages[0]["role"]), tuple(messages), Tokens.empty(), results=results)
             return AgentState.TERMINATED
+        self._check(messages, delta.ids)
         self.messages += messages
         self._append(delta, messages, results)
         return AgentState.TERMINATED if step.terminated or self.cut else AgentState.GENERATING
@@ -241,6 +245,21 @@ class Attempt:
         self.ids += tokens.ids.tolist()
         if self.rollout.store is not None:
             self.rollout.store.add_turn(self.episode.id, turn, tokens)
+
+    def _check(self, new: Sequence[Message], delta_ids: Sequence[int]) -> None:
+        """The drift guard at a turn boundary; what it finds is stored at once."""
+        turn = self.turns[-1]
+        started = time.perf_counter()
+        found = self.guard.turn(self.ids[turn.start :], delta_ids, [turn.messages[0], *new], turn.index, turn.start)
+        self.rollout.guard_seconds += time.perf_counter() - started
+        self._drifted(found)
+
+    def _drifted(self, found: Sequence[Drift]) -> None:
+        if self.rollout.store is not None:
+            for drift in found:
+                self.rollout.store.add_drift(self.episode.id, **drift.row)
+        if self.guard.found:
+            self.rollout.drift[self.episode.id] = worst(self.guard.found)
 
     def _live(self, state: AgentState) -> None:
         if self.rollout.store is not None:
@@ -284,8 +303,7 @@ class Attempt:
     def _finished(self, outcome: Outcome, error: str, rewards: tuple[RewardPart, ...]) -> Episode:
         """The episode with its end; the whole conversation is compared with the template's rendering once."""
         ended = self._so_far().with_(outcome=outcome, error=error, reward_parts=rewards, ended=time.time())
-        self._drifts = [] if outcome.is_error else check_episode(ended, self.rollout.chat, self.env.schemas)
-        kind = worst(self._drifts)
-        if kind:
-            self.rollout.drift[ended.id] = kind
-        return ended.with_(flags=flag_names(ended, [drift.kind for drift in self._drifts]))
+        started = time.perf_counter()
+        self._late = [] if outcome.is_error else self.guard.end(ended)
+        self.rollout.guard_seconds += time.perf_counter() - started
+        return ended.with_(flags=flag_names(ended, [drift.kind for drift in self.guard.found]))

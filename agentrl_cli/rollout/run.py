@@ -54,6 +54,8 @@ class Rollout:
         self.run_row = run
         self.places: asyncio.Semaphore | None = None
         """Places that several `run`s share, first come first served; None: `rollout.concurrency` for each."""
+        self.guard_seconds = 0.0
+        """Time that the drift guard took so far."""
         self.drift: dict[str, str] = {}  # worst kind of drift by episode id, of those that have any
 
     async def run(self, jobs: Sequence[Job], on_done: Callable[[Episode], None] | None = None) -> list[Episode]:

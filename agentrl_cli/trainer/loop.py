@@ -136,6 +136,7 @@ class Trainer:
             metrics |= self.rollout.sandbox.take_counts()
         metrics |= {"time/step": time.monotonic() - started, "time/rollout": sampled - started}
         metrics |= {"time/update": time.monotonic() - sampled, "time/cpu": cpu_seconds() - cpu}
+        metrics["time/drift_guard"], self.rollout.guard_seconds = self.rollout.guard_seconds, 0.0
         self.steering.why = self.reporter.step(step, episodes, facts, update, metrics) or self.steering.why
         self.reporter.errors(episodes)
         if self.on_step is not None:

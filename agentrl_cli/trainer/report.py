@@ -23,6 +23,8 @@ class Reporter:
         self.run_id = run_id
         self.narrate = narrate
         self.health = Health(config.train.stop_on, config.train.stop_patience)
+        self.told = False
+        """Whether it was said that the template rewrites what the model wrote: once a run is enough."""
         self.lost = 0
         """Steps in a row in which nothing could be graded."""
 
@@ -46,6 +48,11 @@ class Reporter:
         line = "  ".join([f"step {step + 1}/{total}", *(numbers or ["nothing graded"]), f"{seconds:.1f} s"])
         self.store.add_log(self.run_id, "info", line)
         self.narrate(line)
+        if metrics.get("drift/by_design") and not self.told:
+            self.told = True
+            text = "The chat template rewrites earlier turns by design; the sampled tokens are trained as they were."
+            self.store.add_log(self.run_id, "info", text)
+            self.narrate(text)
         before = self.health.steps
         since = int(before.pop()["step"]) if before else 0  # its evaluation came after it
         before += [row for row in self.store.steps(self.run_id, since) if row["step"] <= step]
