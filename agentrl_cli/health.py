@@ -36,6 +36,8 @@ CLIPPED = 0.3
 """Share of tokens at a clipping bound."""
 GAP = 1.0
 """Nats between the sampler's and the trainer's log-probability of one token."""
+GAP_KL = 0.1
+"""Nats per token between the two, on average."""
 CUT = 0.5
 """Share of episodes that ended at a token limit."""
 
@@ -166,9 +168,14 @@ def _mask(s: Series) -> Alert | None:
 
 
 def _mismatch(s: Series) -> Alert | None:
-    gap = s.now.get("sampling/sampling_logp_difference/max", 0.0)
+    gap, kl = (s.now.get(f"sampling/{name}", 0.0) for name in ("sampling_logp_difference/max", "kl"))
+    if s.now.get("staleness/max", 0.0):  # then single tokens may well differ, and the whole says how far it has gone
+        text = "The weights that sampled lie far behind those that train: lower rollout.async_staleness or train.lr."
+        return Alert("warn", "mismatch", kl, GAP_KL, text) if kl > GAP_KL else None
     text = "Sampler and trainer disagree about a token's probability: mind the dtype, or an edited model."
-    return Alert("warn", "mismatch", gap, GAP, text) if gap > GAP else None
+    if gap > GAP:
+        return Alert("warn", "mismatch", gap, GAP, text)
+    return Alert("warn", "mismatch", kl, GAP_KL, text) if kl > GAP_KL else None
 
 
 def _errors(s: Series) -> Alert | None:

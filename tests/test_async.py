@@ -250,3 +250,49 @@ def test_the_plan_counts_the_second_copy_and_determinism_refuses(model: Path) ->
     assert lora.update["sampler"] == lora.trainable * 4 < ahead.update["sampler"]
     with pytest.raises(ValueError, match="async_staleness"):
         Config.model_validate({**small, "deterministic": True})
+
+
+# --- agreement of sampler and trainer --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("correction", ["none", "tis", "tis_sequence", "mis", "mis_sequence"])
+async def test_an_edited_model_is_measured_alerted_and_corrected(tmp_path: Path, model: Path, correction: str) -> None:
+    """Between sampling and the update of step 2 the output layer is changed behind the policy's back."""
+    found: list[Any] = []
+
+    class Edits(Hook):
+        def on_batch(self, batch: Any, step: int) -> None:
+            if step == 2:
+                with torch.no_grad():
+                    found[0].loaded.model.lm_head.weight.mul_(30.0)
+
+    algo = {"correction": correction}
+    async with trainer_of(tmp_path, model, hooks=[Edits()], algo=algo, train={"steps": 3}) as trainer:
+        found.append(trainer)
+        run = await trainer.train()
+        metrics = {row["step"]: row for row in trainer.store.steps(run.id)}
+        alerts = [a["value"] for a in trainer.store.alerts(run.id) if a["name"] == "mismatch"]
+        rows = [e for e in episodes_of(trainer.store, run, 2) if e.fact == "trained"]
+        signals = [trainer.store.signals(e.id) for e in rows]
+    name = "sampling/sampling_logp_difference/max"
+    assert (
+        alerts == [pytest.approx(metrics[2][name])]
+        and metrics[1][name] < 1e-4
+        and metrics[2][name] > 1
+        and metrics[3][name] < 1e-4
+    )
+    assert abs(metrics[1]["sampling/kl"]) < 1e-6 and metrics[2]["sampling/kl"] > 0.1
+    # By hand: what each token's advantage was multiplied with, from the stored log-probabilities.
+    for episode, own in zip(rows, signals, strict=True):
+        mask = episode.tokens.trained_mask
+        assert own is not None
+        change = (own.logp_train - episode.tokens.logp_sampled)[mask].astype(np.float64)
+        expected = {
+            "none": np.ones_like(change),
+            "tis": np.exp(change).clip(max=2),
+            "tis_sequence": np.full_like(change, min(np.exp(change.sum()), 2)),
+            "mis": np.exp(change) * (np.exp(change) <= 2),
+            "mis_sequence": np.full_like(change, np.exp(change.sum()) * (np.exp(change.sum()) <= 2)),
+        }[correction]
+        total = sum(int(e.trained_tokens) for e in rows)
+        np.testing.assert_allclose(own.weight[mask] * total, expected * own.advantage[mask], rtol=1e-3, atol=1e-6)

@@ -87,5 +87,5 @@ def gap(groups: Sequence[Sequence[Episode]], seen: Mapping[Member, Seen]) -> dic
     return unknown | {
         "sampling/sampling_logp_difference/mean": float(np.abs(change).mean()),
         "sampling/sampling_logp_difference/max": float(np.abs(change).max()),
-        "sampling/kl": float((np.expm1(change) - change).mean()),
+        "sampling/kl": float((np.expm1(change.clip(max=50.0)) - change).mean()),
     }
