@@ -94,6 +94,15 @@ def observations(episode: Episode) -> list[ToolResult]:
     return [result for turn in episode.turns for result in turn.results]
 
 
+async def test_an_image_for_a_model_that_reads_text_is_refused() -> None:
+    def look() -> ToolResult:
+        """Look."""
+        return ToolResult("see", images=(b"\x89PNG",))
+
+    episode = await attempt(pack_of(tools=[look]), [call("look"), "5"])
+    assert episode.outcome is Outcome.ENV_ERROR and "reads text alone" in episode.error and not episode.reward_parts
+
+
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 

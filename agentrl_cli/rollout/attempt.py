@@ -199,6 +199,11 @@ class Attempt:
 
     def _observe(self, step: Step) -> AgentState:
         """Append the world's answer as the template's delta."""
+        if any(result.images for result in step.results):
+            raise EnvError(
+                "A tool answered with an image, and this model reads text alone: it would never see what it is asked "
+                "about. Let the tool describe the image in words."
+            )
         if step.reward is not None:
             self.earned = (self.earned or 0.0) + step.reward
         if step.truncated:
