@@ -45,14 +45,14 @@ async def check_pack(pack: Pack, sandbox: Sandbox | None, *, every: bool = False
     """
     problems: list[Problem] = []
     tasks: list[Task] = []
-    found = {path.stem for path in (pack.dir / "data").glob("*.jsonl")}
-    splits = [split for split in SPLITS if split in found] + sorted(found - set(SPLITS))
+    splits = pack.splits()
     if "train" not in splits:
         problems.append(Problem("data", "there is no train.jsonl"))
     for split in splits:
         good, bad = pack.read(split)
         tasks += good
-        problems += [Problem(f"data/{split}.jsonl:{line.number}", line.text) for line in bad]
+        where = pack.source(split).label.removeprefix(f"{pack.dir}/")
+        problems += [Problem(f"{where}:{line.number}", line.text) for line in bad]
     problems += _families(pack, tasks)
     problems += _twice(tasks)
     problems += _tools(pack)

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from agentrl_cli.config import RolloutConfig
 from agentrl_cli.errors import AgentRLError, EnvError, SandboxFault
+from agentrl_cli.interactions import Interaction, Reply
 from agentrl_cli.tools import Tool, ToolContext, refused
 from agentrl_cli.types import Message, Outcome, RewardPart, Task, ToolCall, ToolResult, ToolSchema
 
@@ -71,18 +73,6 @@ class Env:
         """Free everything. Called exactly once, whatever happened."""
 
 
-class Interaction(Protocol):
-    """A simulated user."""
-
-    async def start(self, task: Task) -> None: ...
-
-    async def reply(self, messages: Sequence[Message]) -> tuple[str | None, float | None]:
-        """(what the user says, None to end; reward of the turn, None for none)."""
-        ...
-
-    async def stop(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Before:
     """The world before an assistant turn was answered."""
@@ -92,7 +82,8 @@ class _Before:
     """Calls that the sandbox session had made; None: it was not open."""
     state: Mapping[str, Any]
     said: int
-    reward: float | None
+    feedback: int
+    answers_left: int | None
     acts: tuple[str, ...]
     """Who acts now and cannot take it back: tools with effects of their own, the simulated user."""
 
@@ -109,9 +100,15 @@ class ToolEnv(Env):
         setup: str = "",
         max_parallel_calls: int = 4,
         tool_timeout: float = 10.0,
+        max_user_turns: int | None = None,
+        max_observation_chars: int | None = None,
+        truncate_side: str = "middle",
         seed: int = 0,
     ) -> None:
-        """`open_session` opens the episode's sandbox session; `setup` is code run in it before the first call."""
+        """`open_session` opens the episode's sandbox session; `setup` is code run in it before the first call.
+
+        `max_user_turns`: answers of the world (tool results or the user's) before the episode is cut off.
+        """
         self.tools = {tool.name: tool for tool in tools}
         self.schemas = [tool.schema for tool in tools]
         self.context = ToolContext(session_factory=self._prepared if open_session else None, seed=seed)
@@ -120,9 +117,11 @@ class ToolEnv(Env):
         self._setup = setup
         self._most = max_parallel_calls
         self._timeout = tool_timeout
+        self._answers_left = max_user_turns
+        self._chars, self._side = max_observation_chars, truncate_side
         self._states: dict[str, Any] = {}
         self._said: list[Message] = []
-        self._interaction_reward: float | None = None
+        self._feedback: list[float] = []
         self._before: list[_Before] = []
         self._set_up = 0  # calls that the set-up made in the session
 
@@ -132,12 +131,16 @@ class ToolEnv(Env):
             self._states[name] = await tool.create(self.context)
         if self._interaction is not None:
             await self._interaction.start(task)
-        self._said = list(task.prompt)
+        self._said = _opened(list(task.prompt), self.context.opening)
         return list(self._said)
 
     async def step(self, turn: AssistantTurn) -> Step:
         self._remember(turn)
         self._said.append({"role": "assistant", "content": turn.content})
+        if self._answers_left is not None:
+            if self._answers_left <= 0:
+                return Step(truncated=True)
+            self._answers_left -= 1
         if turn.calls:
             results = await _all([self._answer(n, call) for n, call in enumerate(turn.calls)])
             messages = [
@@ -147,12 +150,14 @@ class ToolEnv(Env):
             self._said += messages
             return Step(messages, results, terminated=any(result.done for result in results))
         if self._interaction is not None:
-            text, reward = await self._interaction.reply(self._said)
+            text, reward, done = Reply(*await self._interaction.reply(self._said))
             if reward is not None:
-                self._interaction_reward = (self._interaction_reward or 0.0) + reward
+                self._feedback.append(reward)
+                self.context.state["feedback"] = self._feedback
             if text is not None:
                 self._said.append({"role": "user", "content": text})
-                return Step([self._said[-1]], reward=reward)
+                return Step([self._said[-1]], reward=reward, terminated=done)
+            return Step(reward=reward, terminated=True)
         return Step(terminated=True)
 
     async def back(self, turn: int) -> tuple[str, ...]:
@@ -173,7 +178,8 @@ class ToolEnv(Env):
         self.context.state.clear()
         self.context.state.update(first.state)
         del self._said[first.said :]
-        self._interaction_reward = first.reward
+        del self._feedback[first.feedback :]
+        self._answers_left = first.answers_left
         return tuple(notes)
 
     def _remember(self, turn: AssistantTurn) -> None:
@@ -183,8 +189,8 @@ class ToolEnv(Env):
             acts.add("the simulated user")
         session = self.context.opened
         calls = None if session is None else len(session.history)
-        state, reward = dict(self.context.state), self._interaction_reward
-        self._before.append(_Before(turn.index, calls, state, len(self._said), reward, tuple(acts)))
+        left = (len(self._said), len(self._feedback), self._answers_left)
+        self._before.append(_Before(turn.index, calls, dict(self.context.state), *left, tuple(acts)))
 
     async def call(self, call: ToolCall) -> ToolResult:
         """One call outside of a turn. Raises EnvError and SandboxFault; what else goes wrong is the result."""
@@ -197,8 +203,9 @@ class ToolEnv(Env):
             value = await tool.reward(self._states[name]) if name in self._states else None
             if value is not None:
                 parts.append(RewardPart(f"tool:{name}", value, 0.0))
-        if self._interaction_reward is not None:
-            parts.append(RewardPart("interaction", self._interaction_reward, 0.0))
+        if self._feedback:
+            turns = ", ".join(f"{reward:g}" for reward in self._feedback)
+            parts.append(RewardPart("interaction", sum(self._feedback), 0.0, detail=f"by turn: {turns}"))
         return tuple(parts)
 
     async def close(self) -> None:
@@ -225,7 +232,10 @@ class ToolEnv(Env):
             return ToolResult(text, error="too_many_calls")
         if call.error is not None or call.arguments is None or call.name not in self.tools:
             return refused(call, self.tools)
-        return await self.tools[call.name].call(self._states[call.name], call.arguments, timeout=self._timeout)
+        result = await self.tools[call.name].call(self._states[call.name], call.arguments, timeout=self._timeout)
+        if self._chars is None or len(result.text) <= self._chars:
+            return result
+        return replace(result, text=_clipped(result.text, self._chars, self._side), truncated=True)
 
     async def _prepared(self) -> Any:
         """The session with the task's set-up run in it."""
@@ -238,6 +248,48 @@ class ToolEnv(Env):
                 raise EnvError(f"The task's set-up code failed: {result.text()}")
             self._set_up = len(session.history)
         return session
+
+
+def tool_env(
+    limits: RolloutConfig,
+    tools: Sequence[Tool],
+    task: Task,
+    *,
+    open_session: Callable[[], Awaitable[Any]] | None = None,
+    interaction: Interaction | None = None,
+    seed: int = 0,
+) -> ToolEnv:
+    """The standard environment of a task under the settings; `tool_choice: none` takes the tools away."""
+    return ToolEnv(
+        () if task.data.get("tool_choice") == "none" else tools,
+        open_session=open_session,
+        interaction=interaction,
+        setup=str(task.data.get("setup") or ""),
+        max_parallel_calls=limits.max_parallel_calls,
+        tool_timeout=limits.tool_timeout,
+        max_user_turns=limits.max_user_turns,
+        max_observation_chars=limits.max_observation_chars,
+        truncate_side=limits.truncate_side,
+        seed=seed,
+    )
+
+
+def _opened(prompt: list[Message], opening: Sequence[str]) -> list[Message]:
+    """The prompt, with what tools have to say of the episode's state after the last user message."""
+    last = next((n for n in reversed(range(len(prompt))) if prompt[n]["role"] == "user"), None)
+    if not opening:
+        return prompt
+    if last is None:
+        return [*prompt, {"role": "user", "content": "\n\n".join(opening)}]
+    prompt[last] = {**prompt[last], "content": "\n\n".join([str(prompt[last]["content"]), *opening])}
+    return prompt
+
+
+def _clipped(text: str, limit: int, side: str) -> str:
+    """A text with `limit` of its characters; `side` (left, middle, right) is cut away, and a mark says so."""
+    mark = f"[… {len(text) - limit} characters cut …]"
+    head = {"left": 0, "right": limit}.get(side, limit // 2)
+    return text[:head] + mark + text[len(text) - (limit - head) :]
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, ToolResult]]) -> tuple[ToolResult, ...]:

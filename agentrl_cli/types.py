@@ -283,12 +283,12 @@ class Turn:
     end: int
     calls: tuple[ToolCall, ...] = ()
     results: tuple[ToolResult, ...] = ()
-    """Results of a tool turn, in the order of the calls of the assistant turn before it."""
+    """Of a tool turn: one for each call of the assistant turn before it."""
     stop_reason: StopReason | None = None
     weights_version: str = ""
-    started: float = 0.0
-    """Seconds since the epoch."""
+    started: float = 0.0  # seconds since the epoch
     seconds: float = 0.0
+    reward: float | None = None  # of a user turn: what the simulated user thought of the turn before it
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,7 +181,7 @@ class Peer:
     """A trainer of TRL's with these settings, whose rollouts are given."""
 
     def __init__(self, pair: Pair, folder: Path) -> None:
-        from datasets import Dataset  # type: ignore[import-untyped]
+        from datasets import Dataset
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from trl import (  # type: ignore[import-not-found]
             GRPOConfig,

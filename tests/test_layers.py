@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "agentrl_cli"
 
 LAYERS = (
-    "types errors paths config registry hooks store chat policies algos sandbox tools rewards env tasks rollout check "
-    "evaluate whatif plan metrics health collect rft sft steering greedy rescore trainer runtime doctor server tui "
-    "commands"
+    "types errors paths config registry hooks store chat policies algos sandbox compat endpoint tools rewards "
+    "interactions env tasks rollout check evaluate whatif plan metrics health collect rft sft steering greedy rescore "
+    "trainer runtime doctor server tui commands"
 ).split()
 
 HEAVY = {"torch", "transformers", "peft", "accelerate", "safetensors"}

@@ -80,6 +80,10 @@ class BaseTokenizer:
         """The id of an added token, None where there is no such token."""
         return self._added_ids.get(text)
 
+    def plain(self, ids: Iterable[int]) -> str:
+        """Ids as text without the control tokens."""
+        return self.decode([int(id_) for id_ in ids if int(id_) not in self.special_ids])
+
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of the control tokens."""

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from agentrl_cli.config.models import Config, keys, sections
+from agentrl_cli.config.verl import translated
 from agentrl_cli.config.yamlfile import Value, flatten, parse_scalar, read_yaml
 from agentrl_cli.errors import ConfigError, nearest
 from agentrl_cli.paths import pack_path
@@ -48,10 +49,10 @@ def load_config(
     """
     layers: dict[str, Value] = {}
     for path in files:
-        layers.update(read_yaml(path))
-    layers.update(_from_env(env or {}))
+        layers.update(translated(read_yaml(path)))
+    layers.update(translated(_from_env(env or {})))
     for text in sets:
-        layers.update(_from_set(text))
+        layers.update(translated(_from_set(text)))
     given = {key: str(value) if isinstance(value, Path) else value for key, value in (flags or {}).items()}
     layers.update({key: Value(value, "flag") for key, value in given.items() if value is not None})
     base = base or (files[0].parent if files else None)

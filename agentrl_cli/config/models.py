@@ -97,6 +97,15 @@ class RolloutConfig(Section):
     max_parallel_calls: Positive = Field(
         default=4, description="tool calls answered in one turn; more are refused with a text"
     )
+    max_user_turns: Positive | None = Field(
+        default=None, description="answers of tools or user before the episode is cut off; null: no limit"
+    )
+    max_observation_chars: Positive | None = Field(
+        default=None, description="characters of one tool result before it is cut; null: no limit"
+    )
+    response_tokens: Positive | None = Field(
+        default=None, description="tokens of an episode after its prompt, besides max_tokens; null: no limit"
+    )
     max_observation_tokens: Positive = Field(default=256, description="tokens of one tool result before it is cut")
     truncate_side: Literal["left", "middle", "right"] = Field(
         default="middle", description="which part of it is cut away"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from agentrl_cli.errors import AgentRLError, EnvError, SandboxFault
+from agentrl_cli.rewards.adapt import adapted
 from agentrl_cli.types import Episode, RewardPart, Task
 
 if TYPE_CHECKING:
@@ -32,12 +33,19 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """One part: `function(episode, ctx)` gives its value, which counts `weight` times."""
+    """One part: `function(episode, ctx)` gives its value, which counts `weight` times.
+
+    Functions in verl's signature (data_source, solution_str, ground_truth, extra_info) or TRL's (prompts, completions,
+    …) are called as they are there.
+    """
 
     name: str
     function: Callable[..., Any]
     weight: float = 1.0
     primary: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "function", adapted(self.function))
 
 
 @dataclass
@@ -53,6 +61,16 @@ class RewardContext:
     """What tools left for rewards, `answer` of `submit` for instance."""
     fakeable: bool = False
     """Whether `grade` ran tests beside the solution since the current part began."""
+    decode: Callable[[Sequence[int]], str] | None = None
+    """Ids to the text that verl's reward functions see: special tokens left out."""
+
+    def response(self, episode: Episode) -> str:
+        """Everything after the prompt as one text, tool results included."""
+        first = next((turn.start for turn in episode.turns if turn.role == "assistant"), len(episode.tokens))
+        if self.decode is not None:
+            return self.decode(episode.tokens.ids[first:].tolist())
+        answers = [turn for turn in episode.turns if turn.start >= first]
+        return "\n".join(str(m.get("content") or "") for turn in answers for m in turn.messages)
 
     def part(self, value: float, detail: str = "") -> Scored:
         """A value with a text for people."""

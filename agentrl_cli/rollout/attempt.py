@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.chat.cut import fit_results
 from agentrl_cli.chat.drift import Drift, DriftGuard, worst
+from agentrl_cli.chat.forcing import forced_text
 from agentrl_cli.env import AssistantTurn, Env, Step, fault_of
 from agentrl_cli.errors import EnvError, PolicyError, StoreError
 from agentrl_cli.rewards import RewardContext, finite, score
@@ -151,6 +152,8 @@ class Attempt:
         self.messages = await self.env.reset(self.job.task)
         self.guard.tools = self.env.schemas
         prompt = self.rollout.chat.prompt(self.messages, self.env.schemas)
+        if self.limits.response_tokens is not None:
+            self.most = min(self.most, len(prompt.ids) + self.limits.response_tokens)
         if len(prompt.ids) + MIN_ROOM > self.most:
             self.cut = Outcome.TOO_LONG
             self.why = f"the prompt of {len(prompt.ids)} tokens does not fit into {self.most} (max_tokens or context)"
@@ -162,7 +165,10 @@ class Attempt:
         if done >= self.limits.max_turns:
             self.cut = Outcome.TRUNCATED_TURNS
             return AgentState.TERMINATED
-        room = self.most - len(self.ids)
+        chat = self.rollout.chat
+        choice = self.job.task.data.get("tool_choice") if done == 0 else None
+        forced = chat.tokenizer.encode(forced_text(chat, self.env.schemas, choice)) if choice else []
+        room = self.most - len(self.ids) - len(forced)
         if room < MIN_ROOM:
             self.cut = Outcome.TRUNCATED_TOKENS
             return AgentState.TERMINATED
@@ -171,22 +177,23 @@ class Attempt:
             top_p=self.limits.top_p,
             top_k=self.limits.top_k,
             max_new_tokens=min(self.limits.max_new_tokens, room),
-            stop_ids=self.rollout.chat.stop_ids,
+            stop_ids=chat.stop_ids,
             seed=seed_of(self.job.seed, "turn", done),
             slot=self.job.slot,
         )
         started = time.time()
         generation = await self.rollout.policy.generate(
-            self.episode.id, self.ids, sampling, group=self.job.group_id or ""
+            self.episode.id, [*self.ids, *forced], sampling, group=self.job.group_id or ""
         )
-        return self._said(generation, started, done)
+        return self._said(generation, forced, started, done)
 
-    def _said(self, generation: Generation, started: float, number: int) -> AgentState:
-        """Append what the model sampled, read it, and say what comes next."""
+    def _said(self, generation: Generation, forced: Sequence[int], started: float, number: int) -> AgentState:
+        """Append what the model sampled after a forced beginning, read it, and say what comes next."""
         chat = self.rollout.chat
-        parsed = chat.parse(generation.ids.tolist(), self.env.schemas, turn=number)
+        parsed = chat.parse([*forced, *generation.ids.tolist()], self.env.schemas, turn=number)
         closing = chat.close_turn(generation.stop_reason, generation.ids.tolist())
-        tokens = Tokens.concat([Tokens.sampled(generation), Tokens.given(closing, [Origin.FORCED] * len(closing))])
+        given = [Tokens.given(ids, [Origin.FORCED] * len(ids)) for ids in (forced, closing)]
+        tokens = Tokens.concat([given[0], Tokens.sampled(generation), given[1]])
         facts: dict[str, Any] = {"stop_reason": generation.stop_reason, "weights_version": generation.weights_version}
         facts |= {"started": started, "seconds": generation.seconds}
         self._turn("assistant", (parsed.message,), tokens, calls=parsed.calls, **facts)
@@ -228,19 +235,26 @@ class Attempt:
             return AgentState.TERMINATED
         self._check(messages, delta.ids)
         self.messages += messages
-        self._append(delta, messages, results)
+        self._append(delta, messages, results, reward=step.reward)
         return AgentState.TERMINATED if step.terminated or self.cut else AgentState.GENERATING
 
     # --- pieces ------------------------------------------------------------------------------------------------------
 
-    def _append(self, rendered: Any, messages: Sequence[Message], results: tuple[ToolResult, ...] = ()) -> None:
-        """Rendered messages as turns, one for each run of messages of one role."""
+    def _append(
+        self,
+        rendered: Any,
+        messages: Sequence[Message],
+        results: tuple[ToolResult, ...] = (),
+        reward: float | None = None,
+    ) -> None:
+        """Rendered messages as turns, one for each run of messages of one role; `reward` is the user's."""
         left = list(messages)
         for role, start, end in rendered.spans:
             count = next((n for n, message in enumerate(left) if message["role"] != role), len(left))
             own, left = left[:count], left[count:]
             tokens = Tokens.given(rendered.ids[start:end], rendered.origin[start:end])
-            self._turn(role, tuple(own), tokens, results=results if role == "tool" else ())
+            facts: dict[str, Any] = {"results": results} if role == "tool" else {}
+            self._turn(role, tuple(own), tokens, **facts, reward=reward if role == "user" else None)
 
     def _turn(self, role: str, messages: tuple[Message, ...], tokens: Tokens, **facts: Any) -> None:
         start = len(self.ids)
@@ -282,7 +296,8 @@ class Attempt:
         context = getattr(self.env, "context", None)
         session = context.session if context is not None and self.rollout.sandbox is not None else None
         state = context.state if context is not None else {}
-        ctx = RewardContext(self.job.task, said[-1] if said else "", session, state)
+        plain = self.rollout.chat.tokenizer.plain
+        ctx = RewardContext(self.job.task, said[-1] if said else "", session, state, decode=plain)
         weights = self.rollout.config.rewards
         episode = self._so_far()
         parts = list(await score(episode, self.pack.reweighted(weights), ctx))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.config import Config
-from agentrl_cli.env import Env, ToolEnv
+from agentrl_cli.env import Env, tool_env
 from agentrl_cli.errors import NotFound
 from agentrl_cli.hooks import HookList
 from agentrl_cli.policies.base import Policy
@@ -94,12 +94,7 @@ class Rollout:
         if own is not None:
             env: Env = own(job.task)
             return env
-        limits = self.config.rollout
-        return ToolEnv(
-            pack.tools_of(job.task) if self.with_tools else (),
-            open_session=pack.open_session(self.sandbox),
-            setup=str(job.task.data.get("setup") or ""),
-            max_parallel_calls=limits.max_parallel_calls,
-            tool_timeout=limits.tool_timeout,
-            seed=job.seed,
-        )
+        tools = pack.tools_of(job.task) if self.with_tools else ()
+        session = pack.open_session(self.sandbox)
+        user = pack.interaction_of(job.task)
+        return tool_env(self.config.rollout, tools, job.task, open_session=session, interaction=user, seed=job.seed)

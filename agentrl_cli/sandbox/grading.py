@@ -84,9 +84,7 @@ async def _grade(
         if setup:
             # Alone and before the solution, which could break it: a failure here is no result of the model's.
             _of_the_pack("setup", await session.run(setup, tests[programs[0]]["stdin"], reset=True))
-        own, seconds = await _programs(
-            session, f"{setup}\n{solution}" if setup else solution, tests, programs, budget
-        )
+        own, seconds = await _programs(session, f"{setup}\n{solution}" if setup else solution, tests, programs, budget)
         failures |= own
     rest = [number for number in range(len(tests)) if number not in programs]
     if rest:
@@ -144,9 +142,7 @@ def _program(test: Mapping[str, Any], result: Any) -> str:
     return "" if lines[0] == lines[1] else f"printed {result.stdout!r:.200}, expected {test['stdout']!r:.200}"
 
 
-async def _calls(
-    session: Session, tests: list[Mapping[str, Any]], numbers: list[int], budget: float
-) -> dict[int, str]:
+async def _calls(session: Session, tests: list[Mapping[str, Any]], numbers: list[int], budget: float) -> dict[int, str]:
     """Sends the calls in an order of chance and compares what comes back, here, where no model text ever runs."""
     if not numbers:
         return {}
@@ -257,9 +253,7 @@ def _written_as_json(value: Any) -> bool:
     return isinstance(value, list) and any(_written_as_json(item) for item in value)
 
 
-async def _codes(
-    session: Session, tests: list[Mapping[str, Any]], numbers: list[int], budget: float
-) -> dict[int, str]:
+async def _codes(session: Session, tests: list[Mapping[str, Any]], numbers: list[int], budget: float) -> dict[int, str]:
     """Test code beside the solution: for what cannot be passed as plain values. Fakeable, and marked so."""
     failures: dict[int, str] = {}
     left = budget

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
 from agentrl_cli.config import Config, load_config
-from agentrl_cli.env import ToolEnv
+from agentrl_cli.env import ToolEnv, tool_env
 from agentrl_cli.errors import ConfigError, NotFound, SandboxUnavailable, UsageError
 from agentrl_cli.paths import PROJECT_FILE, bundled_model, find_project
 from agentrl_cli.policies.base import Policy
@@ -134,19 +134,12 @@ def make_env(
     config: Config, pack: Pack | None, task: Task, sandbox: Sandbox | None, seed: int, *, keep: int = 0
 ) -> ToolEnv:
     """The pack's tools for one conversation. `keep`: earlier states of the sandbox session that stay alive."""
-    limits = config.rollout
     if pack is not None:
-        opener = pack.open_session(sandbox, keep=keep)
+        session = pack.open_session(sandbox, keep=keep)
     else:
-        opener = partial(sandbox.session, keep=keep) if sandbox is not None else None
-    return ToolEnv(
-        pack.tools_of(task) if pack is not None else (),
-        open_session=opener,
-        setup=str(task.data.get("setup") or ""),
-        max_parallel_calls=limits.max_parallel_calls,
-        tool_timeout=limits.tool_timeout,
-        seed=seed,
-    )
+        session = partial(sandbox.session, keep=keep) if sandbox is not None else None
+    tools = pack.tools_of(task) if pack is not None else ()
+    return tool_env(config.rollout, tools, task, open_session=session, seed=seed)
 
 
 async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
@@ -219,7 +212,7 @@ def _task(given: argparse.Namespace, pack: Pack | None) -> tuple[Task, list[Mess
 
 
 def _splits(pack: Pack) -> list[str]:
-    return sorted(path.stem for path in (pack.dir / "data").glob("*.jsonl"))
+    return sorted(pack.splits())
 
 
 async def _sandbox(config: Config, pack: Pack | None) -> tuple[Sandbox | None, str]:

@@ -198,7 +198,8 @@ class Session:
             raise UsageError("There is nothing to score by: this chat has no task.", hint="`agentrl chat --task ID`.")
         said = [turn.messages[0].get("content") or "" for turn in self.turns if turn.role == "assistant"]
         session = self.env.context.session if self.sandboxed else None
-        context = RewardContext(self.task, said[-1] if said else "", session, self.env.context.state)
+        state, plain = self.env.context.state, self.chat.tokenizer.plain
+        context = RewardContext(self.task, said[-1] if said else "", session, state, decode=plain)
         self.reward_parts = await score(self.episode(), self.rewards, context)
         return self.reward_parts
 

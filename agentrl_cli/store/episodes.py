@@ -35,7 +35,7 @@ _PUT_EPISODE = (
 _PUT_GROUP = "INSERT OR IGNORE INTO groups (id, run_id, task_id, step, at, why) VALUES (?,?,?,?,?,?)"
 _PUT_LIVE = "INSERT OR REPLACE INTO live VALUES (?,?,?,?,?,?,?)"
 _DROP_UNFINISHED = "DELETE FROM episodes WHERE key=? AND kind=? AND outcome IS NULL AND id<>?"
-_PUT_TURN = f"INSERT OR REPLACE INTO turns VALUES ({marks(10)})"
+_PUT_TURN = f"INSERT OR REPLACE INTO turns VALUES ({marks(11)})"
 _PUT_TOKENS = (
     "INSERT OR REPLACE INTO turn_tokens"
     " (episode_id, idx, n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps)"
@@ -175,6 +175,7 @@ class EpisodeWriter(StoreBase):
                 turn.started,
                 turn.seconds,
                 dumps(turn.messages),
+                turn.reward,
             ),
         )
         conn.execute(_PUT_TOKENS, (episode_id, turn.index, *token_columns(tokens)))

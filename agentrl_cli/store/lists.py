@@ -197,7 +197,7 @@ class EpisodeReader(StoreBase):
             if answered is not None:
                 results.setdefault(answered, []).append(self._result(row[7:]))
         rows = self._rows(
-            "SELECT idx, role, messages, token_start, token_end, stop_reason, weights_version, started, seconds"
+            "SELECT idx, role, messages, token_start, token_end, stop_reason, weights_version, started, seconds, reward"
             " FROM turns WHERE episode_id=? ORDER BY idx",
             (episode_id,),
         )
@@ -214,8 +214,9 @@ class EpisodeReader(StoreBase):
                 weights_version=version,
                 started=started,
                 seconds=seconds,
+                reward=reward,
             )
-            for index, role, messages, start, end, reason, version, started, seconds in rows
+            for index, role, messages, start, end, reason, version, started, seconds, reward in rows
         ]
 
     def _result(self, row: Sequence[Any]) -> ToolResult:

@@ -169,12 +169,17 @@ _FAKEABLE = """
 ALTER TABLE reward_parts ADD COLUMN fakeable INTEGER NOT NULL DEFAULT 0;
 """
 
+_TURN_REWARD = """
+ALTER TABLE turns ADD COLUMN reward REAL;
+"""
+
 MIGRATIONS: tuple[tuple[str, str], ...] = (
     ("m001_initial", _INITIAL),
     ("m002_group_why", _GROUP_WHY),
     ("m003_scores", _SCORES),
     ("m004_alert_step", "ALTER TABLE alerts ADD COLUMN step INTEGER;\n"),
     ("m005_fakeable", _FAKEABLE),
+    ("m006_turn_reward", _TURN_REWARD),
 )
 """(name, statements separated by `;` at a line's end), oldest first."""
 

@@ -18,6 +18,9 @@ TOOLS: dict[str, str] = {
     "run_python": "agentrl_cli.tools.run_python:TOOL",
     "bash": "agentrl_cli.tools.bash:TOOL",
     "files": "agentrl_cli.tools.files:TOOL",
+    "sql": "agentrl_cli.tools.sql:TOOL",
+    "search": "agentrl_cli.tools.search:TOOL",
+    "fetch_page": "agentrl_cli.tools.fetch_page:TOOL",
     "submit": "agentrl_cli.tools.submit:SUBMIT",
     "finish": "agentrl_cli.tools.submit:FINISH",
 }

@@ -14,6 +14,7 @@ import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, overload
 
 from agentrl_cli.chat.arguments import validate_arguments
@@ -38,6 +39,8 @@ class ToolContext:
     seed: int = 0
     state: dict[str, Any] = field(default_factory=dict)
     """Shared between the tools of an episode, and seen by its rewards (`submit` puts `answer` here)."""
+    opening: list[str] = field(default_factory=list)
+    """What a tool's `create` wants the model to read with its task; it follows the last user message."""
     writing: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     """Held by a tool that reads something of the session and writes it back: calls of one turn run at once."""
     remote: Any = None
@@ -87,6 +90,10 @@ class Tool:
     rewinds: bool = False
     examples: tuple[Mapping[str, Any], ...] = ()
     """Arguments that work: shown by `agentrl tools show`, run by the tests."""
+
+    def at(self, folder: Path) -> Tool:
+        """The tool for a pack in this folder: one that reads files finds them there."""
+        return self
 
     async def create(self, ctx: ToolContext) -> Any:
         """State for one episode. By default the context itself."""

@@ -3,33 +3,31 @@
 `task.yaml` says what there is, `task.py` holds the code: `REWARDS` (name → function), `TOOLS` (more tools than the
 built-in ones), `solve(row)` (messages of a full solution), `demonstrate(row, rng, tool_rate)`, `generate(seed)`.
 Rows are JSON lines in `data/<split>.jsonl`: `id`, `family`, `prompt` (a text or messages), perhaps `tools` (some of
-the pack's, by name), and what the pack needs: `row: [names]` in task.yaml lists the fields that every row must have.
-`sandbox:` there is false where no code runs, or limits of the pack's own and packages: `{wall: 10, imports: [numpy]}`.
+the pack's, by name) and `tool_choice`, and what the pack needs: `row: [names]` in task.yaml lists the fields that every
+row must have. `sandbox:` there is false where no code runs, or limits of the pack's own and packages: `{wall: 10,
+imports: [numpy]}`. Other forms of rows are in forms.py, other places in sources.py, and reading task.yaml in spec.py.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from agentrl_cli.errors import ConfigError, DataError, NotFound, nearest
-from agentrl_cli.paths import pack_names, pack_path
-from agentrl_cli.registry import load_file, resolve
+from agentrl_cli.interactions import Interaction, Maker, kwargs_of
 from agentrl_cli.rewards import Reward
-from agentrl_cli.tools import TOOLS, Tool, as_tool
+from agentrl_cli.tasks.forms import named, normal
+from agentrl_cli.tasks.sources import Numbered, Source, default_source, default_splits
+from agentrl_cli.tools import Tool, as_tool
 from agentrl_cli.types import Message, Task, ToolSchema
 
 if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
 
 SPLITS = ("train", "test", "heldout")
-KEYS = {"name", "description", "system", "tools", "rewards", "row", "families", "defaults", "sandbox"}
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -63,6 +61,10 @@ class Pack:
     """Fields that every row must have, besides `id` and `prompt`."""
     session: Mapping[str, Any] = field(default_factory=dict)
     """What the pack's sandbox sessions have instead of the configuration's: limits (`wall`…), and `imports`."""
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    """Split to where its rows come from; splits that are not named here are files in `data/`."""
+    interactions: Mapping[str, Maker] = field(default_factory=dict)
+    """Name to what makes a simulated user; a row picks one by name, and the only one needs no picking."""
 
     @property
     def schemas(self) -> list[ToolSchema]:
@@ -104,7 +106,7 @@ class Pack:
         """
         tasks, bad = self.read(split)
         if bad:
-            where = f"{self._file(split)}:" if self.rows is None else f"the pack {self.name}, row "
+            where = f"{self.source(split).label}:" if self.rows is None else f"the pack {self.name}, row "
             hint = f"{len(bad)} rows are bad; `agentrl check` lists those of a folder." if len(bad) > 1 else ""
             raise DataError(f"{where}{bad[0].number}: {bad[0].text}", hint=hint)
         if families is not None:
@@ -117,14 +119,14 @@ class Pack:
 
     def read(self, split: str) -> tuple[list[Task], list[BadLine]]:
         """The good rows of a split as tasks, and the bad ones. Raises NotFound where there is no such split."""
-        if self.rows is None and not self._file(split).is_file():
-            known = sorted(path.stem for path in (self.dir / "data").glob("*.jsonl"))
-            raise NotFound.of(f"split of {self.name}", split, known)
+        if self.rows is None and split not in self.splits():
+            raise NotFound.of(f"split of {self.name}", split, self.splits())
         tools = [tool.name for tool in self.tools]
         tasks: list[Task] = []
         bad: list[BadLine] = []
         seen: dict[str, int] = {}
-        for number, row in _lines(self._file(split)) if self.rows is None else enumerate(self.rows, 1):
+        for number, given in self._numbered(split):
+            row = _normal(given, self._form(split), split, number)
             wrong = row if isinstance(row, str) else _wrong(row, self.row, tools, seen)
             if wrong or isinstance(row, str):
                 bad.append(BadLine(number, wrong))
@@ -133,8 +135,33 @@ class Pack:
                 tasks.append(self.task(row, split))
         return tasks, bad
 
-    def _file(self, split: str) -> Path:
-        return self.dir / "data" / f"{split}.jsonl"
+    def splits(self) -> list[str]:
+        """The names of the splits that have a source."""
+        found = {*self.sources, *(default_splits(self.dir) if self.rows is None else SPLITS)}
+        return [split for split in SPLITS if split in found] + sorted(found - set(SPLITS))
+
+    def source(self, split: str) -> Source:
+        """Where the rows of a split come from."""
+        return self.sources[split] if split in self.sources else default_source(self.dir, split)
+
+    def interaction_of(self, task: Task) -> Interaction | None:
+        """A new simulated user for an episode: the one that the row names, or the pack's only one.
+
+        Raises NotFound where the row names one that the pack lacks.
+        """
+        kwargs = kwargs_of(task)
+        name = str(kwargs.get("name") or task.data.get("interaction") or "")
+        if name and name not in self.interactions:
+            raise NotFound.of(f"interaction of {self.name}", name, self.interactions)
+        if not name and len(self.interactions) == 1:
+            name = next(iter(self.interactions))
+        return self.interactions[name]() if name else None
+
+    def _numbered(self, split: str) -> Iterator[Numbered]:
+        return iter(enumerate(self.rows, 1)) if self.rows is not None else self.source(split).rows()
+
+    def _form(self, split: str) -> str:
+        return "auto" if self.rows is not None else self.source(split).form
 
     def task(self, row: Mapping[str, Any], split: str) -> Task:
         """A row as a task: the pack's system message, then the prompt."""
@@ -183,143 +210,15 @@ class Pack:
         return messages
 
 
-def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
-    """Load a pack by its name, or by the path of its folder (relative to `base`).
-
-    Raises NotFound for an unknown pack, ConfigError for a bad task.yaml, EnvError where its task.py fails.
-    """
-    folder = pack_path(str(name), base)
-    if folder is None:
-        raise NotFound.of("pack", str(name), pack_names(), hint="`agentrl init --list` shows them.")
-    spec = _specification(folder / "task.yaml")
-    module = load_file(folder / "task.py")
-    rewards = _rewards(folder, spec.get("rewards") or {}, getattr(module, "REWARDS", {}))
-    extra = {tool.name: tool for tool in map(as_tool, getattr(module, "TOOLS", []))}
-    tools = [
-        extra[t] if t in extra else as_tool(resolve("tools", TOOLS, t, base=folder)) for t in spec.get("tools") or []
-    ]
-    return Pack(
-        name=str(spec.get("name") or folder.name),
-        dir=folder,
-        description=str(spec.get("description") or "").strip(),
-        system=str(spec.get("system") or "").strip(),
-        tools=tuple(tools),
-        rewards=rewards,
-        families=spec.get("families") or {},
-        defaults=spec.get("defaults") or {},
-        module=module,
-        sandbox=spec.get("sandbox", True) is not False,
-        session=_session(folder, spec.get("sandbox", True)),
-        row=_fields(folder, spec.get("row")),
-    )
-
-
-def load_packs(names: Sequence[str], *, base: Path | None = None) -> dict[str, Pack]:
-    """Packs by name. Raises ConfigError where two have the same name."""
-    packs: dict[str, Pack] = {}
-    for name in names:
-        pack = load_pack(name, base=base)
-        if pack.name in packs:
-            raise ConfigError(f"Two packs are named {pack.name!r}.", hint="Change `name` in one task.yaml.")
-        packs[pack.name] = pack
-    return packs
-
-
-def check_weights(packs: Mapping[str, Pack], weights: Mapping[str, float]) -> None:
-    """Raise ConfigError naming the nearest where `rewards:` weighs a part that nothing can give.
-
-    Parts of tools (`tool:NAME`), hooks (`hook:NAME`), `interaction` and `env` come and go with episodes: they pass.
-    """
-    known = sorted({reward.name for pack in packs.values() for reward in pack.rewards})
-    for name in weights:
-        if name not in known and not name.startswith(("tool:", "hook:")) and name not in ("interaction", "env"):
-            unknown = NotFound.of(f"reward (rewards.{name}) in {', '.join(packs)}", name, known)
-            raise ConfigError(unknown.message, hint=unknown.hint)
-
-
-def _session(folder: Path, value: Any) -> dict[str, Any]:
-    """The mapping under `sandbox:`, checked: limits as in the configuration, and `imports`, a list of packages."""
-    from pydantic import ValidationError
-
-    from agentrl_cli.config.models import SandboxConfig
-    from agentrl_cli.sandbox import Limits
-
-    if isinstance(value, bool):
-        return {}
-    where = f"{folder / 'task.yaml'}: sandbox"
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{where} must be true, false, or limits, such as {{wall: 10, imports: [numpy]}}.")
-    known = ["imports", *(limit.name for limit in fields(Limits))]
-    for key in value:
-        if key not in known:
-            unknown = NotFound.of(f"key in {where}", str(key), known)
-            raise ConfigError(unknown.message, hint=unknown.hint)
-    imports = value.get("imports", [])
-    if not isinstance(imports, list) or not all(isinstance(name, str) for name in imports):
-        raise ConfigError(f"{where}.imports must be a list of packages.")
+def _normal(row: Mapping[str, Any] | str, form: str, split: str, number: int) -> Mapping[str, Any] | str:
+    """A row in our form, with an id where it brings none; in place of it what is wrong with it."""
+    if isinstance(row, str):
+        return row
     try:
-        limits = SandboxConfig.model_validate({key: value[key] for key in value if key != "imports"})
-    except ValidationError as error:
-        found = error.errors()[0]
-        raise ConfigError(f"{where}.{found['loc'][0]}: {found['msg']}.") from None
-    session = {key: getattr(limits, key) for key in value if key != "imports"}
-    return {**session, "imports": tuple(imports)} if imports else session
-
-
-def _fields(folder: Path, value: Any) -> tuple[str, ...]:
-    names = value if value is not None else []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{folder / 'task.yaml'}: `row` must be a list of names: the fields that every row has.")
-    return tuple(names)
-
-
-def _specification(path: Path) -> dict[str, Any]:
-    try:
-        spec = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
-    if not isinstance(spec, dict):
-        raise ConfigError(f"{path} must be a mapping with {', '.join(sorted(KEYS))}.")
-    for key in spec:
-        if key not in KEYS:
-            unknown = NotFound.of(f"key in {path}", str(key), sorted(KEYS))
-            raise ConfigError(unknown.message, hint=unknown.hint)
-    return spec
-
-
-def _rewards(folder: Path, spec: Mapping[str, Any], functions: Mapping[str, Any]) -> tuple[Reward, ...]:
-    rewards = []
-    for name, value in spec.items():
-        value = {"weight": value} if isinstance(value, (int, float)) else dict(value or {})
-        unknown = set(value) - {"weight", "primary", "function"}
-        if unknown:
-            raise ConfigError(f"{folder / 'task.yaml'}: rewards.{name} has unknown keys: {', '.join(sorted(unknown))}.")
-        function = value.get("function")
-        if function is None and name not in functions:
-            raise NotFound.of(f"reward in {folder / 'task.py'} (REWARDS)", name, functions)
-        loaded = resolve("rewards", {}, function, base=folder) if function else functions[name]
-        rewards.append(Reward(name, loaded, float(value.get("weight", 1.0)), bool(value.get("primary", False))))
-    if sum(reward.primary for reward in rewards) != 1:
-        raise ConfigError(
-            f"{folder / 'task.yaml'}: exactly one reward must be primary: it says what `solved` means.",
-            hint="Write `primary: true` under the reward that counts.",
-        )
-    return tuple(rewards)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any] | str]]:
-    """(number from 1, row) of the lines that are not empty; in place of a row a text that says why it is none."""
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            yield number, f"not UTF-8: {error.reason} at byte {error.start}."
-        except json.JSONDecodeError as error:
-            yield number, f"not JSON: {error.msg} at column {error.colno}."
-        else:
-            yield number, row if isinstance(row, dict) else "a row must be a JSON object."
+        made = normal(row, form)
+    except DataError as error:
+        return error.message
+    return made if made.get("id") is not None else {**made, "id": f"{split}-{number:05d}"}
 
 
 def _wrong(row: Mapping[str, Any], fields: Sequence[str], tools: Collection[str], seen: Mapping[str, int]) -> str:
@@ -333,7 +232,7 @@ def _wrong(row: Mapping[str, Any], fields: Sequence[str], tools: Collection[str]
         return f"the id {row['id']!r} stands in line {seen[row['id']]} too."
     if not isinstance(row.get("family", ""), str):
         return f"`family` must be a text, not {row['family']!r}."
-    return _wrong_prompt(row["prompt"]) or _wrong_tools(row.get("tools"), tools)
+    return _wrong_prompt(row["prompt"]) or _wrong_tools(row.get("tools"), tools) or _wrong_choice(row, tools)
 
 
 def _wrong_prompt(prompt: Any) -> str:
@@ -361,3 +260,17 @@ def _wrong_tools(names: Any, known: Collection[str]) -> str:
         return ""
     near = nearest(unknown[0], known) or list(known)
     return f"the pack has no tool {unknown[0]!r}" + (f"; it has {' and '.join(near)}." if near else ", nor any other.")
+
+
+def _wrong_choice(row: Mapping[str, Any], known: Collection[str]) -> str:
+    """A `tool_choice` that cannot be honoured."""
+    choice = row.get("tool_choice")
+    usable = row.get("tools") if row.get("tools") is not None else known
+    if choice in (None, "none", "auto"):
+        return ""
+    if not usable:
+        return f"`tool_choice` is {choice!r}, and there are no tools."
+    name = named(choice)
+    if name is not None and name not in usable:
+        return f"`tool_choice` names {name!r}; there are {', '.join(usable)}."
+    return ""

@@ -1,0 +1,57 @@
+"""One entry under `rewards:` of task.yaml to a Reward.
+
+exact: {weight: 1.0, primary: true}                              a function of task.py (REWARDS)
+score: {function: "reward.py:compute_score", kwargs: {k: 1}}     any path; verl's and TRL's signatures, too
+helpful: {judge: {url: "http://127.0.0.1:8000/v1", model: qwen, budget_calls: 1000}}
+liked: {model: {name: my/reward-model, squash: sigmoid}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.compat import Verl
+from agentrl_cli.errors import ConfigError, NotFound
+from agentrl_cli.registry import resolve
+from agentrl_cli.rewards import Reward
+from agentrl_cli.rewards.adapt import adapted
+
+KEYS = {"weight", "primary", "function", "kwargs", "judge", "model"}
+
+
+def load_reward(folder: Path, name: str, value: Mapping[str, Any], functions: Mapping[str, Any]) -> Reward:
+    """A reward part of a pack. Raises ConfigError for what cannot be, NotFound for a function that is not there."""
+    where = f"{folder / 'task.yaml'}: rewards.{name}"
+    unknown = set(value) - KEYS
+    if unknown:
+        raise ConfigError(f"{where} has unknown keys: {', '.join(sorted(unknown))}.")
+    if sum(key in value for key in ("function", "judge", "model")) > 1:
+        raise ConfigError(f"{where} has more than one of function, judge and model.")
+    weight, primary = float(value.get("weight", 1.0)), bool(value.get("primary", False))
+    return Reward(name, _function(folder, where, name, value, functions), weight, primary)
+
+
+def _function(folder: Path, where: str, name: str, value: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
+    if "judge" in value:
+        from agentrl_cli.rewards.judge import Judge
+
+        return Judge.of(_mapping(value["judge"], where), f"{where}.judge")
+    if "model" in value:
+        from agentrl_cli.rewards.model import RewardModel
+
+        return RewardModel.of(_mapping(value["model"], where), f"{where}.model", folder)
+    if value.get("function") is None:
+        if name not in functions:
+            raise NotFound.of(f"reward in {folder / 'task.py'} (REWARDS)", name, functions)
+        return adapted(functions[name], value.get("kwargs"))
+    with Verl(folder):
+        found = resolve("rewards", {}, str(value["function"]), base=folder)
+    return adapted(found, value.get("kwargs"))
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: judge and model are mappings.")
+    return value

@@ -1,0 +1,105 @@
+"""A sequence-classification model as a reward: one forward pass over the conversation, its single output the value."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.errors import ConfigError, EnvError, ModelError
+from agentrl_cli.rewards.adapt import split
+
+if TYPE_CHECKING:
+    from agentrl_cli.rewards import RewardContext, Scored
+    from agentrl_cli.types import Episode
+
+KEYS = {"name", "device", "max_tokens", "squash", "revision"}
+
+
+class RewardModel:
+    """`model: {name, device, max_tokens, squash}` in task.yaml; a reward function. Loaded at the first episode.
+
+    `name`: a Hugging Face id, or a folder. The conversation is rendered by the model's own chat template, and by
+    `role: text` lines where it has none. `squash: sigmoid` maps the output to 0…1. A conversation that is too long, a
+    failure, or an output that is no number is an EnvError.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        device: str = "cpu",
+        max_tokens: int = 4096,
+        squash: str = "none",
+        revision: str | None = None,
+    ) -> None:
+        if squash not in ("none", "sigmoid"):
+            raise ConfigError(f"A reward model's squash is none or sigmoid, not {squash!r}.")
+        self.name, self.device, self.max_tokens, self.squash = name, device, max_tokens, squash
+        self.revision = revision
+        self._loaded: tuple[Any, Any] | None = None
+        self._lock: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], where: str, folder: Path) -> RewardModel:
+        """From a mapping; a folder beside task.yaml goes before a name of the hub."""
+        unknown = sorted(set(given) - KEYS)
+        if unknown or not given.get("name"):
+            problem = f"unknown keys: {', '.join(unknown)}" if unknown else "name missing"
+            raise ConfigError(f"{where}: {problem}.", hint=f"There are: {', '.join(sorted(KEYS))}.")
+        name = str(given["name"])
+        path = folder / name
+        rest = {key: value for key, value in given.items() if key != "name"}
+        return cls(str(path) if path.is_dir() else name, **rest)
+
+    async def __call__(self, episode: Episode, ctx: RewardContext) -> Scored:
+        prompt, completion = split(episode, ctx)
+        async with self._one_at_a_time():
+            try:
+                value = await asyncio.to_thread(self._score, [*prompt, *completion])
+            except (ModelError, EnvError):
+                raise
+            except Exception as error:
+                raise EnvError(f"The reward model {self.name} raised {type(error).__name__}: {error}") from error
+        return ctx.part(value)
+
+    def _one_at_a_time(self) -> asyncio.Lock:
+        loop = asyncio.get_running_loop()
+        if self._lock is None or self._lock[0] is not loop:
+            self._lock = (loop, asyncio.Lock())
+        return self._lock[1]
+
+    def _score(self, messages: list[dict[str, Any]]) -> float:
+        import torch
+
+        tokenizer, model = self._load()
+        if tokenizer.chat_template:
+            text = tokenizer.apply_chat_template(messages, tokenize=False)
+        else:
+            text = "\n".join(f"{message['role']}: {message.get('content') or ''}" for message in messages)
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        most = min(self.max_tokens, getattr(model.config, "max_position_embeddings", None) or self.max_tokens)
+        if ids.shape[1] > most:
+            raise EnvError(f"The conversation has {ids.shape[1]} tokens; the reward model reads {most}.")
+        with torch.inference_mode():
+            output = model(input_ids=ids.to(self.device)).logits
+        if output.numel() != 1:
+            raise EnvError(f"The reward model {self.name} has {output.numel()} outputs; a reward is one number.")
+        value = float(output.item())
+        if not math.isfinite(value):
+            raise EnvError(f"The reward model {self.name} answered {value}.")
+        return 1 / (1 + math.exp(-value)) if self.squash == "sigmoid" else value
+
+    def _load(self) -> tuple[Any, Any]:
+        if self._loaded is None:
+            from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+            try:
+                tokenizer = AutoTokenizer.from_pretrained(self.name, revision=self.revision)
+                model = AutoModelForSequenceClassification.from_pretrained(self.name, revision=self.revision)
+            except (OSError, ValueError) as error:
+                raise ModelError(f"The reward model {self.name} cannot be loaded: {error}") from error
+            self._loaded = (tokenizer, model.eval().to(self.device))
+        return self._loaded

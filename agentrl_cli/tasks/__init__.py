@@ -1,0 +1,14 @@
+"""Packs and their rows: what the agent is asked, with which tools, and how it is rewarded."""
+
+from agentrl_cli.tasks.pack import ROLES, SPLITS, BadLine, Pack
+from agentrl_cli.tasks.spec import check_weights, load_pack, load_packs
+
+__all__ = [
+    "ROLES",
+    "SPLITS",
+    "BadLine",
+    "Pack",
+    "check_weights",
+    "load_pack",
+    "load_packs",
+]

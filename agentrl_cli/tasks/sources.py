@@ -1,0 +1,245 @@
+"""Where rows come from: JSONL, JSON or parquet files, the Hugging Face hub, a dataset class, a generator.
+
+`data:` of task.yaml names a source for each split; without it `data/<split>.jsonl` (or .json, .parquet) is read:
+
+    data:
+      train: data/train.parquet
+      test: {path: rows.json, form: verl, limit: 200}
+      heldout: {hub: openai/gsm8k, config: main, split: test}
+      fresh: {generate: "task.py:generate", seed: 7, count: 1000}
+      mine: {dataset: "task.py:Rows", args: {size: 10}}
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.errors import ConfigError, DataError, EnvError, EnvironmentProblem, MissingDependency, NotFound
+from agentrl_cli.registry import resolve
+from agentrl_cli.tasks.forms import FORMS
+
+Numbered = tuple[int, Mapping[str, Any] | str]
+"""(number from 1, row, or a text that says why there is none)."""
+
+ENDINGS = (".jsonl", ".json", ".parquet")
+KINDS = ("path", "hub", "dataset", "generate")
+KEYS = {
+    "path": {"form", "limit"},
+    "hub": {"form", "limit", "config", "split", "revision"},
+    "dataset": {"form", "limit", "args"},
+    "generate": {"form", "seed", "count", "args"},
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One split's rows."""
+
+    kind: str
+    """path | hub | dataset | generate"""
+    name: str
+    folder: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """How messages name it: a file by its path."""
+        return str(self.folder / self.name) if self.kind == "path" else f"{self.kind} {self.name}"
+
+    @property
+    def form(self) -> str:
+        return str(self.options.get("form") or "auto")
+
+    def rows(self) -> Iterator[Numbered]:
+        """The rows in order, numbered from 1. Raises what opening the source raises."""
+        limit = self.options.get("limit")
+        return itertools.islice(READERS[self.kind](self), limit)
+
+
+def source_of(folder: Path, split: str, value: Any) -> Source:
+    """The source that task.yaml names for a split. Raises ConfigError for what cannot be one."""
+    where = f"{folder / 'task.yaml'}: data.{split}"
+    if isinstance(value, str):
+        value = {"path": value}
+    if not isinstance(value, Mapping) or sum(kind in value for kind in KINDS) != 1:
+        raise ConfigError(f"{where} must be a path, or have one of {', '.join(KINDS)}.")
+    kind = next(kind for kind in KINDS if kind in value)
+    unknown = sorted(set(value) - KEYS[kind] - {kind})
+    if unknown:
+        raise ConfigError(f"{where} has unknown keys: {', '.join(unknown)}.", hint=f"Besides {kind}: {_list(kind)}.")
+    if str(value.get("form", "auto")) not in ("auto", *FORMS):
+        known = NotFound.of("form", str(value["form"]), ["auto", *FORMS])
+        raise ConfigError(f"{where}: {known.message}", hint=known.hint)
+    for key in ("limit", "count"):
+        if value.get(key) is not None and not (isinstance(value[key], int) and value[key] > 0):
+            raise ConfigError(f"{where}: `{key}` must be a number above 0.")
+    if kind == "generate" and value.get("count") is None:
+        raise ConfigError(f"{where}: `count` is needed: how many rows to take of the generator.")
+    return Source(kind, str(value[kind]), folder, {key: v for key, v in value.items() if key != kind})
+
+
+def default_source(folder: Path, split: str) -> Source:
+    """`data/<split>` with the first ending that is there, JSONL where none is."""
+    found = [ending for ending in ENDINGS if (folder / "data" / f"{split}{ending}").is_file()]
+    return Source("path", f"data/{split}{(found or ENDINGS)[0]}", folder)
+
+
+def default_splits(folder: Path) -> list[str]:
+    """The splits that have a file in `data/`."""
+    return sorted({path.stem for path in (folder / "data").glob("*") if path.suffix in ENDINGS})
+
+
+# --- readers ----------------------------------------------------------------------------------------------------------
+
+
+def _path(source: Source) -> Iterator[Numbered]:
+    path = source.folder / source.name
+    if path.suffix not in FILES:
+        raise ConfigError(f"{path}: rows are read from {', '.join(ENDINGS)} files.")
+    if not path.is_file():
+        raise NotFound.of("data file", str(path), [str(p) for p in path.parent.glob("*") if p.suffix in FILES])
+    return FILES[path.suffix](path)
+
+
+def jsonl(path: Path) -> Iterator[Numbered]:
+    """The lines that are not empty; in place of a row a text that says why it is none."""
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            yield number, f"not UTF-8: {error.reason} at byte {error.start}."
+        except json.JSONDecodeError as error:
+            yield number, f"not JSON: {error.msg} at column {error.colno}."
+        else:
+            yield number, row if isinstance(row, dict) else "a row must be a JSON object."
+
+
+def _json(path: Path) -> Iterator[Numbered]:
+    """A JSON array of objects, or an object whose only list (`data`, `rows` …) is one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8: {error.reason} at byte {error.start}.") from error
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}.") from error
+    if isinstance(value, dict):
+        lists = [item for item in value.values() if isinstance(item, list)]
+        value = lists[0] if len(lists) == 1 else value
+    if not isinstance(value, list):
+        raise DataError(f"{path} must hold a list of rows.")
+    for number, row in enumerate(value, 1):
+        yield number, row if isinstance(row, dict) else "a row must be a JSON object."
+
+
+def _parquet(path: Path) -> Iterator[Numbered]:
+    """Rows of a parquet file. Fields that other rows have and this one lacks come as nulls, and are left out."""
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise MissingDependency(f"{path}: parquet needs pyarrow.", hint="pip install 'agentrl-cli[data]'") from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            number = 0
+            for batch in file.iter_batches(batch_size=256):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, without_nulls(row)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} is no parquet file that can be read: {error}") from error
+
+
+FILES = {".jsonl": jsonl, ".json": _json, ".parquet": _parquet}
+
+
+def _hub(source: Source) -> Iterator[Numbered]:
+    """A dataset of the Hugging Face hub, or of its cache."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingDependency(
+            f"The dataset {source.name} needs the package `datasets`.", hint="pip install 'agentrl-cli[data]'"
+        ) from error
+    options = source.options
+    try:
+        found = datasets.load_dataset(
+            source.name, options.get("config"), split=options.get("split") or "train", revision=options.get("revision")
+        )
+    except (datasets.exceptions.DatasetNotFoundError, ValueError) as error:
+        raise NotFound(f"The dataset {source.name} cannot be loaded: {_first_line(error)}") from error
+    except (OSError, ConnectionError) as error:
+        raise EnvironmentProblem(
+            f"The dataset {source.name} cannot be reached: {_first_line(error)}",
+            hint="Offline? Download it once with a connection, or save its rows as JSONL or parquet and name the file.",
+        ) from error
+    for number, row in enumerate(found, 1):
+        yield number, without_nulls(dict(row))
+
+
+def _dataset(source: Source) -> Iterator[Numbered]:
+    """A class (or function) of the project: its instance is iterated, or indexed up to its length."""
+    made = _call(source, dict(source.options.get("args") or {}))
+    try:
+        items: Iterable[Any]
+        if hasattr(made, "__iter__"):
+            items = made
+        elif hasattr(made, "__len__") and hasattr(made, "__getitem__"):
+            items = (made[index] for index in range(len(made)))
+        else:
+            raise ConfigError(f"{source.name} gives {type(made).__name__}: it can neither be iterated nor indexed.")
+        yield from _checked(items)
+    except (ConfigError, DataError):
+        raise
+    except Exception as error:
+        raise EnvError(f"{source.name} raised {type(error).__name__}: {error}") from error
+
+
+def _generate(source: Source) -> Iterator[Numbered]:
+    """The first `count` rows of `generate(seed)`: the same seed gives the same rows, so a run resumes by position."""
+    args = {**dict(source.options.get("args") or {}), "seed": int(source.options.get("seed") or 0)}
+    made = _call(source, args)
+    try:
+        yield from itertools.islice(_checked(made), int(source.options["count"]))
+    except Exception as error:
+        raise EnvError(f"{source.name} raised {type(error).__name__}: {error}") from error
+
+
+READERS = {"path": _path, "hub": _hub, "dataset": _dataset, "generate": _generate}
+
+
+def _call(source: Source, args: Mapping[str, Any]) -> Any:
+    name = source.name if ":" in source.name else f"task.py:{source.name}"
+    function = resolve("tasks", {}, name, base=source.folder)
+    try:
+        inspect.signature(function).bind(**args)
+    except TypeError as error:
+        raise ConfigError(f"{source.name}: {error}.", hint="`args` under data.SPLIT are its arguments.") from error
+    return function(**args)
+
+
+def _checked(items: Iterable[Any]) -> Iterator[Numbered]:
+    for number, row in enumerate(items, 1):
+        yield number, dict(row) if isinstance(row, Mapping) else "a row must be a mapping."
+
+
+def without_nulls(value: Any) -> Any:
+    """A value of a columnar file with the null fields of its objects left out, at any depth."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _list(kind: str) -> str:
+    return ", ".join(sorted(KEYS[kind]))

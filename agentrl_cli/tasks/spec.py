@@ -1,0 +1,163 @@
+"""`task.yaml` to a Pack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl_cli.errors import ConfigError, NotFound
+from agentrl_cli.interactions import load_interactions
+from agentrl_cli.paths import pack_names, pack_path
+from agentrl_cli.registry import load_file, resolve
+from agentrl_cli.rewards import Reward
+from agentrl_cli.rewards.load import load_reward
+from agentrl_cli.tasks.pack import Pack
+from agentrl_cli.tasks.sources import source_of
+from agentrl_cli.tools import TOOLS, Tool, as_tool
+from agentrl_cli.tools.configured import load_tools
+
+KEYS = {
+    *("name", "description", "system", "tools", "rewards", "row", "families", "defaults", "sandbox"),
+    *("data", "interaction"),
+}
+
+
+def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
+    """Load a pack by its name, or by the path of its folder (relative to `base`).
+
+    Raises NotFound for an unknown pack, ConfigError for a bad task.yaml, EnvError where its task.py fails.
+    """
+    folder = pack_path(str(name), base)
+    if folder is None:
+        raise NotFound.of("pack", str(name), pack_names(), hint="`agentrl init --list` shows them.")
+    spec = _specification(folder / "task.yaml")
+    module = load_file(folder / "task.py")
+    rewards = _rewards(folder, spec.get("rewards") or {}, getattr(module, "REWARDS", {}))
+    tools = _tools(folder, spec.get("tools") or [], getattr(module, "TOOLS", []))
+    data = spec.get("data") or {}
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{folder / 'task.yaml'}: `data` must map splits to sources.")
+    return Pack(
+        name=str(spec.get("name") or folder.name),
+        dir=folder,
+        description=str(spec.get("description") or "").strip(),
+        system=str(spec.get("system") or "").strip(),
+        tools=tuple(tools),
+        rewards=rewards,
+        families=spec.get("families") or {},
+        defaults=spec.get("defaults") or {},
+        module=module,
+        sandbox=spec.get("sandbox", True) is not False,
+        session=_session(folder, spec.get("sandbox", True)),
+        row=_fields(folder, spec.get("row")),
+        sources={str(split): source_of(folder, str(split), value) for split, value in data.items()},
+        interactions=load_interactions(folder, spec.get("interaction")),
+    )
+
+
+def load_packs(names: Sequence[str], *, base: Path | None = None) -> dict[str, Pack]:
+    """Packs by name. Raises ConfigError where two have the same name."""
+    packs: dict[str, Pack] = {}
+    for name in names:
+        pack = load_pack(name, base=base)
+        if pack.name in packs:
+            raise ConfigError(f"Two packs are named {pack.name!r}.", hint="Change `name` in one task.yaml.")
+        packs[pack.name] = pack
+    return packs
+
+
+def check_weights(packs: Mapping[str, Pack], weights: Mapping[str, float]) -> None:
+    """Raise ConfigError naming the nearest where `rewards:` weighs a part that nothing can give.
+
+    Parts of tools (`tool:NAME`), hooks (`hook:NAME`), `interaction` and `env` come and go with episodes: they pass.
+    """
+    known = sorted({reward.name for pack in packs.values() for reward in pack.rewards})
+    for name in weights:
+        if name not in known and not name.startswith(("tool:", "hook:")) and name not in ("interaction", "env"):
+            unknown = NotFound.of(f"reward (rewards.{name}) in {', '.join(packs)}", name, known)
+            raise ConfigError(unknown.message, hint=unknown.hint)
+
+
+def _session(folder: Path, value: Any) -> dict[str, Any]:
+    """The mapping under `sandbox:`, checked: limits as in the configuration, and `imports`, a list of packages."""
+    from pydantic import ValidationError
+
+    from agentrl_cli.config.models import SandboxConfig
+    from agentrl_cli.sandbox import Limits
+
+    if isinstance(value, bool):
+        return {}
+    where = f"{folder / 'task.yaml'}: sandbox"
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} must be true, false, or limits, such as {{wall: 10, imports: [numpy]}}.")
+    known = ["imports", *(limit.name for limit in fields(Limits))]
+    for key in value:
+        if key not in known:
+            unknown = NotFound.of(f"key in {where}", str(key), known)
+            raise ConfigError(unknown.message, hint=unknown.hint)
+    imports = value.get("imports", [])
+    if not isinstance(imports, list) or not all(isinstance(name, str) for name in imports):
+        raise ConfigError(f"{where}.imports must be a list of packages.")
+    try:
+        limits = SandboxConfig.model_validate({key: value[key] for key in value if key != "imports"})
+    except ValidationError as error:
+        found = error.errors()[0]
+        raise ConfigError(f"{where}.{found['loc'][0]}: {found['msg']}.") from None
+    session = {key: getattr(limits, key) for key in value if key != "imports"}
+    return {**session, "imports": tuple(imports)} if imports else session
+
+
+def _fields(folder: Path, value: Any) -> tuple[str, ...]:
+    names = value if value is not None else []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{folder / 'task.yaml'}: `row` must be a list of names: the fields that every row has.")
+    return tuple(names)
+
+
+def _specification(path: Path) -> dict[str, Any]:
+    try:
+        spec = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if not isinstance(spec, dict):
+        raise ConfigError(f"{path} must be a mapping with {', '.join(sorted(KEYS))}.")
+    for key in spec:
+        if key not in KEYS:
+            unknown = NotFound.of(f"key in {path}", str(key), sorted(KEYS))
+            raise ConfigError(unknown.message, hint=unknown.hint)
+    return spec
+
+
+def _rewards(folder: Path, spec: Mapping[str, Any], functions: Mapping[str, Any]) -> tuple[Reward, ...]:
+    rewards = []
+    for name, value in spec.items():
+        value = {"weight": value} if isinstance(value, (int, float)) else dict(value or {})
+        rewards.append(load_reward(folder, str(name), value, functions))
+    if sum(reward.primary for reward in rewards) != 1:
+        raise ConfigError(
+            f"{folder / 'task.yaml'}: exactly one reward must be primary: it says what `solved` means.",
+            hint="Write `primary: true` under the reward that counts.",
+        )
+    return tuple(rewards)
+
+
+def _tools(folder: Path, names: Any, own: Sequence[Any]) -> list[Tool]:
+    """The tools of a pack: `names` are those of its task.py, built-in ones, paths, or files as tools.yaml."""
+    extra = {tool.name: tool for tool in map(as_tool, own)}
+    if not isinstance(names, list):
+        raise ConfigError(f"{folder / 'task.yaml'}: `tools` must be a list of names.")
+    tools: list[Tool] = []
+    for name in names:
+        if isinstance(name, Mapping) or str(name).endswith((".yaml", ".yml")):
+            tools += load_tools([name] if isinstance(name, Mapping) else folder / str(name), folder, extra)
+        else:
+            tools.append(extra[name] if name in extra else as_tool(resolve("tools", TOOLS, name, base=folder)))
+    tools = [tool.at(folder) for tool in tools]
+    for number, tool in enumerate(tools):
+        if tool.name in {other.name for other in tools[:number]}:
+            raise ConfigError(f"{folder / 'task.yaml'}: two tools are named {tool.name!r}.")
+    return tools

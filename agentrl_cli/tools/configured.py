@@ -1,0 +1,205 @@
+"""Tools from `tools.yaml`: verl's form, the short form, MCP servers, TRL environments.
+
+    tools:
+      - class_name: my_tools.Lookup                    # verl: a BaseTool, unchanged
+        config: {type: native, rate_limit: 5}
+        tool_schema: {type: function, function: {name: …, description: …, parameters: {…}}}
+      - class_name: verl.tools.mcp_base_tool.MCPBaseTool
+        config: {type: mcp}
+        mcp: {mcp_servers_config_path: servers.json, tool_selected_list: [search]}
+      - name: add                                      # short: a function, or a tool that ships, with another text
+        description: Add two numbers.
+        parameters: {a: {type: number}, b: {type: number}}
+        function: "task.py:add"
+        timeout: 5
+      - name: sql                                      # a tool that ships, configured
+        config: {database: data/shop.db, writable: true}
+      - mcp: {time: {command: python, args: [server.py]}, web: {url: "http://127.0.0.1:8000/mcp"}}
+      - environment: "task.py:Counter"                 # TRL: a class, or {name: class}: the row's `environment` picks
+
+Paths are relative to the file's folder.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl_cli.compat import Verl, target_of, wants_verl
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.registry import resolve
+from agentrl_cli.tools import TOOLS
+from agentrl_cli.tools.base import Tool, as_tool
+from agentrl_cli.types import ToolSchema
+
+LIMITS = ("timeout", "concurrency", "rate", "pure", "external")
+KEYS = {
+    *("class_name", "config", "tool_schema", "mcp", "name", "description", "parameters", "function", "environment"),
+    *LIMITS,
+}
+
+
+def load_tools(source: Path | Sequence[Any], folder: Path, own: Mapping[str, Tool] | None = None) -> list[Tool]:
+    """The tools of a file, or of entries of its form; `own` are those of the pack's task.py, found by name.
+
+    Raises ConfigError for entries that say too little or too much, NotFound for what they name and is not there.
+    """
+    where: Path = folder / "task.yaml"
+    entries: Any = source
+    if isinstance(source, Path):
+        where, folder = source, source.parent
+        entries = _read(source)
+    if not isinstance(entries, Sequence) or isinstance(entries, str):
+        raise ConfigError(f"{where} must hold a list of tools, or `tools:` with one.")
+    tools: list[Tool] = []
+    for number, entry in enumerate(entries, 1):
+        tools += _entry(f"{where}, tool {number}", entry, folder, own or {})
+    return tools
+
+
+def _read(path: Path) -> Any:
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"There is no {path}.") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    return read.get("tools") if isinstance(read, dict) else read
+
+
+def _entry(where: str, entry: Any, folder: Path, own: Mapping[str, Tool]) -> list[Tool]:
+    if isinstance(entry, str):
+        return [own[entry] if entry in own else as_tool(resolve("tools", TOOLS, entry, base=folder))]
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{where}: a tool is a name or a mapping, not {entry!r}.")
+    unknown = sorted(set(entry) - KEYS)
+    if unknown:
+        raise ConfigError(f"{where} has unknown keys: {', '.join(unknown)}.", hint=f"There are: {_names(KEYS)}.")
+    config = entry.get("config") or {}
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{where}: `config` must be a mapping.")
+    if entry.get("mcp") is not None or config.get("type") == "mcp":
+        found = _mcp(where, entry, folder)
+    elif entry.get("environment") is not None:
+        from agentrl_cli.tools.trl import environment_tools
+
+        found = environment_tools(where, entry["environment"], folder)
+    elif entry.get("class_name") is not None:
+        found = [_classed(where, entry, dict(config), folder)]
+    else:
+        found = [_short(where, entry, dict(config), folder, own)]
+    return [_limited(tool, entry) for tool in found]
+
+
+def _classed(where: str, entry: Mapping[str, Any], config: dict[str, Any], folder: Path) -> Tool:
+    """`class_name`: a verl tool, or one of ours that takes the config as keywords."""
+    name = str(entry["class_name"])
+    with Verl(folder):
+        kind = resolve("tools", {}, target_of(name, folder), base=folder)
+        if isinstance(kind, type) and wants_verl(kind, "execute"):
+            from agentrl_cli.tools.verl import VerlTool
+
+            return VerlTool.of(kind, config, entry.get("tool_schema"), where)
+    config.pop("type", None)
+    if isinstance(kind, type) and issubclass(kind, Tool):
+        return _made(where, kind, config)
+    raise ConfigError(f"{where}: {name} is neither a verl BaseTool nor a Tool.")
+
+
+def _short(where: str, entry: Mapping[str, Any], config: dict[str, Any], folder: Path, own: Mapping[str, Tool]) -> Tool:
+    """The short form: name, description and parameters over a function, one of the pack's tools, or one that ships."""
+    name = str(entry.get("name") or "")
+    if not name:
+        raise ConfigError(f"{where} needs a name.")
+    target = entry.get("function")
+    if target is None and name in own:
+        base = own[name]
+    else:
+        base = as_tool(resolve("tools", TOOLS, str(target or name), base=folder))
+    made = _made(where, type(base), config) if config else copy.copy(base)
+    made.schema = _schema(where, entry, made.schema, name)
+    made.name = name
+    return made
+
+
+def _made(where: str, kind: type[Tool], config: dict[str, Any]) -> Tool:
+    try:
+        inspect.signature(kind).bind(**config)
+        return kind(**config)
+    except TypeError as error:
+        parameters = _names(set(inspect.signature(kind).parameters))
+        raise ConfigError(f"{where}: {error}.", hint=f"config takes: {parameters or 'nothing'}.") from error
+
+
+def _schema(where: str, entry: Mapping[str, Any], schema: ToolSchema, name: str) -> ToolSchema:
+    """The tool's schema with the entry's name, description and parameters over its own."""
+    function = {**schema["function"], "name": name}
+    if entry.get("description") is not None:
+        function["description"] = str(entry["description"])
+    if entry.get("parameters") is not None:
+        parameters = _parameters(where, entry["parameters"], function.get("parameters", {}))
+        theirs, ours = (set(p.get("properties", {})) for p in (parameters, function.get("parameters", {})))
+        if theirs - ours:
+            raise ConfigError(f"{where}: {name} has no parameter {_names(theirs - ours)}; it has {_names(ours)}.")
+        function["parameters"] = parameters
+    return {"type": "function", "function": function}
+
+
+def _parameters(where: str, value: Any, own: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON Schema of an object; `{a: number}` and `{a: {type: number}}` are short for one."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: `parameters` must be a mapping.")
+    if value.get("type") == "object" and isinstance(value.get("properties"), Mapping):
+        return dict(value)
+    properties = {key: {"type": item} if isinstance(item, str) else dict(item) for key, item in value.items()}
+    required = [key for key in properties if key in own.get("required", properties)]
+    return {"type": "object", "properties": properties, **({"required": required} if required else {})}
+
+
+def _mcp(where: str, entry: Mapping[str, Any], folder: Path) -> list[Tool]:
+    """MCP servers by name, or verl's file of them with a selection."""
+    from agentrl_cli.tools.mcp import mcp_tools
+
+    given = dict(entry.get("mcp") or {})
+    selected = given.pop("tool_selected_list", None)
+    path = given.pop("mcp_servers_config_path", None)
+    if path is not None:
+        file = folder / str(path)
+        try:
+            given |= json.loads(file.read_text(encoding="utf-8")).get("mcpServers") or {}
+        except FileNotFoundError:
+            raise ConfigError(f"{where}: there is no {file}.") from None
+        except (ValueError, AttributeError) as error:
+            raise ConfigError(f"{file} is not JSON with `mcpServers`: {error}") from error
+    if not given:
+        raise ConfigError(f"{where}: no MCP server is named.")
+    tools: list[Tool] = []
+    for name, server in given.items():
+        tools += mcp_tools(where, str(name), server, folder)
+    if selected is not None:
+        known = {tool.name for tool in tools}
+        missing = sorted(set(selected) - known)
+        if missing:
+            raise ConfigError(f"{where}: the servers have no {', '.join(missing)}.", hint=f"They have {_names(known)}.")
+    return [tool for tool in tools if selected is None or tool.name in selected]
+
+
+def _limited(tool: Tool, entry: Mapping[str, Any]) -> Tool:
+    """The tool with the limits of its entry."""
+    limits = {key: entry[key] for key in LIMITS if entry.get(key) is not None}
+    if not limits:
+        return tool
+    tool = copy.copy(tool)
+    for key, value in limits.items():
+        setattr(tool, key, value)
+    return tool
+
+
+def _names(names: set[str]) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,252 @@
+"""`fetch_page`: a web page as text, from hosts that are on a list. Off until a list is configured.
+
+    - {name: fetch_page, config: {allow: ["docs.python.org", "*.wikipedia.org", "https://example.org/help/"]}}
+
+Only http and https on their own ports, GET, no cookies, no credentials. Every address, that of each redirect too, is
+checked against the list, its host is resolved here, and the connection goes to the very address that was checked:
+private, loopback and link-local ones are refused. Size, redirects and time are bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import http.client
+import ipaddress
+import re
+import socket
+import ssl
+import time
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.tools.base import Tool
+from agentrl_cli.tools.schema import tool_schema
+from agentrl_cli.types import ToolResult
+
+REDIRECTS = 5
+AGENT = "agentrl (+https://pypi.org/project/agentrl-cli)"
+TYPES = ("text/", "application/json", "application/xhtml+xml", "application/xml")
+PORTS = {"http": 80, "https": 443}
+
+
+class Refused(Exception):
+    """An address or an answer that is not fetched; the text is for the model."""
+
+
+def fetch_page(url: str) -> ToolResult:
+    """Fetch a web page and return its text.
+
+    Args:
+        url: The address, beginning with https://.
+    """
+    raise NotImplementedError("FetchTool.execute fetches.")
+
+
+class FetchTool(Tool):
+    """`allow`: hosts, `*.host` patterns, or beginnings of addresses. `allow_private`: for servers of one's own."""
+
+    name = "fetch_page"
+    external = True
+    own_timeout = True
+    examples = ({"url": "https://example.org/"},)
+
+    def __init__(
+        self,
+        allow: list[str] | None = None,
+        *,
+        seconds: float = 10.0,
+        kilobytes: int = 512,
+        width: int = 8000,
+        allow_private: bool = False,
+    ) -> None:
+        if seconds <= 0 or kilobytes < 1 or width < 1:
+            raise ConfigError("The limits of fetch_page (seconds, kilobytes, width) must be above 0.")
+        if isinstance(allow, str) or not all(isinstance(item, str) for item in allow or []):
+            raise ConfigError("fetch_page's `allow` is a list of hosts.")
+        self.allow = [item.casefold() if "//" not in item else item for item in allow or []]
+        self.seconds, self.kilobytes, self.width, self.allow_private = seconds, kilobytes, width, allow_private
+        self.schema = tool_schema(fetch_page)
+
+    async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
+        if not self.allow:
+            text = "Error: fetch_page is off: no host is allowed."
+            return ToolResult(text + " Configure {name: fetch_page, config: {allow: […]}}.", error="refused")
+        try:
+            text = await asyncio.to_thread(self.fetch, str(arguments["url"]))
+        except Refused as problem:
+            return ToolResult(f"Error: {problem}", error="refused")
+        except TimeoutError:
+            return ToolResult(f"Error: the page took longer than {self.seconds:g} s.", error="timeout")
+        except (OSError, http.client.HTTPException, ssl.SSLError) as error:
+            return ToolResult(f"Error: {type(error).__name__}: {error}", error="exception")
+        return ToolResult(text if len(text) <= self.width else text[: self.width] + "\n[… cut …]")
+
+    def fetch(self, url: str) -> str:
+        """The text of a page. Raises Refused, TimeoutError, OSError."""
+        ends = time.monotonic() + self.seconds
+        for _ in range(REDIRECTS + 1):
+            parts = self.checked(url)
+            status, headers, body = self._get(parts, ends)
+            if status not in (301, 302, 303, 307, 308):
+                return self._text(url, status, headers, body)
+            place = headers.get("location")
+            if not place:
+                raise Refused(f"{url} redirects nowhere")
+            url = urljoin(url, place)
+        raise Refused(f"more than {REDIRECTS} redirects")
+
+    def checked(self, url: str) -> SplitResult:
+        """The address in parts. Raises Refused where it is not on the list."""
+        try:
+            parts = urlsplit(url)
+            port, host = parts.port, (parts.hostname or "").rstrip(".").casefold()
+        except ValueError:
+            raise Refused(f"{url!r} is no address") from None
+        if parts.scheme not in PORTS or not host:
+            raise Refused(f"{url!r} is no http or https address")
+        if parts.username is not None or parts.password is not None:
+            raise Refused("an address with a user name is not fetched")
+        if port not in (None, PORTS[parts.scheme]) and not self.allow_private:
+            raise Refused(f"port {port} is not allowed")
+        if not any(self._fits(pattern, parts, host) for pattern in self.allow):
+            raise Refused(f"{host} is not on the list of allowed hosts: {', '.join(self.allow)}")
+        return parts
+
+    def _fits(self, pattern: str, parts: SplitResult, host: str) -> bool:
+        if "//" not in pattern:
+            return fnmatch.fnmatchcase(host, pattern)
+        allowed = urlsplit(pattern)
+        path = parts.path or "/"
+        inside = path.startswith(allowed.path or "/") and ".." not in path.replace("%2e", ".").replace("%2E", ".")
+        same = (parts.scheme, host) == (allowed.scheme, (allowed.hostname or "").casefold())
+        return same and parts.port == allowed.port and inside
+
+    def _get(self, parts: SplitResult, ends: float) -> tuple[int, Any, bytes]:
+        """(status, headers, body) of one request to the address that was checked."""
+        host = parts.hostname or ""
+        port = parts.port or PORTS[parts.scheme]
+        address = self._address(host, port)
+        connection = _Pinned(host, port, address, parts.scheme == "https", _left(ends))
+        try:
+            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            connection.request("GET", path, headers={"User-Agent": AGENT, "Accept-Encoding": "identity"})
+            answer = connection.getresponse()
+            body = b""
+            while chunk := self._more(connection, answer, ends):
+                body += chunk
+                if len(body) > self.kilobytes * 1024:
+                    raise Refused(f"the page is larger than {self.kilobytes} KiB")
+            return answer.status, answer.headers, body
+        finally:
+            connection.close()
+
+    @staticmethod
+    def _more(connection: _Pinned, answer: http.client.HTTPResponse, ends: float) -> bytes:
+        if connection.sock is not None:
+            connection.sock.settimeout(_left(ends))
+        _left(ends)
+        return answer.read1(65536)
+
+    def _address(self, host: str, port: int) -> str:
+        """An address of the host that may be connected to. Raises Refused where any of its addresses is private."""
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (socket.gaierror, UnicodeError) as error:
+            raise Refused(f"{host} cannot be resolved: {error}") from None
+        addresses = [str(item[4][0]).partition("%")[0] for item in found]
+        for address in addresses:
+            if not self.allow_private and not _public(address):
+                raise Refused(f"{host} has the private address {address}")
+        return addresses[0]
+
+    def _text(self, url: str, status: int, headers: Any, body: bytes) -> str:
+        kind = headers.get_content_type()
+        if status >= 400:
+            raise Refused(f"{url} answered {status}")
+        if not kind.startswith(TYPES):
+            raise Refused(f"{url} is {kind}, not text")
+        try:
+            text = body.decode(headers.get_content_charset() or "utf-8", "replace")
+        except LookupError:
+            text = body.decode("utf-8", "replace")
+        return html_text(text) if "html" in kind else text
+
+
+def _left(ends: float) -> float:
+    left = ends - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _public(address: str) -> bool:
+    """True for an address of the public internet; IPv4 ones inside IPv6 are looked at as themselves."""
+    ip = ipaddress.ip_address(address)
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
+        if inner is not None and not _public(str(inner)):
+            return False
+        if ip in ipaddress.ip_network("64:ff9b::/96") and not _public(str(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))):
+            return False
+    return ip.is_global and not ip.is_multicast
+
+
+class _Pinned(http.client.HTTPConnection):
+    """A connection to one address under the name of its host."""
+
+    def __init__(self, host: str, port: int, address: str, secure: bool, timeout: float) -> None:
+        super().__init__(host, port, timeout=timeout)
+        self._pin = address
+        self._secure = secure
+
+    def connect(self) -> None:
+        sock = socket.create_connection((self._pin, self.port), self.timeout)
+        try:
+            context = ssl.create_default_context() if self._secure else None
+            self.sock = context.wrap_socket(sock, server_hostname=self.host) if context else sock
+        except OSError:
+            sock.close()
+            raise
+
+
+class _Text(HTMLParser):
+    """The readable text of a page."""
+
+    SKIPPED = frozenset({"script", "style", "noscript", "template", "svg", "head"})
+    BLOCKS = frozenset("p div br li tr h1 h2 h3 h4 h5 h6 section article ul ol table pre blockquote hr".split())
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[str] = []
+        self._skipping: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in self.SKIPPED:
+            self._skipping.append(tag)
+        elif tag in self.BLOCKS:
+            self.parts.append("\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._skipping:
+            del self._skipping[self._skipping.index(tag) :]
+        elif tag in self.BLOCKS:
+            self.parts.append("\n")
+
+    def handle_data(self, data: str) -> None:
+        if not self._skipping:
+            self.parts.append(data)
+
+
+def html_text(html: str) -> str:
+    """The text of an HTML page: scripts and styles left out, one line a block."""
+    parser = _Text()
+    parser.feed(html)
+    parser.close()
+    lines = [re.sub(r"[ \t\r\f\v]+", " ", line).strip() for line in "".join(parser.parts).split("\n")]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+TOOL = FetchTool()

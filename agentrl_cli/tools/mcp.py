@@ -1,0 +1,270 @@
+"""Tools of MCP servers, over stdio and streamable HTTP, through the official `mcp` package.
+
+    - mcp:
+        time: {command: python, args: [server.py], env: {TZ: UTC}, session: episode}
+        web: {url: "http://127.0.0.1:8000/mcp", auth_token_env: WEB_TOKEN}
+
+A server is asked for its tools when the pack is loaded. While episodes run, one connection serves them all (`session:
+shared`), or each has its own (`session: episode`, for servers that keep state); it is closed when nobody uses it.
+A server that goes away is an EnvError; an error that it answers is an observation. MCP tools count as `external`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.errors import AgentRLError, ConfigError, EnvError, MissingDependency
+from agentrl_cli.tools.base import Tool, ToolContext
+from agentrl_cli.types import ToolResult
+
+KEYS = {
+    *("command", "args", "env", "cwd"),
+    *("url", "auth_token", "auth_token_env", "headers"),
+    *("session", "timeout", "start_timeout", "type", "transport"),
+}
+
+
+@dataclass(frozen=True)
+class Server:
+    """How an MCP server is reached."""
+
+    name: str
+    folder: Path
+    given: Mapping[str, Any]
+
+    @property
+    def shared(self) -> bool:
+        return bool(self.given.get("session", "shared") == "shared")
+
+    @property
+    def start_timeout(self) -> float:
+        """Seconds that starting it and asking for its tools may take."""
+        return float(self.given.get("start_timeout", 30.0))
+
+    @classmethod
+    def of(cls, where: str, name: str, given: Any, folder: Path) -> Server:
+        """Raises ConfigError for unknown keys, or where it is neither a command nor an address."""
+        if not isinstance(given, Mapping) or ("command" in given) == ("url" in given):
+            raise ConfigError(f"{where}: the MCP server {name} needs either a command or a url.")
+        unknown = sorted(set(given) - KEYS)
+        if unknown:
+            raise ConfigError(f"{where}: the MCP server {name} has unknown keys: {', '.join(unknown)}.")
+        if given.get("session", "shared") not in ("shared", "episode"):
+            raise ConfigError(f"{where}: the session of the MCP server {name} is shared or episode.")
+        return cls(name, folder, dict(given))
+
+    def client(self, stack: Any) -> Any:
+        """The mcp package's client for it; what it needs besides is put on `stack`."""
+        try:
+            from mcp import Client, StdioServerParameters, stdio_client
+            from mcp.client.streamable_http import streamable_http_client
+        except ImportError as error:
+            raise MissingDependency("MCP servers need mcp.", hint="pip install 'agentrl-cli[mcp]'") from error
+        given = self.given
+        if "command" in given:
+            cwd = self.folder / str(given.get("cwd") or ".")
+            env = {str(key): str(value) for key, value in (given.get("env") or {}).items()}
+            args = [str(arg) for arg in given.get("args") or ()]
+            errors = stack.enter_context(Path(os.devnull).open("w"))  # noqa: SIM115 - the stack closes it
+            parameters = StdioServerParameters(command=str(given["command"]), args=args, env=env, cwd=cwd)
+            return Client(stdio_client(parameters, errlog=errors))
+        return Client(streamable_http_client(str(given["url"]), http_client=self._http(stack)))
+
+    def _http(self, stack: Any) -> Any:
+        import httpx2
+
+        headers = {str(key): str(value) for key, value in (self.given.get("headers") or {}).items()}
+        token = self.given.get("auth_token") or os.environ.get(str(self.given.get("auth_token_env") or ""), "")
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        return httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30.0, read=300.0))
+
+
+@asynccontextmanager
+async def connected(server: Server) -> AsyncIterator[Any]:
+    """A client that has shaken hands. Raises EnvError where the server cannot be reached."""
+    from contextlib import AsyncExitStack
+
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(server.start_timeout):
+                client = await stack.enter_async_context(server.client(stack))
+        except AgentRLError:
+            raise
+        except Exception as error:
+            raise EnvError(f"The MCP server {server.name} cannot be reached: {_reason(error)}") from error
+        yield client
+
+
+class Connection:
+    """One client, opened and closed by a task of its own: the package's scopes must be left where they were entered."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.users = 0
+        self._enough = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._client: asyncio.Future[Any] = loop.create_future()
+        self._task = loop.create_task(self._hold(), name=f"mcp-{server.name}")
+
+    async def _hold(self) -> None:
+        try:
+            async with connected(self.server) as client:
+                self._client.set_result(client)
+                await self._enough.wait()
+        except Exception as error:  # noqa: BLE001 - told to whoever waits for the client; nobody does after that
+            if not self._client.done():
+                self._client.set_exception(error)
+
+    async def client(self) -> Any:
+        """The client, once it is there. Raises EnvError."""
+        return await asyncio.shield(self._client)
+
+    async def close(self) -> None:
+        """End the connection; a server that was started is stopped."""
+        self._enough.set()
+        await asyncio.wait([self._task])
+        if self._client.done() and not self._client.cancelled():
+            self._client.exception()  # it was told, or nobody asked
+
+
+@dataclass
+class Link:
+    """A server, and its connections in use."""
+
+    server: Server
+    _shared: dict[asyncio.AbstractEventLoop, Connection] = field(default_factory=dict)
+
+    async def take(self, ctx: ToolContext) -> Connection:
+        """The connection of an episode: the tools of one server share it."""
+        key = f"mcp:{self.server.name}"
+        found: Connection | None = ctx.state.get(key)
+        if found is None and self.server.shared:
+            found = self._shared.get(asyncio.get_running_loop())
+        if found is None:
+            found = Connection(self.server)
+            if self.server.shared:
+                self._shared[asyncio.get_running_loop()] = found
+        ctx.state[key] = found
+        found.users += 1
+        return found
+
+    async def give_back(self, connection: Connection) -> None:
+        """Closed by its last user."""
+        connection.users -= 1
+        if connection.users == 0:
+            loop = asyncio.get_running_loop()
+            if self._shared.get(loop) is connection:
+                del self._shared[loop]
+            await connection.close()
+
+
+class McpTool(Tool):
+    """A tool of an MCP server."""
+
+    external = True
+
+    def __init__(self, link: Link, name: str, description: str, parameters: Mapping[str, Any]) -> None:
+        self.link = link
+        self.name = self.remote = name
+        self.timeout = link.server.given.get("timeout")
+        function = {"name": name, "description": description, "parameters": dict(parameters)}
+        self.schema = {"type": "function", "function": function}
+
+    async def create(self, ctx: ToolContext) -> Connection:
+        connection = await self.link.take(ctx)
+        try:
+            await connection.client()
+        except BaseException:
+            await self.link.give_back(connection)
+            raise
+        return connection
+
+    async def execute(self, state: Connection, arguments: dict[str, Any]) -> ToolResult:
+        from mcp import MCPError
+
+        client = await state.client()
+        try:
+            answer = await client.call_tool(self.remote, arguments)
+        except MCPError as error:
+            if state._task.done():
+                raise EnvError(f"The MCP server {self.link.server.name} went away: {error}") from error
+            return ToolResult(f"Error: {error}", error="exception")
+        except (OSError, RuntimeError) as error:
+            raise EnvError(f"The MCP server {self.link.server.name} went away: {_reason(error)}") from error
+        return _result(answer)
+
+    async def release(self, state: Connection) -> None:
+        await self.link.give_back(state)
+
+
+def mcp_tools(where: str, name: str, given: Any, folder: Path) -> list[Tool]:
+    """The tools that a server has, asked for now. Raises ConfigError, EnvError, MissingDependency."""
+    server = Server.of(where, name, given, folder)
+    listed: list[Any] = []
+    failed: list[BaseException] = []
+
+    def ask() -> None:  # in a thread: the caller may be inside a running loop
+        try:
+            listed.extend(asyncio.run(_listed(server)))
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
+            failed.append(error)
+
+    thread = threading.Thread(target=ask, name=f"mcp-{name}")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    link = Link(server)
+    return [McpTool(link, item.name, item.description or "", _parameters(item)) for item in listed]
+
+
+async def _listed(server: Server) -> list[Any]:
+    found: list[Any] = []
+    async with connected(server) as client:
+        try:
+            page = await client.list_tools()
+            found += page.tools
+            while page.next_cursor:
+                page = await client.list_tools(cursor=page.next_cursor)
+                found += page.tools
+        except Exception as error:
+            raise EnvError(f"The MCP server {server.name} lists no tools: {_reason(error)}") from error
+    return found
+
+
+def _parameters(item: Any) -> dict[str, Any]:
+    schema = dict(item.input_schema)
+    schema.pop("title", None)
+    schema.setdefault("type", "object")
+    schema.setdefault("properties", {})
+    return schema
+
+
+def _result(answer: Any) -> ToolResult:
+    """The texts of an answer, one after another, and its images."""
+    texts: list[str] = []
+    images: list[bytes] = []
+    for block in answer.content:
+        if block.type == "text":
+            texts.append(block.text)
+        elif block.type == "image":
+            images.append(base64.b64decode(block.data))
+        else:
+            texts.append(f"[{block.type}]")
+    return ToolResult("\n".join(texts), error="exception" if answer.is_error else None, images=tuple(images))
+
+
+def _reason(error: BaseException) -> str:
+    """The first real error of a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__

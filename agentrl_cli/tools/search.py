@@ -1,0 +1,208 @@
+"""`search`: a local BM25 index over JSONL or a folder of texts, or an HTTP retriever.
+
+The index is bm25s's (https://github.com/xhluca/bm25s), built at the first search and shared by all episodes. Documents
+are JSONL rows with `contents` or `text` (and perhaps `id` and `title`), or the .txt and .md files of a folder, one a
+paragraph group. A retriever answers POST {"queries", "topk", "return_scores"} with {"result": [[{"document",
+"score"}]]}, as Search-R1's and verl's do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.errors import ConfigError, DataError, EnvError, MissingDependency, PolicyError
+from agentrl_cli.policies.remote import Endpoint
+from agentrl_cli.tools.base import Tool, ToolContext
+from agentrl_cli.tools.schema import tool_schema
+from agentrl_cli.types import ToolResult
+
+PIECE = 1200
+"""Characters of one piece of a text file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A piece of text that can be found."""
+
+    id: str
+    title: str
+    text: str
+
+
+def search(query: str, top_k: int = 3) -> ToolResult:
+    """Search the documents for words and return the best passages.
+
+    Args:
+        query: Words that the passage should have.
+        top_k: How many passages.
+    """
+    raise NotImplementedError("SearchTool.execute searches.")
+
+
+class SearchTool(Tool):
+    """`corpus`: a JSONL file or a folder (relative to the pack), or `url`: a retriever. A row's `corpus` goes first."""
+
+    name = "search"
+    pure = True
+    examples = ({"query": "largest moon of Saturn"}, {"query": "rivers in Peru", "top_k": 2})
+
+    def __init__(
+        self, corpus: str = "", *, url: str = "", top_k: int = 10, width: int = 600, seconds: float = 10.0
+    ) -> None:
+        if corpus and url:
+            raise ConfigError("search takes a corpus or a url, not both.")
+        if top_k < 1 or width < 1:
+            raise ConfigError("The limits of search (top_k, width) must be above 0.")
+        self.corpus, self.url, self.most, self.width, self.seconds = corpus, url, top_k, width, seconds
+        self.timeout = seconds
+        self.schema = tool_schema(search)
+        self.folder: Path | None = None
+
+    def at(self, folder: Path) -> SearchTool:
+        tool = copy.copy(self)
+        tool.folder = folder
+        return tool
+
+    async def create(self, ctx: ToolContext) -> str:
+        own = ctx.task.data.get("corpus") if ctx.task is not None else None
+        source = str(own or self.corpus)
+        if not source and not self.url:
+            hint = "Name one: {name: search, config: {corpus: …}}"
+            raise EnvError("search has neither a corpus nor a url.", hint=hint)
+        return source
+
+    async def execute(self, state: str, arguments: dict[str, Any]) -> ToolResult:
+        query, count = str(arguments["query"]), int(arguments.get("top_k", 3))
+        if not query.strip() or count < 1:
+            return ToolResult("Error: query needs words, and top_k must be above 0.", error="bad_arguments")
+        count = min(count, self.most)
+        if self.url:
+            found = await self._remote(query, count)
+        else:
+            path = (self.folder or Path()) / state
+            found = await asyncio.to_thread(lambda: index_of(path).search(query, count))
+        return ToolResult(self.shown(found), metrics={"found": float(len(found))})
+
+    def shown(self, found: list[Document]) -> str:
+        """Passages as the model reads them."""
+        if not found:
+            return "No passage has these words."
+        return "\n".join(
+            f"[{n}] {d.title + ': ' if d.title else ''}{' '.join(d.text.split())[: self.width]}"
+            for n, d in enumerate(found, 1)
+        )
+
+    async def _remote(self, query: str, count: int) -> list[Document]:
+        endpoint = Endpoint(self.url, concurrency=1, timeout=self.seconds, retries=2)
+        try:
+            answer = await endpoint.post("", {"queries": [query], "topk": count, "return_scores": True})
+        except PolicyError as error:
+            raise EnvError(f"The retriever failed: {error.message}", hint=error.hint) from error
+        finally:
+            endpoint.close()
+        try:
+            return [_retrieved(item) for item in answer["result"][0][:count]]
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise EnvError(f"The retriever answered in another form: {json.dumps(answer)[:200]}") from error
+
+
+def _retrieved(item: Mapping[str, Any]) -> Document:
+    """`{"document": {"contents": "title\\ntext"}}`, or the document itself."""
+    given = item.get("document", item)
+    if isinstance(given, str):
+        return Document("", "", given)
+    text = str(given.get("contents") or given.get("text") or "")
+    title = str(given.get("title") or "")
+    if not title and "\n" in text:
+        title, _, text = text.partition("\n")
+    return Document(str(given.get("id") or ""), title.strip('"'), text)
+
+
+class Index:
+    """Documents and their BM25 weights."""
+
+    def __init__(self, documents: list[Document]) -> None:
+        """Raises MissingDependency without bm25s."""
+        try:
+            import bm25s
+        except ImportError as error:
+            raise MissingDependency("search needs bm25s.", hint="pip install bm25s") from error
+        self.documents = documents
+        self._bm25s = bm25s
+        tokens = bm25s.tokenize([f"{d.title} {d.text}" for d in documents], stopwords=None, show_progress=False)
+        self._retriever = bm25s.BM25()
+        self._retriever.index(tokens, show_progress=False)
+
+    def search(self, query: str, count: int) -> list[Document]:
+        """The best documents that share a word with the query, best first; ties in the order of the corpus."""
+        words = self._bm25s.tokenize([query], stopwords=None, return_ids=False, show_progress=False)[0]
+        known = [word for word in words if word in self._retriever.vocab_dict]
+        if not known:
+            return []
+        scores = self._retriever.get_scores(known)
+        order = sorted(range(len(self.documents)), key=lambda n: (-float(scores[n]), n))[:count]
+        return [self.documents[n] for n in order if scores[n] > 0]
+
+
+_INDEXES: dict[tuple[str, int], Index] = {}
+_BUILDING = threading.Lock()
+
+
+def index_of(path: Path) -> Index:
+    """The index of a corpus, built once for each version of it. Raises EnvError where there is none, DataError."""
+    if not path.exists():
+        raise EnvError(f"There is no corpus {path}.")
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in (".txt", ".md", ".jsonl"))
+    key = (str(path.absolute()), hash(tuple((str(file), file.stat().st_mtime_ns) for file in files)))
+    with _BUILDING:
+        if key not in _INDEXES:
+            documents = [document for file in files for document in read_documents(file)]
+            if not documents:
+                raise EnvError(f"The corpus {path} is empty.")
+            _INDEXES[key] = Index(documents)
+        return _INDEXES[key]
+
+
+def read_documents(path: Path) -> list[Document]:
+    """The documents of a file. Raises DataError with the line for a bad one."""
+    if path.suffix == ".jsonl":
+        lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        return [_document(path, number, line) for number, line in lines if line.strip()]
+    return [
+        Document(f"{path.name}:{n}", path.stem, piece)
+        for n, piece in enumerate(pieces(path.read_text(encoding="utf-8")))
+    ]
+
+
+def _document(path: Path, number: int, line: str) -> Document:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{path}:{number}: not JSON: {error}") from error
+    text = row.get("contents") or row.get("text") if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        raise DataError(f"{path}:{number}: a document needs `contents` or `text`.")
+    return Document(str(row.get("id", number)), str(row.get("title") or ""), text)
+
+
+def pieces(text: str) -> list[str]:
+    """A text in pieces of whole paragraphs, about PIECE characters each."""
+    out: list[str] = []
+    for paragraph in text.split("\n\n"):
+        if not paragraph.strip():
+            continue
+        if out and len(out[-1]) + len(paragraph) < PIECE:
+            out[-1] += "\n\n" + paragraph
+        else:
+            out.append(paragraph.strip())
+    return out
+
+
+TOOL = SearchTool()

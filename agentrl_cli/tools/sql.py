@@ -1,0 +1,185 @@
+"""`sql`: a SQLite database per episode, read-only or writable, in memory, with limits.
+
+The database comes from the row's `database` or the tool's setting: a script of SQL statements, or the path of a `.db`,
+`.sqlite` or `.sql` file (relative to the pack). Each episode works on its own copy. An authorizer allows what a query
+or a change of tables needs and refuses the rest: ATTACH, PRAGMA that set anything, extensions. A query that runs too
+long is interrupted; rows, text and memory are bounded. What goes wrong is told to the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.errors import ConfigError, EnvError
+from agentrl_cli.tools.base import Tool, ToolContext
+from agentrl_cli.tools.schema import tool_schema
+from agentrl_cli.types import ToolResult
+
+WIDTH = 200
+"""Characters shown of one value."""
+STATE = "sql"
+"""Where the episode's connection stands in `ToolContext.state`, for rewards."""
+
+READ = {
+    sqlite3.SQLITE_SELECT,
+    sqlite3.SQLITE_READ,
+    sqlite3.SQLITE_FUNCTION,
+    sqlite3.SQLITE_RECURSIVE,
+    sqlite3.SQLITE_TRANSACTION,
+    sqlite3.SQLITE_SAVEPOINT,
+}
+WRITE = {
+    *(sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_ALTER_TABLE),
+    *(sqlite3.SQLITE_CREATE_TABLE, sqlite3.SQLITE_CREATE_INDEX, sqlite3.SQLITE_CREATE_VIEW),
+    *(sqlite3.SQLITE_CREATE_TRIGGER, sqlite3.SQLITE_CREATE_TEMP_TABLE, sqlite3.SQLITE_CREATE_TEMP_VIEW),
+    *(sqlite3.SQLITE_DROP_TABLE, sqlite3.SQLITE_DROP_INDEX, sqlite3.SQLITE_DROP_VIEW, sqlite3.SQLITE_DROP_TRIGGER),
+    *(sqlite3.SQLITE_DROP_TEMP_TABLE, sqlite3.SQLITE_DROP_TEMP_VIEW, sqlite3.SQLITE_REINDEX, sqlite3.SQLITE_ANALYZE),
+}
+PRAGMAS = {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "foreign_key_list"}
+"""PRAGMAs that only read the schema."""
+
+
+def sql(query: str) -> ToolResult:
+    """Run a SQL statement on the SQLite database and return its rows. The schema is in the table sqlite_master.
+
+    Args:
+        query: One SQLite statement.
+    """
+    raise NotImplementedError("SqlTool.execute runs the query.")
+
+
+class SqlTool(Tool):
+    """`database`: where rows bring none. `rows`: most rows that are shown. `seconds`: of one statement."""
+
+    name = "sql"
+    own_timeout = True  # the statement is interrupted by itself
+    examples = ({"query": "SELECT 6 * 7 AS answer"}, {"query": "SELECT name FROM sqlite_master"})
+
+    def __init__(
+        self,
+        database: str = "",
+        *,
+        writable: bool = False,
+        rows: int = 50,
+        seconds: float = 2.0,
+        memory_mb: int = 64,
+    ) -> None:
+        if rows < 1 or seconds <= 0 or memory_mb < 1:
+            raise ConfigError("The limits of sql (rows, seconds, memory_mb) must be above 0.")
+        self.database, self.writable, self.rows = database, writable, rows
+        self.seconds, self.memory_mb = seconds, memory_mb
+        self.schema = tool_schema(sql)
+        self.folder: Path | None = None
+
+    def at(self, folder: Path) -> SqlTool:
+        tool = copy.copy(self)
+        tool.folder = folder
+        return tool
+
+    async def create(self, ctx: ToolContext) -> sqlite3.Connection:
+        source = str((ctx.task.data.get("database") if ctx.task is not None else None) or self.database)
+        connection = await asyncio.to_thread(open_database, source, self.folder, self.memory_mb)
+        ctx.state[STATE] = connection
+        return connection
+
+    async def execute(self, state: sqlite3.Connection, arguments: dict[str, Any]) -> ToolResult:
+        lock: asyncio.Lock = self.__dict__.setdefault("_locks", {}).setdefault(id(state), asyncio.Lock())
+        async with lock:  # calls of one turn run at once, and a connection has one interrupt
+            return await asyncio.to_thread(self.run, state, str(arguments["query"]))
+
+    def run(self, connection: sqlite3.Connection, query: str) -> ToolResult:
+        """One statement within the limits, committed where it is writable."""
+        ends = time.monotonic() + self.seconds
+        connection.set_authorizer(self._allowed)
+        connection.set_progress_handler(lambda: int(time.monotonic() > ends), 1000)
+        try:
+            with closing(connection.execute(query)) as cursor:
+                return ToolResult(table(cursor, self.rows))
+        except (sqlite3.Error, sqlite3.Warning, MemoryError, OverflowError, UnicodeError) as error:
+            return self._failed(error)
+        finally:
+            connection.set_progress_handler(None, 0)
+            connection.set_authorizer(None)
+
+    async def release(self, state: sqlite3.Connection) -> None:
+        self.__dict__.get("_locks", {}).pop(id(state), None)
+        state.interrupt()  # a statement that a timed-out episode left running
+        await asyncio.to_thread(state.close)
+
+    def _allowed(self, action: int, first: str | None, second: str | None, *rest: str | None) -> int:
+        if action in READ:
+            fine = (second or "").casefold() != "load_extension"
+        elif action == sqlite3.SQLITE_PRAGMA:
+            fine = (first or "").casefold() in PRAGMAS
+        else:
+            fine = self.writable and action in WRITE
+        return sqlite3.SQLITE_OK if fine else sqlite3.SQLITE_DENY
+
+    def _failed(self, error: BaseException) -> ToolResult:
+        text = str(error)
+        if "interrupted" in text:
+            return ToolResult(f"Error: the statement took longer than {self.seconds:g} s.", error="timeout")
+        if "not authorized" in text or "prohibited" in text:
+            allowed = "queries and changes of tables" if self.writable else "queries; the database is read-only"
+            return ToolResult(f"Error: {text}. Allowed are {allowed}.", error="refused")
+        return ToolResult(f"Error: {text or type(error).__name__}", error="exception")
+
+
+def open_database(source: str, folder: Path | None, memory_mb: int) -> sqlite3.Connection:
+    """An own copy, in memory, of the database that a script or a file holds; an empty one where `source` is "".
+
+    Raises EnvError where it cannot be made: the row, not the model, is to blame.
+    """
+    connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+    try:
+        connection.execute(f"PRAGMA max_page_count={memory_mb * 256}")
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1 << 20)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        if source.endswith((".db", ".sqlite", ".sqlite3", ".sql")) and "\n" not in source:
+            path = (folder or Path()) / source
+            if not path.is_file():
+                raise EnvError(f"There is no database {path}.")
+            if path.suffix == ".sql":
+                connection.executescript(path.read_text(encoding="utf-8"))
+            else:
+                with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as original:
+                    original.backup(connection)
+        elif source:
+            connection.executescript(source)
+    except (sqlite3.Error, OSError, UnicodeError) as error:
+        connection.close()
+        raise EnvError(f"The database of the row cannot be made: {error}") from error
+    except EnvError:
+        connection.close()
+        raise
+    return connection
+
+
+def table(cursor: sqlite3.Cursor, rows: int) -> str:
+    """Rows as text: a header, one line a row, values between bars; how many changed where there are none."""
+    if cursor.description is None:
+        return f"OK, {max(cursor.rowcount, 0)} rows changed."
+    found = cursor.fetchmany(rows + 1)
+    lines = [" | ".join(str(column[0]) for column in cursor.description)]
+    lines += [" | ".join(_shown(value) for value in row) for row in found[:rows]]
+    if not found:
+        lines.append("(no rows)")
+    if len(found) > rows:
+        lines.append(f"[more than {rows} rows; narrow the query]")
+    return "\n".join(lines)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    text = f"x'{value[:32].hex()}'" if isinstance(value, bytes) else str(value)
+    return text if len(text) <= WIDTH else text[:WIDTH] + "…"
+
+
+TOOL = SqlTool()

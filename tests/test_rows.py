@@ -1,0 +1,302 @@
+"""Rows of other projects, from every kind of file, and from code; a bad one is told with its place."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.errors import ConfigError, DataError, EnvError, EnvironmentProblem, MissingDependency, NotFound
+from agentrl_cli.paths import packs_dir
+from agentrl_cli.rewards import Reward
+from agentrl_cli.tasks import Pack, load_pack
+from agentrl_cli.tasks.forms import detect, normal
+from agentrl_cli.tasks.sources import Source, without_nulls
+from agentrl_cli.types import Task
+
+SCHEMA = {"type": "function", "function": {"name": "lookup", "description": "Look.", "parameters": {"type": "object"}}}
+VERL: dict[str, Any] = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "system", "content": "Count."}, {"role": "user", "content": "2 + 3?"}],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "5"},
+    "extra_info": {
+        "split": "train",
+        "index": 0,
+        "need_tools_kwargs": True,
+        "tools_kwargs": {"lookup": {"create_kwargs": {"ground_truth": "5"}}},
+        "interaction_kwargs": {"name": "gsm8k", "ground_truth": "5"},
+    },
+}
+MESSAGES: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Look up a."}],
+    "tools": [SCHEMA],
+    "tool_choice": {"type": "function", "function": {"name": "lookup"}},
+}
+MINIMIND: dict[str, Any] = {
+    "conversations": [
+        {"role": "system", "content": "", "tools": json.dumps([SCHEMA])},
+        {"role": "user", "content": "Look up a."},
+        {"role": "assistant", "content": "placeholder"},
+    ],
+    "gt": ["42"],
+}
+HUMANEVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": "def one():\n",
+    "entry_point": "one",
+    "canonical_solution": "    return 1\n",
+    "test": "def check(candidate):\n    assert candidate() == 1\n",
+}
+GSM8K = {"question": "How many?", "answer": "2 + 1000 = <<2+1000=1002>>\n#### 1,002"}
+TRL = {"prompt": [{"role": "user", "content": "Say a."}], "solution": "a"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A pack with one tool, `lookup`, and no rows of its own."""
+    shutil.copytree(packs_dir() / "echo-task", tmp_path / "p")
+    spec = (tmp_path / "p" / "task.yaml").read_text().replace("row: [answer]\n", "")
+    (tmp_path / "p" / "task.yaml").write_text(spec)
+    for path in (tmp_path / "p" / "data").iterdir():
+        path.unlink()
+    return tmp_path / "p"
+
+
+def tasks(folder: Path, *rows: Any, split: str = "train") -> list[Task]:
+    (folder / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_pack(folder).tasks(split)
+
+
+def with_data(folder: Path, **data: Any) -> Path:
+    with (folder / "task.yaml").open("a") as file:
+        file.write(f"\ndata: {json.dumps(data)}\n")
+    return folder
+
+
+# --- forms -----------------------------------------------------------------------------------------------------------
+
+
+def test_forms_are_told_apart() -> None:
+    rows = (VERL, MESSAGES, MINIMIND, HUMANEVAL, GSM8K, TRL)
+    assert [detect(row) for row in rows] == ["verl", "messages", "minimind", "humaneval", "gsm8k", "own"]
+    assert detect({**GSM8K, "prompt": "p"}) == "own"  # a pack's row may well have a question, too
+
+
+def test_verl_rows(folder: Path) -> None:
+    plain, without, single = tasks(
+        folder, VERL, {**VERL, "use_tool": False}, {**VERL, "agent_name": "single_turn_agent"}
+    )
+    assert plain.id == f"{plain.pack}/train-00001" and plain.family == "openai/gsm8k"
+    assert plain.prompt == tuple(VERL["prompt"])
+    assert plain.data["ground_truth"] == "5" and plain.data["extra_info"] == VERL["extra_info"]
+    assert (plain.tools, without.tools, single.tools) == (None, (), ())
+
+
+def test_messages_rows(folder: Path) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "lookup", "arguments": '{"key": "a"}'}}
+    history = [
+        {"role": "user", "content": "Look up a."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "b"},
+        {"role": "user", "content": "And b?"},
+    ]
+    first, second = tasks(folder, MESSAGES, {"messages": history})
+    assert first.tools == ("lookup",) and first.data["tool_choice"] == MESSAGES["tool_choice"]
+    said = second.prompt[2]
+    assert said["content"] == "" and said["tool_calls"][0]["function"]["arguments"] == {"key": "a"}
+    assert second.tools is None and second.prompt[0]["role"] == "system"
+
+
+def test_minimind_rows(folder: Path) -> None:
+    (task,) = tasks(folder, MINIMIND)
+    assert [message["role"] for message in task.prompt] == ["system", "user"]  # the pack's own system message
+    assert task.tools == ("lookup",) and task.data["gt"] == ["42"]
+
+
+def test_humaneval_gsm8k_and_trl_rows(folder: Path) -> None:
+    code, count, say = tasks(folder, HUMANEVAL, GSM8K, TRL)
+    assert code.data["id"] == "HumanEval-0" and "```python\ndef one():\n```" in code.prompt[-1]["content"]
+    assert code.data["code_prompt"] == "def one():\n" and code.data["entry_point"] == "one"
+    assert count.prompt[-1]["content"] == "How many?" and count.data["answer"] == "1002"
+    assert count.data["solution"] == GSM8K["answer"]
+    assert say.data["solution"] == "a" and say.id.endswith("train-00003")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({**VERL, "reward_model": "rule"}, "must be objects"),
+        ({**VERL, "prompt": []}, "must be a list of messages"),
+        ({**MESSAGES, "tools": [{"function": {}}]}, "a schema in `tools` has no name"),
+        ({**MESSAGES, "tools": [{"function": {"name": "look"}}], "tool_choice": "auto"}, "no tool 'look'"),
+        ({**MESSAGES, "tool_choice": "always"}, "`tool_choice` must be none, auto, required or name a function"),
+        ({**MESSAGES, "tools": [], "tool_choice": "required"}, "and there are no tools"),
+        ({**MESSAGES, "tool_choice": {"function": {"name": "x"}}}, "names 'x', which is none"),
+        ({**TRL, "tool_choice": {"function": {"name": "x"}}}, "names 'x'; there are lookup"),
+        ({**MINIMIND, "conversations": MINIMIND["conversations"][:2]}, "the assistant's placeholder"),
+        ({"conversations": []}, "at least two messages"),
+        ({**GSM8K, "question": 3}, "`question` must be a text"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            "are not JSON",
+        ),
+    ],
+)
+def test_bad_rows_of_every_form_are_told_with_file_and_line(folder: Path, row: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError) as caught:
+        tasks(folder, TRL, row)
+    assert caught.value.message.startswith(f"{folder}/data/train.jsonl:2: ") and words in caught.value.message
+
+
+def test_a_form_may_be_said(folder: Path) -> None:
+    with pytest.raises(DataError, match="must be objects"):
+        normal({"prompt": [], "extra_info": 3}, "verl")
+    (folder / "rows.jsonl").write_text(json.dumps({**GSM8K, "prompt": "p", "id": "1"}) + "\n")
+    with_data(folder, train={"path": "rows.jsonl", "form": "gsm8k", "limit": 1})
+    assert load_pack(folder).tasks("train")[0].data["answer"] == "1002"
+
+
+# --- places ----------------------------------------------------------------------------------------------------------
+
+
+def test_json_files(folder: Path) -> None:
+    (folder / "data" / "train.json").write_text(json.dumps([VERL, TRL]))
+    (folder / "data" / "test.json").write_text(json.dumps({"version": 1, "data": [GSM8K, 3]}))
+    pack = load_pack(folder)
+    assert pack.splits() == ["train", "test"] and len(pack.tasks("train")) == 2
+    with pytest.raises(DataError, match=r"data/test\.json:2: a row must be a JSON object"):
+        pack.tasks("test")
+    (folder / "data" / "train.json").write_text('[{"a": 1},\n]')
+    with pytest.raises(DataError, match=r"train\.json:2: not JSON"):
+        load_pack(folder).tasks("train")
+
+
+def test_parquet_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    other = {**VERL, "extra_info": {"tools_kwargs": {"other": {"create_kwargs": {"a": 1}}}}}
+    parquet.write_table(pyarrow.Table.from_pylist([VERL, other]), folder / "data" / "train.parquet")
+    first, second = load_pack(folder).tasks("train")
+    assert first.data["extra_info"] == VERL["extra_info"]  # what the other row has is no null of this one
+    assert second.data["extra_info"] == other["extra_info"]
+    (folder / "data" / "train.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(DataError, match=r"train\.parquet is no parquet file"):
+        load_pack(folder).tasks("train")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingDependency) as caught:
+        load_pack(folder).tasks("train")
+    assert "agentrl-cli[data]" in caught.value.hint
+
+
+def test_a_dataset_of_the_hub(folder: Path, tmp_path: Path) -> None:
+    """`datasets` loads a folder of files by the same call as a name of the hub."""
+    pytest.importorskip("datasets")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.jsonl").write_text(json.dumps(GSM8K) + "\n")
+    with_data(folder, train={"hub": str(tmp_path / "set"), "split": "train"}, test={"hub": "nobody/nothing-here"})
+    assert load_pack(folder).tasks("train")[0].data["answer"] == "1002"
+    with pytest.raises((EnvironmentProblem, NotFound)) as caught:
+        load_pack(folder).tasks("test")
+    assert "nobody/nothing-here" in caught.value.message
+
+
+def test_without_datasets_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingDependency, match="needs the package `datasets`"):
+        list(Source("hub", "a/b", folder).rows())
+
+
+ROWS = """
+import random
+
+class Rows:
+    def __init__(self, size=3):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        return {"prompt": f"row {index}"}
+
+class Listed(Rows):
+    def __iter__(self):
+        return iter([{"prompt": "a"}, 5])
+
+def fresh(seed, low=0):
+    rng = random.Random(seed)
+    while True:
+        yield {"prompt": f"Say {rng.randint(low, 999)}."}
+
+def short(seed):
+    yield {"prompt": "only"}
+    raise RuntimeError("no more")
+"""
+
+
+def test_dataset_classes_and_generators(folder: Path) -> None:
+    with (folder / "task.py").open("a") as file:
+        file.write(ROWS)
+    with_data(
+        folder,
+        train={"generate": "fresh", "seed": 7, "count": 5, "args": {"low": 900}},
+        test={"dataset": "task.py:Rows", "args": {"size": 4}},
+        listed={"dataset": "Listed"},
+        other={"generate": "fresh", "seed": 8, "count": 5},
+        broken={"generate": "short", "count": 2},
+        wrong={"dataset": "Rows", "args": {"sice": 4}},
+    )
+    pack = load_pack(folder)
+    said = [task.prompt[-1]["content"] for task in pack.tasks("train")]
+    assert len(said) == 5 == len(set(said)) and said == [t.prompt[-1]["content"] for t in pack.tasks("train")]
+    assert said != [task.prompt[-1]["content"] for task in pack.tasks("other")]
+    assert pack.tasks("train", limit=3) == pack.tasks("train")[:3]  # a longer run begins with the same rows
+    assert [task.prompt[-1]["content"] for task in pack.tasks("test")] == [f"row {n}" for n in range(4)]
+    with pytest.raises(DataError, match="dataset Listed:2: a row must be a mapping"):
+        pack.tasks("listed")
+    with pytest.raises(EnvError, match="short raised RuntimeError: no more"):
+        pack.tasks("broken")
+    with pytest.raises(ConfigError, match="sice"):
+        pack.tasks("wrong")
+    with pytest.raises(NotFound, match="'trian'"):
+        pack.tasks("trian")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (3, "must be a path, or have one of"),
+        ({"path": "a.jsonl", "hub": "b"}, "must be a path, or have one of"),
+        ({"path": "a.jsonl", "seed": 1}, "unknown keys: seed"),
+        ({"path": "a.jsonl", "form": "verk"}, "No form named 'verk'"),
+        ({"path": "a.jsonl", "limit": 0}, "`limit` must be a number above 0"),
+        ({"generate": "g"}, "`count` is needed"),
+    ],
+)
+def test_sources_that_cannot_be(folder: Path, value: object, words: str) -> None:
+    with_data(folder, train=value)
+    with pytest.raises(ConfigError, match=words):
+        load_pack(folder)
+
+
+def test_other_files_are_refused(folder: Path) -> None:
+    with_data(folder, train="rows.csv", test="gone.jsonl")
+    with pytest.raises(ConfigError, match=r"rows are read from \.jsonl, \.json, \.parquet"):
+        load_pack(folder).tasks("train")
+    with pytest.raises(NotFound, match=r"gone\.jsonl"):
+        load_pack(folder).tasks("test")
+
+
+def test_rows_of_a_script_may_have_any_form() -> None:
+    pack = Pack.of("mine", [GSM8K, TRL], [Reward("exact", lambda episode, ctx: 1.0)])
+    assert [task.prompt[-1]["content"] for task in pack.tasks("train")] == ["How many?", "Say a."]
+
+
+def test_nulls_of_columnar_files() -> None:
+    assert without_nulls({"a": None, "b": [{"c": None, "d": 1}, None]}) == {"b": [{"d": 1}, None]}
