@@ -62,6 +62,8 @@ async def open_runtime(
         sandbox = None
         if any(pack.sandbox for pack in found.values()):
             sandbox = await stack.enter_async_context(await Sandbox.open(config.sandbox))
+            for imports in {pack.imports for pack in found.values() if pack.imports}:
+                await sandbox.check(imports)  # a package that is not there is told now, not by every episode
         if config.rollout.tool_server is not None:
             found = await stack.enter_async_context(_served(found, config))
         db.parent.mkdir(parents=True, exist_ok=True)

@@ -81,7 +81,10 @@ class Box:
     def adopt(self, limits: dict[str, Any]) -> None:
         """A session takes a box that was started before it was known. Nothing is answered."""
         self.limits = limits
-        sys.modules["random"].seed(limits.get("seed"))  # not imported here: before warming up it would hook every fork
+        seed = limits.get("seed")
+        sys.modules["random"].seed(seed)  # not imported here: before warming up it would hook every fork
+        if "numpy.random" in sys.modules:
+            sys.modules["numpy.random"].seed(None if seed is None else seed % (1 << 32))
 
     def end(self) -> NoReturn:
         """Kills what the box started. In a pid namespace the exit of pid 1 does that."""

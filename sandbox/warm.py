@@ -62,6 +62,8 @@ def up(imports: list[str]) -> None:
     try:
         for name in (*PRELOAD, *imports):
             importlib.import_module(name)
+        if "numpy" in sys.modules:
+            importlib.import_module("numpy.random")  # imported later it could not be seeded with the session
     finally:
         os.register_at_fork = register
     site.setquit()

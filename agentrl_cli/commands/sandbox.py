@@ -36,6 +36,11 @@ def run(
     bash: Annotated[bool, typer.Option("--bash", help="Run it as a shell script.")] = False,
     level: LevelOption = None,
     wall: Annotated[float | None, typer.Option(help="Seconds it may take.")] = None,
+    imports: Annotated[str, typer.Option(help="Packages that it may import, warm: numpy,…")] = "",
+    files_in: Annotated[list[Path] | None, typer.Option("--in", help="A file to put beside it; repeat.")] = None,
+    files_out: Annotated[
+        list[str] | None, typer.Option("--out", help="A file that it made, to copy here under its name; repeat.")
+    ] = None,
     project: ProjectOption = None,
     config: ConfigOption = None,
     sets: SetOption = None,
@@ -45,14 +50,22 @@ def run(
     import dataclasses
     import sys
 
+    given = {file.name: _bytes(file) for file in files_in or []}
     code = sys.stdin.read() if str(file) == "-" else _text(file)
     settings = _settings(project, config, sets, level)
-    result = asyncio.run(_run(settings, code, bash, wall))
+    names = [name.strip() for name in imports.split(",") if name.strip()]
+    result, made = asyncio.run(_run(settings, code, bash, wall, names, given, files_out or []))
     if as_json:
         echo_json({**dataclasses.asdict(result), "text": result.text()})
     else:
         echo(result.text())
         narrate(f"{result.status} in {result.seconds:.3f} s at level {result.level}")
+    missing = [problem for problem in made.values() if isinstance(problem, UsageError)]
+    for name, data in made.items():
+        if isinstance(data, bytes):
+            _save(Path(name), data)
+    if missing:
+        raise missing[0]
     if not result.ok:
         raise typer.Exit(1)
 
@@ -64,6 +77,25 @@ def _text(file: Path) -> str:
         raise UsageError(f"{file} cannot be read: {error}.") from None
 
 
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error}.") from None
+
+
+def _save(file: Path, data: bytes) -> None:
+    """Writes what came out of the sandbox into the current folder, through no link."""
+    import os
+
+    try:
+        with open(os.open(file.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644), "wb") as out:
+            out.write(data)
+    except OSError as error:
+        raise UsageError(f"{file.name} cannot be written: {error.strerror}.") from None
+    narrate(f"wrote {file.name}, {len(data)} bytes")
+
+
 def _settings(project: Path | None, config: Any, sets: Any, level: str | None) -> SandboxConfig:
     """The sandbox section of the project, or of the defaults outside of one; `level` asks for just that level."""
     flags = {"sandbox.backend": level, "sandbox.min_level": level} if level else None
@@ -71,12 +103,31 @@ def _settings(project: Path | None, config: Any, sets: Any, level: str | None) -
     return context.config.sandbox
 
 
-async def _run(settings: SandboxConfig, code: str, bash: bool, wall: float | None) -> Any:
+async def _run(
+    settings: SandboxConfig,
+    code: str,
+    bash: bool,
+    wall: float | None,
+    imports: list[str],
+    given: dict[str, bytes],
+    wanted: list[str],
+) -> tuple[Any, dict[str, bytes | UsageError]]:
+    """The result, and the files that were wanted, or why there is none."""
     from agentrl_cli.sandbox import Sandbox
+    from agentrl_cli.sandbox.options import package_names
 
     async with await Sandbox.open(settings) as sandbox:
-        session = await sandbox.session()
-        return await (session.bash(code, wall=wall) if bash else session.run(code, wall=wall))
+        session = await sandbox.session(imports=package_names(imports, "--imports"))
+        for name, data in given.items():
+            await session.write(name, data)
+        result = await (session.bash(code, wall=wall) if bash else session.run(code, wall=wall))
+        made: dict[str, bytes | UsageError] = {}
+        for name in wanted:
+            try:
+                made[name] = await session.read(name)
+            except UsageError as problem:
+                made[name] = problem
+        return result, made
 
 
 @app.command()

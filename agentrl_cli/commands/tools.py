@@ -128,7 +128,7 @@ async def _call(context: Context, tool: Tool, arguments: dict[str, Any], seed: i
         from agentrl_cli.sandbox import Sandbox
 
         opened.append(await Sandbox.open(context.config.sandbox))
-        return await opened[0].session()
+        return await opened[0].session(imports=tool.imports, episode_seed=seed)
 
     around = ToolContext(session_factory=session, seed=seed)
     try:

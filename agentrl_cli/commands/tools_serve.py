@@ -115,6 +115,7 @@ async def open_server(
     from agentrl_cli.server.tools import ToolServer
     from agentrl_cli.server.trajectories import Trajectories
 
+    imports = {name for tool in tools.values() for name in tool.imports}
     opened: list[Sandbox] = []
     lock = asyncio.Lock()
 
@@ -122,7 +123,7 @@ async def open_server(
         async with lock:
             if not opened:
                 opened.append(await Sandbox.open(context.config.sandbox))
-        return await opened[0].session()
+        return await opened[0].session(imports=imports)
 
     syntax = load_parser(parser)
     book = Journal(journal)

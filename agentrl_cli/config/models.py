@@ -184,6 +184,12 @@ class SandboxConfig(Section):
     inodes: Positive = Field(default=4096, description="number of files of a session")
     output_kb: Positive = Field(default=64, description="output that is kept, KiB")
     open_files: Positive = Field(default=256, description="open files of a process")
+    imports: list[str] = Field(
+        default=[], description="packages besides the standard library that every session can import, e.g. [numpy]"
+    )
+    seed: Count | None = Field(
+        default=None, description="of random in every session; null: each episode's own (a replay draws the same)"
+    )
     workers: Positive | None = Field(default=None, description="sessions that work at once; null: the number of cores")
 
 

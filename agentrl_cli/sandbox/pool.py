@@ -14,7 +14,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, fields
 from types import TracebackType
@@ -26,6 +26,7 @@ from agentrl_cli.sandbox import cgroup
 from agentrl_cli.sandbox import launch as launching
 from agentrl_cli.sandbox.channel import BoxLost, Channel
 from agentrl_cli.sandbox.launch import Launch
+from agentrl_cli.sandbox.options import package_names
 from agentrl_cli.sandbox.results import ExecResult, Limits, limit_of
 from agentrl_cli.sandbox.runner import AT_ONCE, Runner
 from agentrl_cli.sandbox.session import Session
@@ -65,6 +66,9 @@ class Sandbox:
         self.limits_hit: Counter[str] = Counter()
         """How many executions met each limit, by its name in the configuration."""
         self._taken: Counter[str] = Counter()
+        self.imports: tuple[str, ...] = ()
+        """Packages that every session has."""
+        self.seed: int | None = None
         self._kind: type[Runner] = kind or resolve("sandbox", RUNNERS, level)
         self._runners: dict[tuple[str, ...], list[Runner]] = {}
         self._starting = asyncio.Lock()
@@ -91,11 +95,13 @@ class Sandbox:
                 hint=f"To accept that, set sandbox.min_level: {next(iter(kinds))} too.",
             )
         limits = Limits(**{field.name: getattr(config, field.name) for field in fields(Limits)})
+        imports = package_names(config.imports, "sandbox")
         problems: list[SandboxUnavailable] = []
         launching.sweep()
         cgroup.sweep()
         for level, kind in allowed.items():
             sandbox = cls(level, limits, config.workers or min(8, cores()), kind)
+            sandbox.imports, sandbox.seed = imports, config.seed
             try:
                 await sandbox.check()
                 sandbox._tasks[None] = asyncio.create_task(sandbox._look_after())
@@ -111,9 +117,12 @@ class Sandbox:
             hint=" ".join(dict.fromkeys(problem.hint for problem in problems)),
         )
 
-    async def check(self) -> None:
-        """Runs one program in a fresh box. Raises SandboxUnavailable where that does not work."""
-        runner = await self._runner(())
+    async def check(self, imports: Iterable[str] = ()) -> None:
+        """Runs one program in a fresh box where these packages are to be had, and keeps that runner warm.
+
+        Raises SandboxUnavailable where that does not work, MissingDependency where a package is not installed.
+        """
+        runner = await self._runner(self._profile(imports))
         try:
             channel = await runner.open(asdict(self.limits))
             channel.ask({"op": "run", "split": 16, "limits": {"wall": 10.0}}, b"print(6 * 7)    ")
@@ -132,18 +141,26 @@ class Sandbox:
         return {name: float(number) for name, number in sorted(new.items())}
 
     async def session(
-        self, *, keep: int = 0, seed: int | None = None, imports: tuple[str, ...] = (), **limits: Any
+        self,
+        *,
+        keep: int = 0,
+        seed: int | None = None,
+        episode_seed: int | None = None,
+        imports: Iterable[str] = (),
+        **limits: Any,
     ) -> Session:
         """A session for one episode; nothing is started before its first use.
 
-        `keep`: how many earlier states stay alive so that `back` is immediate. `seed`: of `random` in the session.
-        `imports`: packages besides the standard library (numpy…). The rest overrides single limits, e.g. `wall=2.0`.
+        `keep`: how many earlier states stay alive so that `back` is immediate. `seed`: of `random` in the session;
+        None: the configured one, and where there is none `episode_seed`. `imports`: packages besides the standard
+        library (numpy…) and the configured ones. The rest overrides single limits, e.g. `wall=2.0`.
         """
         unknown = limits.keys() - {field.name for field in fields(Limits)}
         if unknown:
             raise ConfigError(f"Unknown limit {min(unknown)!r}.", hint=f"There are: {', '.join(asdict(self.limits))}.")
         own = Limits(**{**asdict(self.limits), **limits})
-        session = Session(self, own, keep=keep, seed=seed, imports=tuple(sorted(imports)))
+        chosen = next((one for one in (seed, self.seed, episode_seed) if one is not None), None)
+        session = Session(self, own, keep=keep, seed=chosen, imports=self._profile(imports))
         self._sessions.add(session)
         return session
 
@@ -154,6 +171,10 @@ class Sandbox:
             return await session.run(code, stdin)
         finally:
             await session.close()
+
+    def _profile(self, imports: Iterable[str]) -> tuple[str, ...]:
+        """The packages of a warm runner: those asked for and the configured ones."""
+        return tuple(sorted({*self.imports, *imports}))
 
     # what sessions use
 

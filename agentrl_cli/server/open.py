@@ -135,9 +135,9 @@ def make_env(
 ) -> ToolEnv:
     """The pack's tools for one conversation. `keep`: earlier states of the sandbox session that stay alive."""
     if pack is not None:
-        session = pack.open_session(sandbox, keep=keep)
+        session = pack.open_session(sandbox, seed, keep=keep)
     else:
-        session = partial(sandbox.session, keep=keep) if sandbox is not None else None
+        session = partial(sandbox.session, keep=keep, episode_seed=seed) if sandbox is not None else None
     tools = pack.tools_of(task) if pack is not None else ()
     return tool_env(config.rollout, tools, task, open_session=session, seed=seed)
 

@@ -60,7 +60,7 @@ class Pack:
     row: tuple[str, ...] = ()
     """Fields that every row must have, besides `id` and `prompt`."""
     session: Mapping[str, Any] = field(default_factory=dict)
-    """What the pack's sandbox sessions have instead of the configuration's: limits (`wall`…), and `imports`."""
+    """What the pack's sandbox sessions have over the configuration: limits (`wall`…), `imports`, `seed`."""
     sources: Mapping[str, Source] = field(default_factory=dict)
     """Split to where its rows come from; splits that are not named here are files in `data/`."""
     interactions: Mapping[str, Maker] = field(default_factory=dict)
@@ -197,9 +197,16 @@ class Pack:
             for r in self.rewards
         )
 
-    def open_session(self, sandbox: Sandbox | None, **more: Any) -> Callable[..., Any] | None:
-        """What opens a sandbox session with the pack's own limits; None without a sandbox."""
-        return partial(sandbox.session, **self.session, **more) if sandbox is not None else None
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """Packages that its sandbox sessions, or its tools in them, want besides the standard library."""
+        return tuple(sorted({*self.session.get("imports", ()), *(n for tool in self.tools for n in tool.imports)}))
+
+    def open_session(self, sandbox: Sandbox | None, seed: int | None = None, **more: Any) -> Callable[..., Any] | None:
+        """What opens the sandbox session of an episode with this seed, as the pack wants it; None without a sandbox."""
+        if sandbox is None:
+            return None
+        return partial(sandbox.session, **{"episode_seed": seed, **self.session, "imports": self.imports}, **more)
 
     def solution(self, task: Task) -> list[Message]:
         """Messages of the pack's own solution. Raises ConfigError where the pack has no solver."""

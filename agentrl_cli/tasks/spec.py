@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from agentrl_cli.paths import pack_names, pack_path
 from agentrl_cli.registry import load_file, resolve
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rewards.load import load_reward
+from agentrl_cli.sandbox.options import read_options
 from agentrl_cli.tasks.pack import Pack
 from agentrl_cli.tasks.sources import source_of
 from agentrl_cli.tools import TOOLS, Tool, as_tool
@@ -52,7 +52,7 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
         defaults=spec.get("defaults") or {},
         module=module,
         sandbox=spec.get("sandbox", True) is not False,
-        session=_session(folder, spec.get("sandbox", True)),
+        session=read_options(spec.get("sandbox"), f"{folder / 'task.yaml'}: sandbox"),
         row=_fields(folder, spec.get("row")),
         sources={str(split): source_of(folder, str(split), value) for split, value in data.items()},
         interactions=load_interactions(folder, spec.get("interaction")),
@@ -80,35 +80,6 @@ def check_weights(packs: Mapping[str, Pack], weights: Mapping[str, float]) -> No
         if name not in known and not name.startswith(("tool:", "hook:")) and name not in ("interaction", "env"):
             unknown = NotFound.of(f"reward (rewards.{name}) in {', '.join(packs)}", name, known)
             raise ConfigError(unknown.message, hint=unknown.hint)
-
-
-def _session(folder: Path, value: Any) -> dict[str, Any]:
-    """The mapping under `sandbox:`, checked: limits as in the configuration, and `imports`, a list of packages."""
-    from pydantic import ValidationError
-
-    from agentrl_cli.config.models import SandboxConfig
-    from agentrl_cli.sandbox import Limits
-
-    if isinstance(value, bool):
-        return {}
-    where = f"{folder / 'task.yaml'}: sandbox"
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{where} must be true, false, or limits, such as {{wall: 10, imports: [numpy]}}.")
-    known = ["imports", *(limit.name for limit in fields(Limits))]
-    for key in value:
-        if key not in known:
-            unknown = NotFound.of(f"key in {where}", str(key), known)
-            raise ConfigError(unknown.message, hint=unknown.hint)
-    imports = value.get("imports", [])
-    if not isinstance(imports, list) or not all(isinstance(name, str) for name in imports):
-        raise ConfigError(f"{where}.imports must be a list of packages.")
-    try:
-        limits = SandboxConfig.model_validate({key: value[key] for key in value if key != "imports"})
-    except ValidationError as error:
-        found = error.errors()[0]
-        raise ConfigError(f"{where}.{found['loc'][0]}: {found['msg']}.") from None
-    session = {key: getattr(limits, key) for key in value if key != "imports"}
-    return {**session, "imports": tuple(imports)} if imports else session
 
 
 def _fields(folder: Path, value: Any) -> tuple[str, ...]:

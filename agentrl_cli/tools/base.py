@@ -77,6 +77,7 @@ class Tool:
     cached. `external`: has effects outside that cannot be undone or repeated. `own_timeout`: ends each call in
     time by itself, so that none is put around it; waiting for a place inside is then not counted either. `rewinds`:
     all it does is in the sandbox session and in the context's `state`, so that an episode can go back to before it.
+    `imports`: packages that its episodes' sandbox sessions have, besides the standard library.
     """
 
     name: str = ""
@@ -88,6 +89,7 @@ class Tool:
     external: bool = False
     own_timeout: bool = False
     rewinds: bool = False
+    imports: tuple[str, ...] = ()
     examples: tuple[Mapping[str, Any], ...] = ()
     """Arguments that work: shown by `agentrl tools show`, run by the tests."""
 
