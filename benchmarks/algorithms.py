@@ -1,11 +1,12 @@
 """Does each algorithm learn? `code-task` with seven of them, three seeds, within a number of updates fixed in advance.
 
-    python benchmarks/algorithms.py [--work DIR] [--names GRPO PPO] [--seeds 0 1 2] [--steps 100]
+    python benchmarks/algorithms.py [--work DIR] [--names GRPO PPO] [--seeds 0 1 2] [--steps 80]
 
 One run at a time, each as a user would start it: `agentrl init code-task`, `agentrl train --set …`, then `agentrl
 eval` of the last checkpoint on every task of the test split, 4 attempts each at temperature 1, and of the base model
-once a seed. A run passes where base is at most 0.5 and the trained model reaches 0.8. STEPS was fixed after one
-exploratory run of each algorithm with a seed that is not in the table (`--seeds 7`).
+once a seed. A run passes where base is at most 0.5 and the trained model reaches 0.8. STEPS was fixed before the first
+of these runs, after exploratory ones of PPO and GSPO with a seed that is not in the table (`--seeds 7 --steps 100`:
+0.92 and 0.92 held-out, and 0.9 of the training attempts solved at step 30) and GRPO's curves in results/learning.json.
 
 GRPO, Dr.GRPO, RLOO and REINFORCE++ make one optimizer step of a step's episodes, so their ratio is 1; CISPO, GSPO and
 PPO make two, of half the groups each, since with one their clips would never be met.
@@ -32,7 +33,7 @@ from benchmarks.learning import agentrl, interval, machine, rate, read_curve  # 
 
 Result = dict[str, Any]
 
-STEPS = 100
+STEPS = 80
 """Fixed in advance."""
 BASE, WANTED = 0.5, 0.8
 TWO = "algo.minibatches=2"
