@@ -3,158 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from agentrl_cli.errors import ModelError, PolicyError
+from agentrl_cli.errors import PolicyError
 from agentrl_cli.policies import local_batch
-from agentrl_cli.policies.base import Policy
 from agentrl_cli.policies.local import LocalPolicy
 from agentrl_cli.policies.local_sampling import draw, uniforms
 from agentrl_cli.types import TOP_K, Generation, Sampling, StopReason
-
-VOCAB = 96
-STOP = 5
-TURNS = 3
+from tests.local_helpers import STOP, VOCAB, greedy, policy_of, prompts, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
-
-
-def tiny(kind: str = "qwen3", **changes: Any) -> Any:
-    """A model of two layers whose random weights are so large that the best token is never a close call."""
-    from transformers import (
-        LlamaConfig,
-        LlamaForCausalLM,
-        MistralConfig,
-        MistralForCausalLM,
-        Qwen2Config,
-        Qwen2ForCausalLM,
-        Qwen3Config,
-        Qwen3ForCausalLM,
-    )
-
-    classes: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 8}),
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
-        "llama": (LlamaConfig, LlamaForCausalLM, {}),
-        "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 12}),
-        "qwen2-sliding": (
-            Qwen2Config,
-            Qwen2ForCausalLM,
-            {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1},
-        ),
-    }
-    config, model, extra = classes[kind]
-    torch.manual_seed(0)
-    given: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "initializer_range": 0.15,
-        "max_position_embeddings": 512,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
-        "attn_implementation": "sdpa",
-    }
-    return model(config(**{**given, **extra, **changes})).eval()
-
-
-def policy_of(model: Any, **changes: Any) -> LocalPolicy:
-    return LocalPolicy(model, **{"context_length": 256, "rows": 6, **changes})
-
-
-def prompts(seed: int = 0) -> list[list[int]]:
-    """Twelve prompts: three groups of three with a system prompt in common, and three of their own."""
-    rng = np.random.default_rng(seed)
-    system = rng.integers(6, VOCAB, 24).tolist()
-    groups = [[*system, *rng.integers(0, VOCAB, n).tolist()] for n in (3, 17, 9)]
-    loners = [rng.integers(0, VOCAB, n).tolist() for n in (1, 40, 21)]
-    return [*(group for group in groups for _ in range(3)), *loners]
-
-
-def greedy(model: Any, ids: Sequence[int], count: int, stop: int | None = STOP) -> tuple[list[int], list[float]]:
-    """What `generate` says, and the log-probability of each token."""
-    given = torch.tensor([list(ids)])
-    out = model.generate(
-        given,
-        attention_mask=torch.ones_like(given),
-        max_new_tokens=count,
-        do_sample=False,
-        eos_token_id=stop,
-        pad_token_id=STOP,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    new = out.sequences[0, len(ids) :].tolist()
-    rows = [torch.log_softmax(step[0].float(), -1) for step in out.logits]
-    return new, [float(row[token]) for row, token in zip(rows, new, strict=True)]
-
-
-async def converse(policy: Policy, key: str, prompt: Sequence[int], number: int) -> list[tuple[list[int], Generation]]:
-    """Three turns of one episode with a tool's answer between them: (context, what was said) of each."""
-    rng = np.random.default_rng(number)
-    ids, said = list(prompt), []
-    for turn in range(TURNS):
-        sampling = Sampling(temperature=0, max_new_tokens=4 + (number + turn) % 5, stop_ids=(STOP,))
-        generation = await policy.generate(key, ids, sampling, group="")
-        said.append((list(ids), generation))
-        ids += generation.ids.tolist() + rng.integers(0, VOCAB, 2 + number % 4).tolist()
-        if number % 3 == 0:
-            await asyncio.sleep(0.002)
-    await policy.release(key)
-    return said
-
-
-async def check_against_generate(model: Any, **changes: Any) -> LocalPolicy:
-    policy = policy_of(model, **changes)
-    everything = await asyncio.gather(*(converse(policy, f"e{n}", ids, n) for n, ids in enumerate(prompts())))
-    await policy.close()
-    for number, episode in enumerate(everything):
-        for turn, (ids, said) in enumerate(episode):
-            tokens, logps = greedy(model, ids, 4 + (number + turn) % 5)
-            assert said.ids.tolist() == tokens, (number, turn)
-            assert np.abs(said.logp_policy - np.array(logps)).max() < 1e-4
-            assert said.logp_sampled.tolist() == [0.0] * len(tokens)  # a greedy choice is certain
-            assert (said.stop_reason is StopReason.STOP) == (tokens[-1] == STOP)
-            assert (said.top_ids[:, 0] == said.ids).all() and said.top_ids.shape == (len(tokens), TOP_K)
-    return policy
-
-
-@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama"])
-async def test_twelve_ragged_episodes_in_six_rows_say_what_generate_says(kind: str) -> None:
-    policy = await check_against_generate(tiny(kind))
-    whole = sum(len(ids) for ids in prompts())
-    assert isinstance(policy, Policy)
-    # Prompts of a group are computed once, and later turns only by what is new: less than the first turns alone.
-    assert policy.prefill_tokens < whole
-
-
-@pytest.mark.parametrize("kind", ["mistral", "qwen2-sliding"])
-async def test_a_sliding_window_is_kept(kind: str) -> None:
-    await check_against_generate(tiny(kind))
-
-
-async def test_eager_attention() -> None:
-    await check_against_generate(tiny(attn_implementation="eager"))
-
-
-async def test_lanes() -> None:
-    await check_against_generate(tiny(), lanes=True, lane_length=160)
-
-
-async def test_an_adapter_on_the_model() -> None:
-    from peft import LoraConfig, get_peft_model
-
-    model = get_peft_model(tiny(), LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
-    await check_against_generate(model.eval())
 
 
 async def test_long_prompts_go_in_pieces() -> None:
@@ -414,12 +276,6 @@ async def test_memory_is_given_back_between_sampling_and_training() -> None:
     await policy.generate("a", prompts()[0], Sampling(max_new_tokens=3))
     policy.rest()
     batch = policy._batch
-    assert not batch.parked and not batch.prefixes and batch._arena.capacity == (0, 0)
+    assert isinstance(batch, local_batch.DecodeBatch)
+    assert not batch.parked and not batch.prefixes and not batch.shelves and batch.used == 0
     await policy.close()
-
-
-def test_layers_that_cannot_be_cached_are_refused() -> None:
-    model = tiny()
-    model.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(ModelError, match="linear_attention"):
-        policy_of(model)

@@ -15,7 +15,7 @@ from agentrl_cli.registry import resolve
 def loss_config(config: Config) -> LossConfig:
     """The numbers of the configured loss."""
     algo, rollout = config.algo, config.rollout
-    other = rollout.top_p < 1 or rollout.top_k > 0 or rollout.async_staleness > 0  # than what is trained
+    other = rollout.truncates or rollout.async_staleness > 0  # than what is trained
     correction = algo.correction if algo.correction != "auto" else "tis" if other else "none"
     return LossConfig(
         clip_low=algo.clip_low,

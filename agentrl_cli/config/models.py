@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from agentrl_cli.config.algo import AlgoConfig
 from agentrl_cli.config.base import Count, Positive, Seconds, Section, Unit
+from agentrl_cli.types import Sampling
 
 Stop = Literal[
     "nan",
@@ -132,6 +133,30 @@ class RolloutConfig(Section):
         default=1.0, gt=0, le=1, description="below 1 truncates what is sampled: training warns and corrects"
     )
     top_k: Count = Field(default=0, description="0: the whole vocabulary")
+    min_p: Unit = Field(default=0.0, description="tokens less likely than this share of the likeliest are taken away")
+    repetition_penalty: float = Field(
+        default=1.0, gt=0, description="above 1 makes tokens of the context less likely; like top_p a truncation"
+    )
+    memory: str = Field(
+        default="auto", description="what keys and values may take: 2GiB, 512MB …; auto: half of what is free"
+    )
+
+    @property
+    def truncates(self) -> bool:
+        """True where what is sampled is not the policy's own distribution: a training corrects for it."""
+        return self.sampling().truncated
+
+    def sampling(self, **changes: Any) -> Sampling:
+        """How the tokens of a turn are drawn, `changes` in place of what is configured."""
+        given: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "max_new_tokens": self.max_new_tokens,
+        }
+        return Sampling(**given | changes)
 
 
 class TrainConfig(Section):

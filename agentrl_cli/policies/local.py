@@ -8,13 +8,15 @@ A request is admitted with the keys and values of all its context but the last t
 that draws its first token. Who waits, who is admitted and who left is decided in the event loop, between two steps:
 the thread touches the batch only while the loop does not.
 
-Not here: the batch itself (local_batch.py), one turn's own data (local_request.py), drawing (local_sampling.py), and
-the training forward (forward.py).
+Not here: which engine runs the forwards (local_engine.py), the batch itself (local_batch.py, local_rows.py), one turn's
+own data (local_request.py), drawing (local_sampling.py), and the training forward (forward.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -22,19 +24,26 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.errors import AgentRLError, PolicyError
+from agentrl_cli.errors import AgentRLError, ModelError, PolicyError
 from agentrl_cli.policies.base import generation
+from agentrl_cli.policies.local_attention import NotServed
 from agentrl_cli.policies.local_batch import DecodeBatch
+from agentrl_cli.policies.local_cache import BLOCK, blocks
+from agentrl_cli.policies.local_engine import choose_engine
+from agentrl_cli.policies.local_memory import auto_memory, position_bytes
+from agentrl_cli.policies.local_plain import PlainBatch
 from agentrl_cli.policies.local_request import Request
 from agentrl_cli.policies.local_sampling import uniforms
 from agentrl_cli.types import Generation, Int32, Sampling, StopReason
+
+_LOG = logging.getLogger(__name__)
 
 
 class LocalPolicy:
     """A Policy over a transformers model that lives in this process.
 
     Args:
-        model: Any causal LM whose forward takes `past_key_values` and a four-dimensional mask; peft-wrapped or not.
+        model: Any causal LM of transformers, peft-wrapped or not.
         context_length: Most positions of one episode.
         rows: Most episodes in one decode batch; more wait.
         lanes: Fixed batch shapes: each episode has the lane of its slot, prompts are computed one by one, and every
@@ -42,6 +51,14 @@ class LocalPolicy:
             (`deterministic: true`).
         lane_length: Positions that every lane attends to; no episode may be longer.
         decode: Text of ids; needed for stop strings only.
+        memory: Bytes that keys and values may take; None: half of what is free on the model's device.
+
+    Attributes:
+        engine: What runs the forwards: fused, shared or plain (local_engine.py).
+        copies_weights: True where episodes are sampled from a copy of the weights that `set_version` renews: an
+            optimizer may then work on the model's own while they are.
+
+    Raises ModelError where the memory does not hold what it must.
     """
 
     name = "local"
@@ -57,18 +74,15 @@ class LocalPolicy:
         lanes: bool = False,
         lane_length: int | None = None,
         decode: Callable[[list[int]], str] | None = None,
+        memory: int | None = None,
     ) -> None:
         self.context_length = context_length
         self.weights_version = version
         self._decode = decode
-        self._batch = DecodeBatch(
-            model,
-            context_length=context_length,
-            rows=rows,
-            lanes=lanes,
-            lane_length=lane_length or context_length,
-            version=version,
-        )
+        self._batch = _make_batch(model, version, context_length, rows, lanes, lane_length, memory)
+        self.engine = "plain" if isinstance(self._batch, PlainBatch) else self._batch.engine.name
+        self.copies_weights = self.engine == "fused"
+        self._orders = itertools.count()
         self._waiting: list[Request] = []
         self._released: list[str] = []
         self._task: asyncio.Task[None] | None = None
@@ -82,6 +96,17 @@ class LocalPolicy:
     def prefill_tokens(self) -> int:
         """Prompt positions computed so far; tests and metrics read it."""
         return self._batch.prefill_tokens
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Memory for keys and values (blocks of positions; bytes with the engine plain) and what it cost."""
+        unit = "bytes" if isinstance(self._batch, PlainBatch) else "blocks"
+        return {
+            f"rollout/kv_{unit}": float(self._batch.used),
+            f"rollout/kv_{unit}_peak": float(self._batch.peak),
+            "rollout/preemptions": float(self._batch.preemptions),
+            "rollout/prefill_tokens": float(self._batch.prefill_tokens),
+        }
 
     # --- the Policy interface ----------------------------------------------------------------------------------------
 
@@ -112,6 +137,7 @@ class LocalPolicy:
             uniforms(sampling.seed, sampling.max_new_tokens),
             time.monotonic(),
             self._decode,
+            next(self._orders),
         )
         self._waiting.append(request)
         self._wake()
@@ -181,6 +207,8 @@ class LocalPolicy:
                     return
                 for request in await self._step(fresh):
                     self._tell(request)
+                self._waiting[:0] = sorted(self._batch.preempted, key=lambda r: r.order)
+                self._batch.preempted.clear()
                 # Let the coroutines that were waiting go on: their next turns then join the same step.
                 await asyncio.sleep(0)
         except Exception as error:  # noqa: BLE001 - handed to every waiting episode, none may hang
@@ -242,6 +270,12 @@ class LocalPolicy:
             raise PolicyError("There is nothing to continue: the context is empty.")
         if len(ids) >= self.context_length:
             raise PolicyError(f"The context of {len(ids)} tokens leaves no room in {self.context_length}.")
+        if len(ids) >= self._batch.limit:
+            raise PolicyError(
+                f"The context of {len(ids)} tokens does not fit into the memory for keys and values, which holds"
+                f" {self._batch.limit}.",
+                hint="Raise rollout.memory, or lower rollout.max_tokens.",
+            )
         if int(ids.max()) >= self._batch.vocabulary or int(ids.min()) < 0:
             raise PolicyError(
                 f"The context has token {int(ids.max())}, and the model knows {self._batch.vocabulary}.",
@@ -250,3 +284,35 @@ class LocalPolicy:
 
     def _requests(self) -> list[Request]:
         return [*self._waiting, *self._batch.requests]
+
+
+def _make_batch(
+    model: Any, version: str, length: int, rows: int, lanes: bool, lane_length: int | None, memory: int | None
+) -> DecodeBatch | PlainBatch:
+    """The batch with the fastest engine that gives the model's own numbers."""
+    weight = model.get_input_embeddings().weight
+    most = auto_memory(weight.device) if memory is None else memory
+    try:
+        engine = choose_engine(model)
+    except NotServed as why:
+        _LOG.warning("%s: episodes are sampled one by one (engine plain), which is slower", why.message)
+        return PlainBatch(model, version=version, rows=rows, limit=length, memory=most, lanes=lanes)
+    each = position_bytes(model.config.get_text_config(), weight.dtype)
+    budget = most // (each * BLOCK)
+    needed = rows * blocks(lane_length or length) if lanes else 2
+    if budget < needed:
+        raise ModelError(
+            f"Keys and values need at least {needed * BLOCK * each / 2**20:.1f} MiB"
+            f" and may take {most / 2**20:.1f} (rollout.memory).",
+            hint="Raise rollout.memory, or lower rollout.concurrency or rollout.max_tokens.",
+        )
+    return DecodeBatch(
+        model,
+        engine,
+        version=version,
+        rows=rows,
+        lanes=lanes,
+        lane_length=lane_length or length,
+        limit=length,
+        budget=budget,
+    )

@@ -1,96 +1,87 @@
-"""Keys and values of the rows being decoded, in one arena per layer.
+"""Keys and values of the rows being decoded, on shelves of rows of one length; and those set aside.
 
-Rows 0..n-1 of the arena are the live batch, so attention reads plain slices and copies nothing per step. An episode
-that waits for a tool is parked: its keys and values are copied out (a megabyte or so for a small model) and its row is
-free at once. A shared prompt is a parked copy that several rows start from.
+A shelf is one tensor of keys and one of values per layer, [rows, heads, length, dim]; its live rows are the first ones,
+so attention reads plain slices and copies nothing per step. A row that outgrows its shelf moves to one half as long
+again: memory follows the tokens that are alive, not the longest row times the batch. What is counted and bounded is
+positions, in blocks of BLOCK.
 
-The cache is handed to the model's own forward as `past_key_values`; every Hugging Face decoder that calls
-`past_key_values.update(k, v, layer)` and accepts a four-dimensional attention mask works through it.
+An episode that waits for a tool is parked: its keys and values are copied out and its row is free at once. A shared
+prompt is a parked copy that several rows start from.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
-from transformers.cache_utils import Cache
+
+from agentrl_cli.policies.local_request import Request
+
+BLOCK = 32
+"""Lengths are rounded up to this many positions: memory is counted in blocks, and kernels see few shapes."""
+SHORTEST = 64
+"""Positions of the shortest shelf."""
 
 
 @dataclass(slots=True)
 class Parked:
-    """Keys and values of one sequence, outside the arena. `layers[i]` is a pair [kv_heads, length, head_dim]."""
+    """Keys and values of one sequence, off the shelves. `layers[i]` is a pair [kv_heads, length, head_dim]."""
 
     length: int
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     version: str
     """Of the weights that computed them."""
 
+    @property
+    def blocks(self) -> int:
+        return blocks(self.length)
 
-class Arena(Cache):
-    """A row-indexed key and value store that grows in rows and positions as needed.
 
-    `window(start, count, length)` says which rows the next forward works on and how far they reach; `positions`
-    [count, T] says where the new keys go.
-    """
+@dataclass(slots=True, eq=False)
+class Shelf:
+    """Rows of `length` positions; `live` says whose the first ones are (None: a lane that nobody has)."""
 
-    def __init__(self, layers: int) -> None:
-        super().__init__(layers=[])
-        self.keys: list[torch.Tensor | None] = [None] * layers
-        self.values: list[torch.Tensor | None] = [None] * layers
-        self.start = 0
-        self.count = 0
-        self.length = 0
-        self.first = 0
-        self.capacity = (0, 0)
-        self.positions = torch.zeros(0, 0, dtype=torch.long)
+    length: int
+    layers: int
+    live: list[Request | None] = field(default_factory=list)
+    rows: int = 0
+    """Rows that there is memory for."""
+    keys: list[torch.Tensor | None] = field(default_factory=list)
+    values: list[torch.Tensor | None] = field(default_factory=list)
 
-    def reserve(self, rows: int, length: int) -> None:
-        """Make room for `rows` rows of `length` positions; what is stored is kept."""
-        have_rows, have_length = self.capacity
-        if rows <= have_rows and length <= have_length:
+    def __post_init__(self) -> None:
+        self.keys = [None] * self.layers
+        self.values = [None] * self.layers
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that there is memory for."""
+        return self.rows * (self.length // BLOCK)
+
+    def resize(self, rows: int) -> None:
+        """Have memory for just so many rows; what the first ones hold is kept. One layer after the other."""
+        if rows == self.rows:
             return
-        self.capacity = (max(rows, have_rows), max(length, have_length))
+        self.rows = rows
         for store in (self.keys, self.values):
             for layer, old in enumerate(store):
-                if old is not None:
-                    store[layer] = self._grown(old)
+                if old is None:
+                    continue
+                new = old.new_zeros(rows, *old.shape[1:])
+                kept = min(rows, old.shape[0])
+                new[:kept] = old[:kept]
+                store[layer] = new
+                del old
 
-    def _grown(self, old: torch.Tensor) -> torch.Tensor:
-        rows, length = self.capacity
-        new = old.new_zeros(rows, old.shape[1], length, old.shape[3])
-        new[: old.shape[0], :, : old.shape[2]] = old
-        return new
-
-    def window(self, start: int, count: int, length: int, positions: torch.Tensor, first: int) -> None:
-        """What the next forward works on; `first` is positions[0, 0], known to the caller without asking the GPU."""
-        self.start, self.count, self.length, self.positions, self.first = start, count, length, positions, first
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new keys and values [count, heads, T, dim]; return all of the window [count, heads, length, dim]."""
-        self._make(layer_idx, key_states, value_states)
-        seen = []
-        for store, new in zip((self.keys[layer_idx], self.values[layer_idx]), (key_states, value_states), strict=True):
-            assert store is not None
-            rows = store[self.start : self.start + self.count]
-            if self.count == 1:
-                rows[:, :, self.first : self.first + new.shape[2]] = new
-            else:
-                rows.scatter_(2, self.positions[:, None, :, None].expand_as(new), new)
-            seen.append(rows[:, :, : self.length])
-        return seen[0], seen[1]
-
-    def _make(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """A layer's stores, when the first keys and values [..., heads, T, dim] show their shape, dtype and device."""
-        if self.keys[layer] is None:
-            rows, length = self.capacity
-            self.keys[layer] = key.new_zeros(rows, key.shape[-3], length, key.shape[-1])
-            self.values[layer] = value.new_zeros(rows, value.shape[-3], length, value.shape[-1])
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
+    def stores(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's keys and values, made when the first ones [..., heads, T, dim] show shape, dtype and device."""
+        keys, values = self.keys[layer], self.values[layer]
+        if keys is None or values is None:
+            keys = key.new_zeros(self.rows, key.shape[-3], self.length, key.shape[-1])
+            values = value.new_zeros(self.rows, value.shape[-3], self.length, value.shape[-1])
+            self.keys[layer], self.values[layer] = keys, values
+        return keys, values
 
     def park(self, row: int, length: int, version: str) -> Parked:
         """A copy of the first `length` positions of a row."""
@@ -101,18 +92,36 @@ class Arena(Cache):
         ]
         return Parked(length, layers, version)
 
-    def unpark(self, row: int, parked: Parked, length: int) -> None:
-        """Copy the first `length` positions of parked keys and values into a row."""
+    def unpark(self, rows: Sequence[int], parked: Parked, length: int) -> None:
+        """Copy the first `length` positions of parked keys and values into consecutive rows."""
+        first, end = rows[0], rows[-1] + 1
         for layer, (key, value) in enumerate(parked.layers):
-            self._make(layer, key, value)
-            keys, values = self.keys[layer], self.values[layer]
-            assert keys is not None and values is not None
-            keys[row, :, :length] = key[:, :length]
-            values[row, :, :length] = value[:, :length]
+            keys, values = self.stores(layer, key, value)
+            keys[first:end, :, :length] = key[:, :length]
+            values[first:end, :, :length] = value[:, :length]
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy a row onto another, so that the live rows stay dense."""
-        for store in (self.keys, self.values):
-            for tensor in store:
-                if tensor is not None:
-                    tensor[target, :, :length] = tensor[source, :, :length]
+    def take(self, target: int, source: Shelf, row: int, length: int) -> None:
+        """Copy a row of a shelf (this one or another) into the row `target` of this one."""
+        for layer, (key, value) in enumerate(zip(source.keys, source.values, strict=True)):
+            if key is not None and value is not None:
+                keys, values = self.stores(layer, key, value)
+                keys[target, :, :length] = key[row, :, :length]
+                values[target, :, :length] = value[row, :, :length]
+
+
+def blocks(length: int) -> int:
+    """Blocks of a number of positions."""
+    return -(-length // BLOCK)
+
+
+def rounded(length: int) -> int:
+    """Positions of whole blocks."""
+    return blocks(length) * BLOCK
+
+
+def shelf_length(length: int) -> int:
+    """Positions of the shelf for a row of `length`: 64, 96, 160, 256, 384, 576 …, each about half as long again."""
+    size = SHORTEST
+    while size < length:
+        size = rounded(size * 3 // 2)
+    return size

@@ -26,6 +26,7 @@ from agentrl_cli.errors import ModelError, NotFound
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.policies.base import Policy
 from agentrl_cli.policies.local import LocalPolicy
+from agentrl_cli.policies.local_memory import parse_memory
 from agentrl_cli.policies.local_twin import copy_trained, twin
 from agentrl_cli.policies.scripted import ScriptedPolicy
 
@@ -108,6 +109,7 @@ def load_policy(
         lanes=config.deterministic,
         decode=tokenizer.decode,
         lane_length=min(length, config.rollout.max_tokens),
+        memory=parse_memory(config.rollout.memory),
     )
     return Loaded(policy, chat, model, name, folder, sampler)
 

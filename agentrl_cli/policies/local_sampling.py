@@ -1,5 +1,10 @@
 """Drawing tokens from logits, one row per episode, each with its own random numbers.
 
+In this order, as in transformers: `steer` changes the logits (repetition penalty, forbidden and allowed tokens); the
+temperature divides them; top-k, top-p and min-p take tokens away, and what is left is renormalised. Two
+log-probabilities come out: of the distribution that was really sampled, all of the above included, and of the policy at
+that temperature, untouched by any of it.
+
 A row's draw depends on its own logits and its own seed alone: `uniforms` are made from the seed when the turn starts,
 and token n of the turn uses number n, whatever else is in the batch. The logits themselves may differ in the last bits
 with the batch's shape, so equal seeds give equal text as far as that arithmetic allows (exactly, with fixed lanes).
@@ -7,12 +12,16 @@ with the batch's shape, so equal seeds give equal text as far as that arithmetic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from agentrl_cli.types import TOP_K, Sampling
+from agentrl_cli.errors import PolicyError
+from agentrl_cli.types import TOP_K, Int32, Sampling
+
+_STRIDE = 64
 
 
 @dataclass(slots=True)
@@ -32,49 +41,124 @@ def uniforms(seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.float6
     return np.random.Generator(np.random.Philox(key=seed & (2**64 - 1))).random(count)
 
 
-def draw(logits: torch.Tensor, samplings: list[Sampling], numbers: torch.Tensor) -> Draw:
+def draw(
+    logits: torch.Tensor, samplings: list[Sampling], numbers: torch.Tensor, steered: torch.Tensor | None = None
+) -> Draw:
     """Sample one token per row.
 
     Args:
         logits: [rows, vocabulary], any float dtype.
         samplings: One per row.
         numbers: [rows] float64 uniforms; inverse-CDF sampling, so one number decides one token.
+        steered: [rows, vocabulary] what `steer` made of the logits; None where it changed nothing.
     """
     logits = logits.float()
-    temperature = torch.tensor([s.temperature if s.temperature > 0 else 1.0 for s in samplings], device=logits.device)
-    logp = torch.log_softmax(logits / temperature[:, None], dim=-1)
-    entropy = torch.special.entr(logp.exp()).sum(-1)
-    drawn_logp = logp
-    if any(s.truncated for s in samplings):
-        drawn_logp = _truncate(logp, samplings)
-    ids = _invert(drawn_logp.exp(), numbers)
-    greedy = torch.tensor([s.temperature == 0 for s in samplings], device=logits.device)
-    if bool(greedy.any()):
-        ids = torch.where(greedy, logits.argmax(-1), ids)
-    top_logps, top_ids = logp.topk(min(TOP_K, logp.shape[-1]), dim=-1)
+    heats = [s.temperature if s.temperature > 0 else 1.0 for s in samplings]
+    heat = None if all(t == 1.0 for t in heats) else torch.tensor(heats, device=logits.device)[:, None]
+    logp = torch.log_softmax(logits if heat is None else logits / heat, dim=-1)
+    probs = logp.exp()
+    # A token without probability has logp −inf, and 0 · −inf is no number: it counts nothing.
+    entropy = -torch.einsum("rv,rv->r", probs, logp.clamp(min=-1e4))
+    drawn_logp, drawn_probs = logp, probs
+    if steered is not None:
+        drawn_logp = torch.log_softmax(steered if heat is None else steered / heat, dim=-1)
+    if any(s.cut for s in samplings):
+        drawn_logp = _truncate(drawn_logp, samplings)
+    if drawn_logp is not logp:
+        drawn_probs = drawn_logp.exp()
+    ids = _invert(drawn_probs, numbers)
     sampled = drawn_logp.gather(1, ids[:, None])[:, 0]
-    # A greedy choice is certain under the distribution that was really sampled.
-    sampled = torch.where(greedy, torch.zeros_like(sampled), sampled)
+    if any(s.temperature == 0 for s in samplings):
+        greedy = torch.tensor([s.temperature == 0 for s in samplings], device=logits.device)
+        ids = torch.where(greedy, (logits if steered is None else steered).argmax(-1), ids)
+        # A greedy choice is certain under the distribution that was really sampled.
+        sampled = torch.where(greedy, torch.zeros_like(sampled), sampled)
+    top_logps, top_ids = logp.topk(min(TOP_K, logp.shape[-1]), dim=-1)
     return Draw(ids, sampled, logp.gather(1, ids[:, None])[:, 0], entropy, top_ids, top_logps)
+
+
+def steer(
+    logits: torch.Tensor, samplings: Sequence[Sampling], contexts: Sequence[Int32], outs: Sequence[Sequence[int]]
+) -> tuple[torch.Tensor | None, list[bool]]:
+    """Apply repetition penalty, `bad_ids` and `allow`: new logits (None: none changed), and who may say one token only.
+
+    The penalty is that of https://arxiv.org/abs/1909.05858 as transformers has it: the logit of every token of the
+    context (prompt and answer) is divided by it where positive, multiplied where negative.
+
+    Args:
+        logits: [rows, vocabulary].
+        contexts: Per row all ids so far; read for a penalty only.
+        outs: Per row the ids of this turn, for `allow`.
+    Raises PolicyError where `allow` and `bad_ids` leave no token.
+    """
+    forced = [False] * len(samplings)
+    if not any(s.steered for s in samplings):
+        return None, forced
+    out = logits.float().clone()
+    for row, sampling in enumerate(samplings):
+        if sampling.repetition_penalty != 1.0:
+            seen = torch.from_numpy(np.unique(contexts[row]).astype(np.int64)).to(out.device)
+            old = out[row, seen]
+            factor = sampling.repetition_penalty
+            out[row, seen] = torch.where(old > 0, old / factor, old * factor)
+        if sampling.bad_ids:
+            out[row, list(sampling.bad_ids)] = -torch.inf
+        allowed = None if sampling.allow is None else sampling.allow(tuple(outs[row]))
+        if allowed is not None:
+            forced[row] = _only(out[row], allowed, sampling)
+    return out, forced
+
+
+def _only(row: torch.Tensor, allowed: Sequence[int], sampling: Sampling) -> bool:
+    """In place: take all but the allowed tokens away. True where one is left."""
+    wanted = sorted(set(allowed) - set(sampling.bad_ids))
+    if not wanted or wanted[0] < 0 or wanted[-1] >= len(row):
+        raise PolicyError(
+            f"Sampling.allow gave {wanted[:8]}, and the model knows tokens 0 to {len(row) - 1}.",
+            hint="It returns the ids that may come next, or None for all.",
+        )
+    kept = row[wanted]
+    row.fill_(-torch.inf)
+    row[wanted] = kept
+    return len(wanted) == 1
 
 
 def _invert(probs: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """The token whose cumulative probability first exceeds the row's number, by float64 sums."""
-    cumulative = probs.double().cumsum(-1)
-    target = numbers[:, None].to(cumulative.device) * cumulative[:, -1:]
-    ids = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    return ids.clamp_(max=probs.shape[-1] - 1)
+    rows, vocabulary = probs.shape
+    numbers = numbers[:, None].to(probs.device)
+    if vocabulary < 2 * _STRIDE**2 or vocabulary % _STRIDE:
+        cumulative = probs.cumsum(-1, dtype=torch.float64)
+        ids = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)[:, 0]
+        return ids.clamp_(max=vocabulary - 1)
+    # A large vocabulary in two steps: which stretch, then which token of it. No [rows, vocabulary] float64 is made.
+    stretches = probs.view(rows, -1, _STRIDE)
+    cumulative = stretches.sum(-1, dtype=torch.float64).cumsum(-1)
+    target = numbers * cumulative[:, -1:]
+    stretch = torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
+    before = torch.where(stretch > 0, cumulative.gather(1, (stretch - 1).clamp_(min=0)), 0.0)
+    within = stretches[torch.arange(rows, device=probs.device), stretch[:, 0]].cumsum(-1, dtype=torch.float64)
+    place = torch.searchsorted(within, target - before, right=True)
+    last = (within < within[:, -1:]).sum(-1, keepdim=True)  # rounding must not reach beyond the last likely token
+    return (stretch * _STRIDE + torch.minimum(place, last))[:, 0]
 
 
 def _truncate(logp: torch.Tensor, samplings: list[Sampling]) -> torch.Tensor:
-    """Keep the top-k tokens, then the smallest set of mass top-p, and renormalise. −inf elsewhere."""
-    ordered, order = logp.sort(dim=-1, descending=True)
-    rank = torch.arange(logp.shape[-1], device=logp.device)[None]
-    top_k = torch.tensor([s.top_k or logp.shape[-1] for s in samplings], device=logp.device)[:, None]
+    """Keep the top-k tokens, the smallest set of mass top-p, then those of min-p times the best; −inf elsewhere."""
+    chosen = [row for row, sampling in enumerate(samplings) if sampling.cut]
+    some = [samplings[row] for row in chosen]
+    out = logp.clone()
+    rows = logp[chosen]
+    ordered, order = rows.sort(dim=-1, descending=True)
+    rank = torch.arange(rows.shape[-1], device=logp.device)[None]
+    top_k = torch.tensor([s.top_k or rows.shape[-1] for s in some], device=logp.device)[:, None]
     kept = ordered.masked_fill(rank >= top_k, -torch.inf)
     kept = kept - kept.logsumexp(-1, keepdim=True)
     before = kept.exp().cumsum(-1) - kept.exp()
-    top_p = torch.tensor([s.top_p for s in samplings], device=logp.device)[:, None]
+    top_p = torch.tensor([s.top_p for s in some], device=logp.device)[:, None]
     kept = kept.masked_fill((before >= top_p) & (rank > 0), -torch.inf)
+    least = torch.tensor([s.min_p for s in some], device=logp.device)[:, None]
+    kept = kept.masked_fill((kept - kept[:, :1]).exp() < least, -torch.inf)
     kept = kept - kept.logsumexp(-1, keepdim=True)
-    return torch.full_like(logp, -torch.inf).scatter(1, order, kept)
+    out[chosen] = torch.full_like(rows, -torch.inf).scatter(1, order, kept)
+    return out

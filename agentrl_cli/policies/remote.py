@@ -143,6 +143,7 @@ class VLLMPolicy:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
+            **_narrowed(sampling),
             "seed": sampling.seed,
             "stop_token_ids": list(sampling.stop_ids),
             "stop": list(sampling.stop_strings),
@@ -309,6 +310,12 @@ def _choice(answer: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise PolicyError(f"The server's answer has no choices: {json.dumps(answer)[:MAX_BODY]}")
     return choices[0]
+
+
+def _narrowed(sampling: Sampling) -> dict[str, float]:
+    """vLLM's own parameters, where they are not at rest."""
+    given = {"min_p": (sampling.min_p, 0.0), "repetition_penalty": (sampling.repetition_penalty, 1.0)}
+    return {name: value for name, (value, rest) in given.items() if value != rest}
 
 
 def _token_ids(choice: Mapping[str, Any], logprobs: Mapping[str, Any]) -> list[int]:

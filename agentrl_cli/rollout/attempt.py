@@ -29,7 +29,6 @@ from agentrl_cli.types import (
     Origin,
     Outcome,
     RewardPart,
-    Sampling,
     StopReason,
     Tokens,
     ToolResult,
@@ -172,10 +171,8 @@ class Attempt:
         if room < MIN_ROOM:
             self.cut = Outcome.TRUNCATED_TOKENS
             return AgentState.TERMINATED
-        sampling = Sampling(
+        sampling = self.limits.sampling(
             temperature=self.rollout.temperature,
-            top_p=self.limits.top_p,
-            top_k=self.limits.top_k,
             max_new_tokens=min(self.limits.max_new_tokens, room),
             stop_ids=chat.stop_ids,
             seed=seed_of(self.job.seed, "turn", done),

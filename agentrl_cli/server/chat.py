@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.server.session import Answer, Session
+from agentrl_cli.server.session import SETTINGS, Answer, Session
 from agentrl_cli.types import Episode, Message, ToolCall, Turn
 
 
@@ -190,7 +190,7 @@ class Server:
             case "approve":
                 session.approve = self.ask if request.get("on", True) else None
             case "set":
-                fields = {k: request[k] for k in ("temperature", "max_new_tokens", "top_p") if k in request}
+                fields = {k: request[k] for k in SETTINGS if k in request}
                 session.sampling = replace(session.sampling, **fields)
             case _:
                 self.emit({"ev": "error", "message": f"unknown request {op!r}", "hint": ""})

@@ -24,7 +24,7 @@ from agentrl_cli.policies.base import Policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.server.session import Emit, Session
 from agentrl_cli.tasks import Pack, load_pack
-from agentrl_cli.types import Episode, Message, Sampling, Task
+from agentrl_cli.types import Episode, Message, Task
 
 if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
@@ -169,7 +169,7 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         emit,
         task,
         rewards=pack.rewards if pack is not None else (),
-        sampling=Sampling(temperature, limits.top_p, limits.top_k, limits.max_new_tokens, seed=given.seed),
+        sampling=limits.sampling(temperature=temperature, seed=given.seed),
         sandboxed=sandbox is not None,
     )
     ready = {

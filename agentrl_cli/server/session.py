@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.chat.render import Chat, Rendered
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 Emit = Callable[[dict[str, Any]], None]
 Approve = Callable[[tuple[ToolCall, ...]], Awaitable["Answer"]]
+SETTINGS = ("max_new_tokens", "min_p", "repetition_penalty", "temperature", "top_k", "top_p")
+"""What a chat may change of its sampling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,14 +298,8 @@ class Session:
         room = min(self.sampling.max_new_tokens, most - len(ids))
         if room < 1:
             raise UsageError("The context is full.", hint="/undo makes room; /save keeps what there is.")
-        sampling = Sampling(
-            self.sampling.temperature,
-            self.sampling.top_p,
-            self.sampling.top_k,
-            room,
-            self.chat.stop_ids,
-            seed=seed_of(self.sampling.seed, self._answers, self._tries),
-        )
+        seed = seed_of(self.sampling.seed, self._answers, self._tries)
+        sampling = replace(self.sampling, max_new_tokens=room, stop_ids=self.chat.stop_ids, seed=seed)
         loop = asyncio.get_running_loop()
 
         def heard(token: int) -> None:  # may come from the policy's thread

@@ -26,7 +26,7 @@ from agentrl_cli.rollout import seed_of
 from agentrl_cli.server.open import Past, check_tokenizer, make_env, open_past, open_policy
 from agentrl_cli.server.session import Session
 from agentrl_cli.store.flags import flag_names
-from agentrl_cli.types import Episode, Outcome, RewardPart, Sampling, StopReason, new_id
+from agentrl_cli.types import Episode, Outcome, RewardPart, StopReason, new_id
 from agentrl_cli.whatif import Rerun, advantages, rerun_calls, rescore
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class WhatIf:
         said = sum(turn.role == "assistant" and turn.index < given.turn for turn in past.episode.turns)
         session = Session(
             policy, chat, env, lambda event: None, past.task, past.pack.rewards, kind="whatif", sample=sample,
-            sampling=Sampling(temperature, limits.top_p, limits.top_k, limits.max_new_tokens, seed=seed),
+            sampling=limits.sampling(temperature=temperature, seed=seed),
             max_turns=max(limits.max_turns - said, 1), most=limits.max_tokens, sandboxed=sandbox is not None,
             group_id=group,
         )  # fmt: skip

@@ -172,8 +172,8 @@ def parse_command(line: str, *, asked: bool = False) -> Command:
         return _number("reward", "value", rest) if rest else Command("reward")
     if word == "/set":
         key, _, value = rest.partition(" ")
-        if key not in ("temperature", "max_new_tokens", "top_p"):
-            return Command(problem="/set temperature, max_new_tokens or top_p")
+        if key not in SETTINGS:
+            return Command(problem=f"/set {', '.join(SETTINGS[:-1])} or {SETTINGS[-1]}")
         return _number("set", key, value)
     if word == "/call":
         return _call(rest)
@@ -186,7 +186,7 @@ def parse_command(line: str, *, asked: bool = False) -> Command:
 
 
 COMMANDS = sorted([*_TEXTS, *_PLAIN, *_LOCAL, "/approve", "/reward", "/set", "/call"])
-SETTINGS = ("max_new_tokens", "temperature", "top_p")
+SETTINGS = ("max_new_tokens", "min_p", "repetition_penalty", "temperature", "top_k", "top_p")
 
 
 def complete(line: str, tools: Sequence[str]) -> tuple[str, list[str]]:
@@ -211,7 +211,7 @@ def _number(op: str, key: str, text: str) -> Command:
         value: float = float(text)
     except ValueError:
         return Command(problem=f"{text!r} is no number")
-    return Command(op, {key: int(value) if key == "max_new_tokens" else value})
+    return Command(op, {key: int(value) if key in ("max_new_tokens", "top_k") else value})
 
 
 def _call(rest: str) -> Command:

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl_cli.types.sampling import Sampling as Sampling
+
 Message = dict[str, Any]
 """An OpenAI chat message: `role`, `content` and, where they apply, `tool_calls`, `tool_call_id`, `name`."""
 
@@ -117,33 +119,12 @@ class Fact(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are drawn. Temperature 0 is greedy."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    """0 keeps the whole vocabulary."""
-    max_new_tokens: int = 512
-    stop_ids: tuple[int, ...] = ()
-    stop_strings: tuple[str, ...] = ()
-    seed: int = 0
-    slot: int = -1
-    """Number of the episode in its step: a policy with fixed decode slots puts it there; -1: anywhere."""
-
-    @property
-    def truncated(self) -> bool:
-        """True where the sampled distribution is not the policy's own at this temperature."""
-        return self.top_p < 1.0 or self.top_k > 0
-
-
-@dataclass(frozen=True, slots=True)
 class Generation:
     """What a policy sampled for one turn of one episode. All arrays have length n, top ones [n, TOP_K]."""
 
     ids: Int32
     logp_sampled: Float32
-    """log-prob under the distribution really sampled (after top-p, top-k)."""
+    """log-prob under the distribution really sampled (after penalties, forbidden tokens, top-k, top-p, min-p)."""
     logp_policy: Float32
     """log-prob under the policy at the sampling temperature, untruncated; ratios use this one."""
     entropy: Float32
@@ -153,6 +134,8 @@ class Generation:
     stop_reason: StopReason
     weights_version: str
     seconds: float = 0.0
+    forced: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None
+    """True where the token was the only one that `Sampling.allow` allowed; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +184,13 @@ class Tokens:
 
     @classmethod
     def sampled(cls, generation: Generation) -> Tokens:
-        """The tokens of a generation, all of origin MODEL."""
+        """The tokens of a generation, of origin MODEL but for the forced ones."""
+        origin = np.full(len(generation.ids), Origin.MODEL, np.int8)
+        if generation.forced is not None:
+            origin[generation.forced] = Origin.FORCED
         return cls(
             generation.ids,
-            np.full(len(generation.ids), Origin.MODEL, np.int8),
+            origin,
             generation.logp_sampled,
             generation.logp_policy,
             generation.entropy,

@@ -1,0 +1,158 @@
+"""Which engine runs a model's forwards, decided when the policy is made, by comparing numbers with the model itself.
+
+    fused   our own decoder over prepacked weights (local_fused.py); Llama, Mistral, Qwen2, Qwen3
+    shared  the model's own forward, with our cache and attention function; any other decoder with plain attention
+    plain   the model's own forward and transformers' own cache, one row at a time (local_plain.py): layers with a
+            state (linear attention), three-dimensional positions, attention that our function does not know
+
+An engine is used only where its log-probabilities of a prompt and of the steps after it are the model's own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from agentrl_cli.policies.local_attention import NotServed, Rows, one_part, rows_in
+from agentrl_cli.policies.local_cache import Shelf
+from agentrl_cli.policies.local_fused import Fused, transformer
+
+_LOG = logging.getLogger(__name__)
+KINDS = {"full_attention", "sliding_attention"}
+"""Layers whose state is plain keys and values."""
+TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
+"""Most that a log-probability may differ from the model's own in the comparison."""
+FAIR_SHARE = 0.25
+"""A copy of the weights for sampling may take so much of the memory that is free."""
+
+
+class Engine(Protocol):
+    """Runs rows through a model."""
+
+    name: str
+
+    def refresh(self) -> None:
+        """The model's weights have changed."""
+
+    def __call__(self, ids: Tensor, rows: Rows, *, head: bool) -> Tensor | None:
+        """Feed ids [B, T]; logits of the last position [B, vocabulary], or None where `head` is False."""
+
+
+class Shared:
+    """The engine `shared`: the model's own forward over our cache."""
+
+    name = "shared"
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._config = transformer(model).config.get_text_config()
+        kinds = set(getattr(self._config, "layer_types", None) or ()) - KINDS
+        if kinds:
+            raise NotServed(f"it has layers of the kind {sorted(kinds)[0]}")
+        rope = getattr(self._config, "rope_parameters", None) or getattr(self._config, "rope_scaling", None) or {}
+        if "mrope_section" in rope:
+            raise NotServed("its positions are three-dimensional")
+
+    def refresh(self) -> None:
+        """Nothing to do: the model's own weights are read in every forward."""
+
+    def __call__(self, ids: Tensor, rows: Rows, *, head: bool) -> Tensor | None:
+        with rows_in(self._config):
+            out = self._model(
+                input_ids=ids,
+                position_ids=rows.positions,
+                # four dimensions: taken as a finished mask and handed on, so that none is built
+                attention_mask=ids.new_ones((1, 1, 1, 1), dtype=torch.bool),
+                past_key_values=rows,
+                use_cache=True,
+                logits_to_keep=1,
+                rows=rows,
+            )
+        layers = int(self._config.num_hidden_layers)
+        if rows.calls != layers:
+            raise NotServed(f"it asked {rows.calls} times for the attention of {layers} layers")
+        logits: Tensor = out.logits[:, -1]
+        return logits
+
+
+def choose_engine(model: nn.Module) -> Engine:
+    """The fastest engine whose numbers are the model's. Raises NotServed, with every reason, where none is."""
+    reasons: list[str] = []
+    kinds: list[Callable[[nn.Module], Engine]] = [Shared]
+    if _copy_fits(model):
+        kinds.insert(0, Fused)
+    for kind in kinds:
+        try:
+            engine = kind(model)
+            with sampling_mode(model):
+                verify(engine, model)
+        except NotServed as why:
+            _LOG.debug("engine %s: %s", kind, why.message)
+            reasons.append(why.message)
+        else:
+            return engine
+    raise NotServed("; ".join(dict.fromkeys(reasons)))
+
+
+@torch.inference_mode()
+def verify(engine: Engine, model: nn.Module) -> None:
+    """Compare a prompt and two steps after it with one forward of the model. Raises NotServed where they differ."""
+    base = transformer(model)
+    config = base.config.get_text_config()
+    weight = base.get_input_embeddings().weight
+    ids = torch.randint(0, weight.shape[0], (2, 6), generator=torch.Generator().manual_seed(0)).to(weight.device)
+    wanted = model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)[:, 3:]
+    shelf = Shelf(64, int(config.num_hidden_layers))
+    shelf.resize(2)
+    found: list[Tensor] = []
+    try:
+        for start, end in ((0, 4), (4, 5), (5, 6)):
+            rows = Rows(one_part(shelf, 0, 2, end), [start, start], end - start, weight.device)
+            logits = engine(ids[:, start:end], rows, head=True)
+            assert logits is not None
+            found.append(logits.float().log_softmax(-1))
+    except (TypeError, AttributeError, ValueError, NotImplementedError) as error:
+        raise NotServed(f"its forward is of another kind ({type(error).__name__}: {error})") from error
+    got = torch.stack(found, 1)
+    off = (got - wanted).abs().nan_to_num(0.0).max().item()
+    if off > TOLERANCE.get(weight.dtype, 1e-3) or not torch.equal(got.isnan(), wanted.isnan()):
+        raise NotServed(f"the engine {engine.name} differs by {off:.2g} nats from the model's own forward")
+
+
+@contextmanager
+def sampling_mode(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode, and back."""
+    training = model.training
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        if training:
+            model.train()
+
+
+def _copy_fits(model: nn.Module) -> bool:
+    """Whether there is memory for a copy of the weights; on a GPU there the model's own forward is used."""
+    weights: list[Any] = list(transformer(model).parameters())
+    if not weights or weights[0].device.type != "cpu" or weights[0].dtype != torch.float32:
+        return False
+    size = sum(int(w.numel()) * int(w.element_size()) for w in weights)
+    return size <= FAIR_SHARE * free_memory(weights[0].device)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            found = next(line for line in lines if line.startswith("MemAvailable"))
+        return int(found.split()[1]) * 1024
+    except (OSError, StopIteration, ValueError):  # not Linux
+        return 4 * 2**30

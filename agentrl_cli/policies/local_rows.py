@@ -1,0 +1,238 @@
+"""Who has a row, on which shelf, and what is given up when the memory for keys and values is short.
+
+Memory is counted in blocks of positions, of all layers together. A request is admitted where its row finds blocks that
+are free, or held by what can be computed again: shared prompts and episodes that wait for a tool. Where the live rows
+outgrow the rest, the youngest gives way: it loses its row, waits again, and is recomputed from its tokens, which stay.
+The oldest is never disturbed, so somebody always gets on.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from agentrl_cli.errors import PolicyError
+from agentrl_cli.policies.local_cache import BLOCK, Parked, Shelf, blocks, rounded, shelf_length
+from agentrl_cli.policies.local_request import Request
+from agentrl_cli.types import Int32
+
+Kept = tuple[Int32, Parked]
+"""Token ids, and their keys and values."""
+
+
+class Shelves:
+    """Rows on shelves within a number of blocks.
+
+    Args:
+        rows: Most live rows.
+        lanes: One shelf, a fixed row per episode.
+        lane_length: Positions of a lane.
+        limit: Most positions of an episode.
+        budget: Blocks that all keys and values may take, those set aside too.
+    """
+
+    def __init__(
+        self, *, layers: int, version: str, rows: int, lanes: bool, lane_length: int, limit: int, budget: int
+    ) -> None:
+        self.layers = layers
+        self.version = version
+        self.most = rows
+        self.lanes = lanes
+        self.lane_length = rounded(lane_length)
+        self.budget = budget
+        self.limit = min(limit, budget * BLOCK)
+        self.shelves: list[Shelf] = []
+        self.lane_of: dict[str, int] = {}
+        self.parked: dict[str, Kept] = {}
+        self.prefixes: list[Kept] = []
+        self.preempted: list[Request] = []
+        """Those who gave way; the policy lets them wait again."""
+        self.preemptions = 0
+        self.peak = 0
+        """Most blocks that were ever in use."""
+        self.clear()
+
+    @property
+    def requests(self) -> list[Request]:
+        return [request for shelf in self.shelves for request in shelf.live if request is not None]
+
+    @property
+    def used(self) -> int:
+        """Blocks that there is memory for now."""
+        kept = [parked for _, parked in (*self.parked.values(), *self.prefixes)]
+        return sum(shelf.blocks for shelf in self.shelves) + sum(parked.blocks for parked in kept)
+
+    # --- between two steps, in the event loop -------------------------------------------------------------------------
+
+    def has_room(self, request: Request, taken: list[Request]) -> bool:
+        """Whether a request finds a row, when those of `taken` have theirs."""
+        if self.lanes:
+            return self._claim_lane(request)
+        live = self.requests
+        if len(live) + len(taken) >= self.most:
+            return False
+        held = sum(len(shelf.live) * (shelf.length // BLOCK) for shelf in self.shelves)
+        return held + sum(blocks(self.wanted(r)) for r in (*taken, request)) <= self.budget
+
+    def wanted(self, request: Request) -> int:
+        """Positions of the shelf that a request is put on: its context, and some of what it may say."""
+        more = min(request.sampling.max_new_tokens - len(request.out), max(BLOCK, request.length // 2))
+        return self._shelf_length(request.length + max(more, 0))
+
+    @torch.inference_mode()
+    def vacate(self, request: Request) -> None:
+        """Free a row; the last row of a shelf moves into the gap, but for lanes."""
+        shelf = next(shelf for shelf in self.shelves if request in shelf.live)
+        row = shelf.live.index(request)
+        if self.lanes:
+            shelf.live[row] = None
+            if not any(shelf.live):
+                shelf.live.clear()
+            return
+        mover = shelf.live.pop()
+        if mover is not None and mover is not request:
+            shelf.take(row, shelf, len(shelf.live), mover.length)
+            shelf.live[row] = mover
+
+    def forget(self, key: str) -> None:
+        """Drop an episode's keys and values and its lane."""
+        self.parked.pop(key, None)
+        self.lane_of.pop(key, None)
+
+    def drop_old(self, version: str) -> None:
+        """New weights: what was set aside by the old ones is dropped."""
+        self.version = version
+        self.parked.clear()
+        self.prefixes.clear()
+
+    def clear(self) -> None:
+        """Drop everything, the memory too."""
+        for kept in (self.shelves, self.lane_of, self.parked, self.prefixes, self.preempted):
+            kept.clear()
+        if self.lanes:  # from the start at its full size: strides are shapes, too
+            shelf = Shelf(self.lane_length, self.layers)
+            shelf.resize(self.most)
+            self.shelves.append(shelf)
+
+    # --- in the thread -----------------------------------------------------------------------------------------------
+
+    def place(self, length: int, requests: list[Request]) -> tuple[Shelf, int]:
+        """A shelf of this length and the first of consecutive rows on it for new requests."""
+        if self.lanes:
+            shelf, lane = self.shelves[0], self.lane_of[requests[0].key]
+            if not shelf.live:
+                shelf.live = [None] * self.most
+            shelf.live[lane] = requests[0]
+            return shelf, lane
+        shelf = self._shelf(length)
+        self._reserve(shelf, len(requests))
+        shelf.live.extend(requests)
+        return shelf, len(shelf.live) - len(requests)
+
+    def set_aside(self, request: Request) -> None:
+        """Park a row whose turn is over: its next turn starts from there. Not where memory is short."""
+        shelf = next(shelf for shelf in self.shelves if request in shelf.live)
+        held = request.context[:-1]
+        if len(held) and self.make_room(blocks(len(held)), keep=True):
+            self.parked[request.key] = (held, shelf.park(shelf.live.index(request), len(held), self.version))
+            self.peak = max(self.peak, self.used)
+        self.vacate(request)
+        if not shelf.live and not self.lanes:
+            self.shelves.remove(shelf)
+
+    def grow(self) -> None:
+        """Move rows that have become too long for their shelf to a longer one; the oldest first."""
+        if self.lanes:
+            return
+        tall = [(r, s) for s in self.shelves for r in s.live if r is not None and r.length > s.length]
+        for request, shelf in sorted(tall, key=lambda entry: entry[0].order):
+            if request not in shelf.live:
+                continue  # it has given way to an older one
+            need = blocks(self._shelf_length(request.length + BLOCK))
+            while not self.make_room(need) and self._preempt():
+                if request not in shelf.live:
+                    break
+            if request in shelf.live:
+                self._lift(request, shelf)
+
+    def make_room(self, need: int, keep: bool = False) -> bool:
+        """See to it that so many blocks are free, by giving up slack, then shared prompts, then parked episodes.
+
+        `keep`: give up slack alone.
+        """
+        if self.used + need <= self.budget:
+            return True
+        for shelf in self.shelves:
+            shelf.resize(len(shelf.live))
+        self._drop_empty()
+        while not keep and self.used + need > self.budget and (self.prefixes or self.parked):
+            if self.prefixes:
+                self.prefixes.pop(0)
+            else:
+                self.parked.pop(next(iter(self.parked)))
+        return self.used + need <= self.budget
+
+    def _lift(self, request: Request, shelf: Shelf) -> None:
+        length = request.length - 1  # the newest token is not fed yet
+        target = self._shelf(self._shelf_length(request.length + BLOCK))
+        self._reserve(target, 1)
+        target.live.append(request)
+        target.take(len(target.live) - 1, shelf, shelf.live.index(request), length)
+        target.live.pop()  # so that `vacate` finds it where it was
+        self.vacate(request)
+        target.live.append(request)
+
+    def _preempt(self) -> bool:
+        """Let the youngest row give way. False where there is none."""
+        youngest = max(self.requests, key=lambda r: r.order, default=None)
+        if youngest is None:
+            return False
+        self.vacate(youngest)
+        self.preempted.append(youngest)
+        self.preemptions += 1
+        return True
+
+    def _shelf(self, length: int) -> Shelf:
+        for shelf in self.shelves:
+            if shelf.length == length:
+                return shelf
+        self.shelves.append(Shelf(length, self.layers))
+        return self.shelves[-1]
+
+    def _reserve(self, shelf: Shelf, more: int) -> None:
+        """Memory for more rows, with some slack where there is plenty."""
+        rows, each = len(shelf.live) + more, shelf.length // BLOCK
+        if rows <= shelf.rows:
+            return
+        slack = rows // 8 if shelf.live else 0
+        if self.used + (rows + slack - shelf.rows) * each <= self.budget:
+            rows += slack
+        elif not self.make_room((rows - shelf.rows) * each):
+            raise PolicyError(
+                "There is no memory left for keys and values.", hint="Raise rollout.memory, or lower concurrency."
+            )
+        shelf.resize(rows)
+        if shelf not in self.shelves:
+            self.shelves.append(shelf)
+        self.peak = max(self.peak, self.used)
+
+    def _drop_empty(self) -> None:
+        if not self.lanes:
+            self.shelves = [shelf for shelf in self.shelves if shelf.live]
+
+    def _shelf_length(self, length: int) -> int:
+        return min(shelf_length(length), rounded(self.limit))
+
+    def _claim_lane(self, request: Request) -> bool:
+        """Give an episode its lane until `forget`; False where it must wait for one.
+
+        The arithmetic of a row may depend on where it stands, so one with a slot waits for its own, whatever is free.
+        """
+        if request.key in self.lane_of:
+            return True
+        owned = set(self.lane_of.values())
+        slot = request.sampling.slot
+        wanted = range(self.most) if slot < 0 else [slot % self.most]
+        lane = next((lane for lane in wanted if lane not in owned), None)
+        if lane is not None:
+            self.lane_of[request.key] = lane
+        return lane is not None

@@ -1,0 +1,46 @@
+"""How tokens are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. Temperature 0 is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    max_new_tokens: int = 512
+    stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    seed: int = 0
+    slot: int = -1
+    """Number of the episode in its step: a policy with fixed decode slots puts it there; -1: anywhere."""
+    min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest are taken away."""
+    repetition_penalty: float = 1.0
+    """Above 1 makes tokens of the context less likely."""
+    bad_ids: tuple[int, ...] = ()
+    """Tokens that are never drawn."""
+    allow: Callable[[tuple[int, ...]], Sequence[int] | None] | None = None
+    """Called before each token with the turn so far: the ids that may come next, None for all; a single one is forced.
+    Local policies only."""
+
+    @property
+    def cut(self) -> bool:
+        """True where improbable tokens are taken away."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+    @property
+    def steered(self) -> bool:
+        """True where logits are changed before the temperature divides them."""
+        return self.repetition_penalty != 1.0 or bool(self.bad_ids) or self.allow is not None
+
+    @property
+    def truncated(self) -> bool:
+        """True where the sampled distribution is not the policy's own at this temperature."""
+        return self.cut or self.steered

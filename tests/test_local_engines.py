@@ -1,0 +1,190 @@
+"""Every architecture, by every engine: the tokens and log-probabilities of the model's own `generate`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl_cli.errors import ModelError, PolicyError
+from agentrl_cli.policies import local_engine
+from agentrl_cli.policies.base import Policy
+from agentrl_cli.policies.local_attention import NotServed, Rows, explicit_attention, one_part, rows_attention
+from agentrl_cli.policies.local_cache import BLOCK, Shelf
+from agentrl_cli.policies.local_engine import Shared, choose_engine, sampling_mode, verify
+from agentrl_cli.types import Sampling
+from tests.local_helpers import VOCAB, check_against_generate, forced, greedy, policy_of, prompts, tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
+
+FUSED = ["qwen3", "qwen2", "llama", "minimind", "mistral", "qwen2-sliding"]
+
+
+def with_lora(model: Any) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)).eval()
+
+
+@pytest.mark.parametrize("kind", [*FUSED, "gemma2", "gpt-oss"])
+async def test_sixteen_ragged_episodes_of_three_turns(kind: str) -> None:
+    policy = await check_against_generate(tiny(kind))
+    assert policy.engine == ("fused" if kind in FUSED else "shared")
+    assert isinstance(policy, Policy)
+    # Prompts of a group are computed once, and later turns only by what is new: less than the first turns alone.
+    assert policy.prefill_tokens < sum(len(ids) for ids in prompts(count=16))
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "mistral", "gemma2"])
+async def test_an_adapter_and_a_preemption(kind: str) -> None:
+    """Memory for seven blocks of the twelve that four rows come to: some must give way, and say the same."""
+    model = with_lora(tiny(kind))
+    config = model.config.get_text_config()
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    policy = policy_of(model, memory=7 * BLOCK * 2 * 2 * 2 * dim * 4)
+    sampling = Sampling(temperature=0, max_new_tokens=50)
+    everyone = prompts()[:4]
+    several = await asyncio.gather(*(policy.generate(f"e{n}", ids, sampling) for n, ids in enumerate(everyone)))
+    await policy.close()
+    for number, (ids, said) in enumerate(zip(everyone, several, strict=True)):
+        wanted, logps = greedy(model, ids, 50, None) if number == 3 else forced(model, ids, 50, said=said.ids.tolist())
+        assert said.ids.tolist() == wanted[:50] and abs(said.logp_policy - logps).max() < 1e-4
+    assert policy.metrics["rollout/preemptions"] >= 1
+    assert policy.metrics["rollout/kv_blocks_peak"] <= 7
+    await check_against_generate(model, count=6, memory=7 * BLOCK * 2 * 2 * 2 * dim * 4)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2"])
+async def test_the_models_own_forward(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine `shared`, also where `fused` would be taken if there were memory for a copy."""
+    monkeypatch.setattr(local_engine, "FAIR_SHARE", 0.0)
+    policy = await check_against_generate(tiny(kind))
+    assert policy.engine == "shared" and not policy.copies_weights
+
+
+async def test_eager_attention_and_lanes() -> None:
+    await check_against_generate(tiny(attn_implementation="eager"))
+    await check_against_generate(tiny(), lanes=True, lane_length=160)
+
+
+# --- the engine plain ------------------------------------------------------------------------------------------------
+
+
+def linear_attention() -> Any:
+    """A hybrid of linear and full attention, whose state is no keys and values."""
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    torch.manual_seed(0)
+    config: Any = Qwen3NextConfig
+    model: Any = Qwen3NextForCausalLM
+    return model(
+        config(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            layer_types=["linear_attention", "full_attention"],
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            num_experts=0,
+            initializer_range=0.15,
+            eos_token_id=None,
+        )
+    ).eval()
+
+
+async def test_layers_with_a_state_take_the_plain_engine(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        policy = await check_against_generate(linear_attention(), count=4)
+    assert policy.engine == "plain"
+    assert "linear_attention" in caplog.text and "one by one" in caplog.text
+
+
+async def test_plain_caches_within_their_memory(caplog: pytest.LogCaptureFixture) -> None:
+    policy = await check_against_generate(linear_attention(), count=3, more=8, memory=12_000)
+    assert policy.metrics["rollout/preemptions"] >= 1
+    small = policy_of(linear_attention(), memory=1000)
+    with pytest.raises(PolicyError, match="more than the 1000 bytes"):
+        await small.generate("a", [1, 2, 3], Sampling(max_new_tokens=3))
+    await small.close()
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_differs_from_the_model_is_not_used() -> None:
+    model = tiny()
+    engine = choose_engine(model)
+    assert engine.name == "fused"
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(2)
+    with pytest.raises(NotServed, match="differs by"), sampling_mode(model):
+        verify(engine, model)
+    engine.refresh()  # the copy of the weights is taken anew
+    verify(engine, model)
+
+
+def test_what_the_attention_does_not_know_is_refused() -> None:
+    model = tiny()
+    layer = model.model.layers[0].self_attn
+    shelf = Shelf(64, 2)
+    shelf.resize(1)
+    rows = Rows(one_part(shelf, 0, 1, 3), [0], 3, torch.device("cpu"))
+    q = torch.zeros(1, 4, 3, 8)
+    with pytest.raises(NotServed, match="position_bias"):
+        rows_attention(layer, q, q, q, None, rows=rows, position_bias=q)
+    with pytest.raises(NotServed, match="does not hand keyword"):
+        rows_attention(layer, q, q, q, None)
+    with pytest.raises(NotServed, match="drops"):
+        rows_attention(layer, q, q, q, None, rows=rows, dropout=0.1)
+    model.config.layer_types = ["chunked_attention", "full_attention"]
+    with pytest.raises(NotServed, match="chunked_attention"):
+        Shared(model)
+
+
+def test_soft_cap_and_sink_by_hand() -> None:
+    q, k = torch.tensor([[[[1.0]]]]), torch.tensor([[[[0.0], [2.0]]]])
+    v, mask = torch.tensor([[[[1.0], [3.0]]]]), torch.zeros(1, 1, 1, 2)
+    # Scores 0 and tanh(2) = 0.9640; a sink of 0.5 takes its share and gives nothing.
+    cap = torch.tensor([0.0, torch.tanh(torch.tensor(2.0))])
+    weights = torch.softmax(torch.cat([cap, torch.tensor([0.5])]), 0)
+    got = explicit_attention(q, k, v, mask, 1.0, 1.0, torch.tensor([0.5]).view(1, 1, 1, 1))
+    assert got.item() == pytest.approx(float(weights[0] + 3 * weights[1]), abs=1e-6)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_episode_that_cannot_fit_is_told_so() -> None:
+    position = 2 * 2 * 2 * 8 * 4
+    policy = policy_of(tiny(), memory=3 * BLOCK * position)
+    with pytest.raises(PolicyError, match="holds 96") as caught:
+        await policy.generate("a", [7] * 96, Sampling(max_new_tokens=3))
+    assert "rollout.memory" in caught.value.hint
+    # One that fits to the last position is stopped there.
+    said = await policy.generate("b", [7] * 90, Sampling(temperature=0, max_new_tokens=40))
+    assert len(said.ids) == 6 and said.ids.tolist() == greedy(tiny(), [7] * 90, 6, None)[0]
+    await policy.close()
+    with pytest.raises(ModelError, match=r"at least .* MiB"):
+        policy_of(tiny(), memory=1000)
+    with pytest.raises(ModelError, match=r"rollout.memory"):
+        policy_of(tiny(), memory=3 * BLOCK * position, lanes=True, lane_length=64)
+
+
+async def test_memory_follows_the_tokens_not_the_longest_row() -> None:
+    policy = policy_of(tiny(), rows=8, context_length=512)
+    lengths = [400, *[10] * 7]
+    await asyncio.gather(
+        *(policy.generate(f"e{n}", [7 + n] * size, Sampling(max_new_tokens=8)) for n, size in enumerate(lengths))
+    )
+    # 400 tokens on a shelf of 576, seven rows of 64; eight rows of 576 would be 144 blocks.
+    assert policy.metrics["rollout/kv_blocks_peak"] <= 576 // 32 + 7 * 2 + 13 + 7
+    await policy.close()
