@@ -27,26 +27,20 @@ class Kills:
                 self.fds = [os.open("/proc/vmstat", os.O_RDONLY)]
             except OSError:
                 self.fds = []
-        self._before = self._read()
+        self._before = self._look()
 
     def mark(self) -> None:
         """An execution begins. The machine's count takes long to read: there it counts since the last look."""
         if self.exact:
-            self._before = self._read()
+            self._before = self._look()
 
-    def _read(self) -> tuple[int, int]:
-        """How many processes were killed, and how often the box was at its own limit (version 2)."""
-        found = {"oom_kill": 0, "oom": 0}
-        for line in os.pread(self.fds[0], 65536, 0).splitlines() if self.fds else ():
-            name, _, value = line.partition(b" ")
-            if name in (b"oom_kill", b"oom"):
-                found[name.decode()] = int(value)
-        return found["oom_kill"], found["oom"]
+    def _look(self) -> bytes:
+        return os.pread(self.fds[0], 65536, 0) if self.fds else b""
 
-    def _full(self, before: int) -> bool:
+    def _full(self, before: bytes) -> bool:
         """Whether the box was at its own limit."""
         if len(self.fds) == 1:
-            return self._before[1] > before
+            return _number(self._before, b"oom") > _number(before, b"oom")
         peak, limit = (int(os.pread(fd, 32, 0)) for fd in self.fds[1:])
         os.pwrite(self.fds[1], b"0", 0)
         return peak >= limit - _CLOSE
@@ -56,10 +50,19 @@ class Kills:
 
         `over`: whether the box held more than its limit as far as is known, which decides where there is no cgroup.
         """
-        before, self._before = self._before, self._read()
-        if self._before[0] <= before[0]:
+        before, self._before = self._before, self._look()
+        if self._before == before or _number(self._before, b"oom_kill") <= _number(before, b"oom_kill"):
             return ""
-        return "own" if (self._full(before[1]) if self.exact else over) else "others"
+        return "own" if (self._full(before) if self.exact else over) else "others"
+
+
+def _number(text: bytes, name: bytes) -> int:
+    """The number in the line that begins with a name; 0 without one."""
+    for line in text.splitlines():
+        key, _, value = line.partition(b" ")
+        if key == name:
+            return int(value)
+    return 0
 
 
 def exceeds(pids: Iterable[int], limit: int) -> bool:

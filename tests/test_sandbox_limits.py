@@ -110,7 +110,7 @@ async def test_an_unknown_limit_is_refused(sandbox: Sandbox) -> None:
         ("python3 -S -c 'f = [open(\"/dev/null\") for _ in range(300)]'", "open_files", "the limit is 256 for each"),
         ("python3 -S -c 'b = bytearray(4 << 30)'", "memory_mb", "out of memory: the limit is 1024 MiB"),
         ("for i in $(seq 99); do sleep 9 & done", "processes", "too many processes or threads: the limit is 32"),
-        ("(ulimit -S -t 1; while :; do :; done)", "cpu", "5 s of CPU time"),
+        ("(kill -XCPU $BASHPID)", "cpu", "5 s of CPU time"),
         ("sleep 9", "wall", "timed out after 3 s"),
         ("yes", "output_kb", "more than 16 MiB of output"),
     ],
@@ -139,7 +139,7 @@ async def test_cpu_seconds_of_children_count(sandbox: Sandbox) -> None:
 
 
 async def test_each_call_of_a_grader_has_limits_of_its_own(sandbox: Sandbox) -> None:
-    session = await sandbox.session(cpu=0.5, wall=2.0)
+    session = await sandbox.session(cpu=0.5, wall=6.0)
     slow = (
         "import time\ndef f(n):\n    end = time.process_time() + 0.3\n    while time.process_time() < end: pass\n"
         "    return n"

@@ -86,14 +86,19 @@ class Channel(asyncio.Protocol):
             return self._early.pop(0)
         if self.lost:
             raise self.lost
-        self._waiting = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        alarm = loop.call_later(timeout, self._late, timeout)
         try:
-            return await asyncio.wait_for(self._waiting, timeout)
-        except TimeoutError:
-            self.lost = BoxLost("sandbox_restarted", f"no answer within {timeout:g} s", silent=True)
-            raise self.lost from None
+            return await self._waiting
         finally:
+            alarm.cancel()
             self._waiting = None
+
+    def _late(self, timeout: float) -> None:
+        self.lost = self.lost or BoxLost("sandbox_restarted", f"no answer within {timeout:g} s", silent=True)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(self.lost)
 
     def ask(self, header: dict[str, Any], body: bytes = b"") -> None:
         """Sends one request; raises BoxLost where the box is gone."""

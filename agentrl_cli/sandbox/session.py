@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agentrl_cli.errors import SandboxFault, SandboxUnavailable, UsageError
@@ -288,7 +288,7 @@ class Session:
     def _result(self, frame: Any, wall: float) -> ExecResult:
         head = frame.header
         size = head["out"]
-        limits = Limits(**{**asdict(self.limits), "wall": wall})
+        limits = self.limits if wall == self.limits.wall else replace(self.limits, wall=wall)
         return ExecResult(
             status=Status(head["status"]),
             stdout=frame.body[:size].decode("utf-8", "replace"),
