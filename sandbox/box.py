@@ -120,7 +120,7 @@ class Box:
             if reason != "exited":
                 os.kill(pid, signal.SIGKILL)
             _, status, usage = os.wait4(pid, 0)
-            over = self.tree.exceeds((limits["memory_mb"] << 20) - (usage.ru_maxrss << 10)) if status else False
+            over = self._over(reason, status, usage.ru_maxrss, limits)
             killed = self.tree.kill_others(self.protected())
             job.drain()
             reply = ends.ended(reason, status, usage.ru_utime + usage.ru_stime, limits, ends.read_note(note[0]))
@@ -133,6 +133,12 @@ class Box:
         if header.get("reset"):
             reply["files"] = self.files.restore(before)
         return job.reply({**reply, "stopped": killed, "kept": True})
+
+    def _over(self, reason: str, status: int, peak: int, limits: dict[str, Any]) -> bool:
+        """Whether what ended and what is left held more than the limit; asked where no cgroup tells. `peak`: KiB."""
+        if self.kills.exact or reason != "exited" or status == 0:
+            return False
+        return self.tree.exceeds((limits["memory_mb"] << 20) - (peak << 10))
 
     def _whose_memory(self, reply: dict[str, Any], over: bool) -> dict[str, Any]:
         """The result, where the kernel killed something for want of memory: the code's own, or another's and so ours.
@@ -282,16 +288,16 @@ class Box:
         """The head died or has to: what it forked before the cell becomes the head."""
         head = self.head
         assert head is not None
-        status, used = 0, job.cpu()
+        status, used = 0, job.cpu(self.tree.pids()) if reason == "exited" else 0.0
         if reason != "exited":
             signal_process(head.pid, signal.SIGKILL)
         peak = 0
         try:
             _, status, usage = os.wait4(head.pid, 0)
-            peak = usage.ru_maxrss << 10
+            peak = usage.ru_maxrss
         except ChildProcessError:
             status = 9  # a promoted checkpoint whose parent had not been reaped by us
-        over = self.tree.exceeds((limits["memory_mb"] << 20) - peak)
+        over = self._over(reason, status, peak, limits)
         reply = self._whose_memory(ends.ended(reason, status, used, limits, ""), over)
         head.close()
         self.head = heads.adopt(backup)

@@ -80,9 +80,10 @@ class Job:
         self.deadline = min(self.since + self.limits["wall"], end)
         self._cpu_before = None
 
-    def cpu(self) -> float:
+    def cpu(self, pids: list[int]) -> float:
         """CPU seconds of the box since the first look, all its processes; most executions end before that."""
-        now = self.tree.cpu_seconds()
+        times = os.times()
+        now = times.children_user + times.children_system + sum(map(memory.cpu_seconds, pids))
         if self._cpu_before is None:
             self._cpu_before = now
         return max(0.0, now - self._cpu_before)
@@ -96,9 +97,10 @@ class Job:
             return "output_limit:"
         if now - self._looked >= _TICK:
             self._looked = now
-            if self.cpu() > self.limits["cpu"]:
+            pids = self.tree.pids()
+            if self.cpu(pids) > self.limits["cpu"]:
                 return "timeout:cpu"
-            if self.tree.exceeds(self.limits["memory_mb"] << 20):
+            if self.tree.exceeds(self.limits["memory_mb"] << 20, pids):
                 return "memory:processes together"
             if full := self.tree.too_full(self.limits):
                 return f"disk_limit:{full}"
@@ -246,15 +248,10 @@ class Tree:
                 queue.append(child)
         return found
 
-    def exceeds(self, limit: int) -> bool:
+    def exceeds(self, limit: int, pids: list[int] | None = None) -> bool:
         """Whether all processes of the box, its init left out, hold more than `limit` bytes, files left out."""
         with confine.acting_as(self.user):
-            return memory.exceeds(self.pids(), limit)
-
-    def cpu_seconds(self) -> float:
-        """CPU seconds of the box so far, in what runs and in what was waited for."""
-        times = os.times()
-        return times.children_user + times.children_system + sum(map(memory.cpu_seconds, self.pids()))
+            return memory.exceeds(self.pids() if pids is None else pids, limit)
 
     def too_full(self, limits: dict[str, Any]) -> str:
         """What the work folder holds too much of, where no file system of its own limits it; else nothing."""

@@ -16,7 +16,7 @@ import pytest
 
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import ConfigError, SandboxFault, SandboxUnavailable
-from agentrl_cli.sandbox import Sandbox, Status, container, image
+from agentrl_cli.sandbox import Sandbox, Status, container, image, owner
 from agentrl_cli.sandbox.attacks import attacks
 from agentrl_cli.sandbox.hostile import attack
 from tests.test_sandbox_hostile import CHEATS, HONEST, HOST, TESTS
@@ -171,9 +171,10 @@ async def test_closing_leaves_no_container(api: Any) -> None:
 
 
 async def test_what_a_dead_process_left_is_swept(api: Any) -> None:
-    labels = {container.LABEL: container._machine(), "agentrl.process": "999999999-1"}
+    gone = f"999999999-1-{owner.name().split('-')[2]}"
+    labels = {container.LABEL: container._machine(), "agentrl.process": gone}
     left = api.create_container(image.tag(), ["sleep", "60"], labels=labels)["Id"]
-    mine = {container.LABEL: "another machine", "agentrl.process": "999999999-1"}
+    mine = {container.LABEL: "another machine", "agentrl.process": gone}
     other = api.create_container(image.tag(), ["sleep", "60"], labels=mine)["Id"]
     try:
         assert container.sweep(api) <= 1  # another test's start may have done it
