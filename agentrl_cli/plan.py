@@ -25,6 +25,8 @@ ACTIVATIONS = 34
 """Bytes at 16 bits kept per token, layer and hidden unit for the backward pass (arXiv:2205.05198, eq. 2)."""
 OVERHEAD = {"cpu": 0.45, "cuda": 0.5}
 """GiB of the interpreter with torch, or of the CUDA context."""
+SMALL = 50_000_000
+"""Parameters below which activations are kept without a look at the memory."""
 EFFICIENCY = 0.6
 """Share of a matrix product's rate that a step reaches, by the runs of benchmarks/learning.py; a rough figure."""
 TYPICAL = 0.25
@@ -42,6 +44,8 @@ class Plan:
     parameters: int
     trainable: int
     seconds_per_step: float
+    checkpointing: bool = False
+    """Whether activations are recomputed in the backward pass (`train.checkpointing`)."""
 
     @property
     def peak(self) -> float:
@@ -70,8 +74,20 @@ class Plan:
         return list(dict.fromkeys(tips[name] for name in ranked if name in tips))
 
 
-def plan(config: Config, folder: Path) -> Plan:
-    """Plan a run of the model in `folder`. Raises ModelError where its configuration cannot be read."""
+def checkpoints(config: Config, folder: Path | None, model: Any) -> bool:
+    """Whether a training of this loaded model recomputes activations: as it is set, or where they would not fit."""
+    choice = config.train.checkpointing
+    sizes = [(p.numel(), p.element_size()) for p in model.parameters()]
+    if choice != "auto" or folder is None or sum(n for n, _ in sizes) < SMALL:
+        return choice == "on"
+    return plan(config, folder, held=float(sum(n * each for n, each in sizes))).checkpointing
+
+
+def plan(config: Config, folder: Path, held: float = 0.0) -> Plan:
+    """Plan a run of the model in `folder`; `held`: bytes of it that are loaded already.
+
+    Raises ModelError where its configuration cannot be read.
+    """
     from agentrl_cli.policies.local_load import pick_device, pick_dtype
 
     device = pick_device(config.model.device)
@@ -99,7 +115,13 @@ def plan(config: Config, folder: Path) -> Plan:
         rollout = update = {**both, **update}
     base = OVERHEAD[device.type if device.type in OVERHEAD else "cuda"] * GiB
     rollout["runtime"] = update["runtime"] = base
-    return Plan(rollout, update, _available(device), str(device), count, trained, _step_seconds(config, count, device))
+    available = _available(device) + held
+    choice = config.train.checkpointing
+    again = choice == "on" or (choice == "auto" and sum(update.values()) > available)
+    if again:  # each layer's input is kept, and one layer at a time recomputed
+        update["activations"] = tokens * (shape["layers"] + ACTIVATIONS / 2) * shape["hidden"] * size
+    seconds = _step_seconds(config, count, device) * (4 / 3 if again else 1)
+    return Plan(rollout, update, available, str(device), count, trained, seconds, again)
 
 
 def _shape(folder: Path) -> dict[str, int]:

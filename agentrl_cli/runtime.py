@@ -110,8 +110,10 @@ def train(
     base = Path(project).absolute()
 
     async def run() -> RunRow:
+        from agentrl_cli.algos.settings import check
         from agentrl_cli.trainer import Trainer
 
+        check(settings.algo)
         where = Path(db) if db else default_db(base)
         opened = open_runtime(settings, base=base, db=where, trainable=True, packs=packs, hooks=hooks)
         async with opened as runtime:

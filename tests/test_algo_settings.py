@@ -16,11 +16,12 @@ from agentrl_cli.algos.advantages import ADVANTAGES, drops_equal, needs, options
 from agentrl_cli.algos.losses import AGGREGATIONS, LOSSES
 from agentrl_cli.algos.settings import Coefficients, aggregation_name, loss_config
 from agentrl_cli.algos.update import Learner, Update
+from agentrl_cli.commands import main
 from agentrl_cli.config import AlgoConfig, Config, load_config
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.types import Episode, Turn
 from tests.test_update import config, episodes, weights
-from tests.train_helpers import write_model
+from tests.train_helpers import write_model, write_project
 
 SPREAD: list[list[float]] = [[0, 1, 1], [1, 0, 0.5]]
 
@@ -242,6 +243,17 @@ def test_a_wrong_name_is_told_the_nearest(start: Any, key: str, name: str, near:
     with pytest.raises(NotFound, match=name) as caught:
         Learner(start, config(algo={key: name}))
     assert near in caught.value.hint
+
+
+@pytest.mark.parametrize("args", [["--dry-run"], ["--steps", "1"]])
+def test_a_wrong_name_is_told_before_anything_is_made(
+    tmp_path: Path, args: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = write_project(tmp_path, write_model(tmp_path / "model"))
+    monkeypatch.chdir(project)
+    assert main(["train", "--set", "algo.advantage=gro", *args]) == 2
+    assert "Did you mean grpo" in capfd.readouterr().err
+    assert not (project / "runs").exists(), "no run of that name was written down"
 
 
 def test_the_entropy_coefficient_is_steered() -> None:

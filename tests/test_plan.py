@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from agentrl_cli.config import Config
 from agentrl_cli.paths import bundled_model
-from agentrl_cli.plan import plan
+from agentrl_cli.plan import Plan, checkpoints, plan
 
 
 def test_the_parts_of_the_bundled_model_by_hand() -> None:
@@ -41,3 +42,23 @@ def test_what_does_not_fit_is_refused_with_the_largest_part_first() -> None:
 def test_a_reference_is_counted_where_there_is_one(coefficient: float, there: bool) -> None:
     found = plan(Config.model_validate({"algo": {"kl_coef": coefficient}}), bundled_model())
     assert ("reference" in found.update) is there
+
+
+def test_activations_are_recomputed_as_it_is_set_and_where_they_do_not_fit() -> None:
+    def of(choice: str, budget: int = 4096, held: float = 0.0) -> Plan:
+        return plan(Config.model_validate({"train": {"checkpointing": choice, "token_budget": budget}}), folder, held)
+
+    folder, huge = bundled_model(), 10**9
+    kept, again = of("off"), of("on")
+    assert kept.update["activations"] == 4096 * 6 * 34 * 160 / 2 * 4
+    assert again.update["activations"] == 4096 * (6 + 17) * 160 * 4
+    assert again.checkpointing and not kept.checkpointing and not of("auto").checkpointing
+    assert of("auto", huge).checkpointing and not of("off", huge).checkpointing
+    assert not of("auto", huge, held=1e18).checkpointing, "what is loaded already counts as room"
+
+
+def test_a_small_model_is_not_planned_for_before_training() -> None:
+    layer = torch.nn.Linear(4, 4)
+    settings = {name: Config.model_validate({"train": {"checkpointing": name}}) for name in ("auto", "on", "off")}
+    found = {name: checkpoints(config, bundled_model(), layer) for name, config in settings.items()}
+    assert found == {"auto": False, "on": True, "off": False}

@@ -173,6 +173,15 @@ def test_truncated_sampling_is_corrected(model: Any) -> None:
         assert signals.weight[mask] == pytest.approx(plain.signals[name].weight[mask] / 2, rel=1e-3)
 
 
+def test_recomputed_activations_change_nothing(start: Any) -> None:
+    groups, after = episodes(start, SPREAD), []
+    for recompute in (False, True):
+        model = copy.deepcopy(start)
+        metrics = Learner(model, config(), checkpoint=recompute).update(groups, 0).metrics
+        after.append((weights(model), metrics["grad_norm"]))
+    assert after[0][1] == pytest.approx(after[1][1], rel=1e-5) and same(after[0][0], after[1][0], 1e-5)
+
+
 def test_gradients_are_clipped_to_the_norm(start: Any) -> None:
     moved = []
     for norm in (1e9, 1e-3):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from agentrl_cli.algos.losses import AGGREGATIONS, PAIRED, Aggregation, LossConfig
+from agentrl_cli.algos.advantages import find, needs
+from agentrl_cli.algos.losses import AGGREGATIONS, LOSSES, PAIRED, Aggregation, LossConfig
 from agentrl_cli.algos.terms import adapt_entropy_coef, adapt_kl_coef
 from agentrl_cli.config import Config
 from agentrl_cli.config.algo import AlgoConfig
@@ -49,6 +50,17 @@ def find_aggregation(algo: AlgoConfig) -> Aggregation:
     """The aggregation. Raises NotFound with the nearest names."""
     found: Aggregation = resolve("aggregations", AGGREGATIONS, aggregation_name(algo))
     return found
+
+
+def check(algo: AlgoConfig) -> None:
+    """Raise NotFound, naming the nearest, for an estimator, a loss or an aggregation that there is not.
+
+    Before a model is loaded and a run is written down.
+    """
+    needs(algo.advantage)
+    find(algo.advantage)
+    resolve("losses", LOSSES, algo.loss)
+    find_aggregation(algo)
 
 
 @dataclass

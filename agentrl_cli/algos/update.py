@@ -67,15 +67,19 @@ class Learner:
         model: A causal LM, peft-wrapped or not; what requires a gradient is trained.
         reference: The model that the KL term compares with; None where there is none, or where `model` is a peft
             model, which without its adapter is the reference.
+        checkpoint: Recompute activations in the backward pass.
     """
 
-    def __init__(self, model: nn.Module, config: Config, reference: nn.Module | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, config: Config, reference: nn.Module | None = None, *, checkpoint: bool = False
+    ) -> None:
         algo = config.algo
         if config.rollout.temperature <= 0:
             raise ConfigError("Training needs rollout.temperature above 0: greedy attempts are all the same.")
         self.model = model
         self.config = config
         self.reference = reference
+        self.checkpoint = checkpoint
         self.estimator = advantages.find(algo.advantage)
         self.needs = advantages.needs(algo.advantage)
         self.loss = resolve("losses", LOSSES, algo.loss)
@@ -203,7 +207,8 @@ class Learner:
         """One packed row forward and backward: its part of the gradient and of the metrics."""
         facts = [now.seen[member] for member in members]
         packed = pack(chosen(picked, row))
-        out = logprobs(self.model, packed, temperature=self.config.rollout.temperature)
+        temperature = self.config.rollout.temperature
+        out = logprobs(self.model, packed, temperature=temperature, checkpoint=self.checkpoint)
         x = self._input(packed, out, facts, [now.groups[g][m] for g, m in members])
         found = objective(x, self.coefficients.apply(self.loss_config), totals, self.loss, self.aggregation)
         loss, metrics = found.loss, dict(found.metrics)

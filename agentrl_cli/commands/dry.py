@@ -15,10 +15,12 @@ def dry_run(context: Context, *, as_json: bool = False) -> None:
     from agentrl_cli.config.show import full_yaml
 
     with data_stdout():
+        from agentrl_cli.algos.settings import check
         from agentrl_cli.plan import plan
         from agentrl_cli.policies.local_load import model_folder
 
         config = context.config
+        check(config.algo)
         found = plan(config, model_folder(config.model.name, config, base=context.project))
         minutes = found.seconds_per_step * config.train.steps / 60
         if as_json:
@@ -28,6 +30,7 @@ def dry_run(context: Context, *, as_json: bool = False) -> None:
                     "memory": {"rollout": found.rollout, "update": found.update, "available": found.available},
                     "parameters": found.parameters,
                     "trainable": found.trainable,
+                    "checkpointing": found.checkpointing,
                     "seconds_per_step": found.seconds_per_step,
                     "fits": found.fits,
                 }
@@ -38,6 +41,8 @@ def dry_run(context: Context, *, as_json: bool = False) -> None:
     narrate(f"{found.parameters:,} parameters, {found.trainable:,} trained, on {found.device}")
     for name, phase in (("rollout", found.rollout), ("update", found.update)):
         narrate(f"{name:8} {sum(phase.values()) / MiB:8,.0f} MiB   {_parts(phase)}")
+    if found.checkpointing:
+        narrate("activations are recomputed in the backward pass (train.checkpointing)")
     narrate(f"available {found.available / MiB:7,.0f} MiB")
     narrate(f"time     about {found.seconds_per_step:.1f} s a step, {minutes:.0f} min for {config.train.steps} steps")
     if not found.fits:

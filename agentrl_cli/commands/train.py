@@ -152,9 +152,11 @@ def _run(store: Any, name: str) -> RunRow:
 
 
 async def _train(context: Context, resume: str | None, run_id: str | None, as_json: bool) -> RunRow:
+    from agentrl_cli.algos.settings import check
     from agentrl_cli.runtime import open_runtime
 
     config = context.config
+    check(config.algo)
     async with open_runtime(config, base=context.project, db=context.db, trainable=True) as runtime:
         run = _row(runtime, context, resume, run_id)
         narrate(

@@ -172,6 +172,11 @@ class TrainConfig(Section):
     max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are scaled down to this norm")
     betas: tuple[Unit, Unit] = Field(default=(0.9, 0.95), description="AdamW's betas")
     token_budget: Positive = Field(default=4096, description="tokens of a micro-batch, padding included")
+    checkpointing: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="recompute activations in the backward pass: a third slower, a fraction of the memory; auto: where"
+        " the plan says that they do not fit",
+    )
     eval_every: Count = Field(default=0, description="evaluate every so many steps; 0: never")
     eval_tasks: Positive = Field(default=40, description="tasks of an evaluation during training")
     eval_samples: Positive = Field(default=2, description="attempts at each of them")

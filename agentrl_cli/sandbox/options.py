@@ -1,7 +1,7 @@
 """What a pack asks of its sandbox sessions, over the configuration: `sandbox:` in its task.yaml.
 
-    sandbox: false                              no code runs: neither tools nor rewards need one
-    sandbox: {imports: [numpy], seed: 0, wall: 10, memory_mb: 4096}
+sandbox: false                              no code runs: neither tools nor rewards need one
+sandbox: {imports: [numpy], seed: 0, wall: 10, memory_mb: 4096}
 """
 
 from __future__ import annotations

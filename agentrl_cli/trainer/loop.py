@@ -23,6 +23,7 @@ from agentrl_cli.greedy import Greedy
 from agentrl_cli.greedy import rewards as greedy_rewards
 from agentrl_cli.hooks import HookList
 from agentrl_cli.metrics import cpu_seconds, step_metrics
+from agentrl_cli.plan import checkpoints
 from agentrl_cli.policies.local_checkpoint import load_weights, save_checkpoint
 from agentrl_cli.policies.local_load import Loaded
 from agentrl_cli.rollout import Rollout, seed_of
@@ -73,7 +74,8 @@ class Trainer:
         self.tasks = self._tasks(config.task.split_train, config.task.limit)
         self.eval_tasks = self._eval_tasks() if config.train.eval_every else []
         torch.manual_seed(config.seed)
-        self.learner = Learner(loaded.model, config, self._frozen_reference())
+        recompute = checkpoints(config, loaded.folder, loaded.model)
+        self.learner = Learner(loaded.model, config, self._frozen_reference(), checkpoint=recompute)
         self.rollout = Rollout(
             loaded.policy,
             loaded.chat,
