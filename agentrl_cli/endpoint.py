@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import ConfigError, EnvError, PolicyError
-from agentrl_cli.policies.remote import Endpoint
+from agentrl_cli.policies.remote_http import Endpoint
 from agentrl_cli.types import Message
 
 KEYS = {

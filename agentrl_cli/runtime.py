@@ -18,7 +18,7 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack, check_weights, load_packs
 
 if TYPE_CHECKING:
-    from agentrl_cli.policies.local_load import Loaded
+    from agentrl_cli.policies.local_loaded import Loaded
     from agentrl_cli.sandbox import Sandbox
 
 

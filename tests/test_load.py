@@ -16,7 +16,8 @@ from agentrl_cli.config import Config
 from agentrl_cli.config.models import LoraConfig, ModelConfig
 from agentrl_cli.errors import ModelError
 from agentrl_cli.paths import bundled_model
-from agentrl_cli.policies.local_load import adapter_base, add_adapter, load_model, load_policy, name_base, save_model
+from agentrl_cli.policies.local_load import adapter_base, add_adapter, load_model, load_policy, name_base
+from agentrl_cli.policies.local_loaded import save_model
 from tests.train_helpers import write_model
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +15,7 @@ from agentrl_cli.policies.base import Policy, generation
 from agentrl_cli.policies.remote import OpenAIPolicy, VLLMPolicy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.types import TOP_K, Sampling, StopReason
+from tests.remote_helpers import server, vllm_answer
 
 BYTES = ByteTokenizer()
 STOP = BYTES.eos_ids[0]
@@ -76,53 +73,7 @@ async def test_scripted_by_function_and_by_mapping() -> None:
 def test_generation_checks_lengths() -> None:
     with pytest.raises(ValueError, match="2 log-probs for 3 ids"):
         generation([1, 2, 3], StopReason.STOP, weights_version="v", logps=[0.0, 0.0])
-    assert set(POLICIES) == {"local", "scripted", "openai", "vllm"}
-
-
-Handler = Callable[[str, dict[str, Any]], Awaitable[tuple[int, Any]]]
-
-
-@asynccontextmanager
-async def server(handler: Handler) -> AsyncIterator[str]:
-    """An HTTP server on loopback that answers JSON; yields its address."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        length = next(
-            (int(line.split(":")[1]) for line in head.split("\r\n") if line.lower().startswith("content-length")), 0
-        )
-        body = json.loads(await reader.readexactly(length)) if length else {}
-        body["_headers"] = head
-        status, answer = await handler(head.split()[1], body)
-        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-        writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
-
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = listening.sockets[0].getsockname()[1]
-    try:
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        listening.close()
-        await listening.wait_closed()
-
-
-def vllm_answer(ids: list[int], logps: list[float], finish: str = "stop", *, new: bool = True) -> dict[str, Any]:
-    """A completion in vLLM's wire format with return_tokens_as_token_ids."""
-    tokens = [f"token_id:{id_}" for id_ in ids]
-    tops = [{f"token_id:{id_}": logp, "token_id:7": logp - 1} for id_, logp in zip(ids, logps, strict=True)]
-    choice: dict[str, Any] = {
-        "index": 0,
-        "text": BYTES.decode(ids),
-        "finish_reason": finish,
-        "stop_reason": ids[-1] if finish == "stop" else None,
-        "logprobs": {"tokens": tokens, "token_logprobs": logps, "top_logprobs": tops, "text_offset": []},
-    }
-    if new:
-        choice |= {"token_ids": ids, "prompt_token_ids": PROMPT}
-    return {"id": "cmpl-1", "object": "text_completion", "choices": [choice], "usage": {}}
+    assert set(POLICIES) == {"local", "scripted", "openai", "sglang", "vllm"}
 
 
 async def test_vllm_token_ids_in_and_out() -> None:

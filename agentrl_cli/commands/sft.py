@@ -105,7 +105,8 @@ def _from_nothing(name: str, given: dict[str, Any], out: Path) -> float:
 
 def _fine_tune(context: Any, given: dict[str, Any], out: Path, kept: _FromStore | None) -> float:
     """Fine-tune the configured model on the packs' demonstrations, or on the store's episodes."""
-    from agentrl_cli.policies.local_load import load_policy, save_model
+    from agentrl_cli.policies.local_load import load_policy
+    from agentrl_cli.policies.local_loaded import save_model
     from agentrl_cli.rft import batches
     from agentrl_cli.sft import Recipe, train
     from agentrl_cli.store import Store

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from agentrl_cli.config.algo import AlgoConfig
 from agentrl_cli.config.base import Count, Positive, Seconds, Section, Unit
+from agentrl_cli.config.remote import RemoteConfig
 from agentrl_cli.types import Sampling
 
 Stop = Literal[
@@ -252,6 +253,7 @@ class Config(Section):
     train: TrainConfig = Field(default_factory=TrainConfig, description="optimizer, schedule, evaluation, checkpoints")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="agentrl eval")
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig, description="where the model's code runs")
+    remote: RemoteConfig = Field(default_factory=RemoteConfig, description="a server that samples")
     store: StoreConfig = Field(default_factory=StoreConfig, description="where everything is kept")
     drift: DriftConfig = Field(default_factory=DriftConfig, description="the drift guard")
     rewards: dict[str, float] = Field(default={}, description="weights of reward parts by name, over the pack's own")

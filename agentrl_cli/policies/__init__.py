@@ -8,6 +8,7 @@ POLICIES: dict[str, str] = {
     "local": "agentrl_cli.policies.local:LocalPolicy",
     "scripted": "agentrl_cli.policies.scripted:ScriptedPolicy",
     "openai": "agentrl_cli.policies.remote:OpenAIPolicy",
+    "sglang": "agentrl_cli.policies.remote_sglang:SGLangPolicy",
     "vllm": "agentrl_cli.policies.remote:VLLMPolicy",
 }
 """Name to the module and class of a backend; `registry.resolve("policies", POLICIES, name)`."""

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from agentrl_cli.errors import ModelError, StoreError
-from agentrl_cli.policies.local_load import ADAPTER_FILE, save_model
+from agentrl_cli.policies.local_load import ADAPTER_FILE
+from agentrl_cli.policies.local_loaded import save_model
 
 STATE = "trainer.pt"
 """Optimizer, random numbers and step; the rest of the folder is the model."""

@@ -11,7 +11,6 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,47 +23,18 @@ from agentrl_cli.config import Config
 from agentrl_cli.config.models import LoraConfig, ModelConfig
 from agentrl_cli.errors import ModelError, NotFound
 from agentrl_cli.paths import bundled_model
-from agentrl_cli.policies.base import Policy
+from agentrl_cli.policies.base import require_trainable
 from agentrl_cli.policies.local import LocalPolicy
+from agentrl_cli.policies.local_loaded import Loaded, quiet
 from agentrl_cli.policies.local_memory import parse_memory
-from agentrl_cli.policies.local_twin import copy_trained, twin
+from agentrl_cli.policies.local_twin import twin
+from agentrl_cli.policies.remote_load import remote_policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
 
 ADAPTER_FILE = "adapter_config.json"
-
-
-@dataclass(slots=True)
-class Loaded:
-    """A policy with everything that belongs to it."""
-
-    policy: Policy
-    chat: Chat
-    model: Any
-    """The nn.Module; None for a policy without one (scripted)."""
-    name: str
-    """For people: `tiny`, `RUN@best`."""
-    folder: Path | None
-    sampler: Any = None
-    """What samples, where that is not `model` itself: its twin, for `rollout.async_staleness`."""
-
-    async def publish(self, version: str) -> None:
-        """Let the policy sample with the weights as they are now; what the old ones computed is dropped.
-
-        With a twin this waits for the turns that are running; without one no episode may be running.
-        """
-        policy: Any = self.policy
-        if self.sampler is None:
-            policy.set_version(version)
-        else:
-            await policy.swap(version, lambda: copy_trained(self.model, self.sampler))
-
-    @property
-    def hash(self) -> str:
-        """Hash of the tokenizer, under which the store keeps it."""
-        return str(self.chat.tokenizer.hash)
 
 
 def load_policy(
@@ -89,16 +59,16 @@ def load_policy(
     chat = Chat(tokenizer, parser=config.model.parser, append_only=config.model.append_only)
     if trainable:
         chat.require_append_only()
-    settings = config.model
-    if trainable and not config.adapter.enabled and settings.dtype == "auto":
-        # Full weights are trained in float32: a small learning rate would vanish in bfloat16.
-        settings = settings.model_copy(update={"dtype": "float32"})
-    model = load_model(folder, settings, base=base)
-    if trainable and config.adapter.enabled and not (folder / ADAPTER_FILE).is_file():
-        torch.manual_seed(config.seed)  # of the adapter's first weights
-        model = add_adapter(model, config.adapter, base)
-        if _is_hub_id(name, base):
-            name_base(model, name, config.model.revision)
+    remote = remote_policy(config, chat, context_length=_told_length(folder)) if _is_remote(spec, config) else None
+    if remote is not None and not trainable:
+        return Loaded(remote, chat, None, config.remote.model or name, folder)
+    if remote is not None:
+        require_trainable(remote)
+    model = _weights(folder, name, config, base=base, trainable=trainable)
+    if remote is not None:
+        return Loaded(
+            remote, chat, model, name, folder, sync=(base / (config.remote.sync_dir or "runs/remote")).resolve()
+        )
     length = _context_length(model)
     sampler = twin(model) if trainable and config.rollout.async_staleness else None
     policy = LocalPolicy(
@@ -112,6 +82,21 @@ def load_policy(
         memory=parse_memory(config.rollout.memory),
     )
     return Loaded(policy, chat, model, name, folder, sampler)
+
+
+def _weights(folder: Path, name: str, config: Config, *, base: Path, trainable: bool) -> nn.Module:
+    """The model, in the dtype of training and with a fresh adapter where it is to be trained."""
+    settings = config.model
+    if trainable and not config.adapter.enabled and settings.dtype == "auto":
+        # Full weights are trained in float32: a small learning rate would vanish in bfloat16.
+        settings = settings.model_copy(update={"dtype": "float32"})
+    model = load_model(folder, settings, base=base)
+    if trainable and config.adapter.enabled and not (folder / ADAPTER_FILE).is_file():
+        torch.manual_seed(config.seed)  # of the adapter's first weights
+        model = add_adapter(model, config.adapter, base)
+        if _is_hub_id(name, base):
+            name_base(model, name, config.model.revision)
+    return model
 
 
 def model_folder(name: str, config: Config, *, base: Path, store: Store | None = None) -> Path:
@@ -174,7 +159,7 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
         return _with_adapter(folder, config, base)
     from transformers import AutoModelForCausalLM
 
-    _quiet()
+    quiet()
     loader: Any = AutoModelForCausalLM
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
@@ -239,23 +224,6 @@ def name_base(model: nn.Module, name: str, revision: str | None) -> None:
     configs: Any = getattr(model, "peft_config", {})
     for config in configs.values():
         config.base_model_name_or_path, config.revision = name, revision
-
-
-def save_model(model: nn.Module, tokenizer_folder: Path, folder: Path) -> None:
-    """Write a model (or a peft model's adapter) and its tokenizer files, as transformers and peft load them."""
-    _quiet()
-    # By default peft asks the hub for the base's vocabulary, to see whether embeddings must be saved: we never resize.
-    options = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
-    model.save_pretrained(folder, **options)  # type: ignore[operator]  # a transformers or peft model
-    copy_tokenizer(tokenizer_folder, folder)
-
-
-def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy tokenizer and chat template files from a model folder into another."""
-    for path in source.iterdir():
-        kept = path.name.startswith(("tokenizer", "chat_template", "special_tokens", "vocab", "merges", "added_tokens"))
-        if kept and path.is_file():
-            (target / path.name).write_bytes(path.read_bytes())
 
 
 def pick_device(name: str) -> torch.device:
@@ -346,6 +314,18 @@ def _context_length(model: nn.Module) -> int:
     return int(getattr(text, "max_position_embeddings", None) or 4096)
 
 
+def _is_remote(spec: str | None, config: Config) -> bool:
+    """Whether a server samples: where one is configured, and no other model is asked for by name."""
+    return bool(config.remote.backend) and spec in (None, config.model.name)
+
+
+def _told_length(folder: Path) -> int:
+    """Positions of a model by its configuration alone, as long as nothing is loaded."""
+    config = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    told = config.get("max_position_embeddings") or (config.get("text_config") or {}).get("max_position_embeddings")
+    return int(told or 32768)
+
+
 def _scripted() -> Loaded:
     from agentrl_cli.chat.tokenizer import ByteTokenizer
 
@@ -371,10 +351,3 @@ def _without_deprecation() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`is_gradient_checkpointing` is deprecated", FutureWarning)
         yield
-
-
-def _quiet() -> None:
-    """No bars of transformers' own for reading and writing weights: they are a second's work and narrate nothing."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -21,12 +21,12 @@ from agentrl_cli.errors import ModelError, StoreError, TemplateError, UsageError
 from agentrl_cli.policies.local_load import (
     ADAPTER_FILE,
     adapter_base,
-    copy_tokenizer,
     load_model,
     load_tokenizer,
     model_folder,
     pick_dtype,
 )
+from agentrl_cli.policies.local_loaded import copy_tokenizer
 
 if TYPE_CHECKING:
     from torch import dtype as Dtype

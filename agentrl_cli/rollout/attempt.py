@@ -178,6 +178,9 @@ class Attempt:
             seed=seed_of(self.job.seed, "turn", done),
             slot=self.job.slot,
         )
+        observe = getattr(self.rollout.policy, "observe", None)
+        if observe is not None:  # a server that renders the messages itself
+            observe(self.episode.id, self.messages, self.env.schemas)
         started = time.time()
         generation = await self.rollout.policy.generate(
             self.episode.id, [*self.ids, *forced], sampling, group=self.job.group_id or ""

@@ -25,7 +25,7 @@ from agentrl_cli.hooks import HookList
 from agentrl_cli.metrics import cpu_seconds, step_metrics
 from agentrl_cli.plan import checkpoints
 from agentrl_cli.policies.local_checkpoint import load_weights, save_checkpoint
-from agentrl_cli.policies.local_load import Loaded
+from agentrl_cli.policies.local_loaded import Loaded
 from agentrl_cli.rollout import Rollout, seed_of
 from agentrl_cli.steering import Steering, keep_settings
 from agentrl_cli.store import RunRow, Store
@@ -105,6 +105,8 @@ class Trainer:
         actions = {"checkpoint": lambda: self._save("step"), "evaluate": self.evaluate}
         error: BaseException | None = None
         try:
+            if self.loaded.sync is not None:  # so that a server surely samples with what is trained
+                await self.loaded.publish(f"{self.run.name}@{self.step}")
             while self.step < config.steps and not self.steering.why:
                 await self.steering.obey(actions)
                 if self.steering.changed:
@@ -249,7 +251,8 @@ class Trainer:
             load_weights(self.loaded.model, Path(found[-1].path))
             self.learner.load_state(state)
             self.step = int(state["step"])
-            await self.loaded.publish(f"{self.run.name}@{self.step}")
+            if self.loaded.sync is None:
+                await self.loaded.publish(f"{self.run.name}@{self.step}")
             self.narrate(f"resumed at step {self.step}")
         self.store.update_run(self.run.id, status="running", error="", ended=0.0, step=self.step)
 

@@ -1,0 +1,91 @@
+"""What loading gives: a policy with everything that belongs to it; and writing a model as it was loaded."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.policies.base import Policy
+from agentrl_cli.policies.local_twin import copy_trained
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A policy with everything that belongs to it."""
+
+    policy: Policy
+    chat: Chat
+    model: Any
+    """The nn.Module; None for a policy without one (scripted)."""
+    name: str
+    """For people: `tiny`, `RUN@best`."""
+    folder: Path | None
+    sampler: Any = None
+    """What samples, where that is not `model` itself: its twin, for `rollout.async_staleness`."""
+
+    sync: Path | None = None
+    """Where new weights are left for a server that samples."""
+
+    async def publish(self, version: str) -> None:
+        """Let the policy sample with the weights as they are now; what the old ones computed is dropped.
+
+        With a twin, or a server, this waits for the turns that are running; else no episode may be running.
+        """
+        policy: Any = self.policy
+        if self.sync is not None:
+            await self._send(self.sync, version)
+        elif self.sampler is None:
+            policy.set_version(version)
+        else:
+            await policy.swap(version, lambda: copy_trained(self.model, self.sampler))
+
+    async def _send(self, sync: Path, version: str) -> None:
+        """Write weights, or the adapter, for the server; only the newest stay, which it may have to be given again."""
+        name, _, step = version.rpartition("@")
+        folder = sync / f"{name}-{step}"
+        beside = sync / f".{folder.name}"
+        assert self.folder is not None
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        save_model(self.model, self.folder, beside)
+        shutil.rmtree(folder, ignore_errors=True)
+        beside.rename(folder)
+        policy: Any = self.policy
+        await policy.publish(folder, version)
+        for old in sync.glob(f"{name}-*"):
+            if old != folder and old.name.removeprefix(f"{name}-").isdigit():
+                shutil.rmtree(old, ignore_errors=True)
+
+    @property
+    def hash(self) -> str:
+        """Hash of the tokenizer, under which the store keeps it."""
+        return str(self.chat.tokenizer.hash)
+
+
+def save_model(model: nn.Module, tokenizer_folder: Path, folder: Path) -> None:
+    """Write a model (or a peft model's adapter) and its tokenizer files, as transformers and peft load them."""
+    quiet()
+    # By default peft asks the hub for the base's vocabulary, to see whether embeddings must be saved: we never resize.
+    options = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
+    model.save_pretrained(folder, **options)  # type: ignore[operator]  # a transformers or peft model
+    copy_tokenizer(tokenizer_folder, folder)
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy tokenizer and chat template files from a model folder into another."""
+    for path in source.iterdir():
+        kept = path.name.startswith(("tokenizer", "chat_template", "special_tokens", "vocab", "merges", "added_tokens"))
+        if kept and path.is_file():
+            (target / path.name).write_bytes(path.read_bytes())
+
+
+def quiet() -> None:
+    """No bars of transformers' own for reading and writing weights: they are a second's work and narrate nothing."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
