@@ -20,7 +20,9 @@ from agentrl_cli.errors import SandboxUnavailable
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox
+from agentrl_cli.server.journal import Journal
 from agentrl_cli.server.session import Session
+from agentrl_cli.server.trajectories import Call, Trajectories
 from agentrl_cli.server.whatif import PARALLEL, run
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import load_pack
@@ -165,3 +167,17 @@ async def test_samples_of_a_what_if_share_a_world_that_goes_back(sandbox: Sandbo
     with Store.open(db, readonly=True) as store:
         seen = [store.episode(child["episode"]).turns[turn + 1].results[0] for child in children]
     assert [(result.text, result.level) for result in seen] == [("2", "ns")] * (PARALLEL + 3)
+
+
+async def test_a_tool_server_that_restarts_draws_the_same_numbers_again(sandbox: Sandbox, tmp_path: Path) -> None:
+    code = {"code": "import random; random.random()"}
+    seen = []
+    for key in ("a", "b"):
+        journal = Journal(tmp_path / "j.db")
+        server = Trajectories([as_tool("run_python")], journal, open_session=sandbox.session)
+        await server.open("t", {"seed": 4})
+        seen.append((await server.call(Call("t", key, "run_python", code)))["result"]["text"])
+        await server.shutdown(0.1)
+        journal.close()
+    fresh = await sandbox.session(seed=4)
+    assert [(await fresh.cell(code["code"])).text() for _ in seen] == seen

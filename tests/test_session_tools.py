@@ -175,6 +175,6 @@ def test_the_commands_show_and_call_them(tmp_path: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out == "[the folder is empty]\n"
     assert main(["tools", "show", "files"]) == 0
     shown = capsys.readouterr().out
-    assert "action (string)" in shown and "agentrl tools call files" in shown
+    assert "action (string)" in shown and "agentrl tools call files" in shown and "sandbox: 5 s a call" in shown
     assert main(["tools", "list", "--json"]) == 0
     assert {"bash", "files"} <= {row["name"] for row in json.loads(capsys.readouterr().out)}

@@ -78,6 +78,10 @@ def show(
     told = ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None)
     if told:
         echo(f"\n{told}")
+    if tool.rewinds and tool.own_timeout:
+        box = context.config.sandbox
+        told = f"{box.wall:g} s a call, {box.memory_mb} MiB, {box.output_kb} KiB of output, {box.file_mb} MiB a file"
+        echo(f"\nsandbox: {told}, {box.disk_mb} MiB of files, no network")
     for example in tool.examples:
         echo(f"\nagentrl tools call {name} '{json.dumps(dict(example), ensure_ascii=False)}'")
 

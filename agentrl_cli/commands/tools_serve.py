@@ -119,11 +119,11 @@ async def open_server(
     opened: list[Sandbox] = []
     lock = asyncio.Lock()
 
-    async def session() -> Any:
+    async def session(**more: Any) -> Any:
         async with lock:
             if not opened:
                 opened.append(await Sandbox.open(context.config.sandbox))
-        return await opened[0].session(imports=imports)
+        return await opened[0].session(imports=imports, **more)
 
     syntax = load_parser(parser)
     book = Journal(journal)

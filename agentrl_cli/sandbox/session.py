@@ -146,20 +146,6 @@ class Session:
             self._drop()
             return await self._rebuild()
 
-    async def replay(self, calls: Sequence[tuple[str, str, str]]) -> tuple[Diverged, ...]:
-        """Runs a stored episode's calls again: `(cell | run | bash, code, the text it gave then)`, in order.
-
-        Returns those that give another text now, by their number from 1.
-        """
-        found: list[Diverged] = []
-        for number, (kind, code, recorded) in enumerate(calls, 1):
-            if kind not in ("cell", "run", "bash"):
-                raise UsageError(f"Call {number} is a {kind!r}: only cell, run and bash can be run again.")
-            now = (await getattr(self, kind)(code)).text()
-            if now != recorded:
-                found.append(Diverged(number, recorded, now))
-        return tuple(found)
-
     async def close(self) -> None:
         """Ends everything the session started. May be called while it runs, and more than once."""
         self._closed = True

@@ -13,6 +13,7 @@ import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from agentrl_cli.env import ToolEnv, as_env_error
@@ -51,10 +52,11 @@ class Trajectories:
         tools: Sequence[Tool],
         journal: Journal,
         *,
-        open_session: Callable[[], Awaitable[Any]] | None = None,
+        open_session: Callable[..., Awaitable[Any]] | None = None,
         timeout: float = 10.0,
     ) -> None:
-        """`open_session` opens a trajectory's sandbox session; `timeout` in seconds, of a call whose tool has none."""
+        """`open_session(episode_seed=…)` opens a trajectory's sandbox session; `timeout`: seconds, of a call whose tool
+        has none."""
         self.tools = {tool.name: tool for tool in tools}
         self.journal = journal
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -142,12 +144,13 @@ class Trajectories:
         if live is None:
             spec = self.journal.spec(trajectory)
             task = _task(trajectory, spec)
+            seed, opener = int(spec.get("seed", 0)), self._open_session
             env = ToolEnv(
                 [self.tools[name] for name in spec["tools"] if name in self.tools],
-                open_session=self._open_session,
+                open_session=partial(opener, episode_seed=seed) if opener is not None else None,
                 setup=str(task.data.get("setup") or ""),
                 tool_timeout=self._timeout,
-                seed=int(spec.get("seed", 0)),
+                seed=seed,
             )
             live = self._live[trajectory] = _Live(env)
             live.ready = asyncio.create_task(self._start(live, task))
