@@ -54,7 +54,7 @@ async def check_pack(pack: Pack, sandbox: Sandbox | None, *, every: bool = False
         where = pack.source(split).label.removeprefix(f"{pack.dir}/")
         problems += [Problem(f"{where}:{line.number}", line.text) for line in bad]
     problems += _families(pack, tasks)
-    problems += _twice(tasks)
+    problems += _twice(tasks, ("setup", *getattr(pack.module, "WORLD", ())))
     problems += _tools(pack)
     problems += await _solutions(pack, tasks if every else _sample(tasks), sandbox)
     return problems
@@ -70,11 +70,11 @@ def _families(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
             yield Problem(task.id, f"the held-out family {task.family!r} appears in training")
 
 
-def _twice(tasks: Sequence[Task]) -> Iterator[Problem]:
-    """A task that stands in two splits: then an evaluation measures memory."""
+def _twice(tasks: Sequence[Task], world: Sequence[str]) -> Iterator[Problem]:
+    """A task that stands in two splits: then an evaluation measures memory. `world`: fields besides the prompt."""
     seen: dict[str, Task] = {}
     for task in tasks:
-        key = repr((task.prompt, task.data.get("setup")))
+        key = repr((task.prompt, [task.data.get(name) for name in world]))
         first = seen.setdefault(key, task)
         if first.split != task.split:
             yield Problem(task.id, f"the same task is in {first.split} as {first.id}")

@@ -7,7 +7,16 @@ import pytest
 from agentrl_cli.paths import pack_names
 from agentrl_cli.tasks import load_pack
 
-FIELDS = {"calc-task": ("expression", "answer"), "code-task": ("kind", "answer"), "echo-task": ("answer",)}
+FIELDS = {
+    "calc-task": ("expression", "answer"),
+    "code-task": ("kind", "answer"),
+    "echo-task": ("answer",),
+    "file-task": ("setup", "path", "wrong", "right", "tests"),
+    "guess-task": ("low", "high", "secret"),
+    "parallel-task": ("first", "second", "prices", "stocks", "answer"),
+    "search-task": ("search", "answer"),
+    "sql-task": ("database", "query", "answer"),
+}
 
 
 @pytest.mark.parametrize("name", pack_names())

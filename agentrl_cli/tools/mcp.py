@@ -61,7 +61,7 @@ class Server:
             raise ConfigError(f"{where}: the session of the MCP server {name} is shared or episode.")
         return cls(name, folder, dict(given))
 
-    def client(self, stack: Any) -> Any:
+    async def client(self, stack: Any) -> Any:
         """The mcp package's client for it; what it needs besides is put on `stack`."""
         try:
             from mcp import Client, StdioServerParameters, stdio_client
@@ -76,16 +76,17 @@ class Server:
             errors = stack.enter_context(Path(os.devnull).open("w"))  # noqa: SIM115 - the stack closes it
             parameters = StdioServerParameters(command=str(given["command"]), args=args, env=env, cwd=cwd)
             return Client(stdio_client(parameters, errlog=errors))
-        return Client(streamable_http_client(str(given["url"]), http_client=self._http(stack)))
+        return Client(streamable_http_client(str(given["url"]), http_client=await self._http(stack)))
 
-    def _http(self, stack: Any) -> Any:
+    async def _http(self, stack: Any) -> Any:
         import httpx2
 
         headers = {str(key): str(value) for key, value in (self.given.get("headers") or {}).items()}
         token = self.given.get("auth_token") or os.environ.get(str(self.given.get("auth_token_env") or ""), "")
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        return httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30.0, read=300.0))
+        client = httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30.0, read=300.0))
+        return await stack.enter_async_context(client)
 
 
 @asynccontextmanager
@@ -96,7 +97,7 @@ async def connected(server: Server) -> AsyncIterator[Any]:
     async with AsyncExitStack() as stack:
         try:
             async with asyncio.timeout(server.start_timeout):
-                client = await stack.enter_async_context(server.client(stack))
+                client = await stack.enter_async_context(await server.client(stack))
         except AgentRLError:
             raise
         except Exception as error:
@@ -110,6 +111,8 @@ class Connection:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.users = 0
+        self.broken = False
+        """True once a call found nobody there: the next episode opens a new one."""
         self._enough = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._client: asyncio.Future[Any] = loop.create_future()
@@ -149,7 +152,7 @@ class Link:
         found: Connection | None = ctx.state.get(key)
         if found is None and self.server.shared:
             found = self._shared.get(asyncio.get_running_loop())
-        if found is None:
+        if found is None or (found.broken and key not in ctx.state):
             found = Connection(self.server)
             if self.server.shared:
                 self._shared[asyncio.get_running_loop()] = found
@@ -190,15 +193,18 @@ class McpTool(Tool):
 
     async def execute(self, state: Connection, arguments: dict[str, Any]) -> ToolResult:
         from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED
 
         client = await state.client()
         try:
             answer = await client.call_tool(self.remote, arguments)
         except MCPError as error:
-            if state._task.done():
+            if error.code == CONNECTION_CLOSED:
+                state.broken = True
                 raise EnvError(f"The MCP server {self.link.server.name} went away: {error}") from error
             return ToolResult(f"Error: {error}", error="exception")
         except (OSError, RuntimeError) as error:
+            state.broken = True
             raise EnvError(f"The MCP server {self.link.server.name} went away: {_reason(error)}") from error
         return _result(answer)
 

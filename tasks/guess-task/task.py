@@ -1,0 +1,122 @@
+"""Guess the number: what the simulated user says narrows it down."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def _row(rng: random.Random, high: int) -> Row:
+    low = 1
+    opening = rng.choice(
+        ("I think of a number from {} to {}.", "Guess my number. It is from {} to {}.", "From {} to {}.")
+    )
+    return {"prompt": opening.format(low, high), "low": low, "high": high, "secret": rng.randint(low, high)}
+
+
+FAMILIES: dict[str, tuple[Callable[[random.Random], Row], int]] = {
+    "small": (lambda rng: _row(rng, 20), 1),
+    "middle": (lambda rng: _row(rng, 50), 1),
+    "large": (lambda rng: _row(rng, 100), 0),
+}
+"""Family → (generator, how often it is drawn for training and test; 0: held out)."""
+
+WORLD = ("secret",)
+"""Fields that make two rows with one prompt two tasks."""
+
+SPLITS = {"train": 120, "test": 40, "heldout": 30}
+
+
+def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
+    """Endless rows without ids; the same seed gives the same rows."""
+    rng = random.Random(f"guess-task {seed}")
+    names = families or [name for name, (_, weight) in FAMILIES.items() for _ in range(weight)]
+    while True:
+        family = rng.choice(names)
+        yield {"family": family, **FAMILIES[family][0](rng)}
+
+
+def build() -> dict[str, list[Row]]:
+    """The rows checked into `data/`: no prompt with the same number stands in two splits."""
+    seen: set[tuple[str, int]] = set()
+    splits: dict[str, list[Row]] = {}
+    heldout = [name for name, (_, weight) in FAMILIES.items() if not weight]
+    for number, (split, count) in enumerate(SPLITS.items()):
+        rows: list[Row] = []
+        for row in generate(number, heldout if split == "heldout" else None):
+            if (row["prompt"], row["secret"]) in seen:
+                continue
+            seen.add((row["prompt"], row["secret"]))
+            rows.append({"id": f"{split}-{len(rows):04d}", **row})
+            if len(rows) == count:
+                break
+        splits[split] = rows
+    return splits
+
+
+def _search(low: int, high: int, secret: int) -> Iterator[int]:
+    while True:
+        guess = (low + high) // 2
+        yield guess
+        if guess == secret:
+            return
+        low, high = (guess + 1, high) if guess < secret else (low, guess - 1)
+
+
+def _talk(guesses: list[int], secret: int) -> list[dict[str, Any]]:
+    said: list[dict[str, Any]] = []
+    for guess in guesses:
+        said.append({"role": "assistant", "content": str(guess)})
+        if guess != secret:
+            said.append({"role": "user", "content": "higher" if guess < secret else "lower"})
+    return said
+
+
+def solve(row: Row) -> list[dict[str, Any]]:
+    """Messages of a full solution: a binary search."""
+    return _talk(list(_search(row["low"], row["high"], row["secret"])), row["secret"])
+
+
+def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[dict[str, Any]]:
+    """The solver, or for a share `1 - tool_rate` of the rows guesses that heed nothing."""
+    if rng.random() < tool_rate:
+        return solve(row)
+    guesses = [rng.randint(row["low"], row["high"]) for _ in range(4)]
+    return _talk([guess for guess in guesses if guess != row["secret"]] or [row["low"]], row["secret"])
+
+
+def right(episode: Any, ctx: Any) -> Any:
+    """1 where the number was said (primary)."""
+    feedback = ctx.state.get("feedback", [])
+    return ctx.part(float(bool(feedback) and feedback[-1] == 1.0), f"{len(feedback)} guesses")
+
+
+def quick(episode: Any, ctx: Any) -> float:
+    """1 for at most as many guesses as a binary search may need, less for more; 0 where the number was not said."""
+    feedback = ctx.state.get("feedback", [])
+    if not feedback or feedback[-1] != 1.0:
+        return 0.0
+    most = math.ceil(math.log2(ctx.task.data["high"] - ctx.task.data["low"] + 2))
+    return max(0.0, 1.0 - max(0, len(feedback) - most) / most)
+
+
+REWARDS = {"right": right, "quick": quick}
+
+
+def write(folder: str) -> None:
+    """Write `build()` into `folder`/data: `python task.py` makes the data anew."""
+    for split, rows in build().items():
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        path = Path(folder) / "data" / f"{split}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(str(Path(__file__).parent))

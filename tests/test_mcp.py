@@ -1,0 +1,149 @@
+"""MCP servers over stdio and streamable HTTP: a small server written with the same package."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.errors import ConfigError, EnvError
+from agentrl_cli.tools import Tool, ToolContext
+from agentrl_cli.tools.configured import load_tools
+from agentrl_cli.tools.mcp import mcp_tools
+
+pytest.importorskip("mcp")
+
+SERVER = '''
+import os, sys
+from mcp.server.mcpserver import MCPServer, Image
+
+server = MCPServer("small")
+count = 0
+
+@server.tool()
+def add(a: int, b: int) -> str:
+    """Add two numbers."""
+    return str(a + b)
+
+@server.tool()
+def step() -> str:
+    """Count the calls of this server."""
+    global count
+    count += 1
+    return f"{count} {os.environ.get('MOOD', '')}"
+
+@server.tool()
+def fail() -> str:
+    """Fail."""
+    raise ValueError("no luck")
+
+@server.tool()
+def leave() -> str:
+    """Stop the server."""
+    os._exit(3)
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+    else:
+        server.run()
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "server.py").write_text(SERVER)
+    return tmp_path
+
+
+def stdio(**more: Any) -> dict[str, Any]:
+    return {"command": sys.executable, "args": ["server.py"], **more}
+
+
+def by_name(tools: list[Tool]) -> dict[str, Tool]:
+    return {tool.name: tool for tool in tools}
+
+
+async def test_a_server_over_stdio(folder: Path) -> None:
+    tools = by_name(mcp_tools("here", "small", stdio(env={"MOOD": "good"}), folder))
+    assert list(tools) == ["add", "step", "fail", "leave"] and all(tool.external for tool in tools.values())
+    assert tools["add"].schema["function"]["description"] == "Add two numbers."
+    assert tools["add"].schema["function"]["parameters"]["required"] == ["a", "b"]
+    context = ToolContext()
+    states = {name: await tool.create(context) for name, tool in tools.items()}
+    assert len(set(map(id, states.values()))) == 1  # the tools of a server share its connection
+    answers = [tools["add"].call(states["add"], {"a": n, "b": 1}) for n in range(4)]
+    assert [result.text for result in await asyncio.gather(*answers)] == ["1", "2", "3", "4"]
+    assert (await tools["step"].call(states["step"], {})).text == "1 good"
+    failed = await tools["fail"].call(states["fail"], {})
+    assert failed.error == "exception" and "fail" in failed.text
+    assert (await tools["add"].call(states["add"], {"a": "x"})).error == "bad_arguments"
+    with pytest.raises(EnvError, match="went away"):
+        await tools["leave"].call(states["leave"], {})
+    again = await tools["add"].create(ToolContext())  # the next episode finds the server back
+    assert (await tools["add"].call(again, {"a": 1, "b": 1})).text == "2"
+    await tools["add"].release(again)
+    for name, tool in tools.items():
+        await tool.release(states[name])
+
+
+@pytest.mark.parametrize(("session", "counts"), [("shared", ["1 ", "2 "]), ("episode", ["1 ", "1 "])])
+async def test_episodes_share_a_server_or_have_their_own(folder: Path, session: str, counts: list[str]) -> None:
+    tool = by_name(mcp_tools("here", "small", stdio(session=session), folder))["step"]
+    states = [await tool.create(ToolContext()) for _ in range(2)]
+    assert [(await tool.call(state, {})).text for state in states] == counts
+    for state in states:
+        await tool.release(state)
+
+
+async def test_verls_file_of_servers_with_a_selection(folder: Path) -> None:
+    (folder / "servers.json").write_text(json.dumps({"mcpServers": {"small": stdio()}}))
+    entry = {
+        "class_name": "verl.tools.mcp_base_tool.MCPBaseTool",
+        "config": {"type": "mcp"},
+        "mcp": {"mcp_servers_config_path": "servers.json", "tool_selected_list": ["add"]},
+    }
+    assert [tool.name for tool in load_tools([entry], folder)] == ["add"]
+    entry["mcp"] = {"mcp_servers_config_path": "servers.json", "tool_selected_list": ["ad"]}
+    with pytest.raises(ConfigError, match="the servers have no ad"):
+        load_tools([entry], folder)
+
+
+def test_servers_that_cannot_be_reached(folder: Path) -> None:
+    for given in ({"command": "no-such-command"}, {"url": "http://127.0.0.1:9/mcp"}):
+        with pytest.raises(EnvError, match="small cannot be reached"):
+            mcp_tools("here", "small", {**given, "start_timeout": 5}, folder)
+
+
+@pytest.fixture
+def http(folder: Path) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "server.py", str(port)], cwd=folder, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(200):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+async def test_a_server_over_http(folder: Path, http: str) -> None:
+    tools = by_name(mcp_tools("here", "small", {"url": http, "auth_token": "secret"}, folder))
+    for _ in range(2):  # a closed connection is opened again by the next episode
+        state = await tools["add"].create(ToolContext())
+        assert (await tools["add"].call(state, {"a": 2, "b": 3})).text == "5"
+        await tools["add"].release(state)
