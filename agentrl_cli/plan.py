@@ -88,7 +88,9 @@ def plan(config: Config, folder: Path, held: float = 0.0) -> Plan:
 
     Raises ModelError where its configuration cannot be read.
     """
+    from agentrl_cli.policies.local_engine import FAIR_SHARE
     from agentrl_cli.policies.local_load import pick_device, pick_dtype
+    from agentrl_cli.policies.local_memory import parse_memory
 
     device = pick_device(config.model.device)
     full = config.model.dtype == "auto" and not config.adapter.enabled  # full weights are trained in float32
@@ -99,6 +101,7 @@ def plan(config: Config, folder: Path, held: float = 0.0) -> Plan:
     weights = float(count * size + (trained * 4 if config.adapter.enabled else 0))
     rows = min(config.rollout.concurrency, config.rollout.group_size * config.rollout.prompts_per_step)
     cache = rows * config.rollout.max_tokens * shape["layers"] * 2 * shape["kv_width"] * size
+    cache = min(cache, parse_memory(config.rollout.memory) or cache)
     tokens = config.train.token_budget
     rollout = {"weights": weights, "keys and values": cache}
     update = {
@@ -108,6 +111,9 @@ def plan(config: Config, folder: Path, held: float = 0.0) -> Plan:
         "activations": tokens * shape["layers"] * (ACTIVATIONS * shape["hidden"] / 2) * size,
         "logits": CHUNK * shape["vocabulary"] * 12,
     }
+    available = _available(device) + held
+    if shape["fused"] and device.type == "cpu" and size == 4 and count * size <= FAIR_SHARE * available:
+        rollout["sampling weights"] = update["sampling weights"] = count * size  # the fused engine's copy
     if config.algo.kl_coef and not config.adapter.enabled:
         rollout["reference"] = update["reference"] = count * size
     if config.rollout.async_staleness:  # both phases at once, and the sampler has trained weights of its own
@@ -115,7 +121,6 @@ def plan(config: Config, folder: Path, held: float = 0.0) -> Plan:
         rollout = update = {**both, **update}
     base = OVERHEAD[device.type if device.type in OVERHEAD else "cuda"] * GiB
     rollout["runtime"] = update["runtime"] = base
-    available = _available(device) + held
     choice = config.train.checkpointing
     again = choice == "on" or (choice == "auto" and sum(update.values()) > available)
     if again:  # each layer's input is kept, and one layer at a time recomputed
@@ -128,6 +133,8 @@ def _shape(folder: Path) -> dict[str, int]:
     """Sizes of a model, built without memory."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+
+    from agentrl_cli.policies.local_fused import FAMILIES
 
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise ModelError(f"{folder} is an adapter; the plan needs its base model.", hint="Name the base: --model …")
@@ -147,6 +154,7 @@ def _shape(folder: Path) -> dict[str, int]:
         "hidden": int(text.hidden_size),
         "vocabulary": int(text.vocab_size),
         "kv_width": int(heads * width),
+        "fused": int(getattr(config, "model_type", "") in FAMILIES),
         "linear_in_out": sum(m.in_features + m.out_features for m in linear),
     }
 

@@ -160,7 +160,8 @@ async def _train(context: Context, resume: str | None, run_id: str | None, as_js
     async with open_runtime(config, base=context.project, db=context.db, trainable=True) as runtime:
         run = _row(runtime, context, resume, run_id)
         narrate(
-            f"{run.name}: {runtime.loaded.name}, {config.train.steps} steps, sandbox {_level(runtime)}, {context.db}"
+            f"{run.name}: {runtime.loaded.name}, engine {getattr(runtime.loaded.policy, 'engine', '-')},"
+            f" {config.train.steps} steps, sandbox {_level(runtime)}, {context.db}"
         )
         if config.rollout.truncates:
             how = {"auto": "truncated importance sampling (tis)", "none": "nothing: algo.correction is none"}

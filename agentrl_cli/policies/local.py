@@ -88,6 +88,8 @@ class LocalPolicy:
         self._task: asyncio.Task[None] | None = None
         self._stepping = False
         """True while the thread has the batch."""
+        self._called = False
+        """True where the event loop wants the batch: somebody came, left or waits."""
         self._held = False
         """True while new weights wait for the running turns: no turn is begun then."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
@@ -107,6 +109,12 @@ class LocalPolicy:
             "rollout/preemptions": float(self._batch.preemptions),
             "rollout/prefill_tokens": float(self._batch.prefill_tokens),
         }
+
+    def take_metrics(self) -> dict[str, float]:
+        """`metrics`, counted anew from here on."""
+        found = self.metrics
+        self._batch.peak = self._batch.preemptions = self._batch.prefill_tokens = 0
+        return found
 
     # --- the Policy interface ----------------------------------------------------------------------------------------
 
@@ -140,18 +148,21 @@ class LocalPolicy:
             next(self._orders),
         )
         self._waiting.append(request)
+        self._called = True
         self._wake()
         return await request.future
 
     async def release(self, key: str) -> None:
         """Forget an episode's keys and values."""
         self._released.append(key)
+        self._called = True
         if not self._stepping:
             self._tidy()
         self._wake()
 
     async def close(self) -> None:
         """Cancel what runs, wait for the step in progress, and free everything."""
+        self._called = True
         for request in self._requests():
             if not request.gone:
                 request.future.cancel()
@@ -172,7 +183,7 @@ class LocalPolicy:
         Turns that are running end with the weights they began with; those that wait, and later turns of the same
         episodes, begin with the new ones, on keys and values that are computed again. So a turn has one version.
         """
-        self._held = True
+        self._held = self._called = True
         try:
             while self._task is not None and self._running:
                 await asyncio.wait([self._task])
@@ -215,14 +226,24 @@ class LocalPolicy:
             self._fail(error)
 
     async def _step(self, fresh: list[Request]) -> list[Request]:
-        """One step in the thread, which has the batch to itself meanwhile."""
-        step = self._thread.submit(self._batch.step, fresh)
+        """Steps in the thread, which has the batch to itself meanwhile."""
+        self._called = False
+        step = self._thread.submit(self._steps, fresh)
         self._stepping = True
         try:
             return await asyncio.wrap_future(step)
         finally:
             wait([step])  # where we were cancelled: the thread leaves the batch before anybody else touches it
             self._stepping = False
+
+    def _steps(self, fresh: list[Request]) -> list[Request]:
+        """In the thread: steps until there is something to tell the event loop, or it calls. Returns the rows."""
+        while True:
+            rows = self._batch.step(fresh)
+            quiet = not self._called and not self._batch.preempted
+            if not (rows and quiet and all(r.stop is None and r.on_token is None and not r.gone for r in rows)):
+                return rows
+            fresh = []
 
     def _tell(self, request: Request) -> None:
         """Hand on the newest token, and the whole turn where it is over."""

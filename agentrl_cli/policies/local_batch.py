@@ -66,7 +66,7 @@ class DecodeBatch(Shelves):
         for shelf in self.shelves:
             if shelf.live:
                 # Fixed lanes keep every shape fixed, the attended length too.
-                reach = shelf.length if self.lanes else rounded(max(r.length for r in shelf.live if r))
+                reach = shelf.length if self.lanes else rounded(max([r.length for r in shelf.live if r]))
                 parts.append(Part(shelf, 0, len(shelf.live), len(rows), min(reach, shelf.length)))
                 rows += shelf.live
         live = [r for r in rows if r is not None]

@@ -68,9 +68,10 @@ class Shelf:
             for layer, old in enumerate(store):
                 if old is None:
                     continue
-                new = old.new_zeros(rows, *old.shape[1:])
+                new = old.new_empty(rows, *old.shape[1:])
                 kept = min(rows, old.shape[0])
                 new[:kept] = old[:kept]
+                new[kept:] = 0  # what is not written yet is masked, and must be a number for that
                 store[layer] = new
                 del old
 

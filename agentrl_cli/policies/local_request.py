@@ -41,6 +41,11 @@ class Request:
     forced: list[bool] = field(default_factory=list)
     """Which tokens were the only ones allowed."""
     stop: StopReason | None = None
+    given: int = 0
+    """Tokens of `ids`."""
+
+    def __post_init__(self) -> None:
+        self.given = len(self.ids)
 
     @property
     def context(self) -> Int32:
@@ -50,7 +55,7 @@ class Request:
     @property
     def length(self) -> int:
         """Positions so far; the last one is not fed yet."""
-        return len(self.ids) + len(self.out)
+        return self.given + len(self.out)
 
     @property
     def last(self) -> int:

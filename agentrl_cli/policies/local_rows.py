@@ -203,7 +203,7 @@ class Shelves:
         rows, each = len(shelf.live) + more, shelf.length // BLOCK
         if rows <= shelf.rows:
             return
-        slack = rows // 8 if shelf.live else 0
+        slack = min(max(rows // 2, 8), self.most - rows) if shelf.rows else 0  # rows come one by one
         if self.used + (rows + slack - shelf.rows) * each <= self.budget:
             rows += slack
         elif not self.make_room((rows - shelf.rows) * each):

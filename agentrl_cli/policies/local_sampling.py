@@ -95,6 +95,7 @@ def steer(
     if not any(s.steered for s in samplings):
         return None, forced
     out = logits.float().clone()
+    single: dict[int, int] = {}
     for row, sampling in enumerate(samplings):
         if sampling.repetition_penalty != 1.0:
             seen = torch.from_numpy(np.unique(contexts[row]).astype(np.int64)).to(out.device)
@@ -104,23 +105,35 @@ def steer(
         if sampling.bad_ids:
             out[row, list(sampling.bad_ids)] = -torch.inf
         allowed = None if sampling.allow is None else sampling.allow(tuple(outs[row]))
-        if allowed is not None:
+        if allowed is not None and len(allowed) == 1 and allowed[0] not in sampling.bad_ids:
+            single[row] = _checked(allowed, out.shape[-1])[0]
+        elif allowed is not None:
             forced[row] = _only(out[row], allowed, sampling)
+    if single:  # all rows with one token to say, at once
+        rows, ids = list(single), list(single.values())
+        out[rows] = -torch.inf
+        out[rows, ids] = 0.0
+        for row in rows:
+            forced[row] = True
     return out, forced
 
 
 def _only(row: torch.Tensor, allowed: Sequence[int], sampling: Sampling) -> bool:
     """In place: take all but the allowed tokens away. True where one is left."""
-    wanted = sorted(set(allowed) - set(sampling.bad_ids))
-    if not wanted or wanted[0] < 0 or wanted[-1] >= len(row):
-        raise PolicyError(
-            f"Sampling.allow gave {wanted[:8]}, and the model knows tokens 0 to {len(row) - 1}.",
-            hint="It returns the ids that may come next, or None for all.",
-        )
+    wanted = _checked(sorted(set(allowed) - set(sampling.bad_ids)), len(row))
     kept = row[wanted]
     row.fill_(-torch.inf)
     row[wanted] = kept
     return len(wanted) == 1
+
+
+def _checked(wanted: Sequence[int], vocabulary: int) -> Sequence[int]:
+    if not wanted or min(wanted) < 0 or max(wanted) >= vocabulary:
+        raise PolicyError(
+            f"Sampling.allow gave {list(wanted[:8])}, and the model knows tokens 0 to {vocabulary - 1}.",
+            hint="It returns the ids that may come next, or None for all.",
+        )
+    return wanted
 
 
 def _invert(probs: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
