@@ -184,7 +184,34 @@ def bench_turns(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"model": arguments.model, "cpu_ms_by_turn": np.min(every, axis=0).round(1).tolist()}
 
 
+def bench_memory(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Most positions that there was memory for, against the tokens alive and against rows times the longest."""
+    model = make_model(arguments.model, arguments.device)
+    rng = np.random.default_rng(0)
+    cases = {
+        "32 of 100 tokens": [100] * 32,
+        "31 of 100 tokens, one of 1,500": [100] * 31 + [1500],
+        "32 of 50 to 800 tokens": rng.integers(50, 800, 32).tolist(),
+    }
+
+    async def go(lengths: list[int]) -> float:
+        policy = LocalPolicy(model, context_length=4096, rows=32)
+        prompts = [rng.integers(10, model.config.vocab_size, n).tolist() for n in lengths]
+        every = (policy.generate(f"e{n}", ids, Sampling(max_new_tokens=4, seed=n)) for n, ids in enumerate(prompts))
+        await asyncio.gather(*every)
+        await policy.close()
+        return 32 * policy.metrics["rollout/kv_blocks_peak"]
+
+    found = {
+        name: {"alive": sum(n + 4 for n in lengths), "peak": asyncio.run(go(lengths))}
+        | {"rows_times_longest": len(lengths) * (max(lengths) + 4)}
+        for name, lengths in cases.items()
+    }
+    return {"model": arguments.model, "positions": found}
+
+
 BENCHES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {"generate": bench_generate, "turns": bench_turns}
+BENCHES["memory"] = bench_memory
 
 
 def main() -> None:

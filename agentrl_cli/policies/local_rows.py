@@ -136,8 +136,8 @@ class Shelves:
             self.parked[request.key] = (held, shelf.park(shelf.live.index(request), len(held), self.version))
             self.peak = max(self.peak, self.used)
         self.vacate(request)
-        if not shelf.live and not self.lanes:
-            self.shelves.remove(shelf)
+        if not shelf.live and not self.lanes and 4 * self.used > self.budget:
+            self.shelves.remove(shelf)  # else it is kept: the next turns will want it
 
     def grow(self) -> None:
         """Move rows that have become too long for their shelf to a longer one; the oldest first."""
