@@ -76,10 +76,11 @@ class LocalPolicy:
         decode: Callable[[list[int]], str] | None = None,
         memory: int | None = None,
     ) -> None:
-        self.context_length = context_length
         self.weights_version = version
         self._decode = decode
         self._batch = _make_batch(model, version, context_length, rows, lanes, lane_length, memory)
+        self.context_length = min(context_length, self._batch.limit)  # an episode must fit into the memory
+        self._bounded = self.context_length < context_length
         self.engine = "plain" if isinstance(self._batch, PlainBatch) else self._batch.engine.name
         self.copies_weights = self.engine == "fused"
         self._orders = itertools.count()
@@ -289,14 +290,14 @@ class LocalPolicy:
     def _check(self, ids: Int32) -> None:
         if not len(ids):
             raise PolicyError("There is nothing to continue: the context is empty.")
-        if len(ids) >= self.context_length:
-            raise PolicyError(f"The context of {len(ids)} tokens leaves no room in {self.context_length}.")
-        if len(ids) >= self._batch.limit:
+        if len(ids) >= self.context_length and self._bounded:
             raise PolicyError(
                 f"The context of {len(ids)} tokens does not fit into the memory for keys and values, which holds"
-                f" {self._batch.limit}.",
+                f" {self.context_length}.",
                 hint="Raise rollout.memory, or lower rollout.max_tokens.",
             )
+        if len(ids) >= self.context_length:
+            raise PolicyError(f"The context of {len(ids)} tokens leaves no room in {self.context_length}.")
         if int(ids.max()) >= self._batch.vocabulary or int(ids.min()) < 0:
             raise PolicyError(
                 f"The context has token {int(ids.max())}, and the model knows {self._batch.vocabulary}.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,7 @@ from agentrl_cli.policies.scripted import ScriptedPolicy
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
 
+_LOG = logging.getLogger(__name__)
 ADAPTER_FILE = "adapter_config.json"
 
 
@@ -81,6 +83,10 @@ def load_policy(
         lane_length=min(length, config.rollout.max_tokens),
         memory=parse_memory(config.rollout.memory),
     )
+    if policy.context_length < min(length, config.rollout.max_tokens):
+        _LOG.warning(
+            "rollout.memory holds %d tokens: episodes end there, not at rollout.max_tokens", policy.context_length
+        )
     return Loaded(policy, chat, model, name, folder, sampler)
 
 
