@@ -396,10 +396,17 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def merged(out: Path, results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The new results and, of pairs that were not run now, those that the file has."""
+    known = json.loads(out.read_text(encoding="utf-8"))["results"] if out.is_file() else []
+    found = {one["pair"]: one for one in [*known, *results]}
+    return [found[pair.name] for pair in PAIRS if pair.name in found]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--batches", type=int, default=20)
-    parser.add_argument("--only", help="pairs whose name has this in it")
+    parser.add_argument("--only", help="pairs whose name has this in it; the file keeps the others")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "parity.json")
     args = parser.parse_args()
     try:
@@ -417,14 +424,11 @@ def main() -> int:
                 print(table(results[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     print(table(results))
     print("\n".join(["", "Not the same in both:", *(f"- {what}: {why}" for what, why in DIFFERENCES)]))
-    if args.only is None:
-        facts = {"trl": peer, "torch": torch.__version__, "python": platform.python_version(), "limit": LIMIT}
-        differ = [{"what": what, "why": why} for what, why in DIFFERENCES]
-        text = json.dumps(
-            {**facts, "at": time.strftime("%Y-%m-%d"), "results": results, "differences": differ}, indent=1
-        )
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text + "\n", encoding="utf-8")
+    facts = {"trl": peer, "torch": torch.__version__, "python": platform.python_version(), "limit": LIMIT}
+    differ = [{"what": what, "why": why} for what, why in DIFFERENCES]
+    whole = {**facts, "at": time.strftime("%Y-%m-%d"), "results": merged(args.out, results), "differences": differ}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     return 0 if all(one["passed"] for one in results) else 1
 
 
