@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from agentrl_cli.commands import main
-from agentrl_cli.config import SandboxConfig
+from agentrl_cli.commands.rescore import packages
+from agentrl_cli.config import Config, SandboxConfig
 from agentrl_cli.errors import ConfigError, MissingDependency, SandboxUnavailable
 from agentrl_cli.sandbox import Sandbox, Session
 from agentrl_cli.sandbox.options import read_options
@@ -159,3 +160,10 @@ def test_the_command_takes_packages_and_files(
 
 async def _available() -> None:
     await (await opened()).close()
+
+
+def test_scoring_again_finds_the_packages_of_the_packs(tmp_path: Path) -> None:
+    pack(tmp_path, "{imports: [numpy]}")
+    config = Config()
+    config.task.packs = ["made", "code-task", "gone"]
+    assert packages(config, tmp_path) == ("numpy",)

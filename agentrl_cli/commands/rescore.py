@@ -159,6 +159,19 @@ def _known(config: Config, row: RunRow, parts: Sequence[str], functions: Sequenc
             raise NotFound.of(f"reward part of {row.name}", name, sorted(known))
 
 
+def packages(config: Config, project: Path | None) -> tuple[str, ...]:
+    """What the graders of the run's packs import in the sandbox; a pack that is no longer there wants nothing."""
+    from agentrl_cli.tasks import load_pack
+
+    found: set[str] = set()
+    for name in config.task.packs:
+        try:
+            found |= set(load_pack(name, base=project).imports)
+        except NotFound:
+            continue
+    return tuple(sorted(found))
+
+
 async def _scored(
     store: Store, episodes: Sequence[Any], config: Config, functions: Sequence[Reward], project: Path | None
 ) -> list[Change]:
@@ -172,7 +185,7 @@ async def _scored(
     async def session() -> Any:
         if not opened:
             opened.append(await Sandbox.open(config.sandbox))
-        sessions.append(await opened[0].session())
+        sessions.append(await opened[0].session(imports=packages(config, project)))
         return sessions[-1]
 
     try:
