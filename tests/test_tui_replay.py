@@ -15,7 +15,8 @@ from textual.app import App
 from agentrl_cli.store import Store
 from agentrl_cli.tui import demo
 from agentrl_cli.tui.app import AgentApp
-from agentrl_cli.tui.episodes import Browse, EpisodesScreen, EpisodeTable
+from agentrl_cli.tui.episode_table import Browse, EpisodeTable
+from agentrl_cli.tui.episodes import EpisodesScreen
 from agentrl_cli.tui.replay import ReplayScreen
 from agentrl_cli.tui.tokenview import TokenView
 from agentrl_cli.types import Episode, Tokens, Turn

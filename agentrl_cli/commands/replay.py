@@ -87,7 +87,8 @@ def _open(path: Path, episode: str | None, run: str | None, filter_: str, sort: 
         found = store.resolve_episode(episode, run_id) if episode else None
     place = _place(episode or "")
     from agentrl_cli.tui.app import AgentApp, save_svg
-    from agentrl_cli.tui.episodes import Browse, EpisodesScreen
+    from agentrl_cli.tui.episode_table import Browse
+    from agentrl_cli.tui.episodes import EpisodesScreen
     from agentrl_cli.tui.replay import ReplayScreen
 
     browse = Browse(filter_, sort, run_id)

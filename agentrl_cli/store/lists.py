@@ -308,3 +308,18 @@ class EpisodeReader(StoreBase):
             " WHERE ?1 IS NULL OR e.run_id=?1 GROUP BY tag ORDER BY tag"
         )
         return dict(self._rows(sql, (run,)))
+
+    def tool_stats(self, run: str | None = None, since: int = 0) -> list[list[Any]]:
+        """[tool, calls, malformed, failed, mean seconds, slowest, kinds of error] from step `since` on, busiest first.
+
+        A malformed call never ran; a failed one did, or was refused. A call without a readable name is `(unreadable)`.
+        """
+        rows = self._rows(
+            "SELECT CASE WHEN c.name='' THEN '(unreadable)' ELSE c.name END, count(*), sum(c.call_error IS NOT NULL),"
+            " sum(c.call_error IS NULL AND c.result_error IS NOT NULL), avg(c.seconds), max(c.seconds),"
+            " group_concat(DISTINCT c.result_error)"
+            " FROM tool_calls c JOIN episodes e ON e.id=c.episode_id"
+            " WHERE (?1 IS NULL OR e.run_id=?1) AND ifnull(e.step, 0)>=?2 GROUP BY 1 ORDER BY 2 DESC",
+            (run, since),
+        )
+        return [list(row) for row in rows]

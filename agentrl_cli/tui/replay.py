@@ -79,7 +79,7 @@ class ReplayScreen(ReplayBase):
         self.load(rows[0].id)
 
     def action_sort(self) -> None:
-        from agentrl_cli.tui.episodes import SORTS
+        from agentrl_cli.tui.episode_table import SORTS
 
         at = SORTS.index(self.browse.sort) if self.browse.sort in SORTS else -1
         self.browse.sort, self.browse.ids = SORTS[(at + 1) % len(SORTS)], None
@@ -120,7 +120,8 @@ class ReplayScreen(ReplayBase):
     @work(exclusive=True, group="browse", exit_on_error=False)
     async def action_same_flag(self) -> None:
         """All episodes of this step with the same flag."""
-        from agentrl_cli.tui.episodes import Browse, EpisodesScreen
+        from agentrl_cli.tui.episode_table import Browse
+        from agentrl_cli.tui.episodes import EpisodesScreen
 
         text, run = await self.reader.call(related.same_flag, self.episode_id)
         if text:
@@ -178,7 +179,8 @@ class ReplayScreen(ReplayBase):
         self.app.push_screen(WhatIfScreen(self.reader, self.episode_id, arguments))
 
     def _children(self) -> None:
-        from agentrl_cli.tui.episodes import Browse, EpisodesScreen
+        from agentrl_cli.tui.episode_table import Browse
+        from agentrl_cli.tui.episodes import EpisodesScreen
 
         self.app.push_screen(EpisodesScreen(self.reader, Browse(f"parent:{self.episode_id}")))
 

@@ -27,7 +27,7 @@ WIDE = 160
 """From this width on a sibling is shown beside the transcript."""
 
 if TYPE_CHECKING:
-    from agentrl_cli.tui.episodes import Browse
+    from agentrl_cli.tui.episode_table import Browse
     from agentrl_cli.tui.reader import Reader
 
 
@@ -90,7 +90,7 @@ class ReplayBase(AgentScreen):
     @property
     def browse(self) -> Browse:
         if self._browse is None:
-            from agentrl_cli.tui.episodes import Browse
+            from agentrl_cli.tui.episode_table import Browse
 
             self._browse = Browse()
         return self._browse

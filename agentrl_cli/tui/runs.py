@@ -213,7 +213,8 @@ class RunsScreen(AgentScreen):
             self.app.push_screen(WatchScreen(self.reader, self.chosen.run.id))
 
     def action_episodes(self) -> None:
-        from agentrl_cli.tui.episodes import Browse, EpisodesScreen
+        from agentrl_cli.tui.episode_table import Browse
+        from agentrl_cli.tui.episodes import EpisodesScreen
 
         if self.chosen is not None:
             self.app.push_screen(EpisodesScreen(self.reader, Browse(run=self.chosen.run.id)))

@@ -1,249 +1,127 @@
 """Watch: a training as it goes on. The trainer is its own process; this reads the store and writes only `controls`.
 
-`q` detaches and the run never notices. Keys: `HELP`; ux.md 6.2 draws the screen.
+`q` detaches and the run never notices. Keys: watch_keys.py; painting: watch_base.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
 from textual import work
-from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical, VerticalScroll
-from textual.events import Resize
-from textual.widgets import Static
+from textual.containers import VerticalScroll
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.tui import watch_panels as panes
-from agentrl_cli.tui.dialogs import AgentScreen, Choose, Confirm, Help, Prompt, leave, named
-from agentrl_cli.tui.panels import join
-from agentrl_cli.tui.watch_charts import ZOOMS, Look, chart_grid
+from agentrl_cli.tui.dialogs import Choose, Confirm, Help, Prompt, leave, picture
+from agentrl_cli.tui.watch_base import WatchBase
+from agentrl_cli.tui.watch_charts import SMOOTH, ZOOMS
 from agentrl_cli.tui.watch_data import WatchData, load
+from agentrl_cli.tui.watch_keys import HELP, TABS
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
-    from agentrl_cli.tui.reader import Reader
-
-TABS = ("overview", "charts", "episodes", "log", "health")
-KEYS = (
-    "1 overview  2 charts  3 episodes  4 log  5 health   ↑/↓ choose  enter open  space freeze  C compare  f y z\n"
-    "p pause  k checkpoint  E evaluate  + - rate  X stop (all ask first)   ctrl+p palette  ? keys  q detach"
-)
-KEYS_SMALL = "1-5 tab ↑/↓ enter open  p pause k save E eval X stop  ? keys  q detach"
-HELP = """\
-1 overview   2 charts (every metric)   3 episodes   4 log   5 health, with what to try
-↑ ↓          choose a running or notable episode     enter   open it in replay; q comes back
-space        freeze, and go on
-p            pause after this step, or go on         k       checkpoint now
-E            evaluate now                            X       stop after this step and save
-C            another training's curves, dim, under these; again: away
-f y z        charts: filter metrics, log axis, zoom to the last steps
-+ -          learning rate times or divided by 1.5
-q            detach: the training goes on; `agentrl watch` attaches again
-
-Everything that changes the run asks first, goes through the store and is recorded as an event;
-curves carry a mark where somebody changed something.
-"""
-POLL = 1.0
-"""Seconds between looks at the store."""
 
 
-class WatchScreen(AgentScreen):
+class WatchScreen(WatchBase):
     """One run, live or finished."""
-
-    BINDINGS: ClassVar[list[BindingType]] = named(
-        "watch",
-        [
-            *(Binding(str(i + 1), f"tab('{name}')", name, show=False) for i, name in enumerate(TABS)),
-            Binding("tab", "next_tab", "next tab", show=False),
-            Binding("j,down", "choose(1)", show=False),
-            Binding("up", "choose(-1)", show=False),
-            Binding("enter", "open", "open"),
-            Binding("space", "freeze", "freeze"),
-            Binding("p", "control('pause')", "pause"),
-            Binding("k", "control('checkpoint')", "checkpoint"),
-            Binding("E", "control('evaluate')", "evaluate"),
-            Binding("X", "control('stop')", "stop"),
-            Binding("plus", "rate(1.5)", show=False),
-            Binding("minus", "rate(0.6667)", show=False),
-            Binding("f", "filter", "filter metrics"),
-            Binding("y", "log", "log axis"),
-            Binding("z", "zoom", "zoom"),
-            Binding("C", "compare", "compare with an earlier run"),
-            Binding("l", "tab('log')", show=False),
-            Binding("d", "tab('health')", show=False),
-            Binding("ctrl+c", "interrupt", "leave or stop", show=False, priority=True),
-            Binding("question_mark", "help", "keys"),
-            Binding("q,escape", "detach", "detach"),
-        ],
-    )
-
-    def __init__(self, reader: Reader, run: str) -> None:
-        super().__init__()
-        self.reader = reader
-        self.run = run
-        self.data: WatchData | None = None
-        self.tab = "overview"
-        self.cursor = 0
-        self.frozen = False
-        self.problem = ""
-        self.look = Look()
-        self._version: int | None = None
-
-    def compose(self) -> ComposeResult:
-        yield Static(id="head")
-        yield Static(id="tabs")
-        with Horizontal(id="overview"):
-            yield Static(id="curves", classes="pane")
-            with Vertical(id="centre", classes="pane"):
-                yield Static(id="now")
-            yield Static(id="run", classes="pane")
-        with VerticalScroll(id="long", can_focus=True):
-            yield Static(id="page")
-        yield Static(id="keys")
-
-    def on_mount(self) -> None:
-        self.query_one("#head", Static).update(Text(f"agentrl watch   {self.run}   reading …"))
-        self.action_tab("overview")
-        self.poll()
-        self.set_interval(POLL, self.poll)
-
-    def on_resize(self, event: Resize) -> None:
-        small = event.size.width < 100 or event.size.height < 28
-        self.set_class(small, "-small")
-        self.query_one("#keys", Static).update(Text(KEYS_SMALL if small else KEYS, no_wrap=True))
-        self.call_after_refresh(self.paint)
-
-    @work(exclusive=True, group="poll", exit_on_error=False)
-    async def poll(self) -> None:
-        """Looks whether the store changed, and reads what is new."""
-        if self.frozen:
-            return
-        try:
-            version = await self.reader.call(lambda store: store.data_version())
-            alive = self.data is not None and self.data.run.alive
-            if version == self._version and not alive:
-                return
-            if version != self._version or self.data is None:
-                self.data = await self.reader.call(load, self.run, self.data)
-            self._version, self.problem = version, ""
-        except AgentRLError as error:  # a locked or vanished store is shown; the next look may find it again
-            self.problem = f"{error.message} {error.hint}".strip()
-        self.paint()
-
-    # -- painting -------------------------------------------------------------------------------------------------
-
-    def paint(self) -> None:
-        """The visible tab, from what was read last."""
-        if self.problem:
-            self.query_one("#head", Static).update(Text(self.problem, "bold #ffb454"))
-        if self.data is None:
-            return
-        if not self.problem:
-            self.query_one("#head", Static).update(panes.head(self.data))
-        names = [f"[{i + 1} {name}]" if name == self.tab else f" {i + 1} {name} " for i, name in enumerate(TABS)]
-        attached = (
-            "FROZEN, space goes on" if self.frozen else "attached: q leaves it running" if self.data.run.alive else ""
-        )
-        self.query_one("#tabs", Static).update(Text(f"{' '.join(names)}    {attached}", "#8a8a8a", no_wrap=True))
-        if self.tab == "overview":
-            self._paint_overview(self.data)
-        else:
-            self.query_one("#page", Static).update(join(self._page(self.data)))
-
-    def _paint_overview(self, data: WatchData) -> None:
-        curves, centre, run = (self.query_one(f"#{name}") for name in ("curves", "centre", "run"))
-        if self.has_class("-small"):
-            width = max(self.size.width - 4, 20)
-            lines = panes.small_lines(data, width)
-            lines += panes.now_lines(data, width, 4, self.cursor)
-            lines += panes.notable_lines(data, width, self.cursor - len(data.live))
-            lines += panes.log_lines(data.alerts, "ALERTS", width, 2)
-            self.query_one("#now", Static).update(join(lines))
-            return
-        self.query_one("#curves", Static).update(
-            join(panes.curve_lines(data, max(curves.size.width, 20), max(curves.size.height, 8), self.look.other))
-        )
-        width, height = max(centre.size.width, 20), max(centre.size.height, 12)
-        live = max(min(len(data.live), height - 24), 4)
-        lines = panes.now_lines(data, width, live, self.cursor)
-        lines += [Text(""), *panes.notable_lines(data, width, self.cursor - len(data.live)), Text("")]
-        lines += [*panes.log_lines(data.alerts, "ALERTS", width, 4), Text("")]
-        lines += panes.log_lines(data.logs, "LOG (4)", width, max(height - len(lines) - 1, 3))
-        self.query_one("#now", Static).update(join(lines))
-        width = max(run.size.width, 16)
-        right = [*panes.run_lines(data, width), Text(""), *panes.histogram_lines(data.advantages, width), Text("")]
-        right += [*panes.health_lines(data, width), Text(""), *panes.compare_lines(data, self.look.other, width)]
-        self.query_one("#run", Static).update(join([*right, *panes.control_lines(data, width)]))
-
-    def _page(self, data: WatchData) -> list[Text]:
-        """The tabs that scroll."""
-        width = max(self.size.width - 3, 30)
-        if self.tab == "charts":
-            return chart_grid(data, width, look=self.look)
-        if self.tab == "health":
-            return [
-                *panes.health_lines(data, width, advice=True),
-                Text(""),
-                *panes.log_lines(data.alerts, "ALERTS", width, 200),
-            ]
-        events = [{"at": row["at"], "level": "event", "text": f"{row['kind']} {row['data']}"} for row in data.events]
-        rows = sorted([*data.logs, *events], key=lambda row: float(row["at"]))
-        return panes.log_lines(rows, "LOG", width, 400)
 
     # -- keys -----------------------------------------------------------------------------------------------------
 
-    def action_tab(self, name: str) -> None:
-        if name == "episodes":
-            self._episodes()
-            return
-        self.tab = name
-        self.query_one("#overview").display = name == "overview"
-        self.query_one("#long").display = name != "overview"
-        if name != "overview":
-            self.query_one("#long").focus()
-        self.paint()
-
     def action_next_tab(self) -> None:
-        order = [name for name in TABS if name != "episodes"]
-        self.action_tab(order[(order.index(self.tab) + 1) % len(order)])
+        self.action_tab(TABS[(TABS.index(self.tab) + 1) % len(TABS)])
 
-    def _episodes(self) -> None:
-        from agentrl_cli.tui.episodes import Browse, EpisodesScreen
-
-        run = self.data.run.id if self.data is not None else None
-        self.app.push_screen(EpisodesScreen(self.reader, Browse(run=run)))
+    def action_problems(self) -> None:
+        """The episodes tab with those that carry a flag."""
+        self.browse.filter = "" if self.browse.filter == "flag:*" else "flag:*"
+        self.action_tab("episodes")
 
     def action_choose(self, step: int) -> None:
-        if self.data is None or self.tab != "overview":
-            self.query_one("#long", VerticalScroll).scroll_relative(y=step, animate=False)
-            return
-        count = len(self.data.live) + len(self.data.notable)
-        self.cursor = max(0, min(self.cursor + step, count - 1))
-        self.paint()
+        long = self.query_one("#long", VerticalScroll)
+        if self.tab == "episodes":
+            self.table.move_to(self.table.cursor + step)
+        elif self.tab == "groups":
+            self._line = max(0, min(self._line + step, len(self.pages.groups) - 1))
+            self.paint()
+            long.scroll_to(y=max(self._line + 2 - long.size.height // 2, 0), animate=False)
+        elif self.tab != "overview" or self.data is None:
+            long.scroll_relative(y=step, animate=False)
+        else:
+            count = len(self.data.live) + len(self.data.notable)
+            self.cursor = max(0, min(self.cursor + step, count - 1))
+            self.paint()
 
     def action_open(self) -> None:
         """Replay of the chosen episode; a running one is followed there."""
         from agentrl_cli.tui.replay import ReplayScreen
 
-        if self.data is None:
+        if self.tab == "episodes":
+            self.table.open_current()
+            return
+        if self.tab == "groups" and self._line < len(self.pages.groups):
+            self.app.push_screen(ReplayScreen(self.reader, self.pages.groups[self._line].best))
+            return
+        if self.data is None or self.tab != "overview":
             return
         chosen = [row.episode_id for row in self.data.live] + [row.id for _, row in self.data.notable]
         if chosen:
             self.app.push_screen(ReplayScreen(self.reader, chosen[min(self.cursor, len(chosen) - 1)]))
 
     def action_filter(self) -> None:
-        """Which metrics the charts show."""
+        """Episodes by the filter language, lines of the log by text, metrics of the charts by a regular expression."""
+        labels = {"episodes": ("filter", self.browse.filter), "log": ("lines that hold", self.needle)}
+        label, value = labels.get(self.tab, ("metrics whose name holds (a regular expression)", self.look.pattern))
+        tab = self.tab
 
         def done(text: str | None) -> None:
-            if text is not None:
+            if text is None:
+                return
+            if tab == "episodes":
+                self.browse.filter = text
+            elif tab == "log":
+                self.needle = text
+            else:
                 self.look = replace(self.look, pattern=text)
-                self.action_tab("charts")
+            self.action_tab(tab if tab in ("episodes", "log", "tokens", "tools") else "charts")
 
-        self.app.push_screen(Prompt("metrics whose name holds (a regular expression)", self.look.pattern), done)
+        self.app.push_screen(Prompt(label, value), done)
+
+    def action_sort(self) -> None:
+        if self.tab == "episodes":
+            self.next_sort()
+            self.notify(f"sort {self.browse.sort}", timeout=2)
+
+    def action_range(self, step: int) -> None:
+        """Earlier or later steps, where the charts are zoomed."""
+        if not self.look.last:
+            self.look = replace(self.look, last=ZOOMS[1])
+        most = int((self.data.step - 1) // self.look.last) if self.data is not None else 0
+        self.look = replace(self.look, back=max(0, min(self.look.back - step, most)))
+        self.paint()
+
+    def action_smooth(self) -> None:
+        self.look = replace(self.look, smooth=SMOOTH[(SMOOTH.index(self.look.smooth) + 1) % len(SMOOTH)])
+        self.paint()
+
+    def action_svg(self) -> None:
+        self._write(Path(f"watch-{self.run}.svg"), picture(self.app, f"agentrl watch {self.run}"))
+
+    def action_export(self) -> None:
+        """Every metric of every step as CSV."""
+        if self.data is None:
+            return
+        names = list(dict.fromkeys(name for row in self.data.steps for name in row))
+        lines = [",".join(names)]
+        lines += [",".join("" if row.get(n) is None else str(row[n]) for n in names) for row in self.data.steps]
+        self._write(Path(f"{self.data.run.name}-metrics.csv"), "\n".join(lines) + "\n")
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            path.write_text(text, "utf-8")
+        except OSError as error:
+            self.notify(str(error), severity="error", markup=False)
+        else:
+            self.notify(f"wrote {path.absolute()}", markup=False)
 
     def action_log(self) -> None:
         self.look = replace(self.look, log=not self.look.log)
@@ -251,7 +129,7 @@ class WatchScreen(AgentScreen):
 
     def action_zoom(self) -> None:
         """All steps, the last 100, 30, 10."""
-        self.look = replace(self.look, last=ZOOMS[(ZOOMS.index(self.look.last) + 1) % len(ZOOMS)])
+        self.look = replace(self.look, back=0, last=ZOOMS[(ZOOMS.index(self.look.last) + 1) % len(ZOOMS)])
         self.paint()
 
     @work(exclusive=True, group="compare", exit_on_error=False)
@@ -305,6 +183,24 @@ class WatchScreen(AgentScreen):
             return
         new = float(f"{rate * factor:.3g}")
         self._ask("set", {"key": "train.lr", "value": new}, f"Learning rate {rate:g} → {new:g} from the next step on.")
+
+    def action_set(self) -> None:
+        """Any setting that may change while a run goes on."""
+
+        def done(text: str | None) -> None:
+            key, equals, value = (text or "").partition("=")
+            if not equals:
+                return
+            try:
+                number = float(value)
+            except ValueError:
+                self.notify(f"{value!r} is no number", severity="warning", markup=False)
+                return
+            whole = key.strip() in ("steps", "eval_every", "save_every")
+            values = {"key": f"train.{key.strip()}", "value": int(number) if whole else number}
+            self._ask("set", values, f"train.{key.strip()} becomes {value} from the next step on.")
+
+        self.app.push_screen(Prompt("set lr, steps, max_grad_norm, eval_every or save_every", "eval_every=20"), done)
 
     def _ask(self, action: str, values: dict[str, Any], detail: str) -> None:
         if self.data is None or not self.data.run.alive:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.text import Text
 
@@ -14,6 +15,7 @@ from agentrl_cli.tui.watch_data import WatchData
 
 ZOOMS = (0, 100, 30, 10)
 """How many of the last steps are shown; 0: all."""
+SMOOTH = (1, 5, 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,10 @@ class Look:
     """Only metrics whose name holds this: a regular expression, or plain text where it is none."""
     log: bool = False
     last: int = 0
+    back: int = 0
+    """How many windows of `last` steps lie between the shown one and the newest step."""
+    smooth: int = 1
+    """Steps over which a curve is averaged."""
     other: WatchData | None = None
     """An earlier run, drawn dim under the curves."""
 
@@ -34,11 +40,24 @@ class Look:
         except re.error:
             return self.pattern.lower() in name.lower()
 
+    def only(self, pattern: str) -> Look:
+        """The same look over the metrics of one tab; the reader's own pattern wins."""
+        return self if self.pattern else replace(self, pattern=pattern)
+
+    def window(self, newest: float) -> tuple[float, float]:
+        """(after, until): the steps that are shown."""
+        if not self.last:
+            return -math.inf, math.inf
+        until = max(newest - self.back * self.last, min(self.last, newest))
+        return until - self.last, until
+
     def describe(self) -> str:
         """What is unusual about the look, in a few words."""
         parts = [f"metrics with {self.pattern!r}"] if self.pattern else []
         parts += ["log axis"] if self.log else []
-        parts += [f"last {self.last} steps"] if self.last else []
+        if self.last:
+            parts.append(f"last {self.last} steps" if not self.back else f"{self.last} steps, {self.back} windows back")
+        parts += [f"mean of {self.smooth} steps"] if self.smooth > 1 else []
         parts += [f"dim: {self.other.run.name}"] if self.other is not None else []
         return "   ".join(parts)
 
@@ -47,8 +66,19 @@ Series = list[tuple[float, float]]
 
 
 def cut(series: Series, look: Look, end: float) -> Series:
-    """The part of a curve that the zoom shows; `end` is the newest step."""
-    return [point for point in series if not look.last or point[0] > end - look.last]
+    """The part of a curve that the zoom shows, smoothed; `end` is the newest step."""
+    after, until = look.window(end)
+    return [point for point in smoothed(series, look.smooth) if after < point[0] <= until]
+
+
+def smoothed(series: Series, steps: int) -> Series:
+    """Each value as the mean of the last `steps` values."""
+    if steps <= 1:
+        return series
+    values = [y for _, y in series]
+    return [
+        (x, sum(values[max(n - steps + 1, 0) : n + 1]) / min(n + 1, steps)) for n, (x, _) in enumerate(series)
+    ]
 
 
 def chart_grid(data: WatchData, width: int, height: int = 6, look: Look | None = None) -> list[Text]:
@@ -68,7 +98,7 @@ def chart_grid(data: WatchData, width: int, height: int = 6, look: Look | None =
         blocks.append(chart(title, shown, inner, height, marks=marks, other=dim, unit=unit, log=look.log))
 
     for name in data.names():
-        if look.matches(name):
+        if look.matches(name) or look.matches(data.key(name)):
             add(name, data.series(name), look.other.series(name) if look.other is not None else [])
     evals = panes.eval_series(data)
     if evals and look.matches("eval"):

@@ -6,9 +6,12 @@ Metric names follow TRL; a run that logs others shows them under their own names
 from __future__ import annotations
 
 import math
+import shutil
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,8 +22,14 @@ METRICS: dict[str, tuple[str, ...]] = {
     "solved": ("solved", "primary", "train/solved", "pass_rate"),
     "loss": ("loss", "policy_loss", "loss/policy"),
     "entropy": ("entropy", "policy/entropy"),
-    "kl": ("kl", "kl/ref", "approx_kl"),
-    "mismatch": ("sampling/sampling_logp_difference/mean", "mismatch_kl", "logp_gap", "mismatch"),
+    "kl": ("kl", "kl/ref"),
+    "mismatch": (
+        "sampling/sampling_logp_difference/mean",
+        "sampling/logp_difference",
+        "mismatch_kl",
+        "logp_gap",
+        "mismatch",
+    ),
     "clip": ("clip_ratio/region_mean", "clip_ratio/high_mean", "clip_ratio", "clipfrac"),
     "grad_norm": ("grad_norm", "optim/grad_norm"),
     "lr": ("learning_rate", "lr"),
@@ -64,6 +73,8 @@ class WatchData:
     """(why, episode) of the last finished step."""
     advantages: tuple[float, ...] = ()
     """Of the episodes of the last finished step."""
+    flags: tuple[tuple[str, int], ...] = ()
+    """How many of them carry each flag, the most frequent first."""
     done: int = 0
     """Finished episodes of the step that is going on."""
     wanted: int = 0
@@ -71,7 +82,20 @@ class WatchData:
     pending: tuple[str, ...] = ()
     """Controls that the trainer has not taken yet."""
     read: float = 0.0
+    episodes: int = 0
+    """Stored episodes of this run."""
+    bytes: int = 0
+    """Size of the store, its log included."""
+    free: int = 0
+    """Bytes left on its disk."""
     health: tuple[Health, ...] = ()
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is a reference model to be far from."""
+        algo = self.run.config.get("algo")
+        coefficient = algo.get("kl_coef") if isinstance(algo, Mapping) else None
+        return bool(self.series("kl")) and coefficient != 0
 
     @property
     def step(self) -> int:
@@ -128,8 +152,11 @@ class WatchData:
         return out
 
 
-def load(store: Store, run_id: str, before: WatchData | None = None) -> WatchData:
-    """Reads a run; with what was read before only newer steps, logs, alerts and events are read again."""
+def load(store: Store, run_id: str, before: WatchData | None = None, now: float | None = None) -> WatchData:
+    """Reads a run; with what was read before only newer steps, logs, alerts and events are read again.
+
+    `now` stands for the clock, in seconds since 1970.
+    """
     run = store.run(run_id)
     old = before if before is not None and before.run.id == run.id else None
     last = int(old.steps[-1]["step"]) if old and old.steps else 0
@@ -146,23 +173,32 @@ def load(store: Store, run_id: str, before: WatchData | None = None) -> WatchDat
         checkpoints=tuple(store.checkpoints(run.id)),
         wanted=_wanted(run.config),
         pending=tuple(row.action for row in store.controls(run.id) if row.taken is None),
-        read=time.time(),
+        read=time.time() if now is None else now,
     )
     newest = _newest_step(store, run.id)
     done = 0
     if run.alive and data.live:
         done = len(store.episode_ids(f"step:{newest} kind:train", "time", run.id)) - len(data.live)
     if old is not None and old.step == data.step and old.notable:
-        notable, advantages = old.notable, old.advantages
+        data = replace(data, notable=old.notable, advantages=old.advantages, flags=old.flags)
+        data = replace(data, episodes=old.episodes, bytes=old.bytes, free=old.free)
     else:  # the newest step of episodes is the one that is going on while some of them run
-        notable, advantages = notable_of(store, run.id, newest - 1 if data.live and newest else newest)
-    data = replace(data, notable=notable, advantages=advantages, done=max(done, 0))
+        data = replace(data, **notable_of(store, run.id, newest - 1 if data.live and newest else newest))
+        size, free = _disk(store.path)
+        data = replace(data, episodes=len(store.episode_ids("", "time", run.id)), bytes=size, free=free)
+    data = replace(data, done=max(done, 0))
     return replace(data, health=health_of(data))
+
+
+def _disk(path: Path) -> tuple[int, int]:
+    """(bytes of the store, bytes left on its disk)"""
+    files = (path, path.with_name(f"{path.name}-wal"))
+    return sum(file.stat().st_size for file in files if file.exists()), shutil.disk_usage(path.parent).free
 
 
 def _newest_step(store: Store, run_id: str) -> int:
     """The step of the newest training episode."""
-    rows = store.episode_rows(store.episode_ids("kind:train", "-time", run_id)[:1])
+    rows = store.episode_rows(store.episode_ids("kind:train", "-time", run_id, limit=1))
     return rows[0].step or 0 if rows else 0
 
 
@@ -189,8 +225,8 @@ def _wanted(config: Mapping[str, Any]) -> int:
         return 0
 
 
-def notable_of(store: Store, run_id: str, step: int) -> tuple[tuple[tuple[str, EpisodeRow], ...], tuple[float, ...]]:
-    """Best, worst, flagged, erroring episode of a step: what is worth opening; and all its advantages."""
+def notable_of(store: Store, run_id: str, step: int) -> dict[str, Any]:
+    """Of a step: `notable`, the best, worst, flagged, erroring episode; all `advantages`; `flags` counted."""
     rows = store.episode_rows(store.episode_ids(f"step:{step} -kind:whatif", "-reward", run_id)[:512])
     graded = [row for row in rows if row.reward is not None and not (row.outcome and row.outcome.is_error)]
     out: list[tuple[str, EpisodeRow]] = []
@@ -206,7 +242,11 @@ def notable_of(store: Store, run_id: str, step: int) -> tuple[tuple[tuple[str, E
         if fresh:
             out.append((why, fresh[0]))
             seen.add(fresh[0].id)
-    return tuple(out), tuple(row.advantage for row in rows if row.advantage is not None)
+    return {
+        "notable": tuple(out),
+        "advantages": tuple(row.advantage for row in rows if row.advantage is not None),
+        "flags": tuple(Counter(flag for row in rows for flag in row.flags).most_common()),
+    }
 
 
 def health_of(data: WatchData) -> tuple[Health, ...]:
@@ -230,7 +270,8 @@ def health_of(data: WatchData) -> tuple[Health, ...]:
     rule("tools", data.last("tool_errors"), 0.3, 0.7, "tool error rate", "open a BADARG episode; check the schema")
     rule("cut", data.last("cut"), 0.2, 0.6, "cut off by a limit", "raise rollout.max_new_tokens or max_tokens")
     rule("mismatch", data.last("mismatch"), 0.1, 0.5, "rollout/train gap", "same precision for both; check the sampler")
-    rule("kl", data.last("kl"), 1.0, 10.0, "KL to the reference", "lower the rate or raise algo.kl_coef")
+    far = data.last("kl") if data.has_reference else None
+    rule("kl", far, 1.0, 10.0, "KL to the reference", "lower the rate or raise algo.kl_coef")
     entropy = data.last("entropy")
     if entropy is not None:
         low = "bad" if entropy < 0.005 else "warn" if entropy < 0.03 else "ok"
@@ -240,7 +281,10 @@ def health_of(data: WatchData) -> tuple[Health, ...]:
     broken = [n for n in ("loss", "grad_norm") if data.steps and _is_nan(data.steps[-1].get(data.key(n)))]
     if broken:
         out.append(Health("bad", "nan", f"{' and '.join(broken)} is not a number", "lower the rate; resume from best"))
-    out += [*_trends(data), *_stalled(data)]
+    loops, rows = dict(data.flags).get("LOOP", 0), len(data.advantages)
+    if rows:
+        rule("loop", loops / rows, 0.2, 0.6, "repeat a call (LOOP)", "open one: does the answer tell what is wrong?")
+    out += [*_trends(data), *_counted(data), *_stalled(data)]
     return tuple(out)
 
 
@@ -264,6 +308,24 @@ def _trends(data: WatchData) -> list[Health]:
             much = values[-1] / usual
             level = "warn" if much >= factor else "ok"
             out.append(Health(level, name, f"{key} {much:.1f} x its median", advice if level == "warn" else ""))
+    return out
+
+
+def _counted(data: WatchData) -> list[Health]:
+    """Rules over counts that should be zero, and over what is left of the disk."""
+    out: list[Health] = []
+    row = data.steps[-1] if data.steps else {}
+    errors = sum(float(row.get(f"outcomes/{name}") or 0) for name in ("env_error", "sandbox_error", "timeout"))
+    if errors:
+        text = f"{errors:.0f} episodes ended in an error of ours"
+        out.append(Health("bad", "errors", text, "agentrl ls -f 'outcome:*_error,timeout' lists them"))
+    drifted = float(row.get("drift/structural") or 0)
+    if drifted:
+        out.append(Health("bad", "drift", f"{drifted:.0f} episodes drifted in structure", "agentrl doctor --template"))
+    if data.free:
+        level = "bad" if data.free < 2**28 else "warn" if data.free < 2**31 else "ok"
+        advice = "" if level == "ok" else "agentrl db prune, or another disk: a full one stops the run"
+        out.append(Health(level, "disk", f"disk left {data.free / 2**30:.1f} GiB", advice))
     return out
 
 

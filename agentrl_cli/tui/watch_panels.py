@@ -35,6 +35,10 @@ EXPLAIN = {
     "hacking": "Training reward rises while the evaluation stands still: the policy may game the reward.",
     "spike": "A gradient far above its usual size; one bad batch can undo many steps.",
     "pace": "Wall time of a step against the usual; a stuck tool or a full disk shows here first.",
+    "loop": "Share of episodes that make the same call with the same arguments again and again.",
+    "errors": "The sandbox, the environment or a limit of time failed: such episodes are masked, not trained.",
+    "drift": "What was trained differs in structure from what the chat template would render.",
+    "disk": "Checkpoints and tokens need room; what cannot be written ends the run.",
     "process": "Whether the trainer's process is there.",
 }
 COLORS = {"warn": BAD, "bad": "bold #ff8f6b", "error": "bold #ff8f6b", "info": FAINT, "ok": FAINT}
@@ -93,6 +97,9 @@ def curve_lines(data: WatchData, width: int, height: int, other: WatchData | Non
         lines += chart(title, evals, width, room, unit=True, other=below)
     for name, title, _ in CURVES[1:]:
         series = data.series(name)
+        if name == "kl" and not data.has_reference and data.steps and len(lines) + 1 <= height:
+            lines.append(Text("KL no reference model"[:width], FAINT, no_wrap=True))
+            continue
         if not series or len(lines) + 2 > height:
             continue
         lines.append(Text(f"{title} {short(series[-1][1])} {change(series)}"[:width], TITLE, no_wrap=True))
@@ -155,10 +162,34 @@ def notable_lines(data: WatchData, width: int, cursor: int) -> list[Text]:
         line = f" {why:<6}{task:<{room}} #{row.sample:<2} {num(row.reward, '5.2f')} {num(row.advantage):>5}"
         line += f" {row.n_turns:>2}t {flag_names(row.flags)}"
         lines.append(Text(clip(line, width), HERE if index == cursor else "", no_wrap=True))
+    if data.flags:
+        counted = "  ".join(f"{name} x{count}" for name, count in data.flags)
+        lines.append(Text(clip(f" flags {counted}   x lists them", width), FAINT, no_wrap=True))
     zero = data.last("zero_std")
     if zero is not None:
         lines.append(Text(f" zero  {zero:.0%} of the groups had no spread", BAD if zero > 0.6 else FAINT))
     return lines
+
+
+def fold_alerts(alerts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Alerts of one kind as one: its newest text, how often it came and since when; the newest kind last."""
+    kinds: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in alerts:
+        key = (str(row.get("level")), str(row.get("name") or row.get("text")))
+        before = kinds.pop(key, None)
+        count, first = (before["count"] + 1, before["first"]) if before else (1, float(row["at"]))
+        kinds[key] = {**row, "count": count, "first": first}
+    out = []
+    for row in kinds.values():
+        if row["count"] > 1:
+            row["text"] = f"{row['text']} ({row['count']} times since {clock(row['first'])})"
+        out.append(row)
+    return out
+
+
+def alert_lines(data: WatchData, width: int, limit: int) -> list[Text]:
+    """The newest kinds of alerts, each once."""
+    return log_lines(fold_alerts(data.alerts), "ALERTS", width, limit)
 
 
 def log_lines(rows: Sequence[Mapping[str, Any]], title: str, width: int, limit: int) -> list[Text]:
@@ -195,6 +226,34 @@ def run_lines(data: WatchData, width: int) -> list[Text]:
     if run.error:
         lines.append(Text(clip(f" {run.error}", width * 2), BAD))
     return lines
+
+
+def time_lines(data: WatchData, width: int) -> list[Text]:
+    """Where the last step's time went, and what the device did where the trainer tells it (`gpu/…`, `perf/…`)."""
+    row = data.steps[-1] if data.steps else {}
+    total = float(row.get("time/step") or 0.0)
+    if not total:
+        return []
+    shares = [("roll", float(row.get("time/rollout") or 0.0)), ("upd", float(row.get("time/update") or 0.0))]
+    rest = total - sum(seconds for _, seconds in shares)
+    lines = [Text(clip(f"TIME/STEP {span(total)}", width), TITLE)]
+    for name, seconds in [*shares, ("other", max(rest, 0.0))]:
+        text = f" {name:<5} {span(seconds):>7} {bar(seconds / total, max(width - 15, 4))}"
+        lines.append(Text(clip(text, width), no_wrap=True))
+    if row.get("time/cpu"):
+        lines.append(Text(clip(f" cpu   {span(float(row['time/cpu'])):>7}", width), FAINT))
+    device = [(name, value) for name, value in row.items() if name.startswith(("gpu/", "perf/", "memory/"))]
+    if device:
+        lines.append(Text("GPU", TITLE))
+        lines += [Text(clip(f" {name.partition('/')[2]:<16} {short(value)}", width)) for name, value in device[:6]]
+    return [*lines, Text("")]
+
+
+def store_lines(data: WatchData, width: int) -> list[Text]:
+    """The store: episodes, size."""
+    if not data.bytes:
+        return []
+    return [Text(clip(f"STORE {data.episodes:,} ep  {data.bytes / 2**20:,.1f} MiB", width), TITLE), Text("")]
 
 
 def config_facts(config: Mapping[str, Any]) -> list[str]:

@@ -127,7 +127,8 @@ class WhatIfScreen(AgentScreen):
             self.app.push_screen(ReplayScreen(self.reader, self.stored[self.cursor]))
 
     def action_list(self) -> None:
-        from agentrl_cli.tui.episodes import Browse, EpisodesScreen
+        from agentrl_cli.tui.episode_table import Browse
+        from agentrl_cli.tui.episodes import EpisodesScreen
 
         self.app.push_screen(EpisodesScreen(self.reader, Browse(f"parent:{self.episode_id}")))
 
