@@ -15,7 +15,7 @@ from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.charts import chart
 from agentrl_cli.tui.watch import WatchScreen, paused
 from agentrl_cli.tui.watch_data import WatchData, health_of, load
-from agentrl_cli.tui.watch_panels import histogram_lines
+from agentrl_cli.tui.watch_panels import curve_lines, histogram_lines
 from tests.tui_helpers import until, until_text, visible
 
 WIDE, SMALL = (120, 40), (80, 24)
@@ -102,16 +102,77 @@ async def test_tabs_and_drill_down(db: Path) -> None:
         await until_text(pilot, "REWARD 0.")
         await pilot.press("2")
         await until_text(pilot, "grad_norm")
-        await pilot.press("4")
+        await pilot.press("7")
         await until_text(pilot, "step 40 reward")
-        await pilot.press("5")
+        await pilot.press("9")
         await until_text(pilot, "tool error rate")
         await pilot.press("1", "enter")
         assert "RUNNING" in await until_text(pilot, "agentrl replay")
         await pilot.press("q")
         await until_text(pilot, "agentrl watch")
         await pilot.press("3")
-        await until_text(pilot, "agentrl episodes")
+        await until_text(pilot, "ep0040008")
+        await pilot.press("f", *"reward:>1", "enter")
+        await until(pilot, lambda: "ep0040008" not in visible(pilot.app) and "ep0040006" in visible(pilot.app))
+        await pilot.press("enter")
+        await until_text(pilot, "agentrl replay")
+
+
+async def test_groups_tokens_tools_and_config_are_tabs(db: Path) -> None:
+    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "REWARD 0.")
+        await pilot.press("4")
+        text = await until_text(pilot, "GROUPS 2, 0 of them without spread")
+        assert "3/8" in text and "1.2 0.0 0.0 1.2 0.0 1.2 0.0 0.0  BADARG" in text
+        await pilot.press("down", "enter")
+        assert "ep0040006" in await until_text(pilot, "agentrl replay")
+        await pilot.press("q", "5")
+        assert "trained" in await until_text(pilot, "sampled tokens an episode: median 78")
+        await pilot.press("6")
+        assert "bad_arguments" in await until_text(pilot, "TOOLS since step")
+        await pilot.press("8")
+        assert "prompts_per_step" in await until_text(pilot, "CONFIG of grpo-07")
+
+
+async def test_the_log_follows_until_somebody_scrolls_up(db: Path) -> None:
+    def write(first: int, last: int) -> None:
+        with Store.open(db) as store:
+            for n in range(first, last):
+                store.add_log("run7", "info", f"line {n}.")
+
+    write(0, 80)
+    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "REWARD 0.")
+        await pilot.press("l")
+        await until_text(pilot, "line 79.")
+        write(80, 90)
+        await until_text(pilot, "line 89.")
+        await pilot.press("pageup", "pageup")
+        await until(pilot, lambda: "line 89." not in visible(pilot.app))
+        write(90, 91)
+        screen = pilot.app.screen
+        assert isinstance(screen, WatchScreen)
+        await until(pilot, lambda: screen.data is not None and screen.data.logs[-1]["text"] == "line 90.")
+        assert "line 90." not in visible(pilot.app)
+
+
+async def test_any_knob_is_set_after_a_question(db: Path) -> None:
+    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "REWARD 0.")
+        await pilot.press("S")
+        await until_text(pilot, "set lr, steps")
+        await pilot.press("enter")
+        await until_text(pilot, "train.eval_every becomes 20")
+        await pilot.press("y")
+        await until_text(pilot, "waiting: set")
+    with Store.open(db) as store:
+        assert store.take_controls("run7")[0].data == {"key": "train.eval_every", "value": 20}
+
+
+def test_a_kl_to_the_old_policy_is_not_called_the_reference() -> None:
+    data = WatchData(RunRow("r", "r"), steps=({"step": 1, "approx_kl": 0.0, "reward": 0.1},))
+    assert not data.has_reference and data.last("kl") is None
+    assert any("KL no reference model" in line.plain for line in curve_lines(data, 30, 30))
 
 
 async def test_ctrl_c_asks(db: Path) -> None:
@@ -130,7 +191,7 @@ async def test_a_run_without_anything_yet(tmp_path: Path, size: tuple[int, int])
         store.add_step("r", 1, {"reward": float("nan"), "loss": float("inf")})
     async with app(tmp_path / "new.db", "new").run_test(notifications=True, size=size) as pilot:
         await until_text(pilot, "no episode runs")
-        for key in ("enter", "down", "up", "2", "4", "5", "1", "space", "space"):
+        for key in ("enter", "down", "up", *"2456789", "r", "left_square_bracket", "1", "space", "space"):
             await pilot.press(key)
 
 
@@ -211,7 +272,7 @@ async def test_curves_are_compared_filtered_zoomed_and_logarithmic(db: Path) -> 
         assert "grad_norm" in text and "kl" not in text.split("metrics with")[1]
         await pilot.press("y", "z")
         assert "last 100 steps" in await until_text(pilot, "log axis")
-        await pilot.press("C", "5")
+        await pilot.press("C", "9")
         assert "no advantage and teaches nothing" in await until_text(pilot, "HEALTH")
 
 

@@ -24,6 +24,8 @@ class Look:
 
     pattern: str = ""
     """Only metrics whose name holds this: a regular expression, or plain text where it is none."""
+    tab: str = ""
+    """What the tab shows where there is no `pattern`."""
     log: bool = False
     last: int = 0
     back: int = 0
@@ -36,13 +38,13 @@ class Look:
     def matches(self, name: str) -> bool:
         """Whether a metric is shown."""
         try:
-            return re.search(self.pattern, name, re.IGNORECASE) is not None
+            return re.search(self.pattern or self.tab, name, re.IGNORECASE) is not None
         except re.error:
             return self.pattern.lower() in name.lower()
 
     def only(self, pattern: str) -> Look:
         """The same look over the metrics of one tab; the reader's own pattern wins."""
-        return self if self.pattern else replace(self, pattern=pattern)
+        return self if self.pattern else replace(self, tab=pattern)
 
     def window(self, newest: float) -> tuple[float, float]:
         """(after, until): the steps that are shown."""

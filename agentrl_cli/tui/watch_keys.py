@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 from agentrl_cli.tui.dialogs import named
 
 TABS = ("overview", "charts", "episodes", "groups", "tokens", "tools", "log", "config", "health")
-NAMES = {name: name if name == "health" else name.capitalize() for name in TABS}
+NAMES = {name: name.capitalize() for name in TABS}
 
 KEYS = (
     "1-9 tab  ↑/↓ choose  enter open  space freeze  f filter  y log axis  z zoom  [ ] range  r smooth  C compare run\n"

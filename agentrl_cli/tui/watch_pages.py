@@ -1,4 +1,4 @@
-"""The tabs of the watch screen beside overview and charts: groups, tokens, tools, log, config. Pure but for `load_page`.
+"""The tabs of watch beside overview and charts: groups, tokens, tools, log, config. Pure but for `load_page`.
 
 A page is lines, of which some can be chosen: enter opens the episode that belongs to them.
 """
@@ -108,7 +108,7 @@ def groups_page(found: PageData, cursor: int, width: int) -> Page:
     """Every group of the newest steps: its rewards, their spread, and whether anything was learned from it."""
     if not found.groups:
         return Page([Text("GROUPS", TITLE), Text("  no finished attempt yet", FAINT)])
-    flat = sum(group.spread < 1e-8 for group in found.groups)
+    flat = sum(group.spread < 1e-8 for group in found.groups if group.rewards)
     lines = [
         Text(clip(f"GROUPS {len(found.groups)}, {flat} of them without spread: nothing to learn there", width), TITLE),
         Text(f"  {'step':>5} {'task':<22} {'solved':>7} {'mean':>6} {'sd':>5}  rewards by sample"[:width], FAINT),
@@ -116,7 +116,8 @@ def groups_page(found: PageData, cursor: int, width: int) -> Page:
     targets: dict[int, str] = {}
     for index, group in enumerate(found.groups):
         mean = sum(group.rewards) / len(group.rewards) if group.rewards else None
-        row = f"  {group.step:>5} {keep_end(group.task_id, 22):<22} {group.solved:>3}/{len(group.rewards):<3}"
+        solved = f"{group.solved:>3}/{len(group.rewards):<3}" if group.rewards else "runs   "
+        row = f"  {group.step:>5} {keep_end(group.task_id, 22):<22} {solved}"
         row += f" {num(mean, '6.2f'):>6} {group.spread:>5.2f}  "
         row += " ".join(num(reward, ".1f") for reward in group.rewards)
         row += "  " + " ".join([*(fact for fact in group.facts if fact != "trained"), *group.flags])

@@ -171,25 +171,9 @@ def notable_lines(data: WatchData, width: int, cursor: int) -> list[Text]:
     return lines
 
 
-def fold_alerts(alerts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Alerts of one kind as one: its newest text, how often it came and since when; the newest kind last."""
-    kinds: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in alerts:
-        key = (str(row.get("level")), str(row.get("name") or row.get("text")))
-        before = kinds.pop(key, None)
-        count, first = (before["count"] + 1, before["first"]) if before else (1, float(row["at"]))
-        kinds[key] = {**row, "count": count, "first": first}
-    out = []
-    for row in kinds.values():
-        if row["count"] > 1:
-            row["text"] = f"{row['text']} ({row['count']} times since {clock(row['first'])})"
-        out.append(row)
-    return out
-
-
 def alert_lines(data: WatchData, width: int, limit: int) -> list[Text]:
     """The newest kinds of alerts, each once."""
-    return log_lines(fold_alerts(data.alerts), "ALERTS", width, limit)
+    return log_lines(data.alerts, "ALERTS", width, limit)
 
 
 def log_lines(rows: Sequence[Mapping[str, Any]], title: str, width: int, limit: int) -> list[Text]:
@@ -282,12 +266,16 @@ def health_lines(data: WatchData, width: int, *, advice: bool = False) -> list[T
     counts = {level: sum(1 for check in data.health if check.level == level) for level in ("ok", "warn", "bad")}
     lines = [Text(f"HEALTH {counts['ok']} ok  {counts['warn']} warn  {counts['bad']} bad"[:width], TITLE)]
     for check in data.health:
+        if check.level == "ok" and not advice:
+            continue
         mark = {"ok": ".", "warn": "!", "bad": "!!"}[check.level]
         lines.append(Text(clip(f" {mark:<2} {check.text}", width), COLORS[check.level], no_wrap=True))
         if advice:
             lines += [Text(f"      {part}", FAINT) for part in wrap(EXPLAIN.get(check.name, ""), width - 8) if part]
         if advice and check.advice:
             lines.append(Text(f"      try: {check.advice}", "bold"))
+    if not advice:
+        lines.append(Text(" d explains each check"[:width], FAINT))
     return lines
 
 
