@@ -9,6 +9,7 @@ import pytest
 
 from agentrl_cli.commands import main
 from agentrl_cli.doctor import Check, check_machine, sandbox_level
+from tests.train_helpers import write_tokenizer
 
 
 def test_every_check_answers(tmp_path: Path) -> None:
@@ -40,6 +41,15 @@ def test_a_template_is_audited(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert main(["doctor", "--template", "tiny", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["append_only"] and report["stop_token_trained"] and report["problems"] == []
+    write_tokenizer(
+        tmp_path,
+        "{% for m in messages %}<|im_start|>{{ m.role if loop.last else 'x' }}{{ m.content }}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}",
+    )
+    capsys.readouterr()
+    assert main(["doctor", "--template", str(tmp_path)]) == 1
+    told = capsys.readouterr().out
+    assert "turns can be appended: False" in told and "model.append_only=true" in told
     assert main(["doctor", "--template", str(tmp_path / "none")]) == 2
     assert "no model folder" in capsys.readouterr().err
 

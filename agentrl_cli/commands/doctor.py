@@ -106,6 +106,8 @@ def _audit(folder: Path, as_json: bool) -> None:
         echo(f"{_mark('ok')} earlier thinking is dropped by design: {report.thinking_by_design}")
         for text in (*report.problems, *report.notes):
             echo(f"  {text}")
+        if not report.append_only:
+            echo("  train refuses it; --set model.append_only=true trains the appended rendering as it is")
     if not report.append_only:
         raise typer.Exit(1)
 
