@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.config import Config
 from agentrl_cli.paths import pack_names
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.tasks import load_pack
 
 FIELDS = {
@@ -31,3 +38,28 @@ def test_data_is_what_the_generator_makes(name: str) -> None:
 
 def test_fields_are_declared() -> None:
     assert {name: load_pack(name).row for name in pack_names()} == FIELDS
+
+
+async def test_packs_mix_in_one_run_with_results_per_pack() -> None:
+    """Solvers of three packs side by side, the third one wrong: each task has its own pack's tools, user and grader."""
+    names = ("sql-task", "parallel-task", "guess-task")
+    packs = {name: load_pack(name) for name in names}
+    chat = Chat(ByteTokenizer())
+    config = Config()
+    config.rollout.max_tokens, config.rollout.max_turns = 20_000, 10
+    tasks = [task for pack in packs.values() for task in pack.tasks("test", limit=3)]
+    prompts = {task.prompt[-1]["content"]: task for task in tasks}
+    turns: dict[str, int] = {}
+
+    def reply(key: str, ids: Sequence[int]) -> str:
+        task = next(task for text, task in prompts.items() if text in chat.decode(list(ids)))
+        said = [m for m in packs[task.pack].solution(task) if m["role"] == "assistant"]
+        turns[key] = turns.get(key, -1) + 1
+        if task.pack == "guess-task":
+            return "no number"
+        return chat.assistant_text(said[turns[key]], packs[task.pack].schemas)
+
+    rollout = Rollout(ScriptedPolicy(reply, chat.tokenizer), chat, packs, config)
+    done = await rollout.run([Job(task, 1) for task in tasks])
+    by_pack = {name: [episode.primary for episode in done if episode.pack == name] for name in names}
+    assert by_pack == {"sql-task": [1.0] * 3, "parallel-task": [1.0] * 3, "guess-task": [0.0] * 3}

@@ -429,3 +429,17 @@ def look_and_call(folder: Path) -> None:
     (folder / "mine.py").write_text('def shout(text: str) -> str:\n    """Shout."""\n    return text.upper()\n')
     code, out, _ = agentrl("call", "mine.py:shout", '{"text": "hi"}')
     assert (code, out) == (0, "HI\n")
+
+
+async def test_many_plain_functions_wait_at_the_same_time() -> None:
+    """More than asyncio's own pool has threads for, which is a few more than there are cores."""
+
+    def wait() -> str:
+        """Wait."""
+        time.sleep(0.3)
+        return "waited"
+
+    made = as_tool(wait)
+    started = time.monotonic()
+    results = await asyncio.gather(*(made.call(ToolContext(), {}) for _ in range(64)))
+    assert all(result.text == "waited" for result in results) and time.monotonic() - started < 2.4  # 4 s in eight rows

@@ -7,13 +7,16 @@ an error class, and the episode goes on. Only our own faults (`SandboxFault`, `E
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import json
 import time
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -24,6 +27,8 @@ from agentrl_cli.tools.schema import is_context, tool_schema
 from agentrl_cli.types import Task, ToolCall, ToolResult, ToolSchema
 
 __all__ = ["FunctionTool", "Tool", "ToolContext", "as_tool", "refused", "tool", "tool_schema", "validate_arguments"]
+
+_THREADS = ThreadPoolExecutor(256, thread_name_prefix="agentrl-tool")  # started as they are needed
 
 MAX_ERROR = 500
 """Characters of an exception's text that the model sees."""
@@ -208,7 +213,7 @@ class FunctionTool(Tool):
             value = self.function(**given)
             value = await value if inspect.isawaitable(value) else value
         else:
-            value = await asyncio.to_thread(self.function, **given)
+            value = await in_thread(self.function, **given)
         return as_result(value)
 
 
@@ -245,6 +250,15 @@ def tool(
         )
 
     return wrap if function is None else wrap(function)
+
+
+async def in_thread(function: Callable[..., Any], **arguments: Any) -> Any:
+    """What a synchronous function returns, run in a thread of the tools' own.
+
+    asyncio's pool has a few threads more than there are cores: sixty waiting tools would queue up in it.
+    """
+    call = partial(contextvars.copy_context().run, partial(function, **arguments))
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, call)
 
 
 def as_result(value: Any) -> ToolResult:

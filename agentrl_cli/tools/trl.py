@@ -7,7 +7,6 @@ share it.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.registry import resolve
-from agentrl_cli.tools.base import Tool, ToolContext, as_result
+from agentrl_cli.tools.base import Tool, ToolContext, as_result, in_thread
 from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import ToolResult
 
@@ -112,5 +111,5 @@ async def _value(function: Callable[..., Any], **arguments: Any) -> Any:
     """What a method answers; a sync one runs in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
-    answer = await asyncio.to_thread(function, **arguments)
+    answer = await in_thread(function, **arguments)
     return await answer if inspect.isawaitable(answer) else answer
