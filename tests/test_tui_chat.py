@@ -276,6 +276,18 @@ async def test_the_screen_streams_approves_and_shows_tokens(script: list[str], t
         assert "It is 54." not in visible(app)
 
 
+async def test_what_is_typed_while_the_model_loads_is_sent_when_it_is_there(script: list[str], tmp_path: Path) -> None:
+    Store.open(tmp_path / "c.db").close()
+    client = ChatClient([*script, "--pack", "calc-task"])
+    app = AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client))
+    async with app.run_test(size=(100, 40)) as pilot:
+        await pilot.press(*"hi", "enter")
+        screen = pilot.app.screen
+        assert isinstance(screen, ChatScreen) and list(screen.waiting) == ["hi"]
+        await until_text(pilot, "It is 54.")
+        assert not screen.waiting
+
+
 async def test_a_model_that_cannot_be_loaded_is_told_on_the_screen(tmp_path: Path) -> None:
     Store.open(tmp_path / "c.db").close()
     client = ChatClient(["--model", "scripted", "--task", "x", "--db", str(tmp_path / "c.db")])
@@ -289,7 +301,7 @@ def test_completion_knows_commands_tools_and_settings() -> None:
     assert complete("/und", tools) == ("/undo ", ["/undo"])
     assert complete("/as", tools) == ("/as-", ["/as-model", "/as-tool", "/as-user"])
     assert complete("/call ca", tools) == ("/call cal", ["calculator", "call_me"])
-    assert complete("/set t", tools)[1] == ["temperature", "top_p"]
+    assert complete("/set t", tools)[1] == ["temperature", "top_k", "top_p"]
 
 
 @pytest.mark.parametrize("size", [(120, 40), (80, 24)], ids=["120x40", "80x24"])

@@ -5,6 +5,7 @@ The model lives in a child process (chat_client.py); this draws events and reads
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
@@ -64,6 +65,8 @@ class ChatScreen(AgentScreen):
         self._replay_when_saved = False
         self.tools: list[str] = []
         self.template = ""
+        self.waiting: deque[str] = deque()
+        """Lines typed while the model was loading or busy."""
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
@@ -127,6 +130,8 @@ class ChatScreen(AgentScreen):
         self._clear_stream()
         if kind == "idle":
             self.busy = self.asked = False
+            if self.waiting:
+                self._send_waiting()
         elif kind == "ask":
             self.asked = True
         elif kind == "cut":
@@ -196,7 +201,8 @@ class ChatScreen(AgentScreen):
         elif command.local:
             self.action_mode(command.local)
         elif self.busy and command.op != "answer":
-            self.notify("The model is still at it; ctrl+x stops it.", timeout=3)
+            self.waiting.append(line)
+            self.notify(f"{len(self.waiting)} waiting; it is sent when the model is done. ctrl+x stops it.", timeout=3)
         elif command.op:
             await self._send(command.op, command.values)
 
@@ -209,6 +215,13 @@ class ChatScreen(AgentScreen):
             await self.client.send(op, **values)
         except AgentRLError as error:
             self.take({"ev": "error", "message": error.message, "hint": error.hint})
+
+    @work(group="waiting", exit_on_error=False)
+    async def _send_waiting(self) -> None:
+        """The first line that was typed while the model was loading or busy."""
+        command = parse_command(self.waiting.popleft())
+        if command.op:
+            await self._send(command.op, command.values)
 
     def _open_replay(self, episode: str) -> None:
         from agentrl_cli.tui.replay import ReplayScreen

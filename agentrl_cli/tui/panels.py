@@ -81,7 +81,7 @@ def group_lines(view: EpisodeView, width: int = 28, limit: int = 16) -> list[Tex
         return [*lines, Text(" no group: a single episode"[:width], FAINT)]
     if rewards:
         spread = f"mean {np.mean(rewards):.2f} sd {np.std(rewards):.2f}".replace(" 0.", " .")
-        lines.append(Text(clip(f"{len(rows)} siblings {spread}", width), FAINT))
+        lines.append(Text(clip(f"{len(rows)} attempts {spread}", width), FAINT))
     lines.append(Text("  #   rew   adv tr flags"[:width], FAINT))
     ids = [row.id for row in rows]
     here = ids.index(view.episode.id) if view.episode.id in ids else 0
@@ -151,7 +151,7 @@ def reward_lines(view: EpisodeView, width: int = 28) -> list[Text]:
         if part.fakeable:
             lines.append(Text("   FAKEABLE by the solution"[:width], BAD, no_wrap=True))
         if part.detail:
-            lines.append(Text(f"   {visible(part.detail)}"[:width], FAINT, no_wrap=True))
+            lines += [Text(f"   {text}", FAINT, no_wrap=True) for text in wrap(visible(part.detail), width - 3)[:6]]
     lines.append(Text(f"{' total':<{room + 10}}{num(e.reward, '.2f'):>6}"[:width], "bold"))
     rewards = [row.reward for row in view.siblings if row.reward is not None]
     if len(rewards) > 1:

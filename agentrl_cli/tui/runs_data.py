@@ -36,10 +36,11 @@ def load_runs(store: Store) -> list[RunFacts]:
     for run in store.runs():
         last = store.steps(run.id, max(run.step, 0))
         reward = last[-1].get("reward") if last else None
+        test = store.episode_ids("split:test", "-time", run.id, limit=200) if run.kind == "eval" else []
         ids = store.episode_ids("", "-time", run.id)
         evals = tuple(store.evals(run.id))
         if reward is None and ids:
-            rows = [row.reward for row in store.episode_rows(ids[:200]) if row.reward is not None]
+            rows = [row.reward for row in store.episode_rows(test or ids[:200]) if row.reward is not None]
             reward = sum(rows) / len(rows) if rows else None
         facts.append(RunFacts(run, len(ids), reward, evals, tuple(store.checkpoints(run.id))))
     return facts
@@ -64,12 +65,19 @@ def head_line(width: int) -> str:
     return (text + f"  {'model':<20} pack")[:width].ljust(width)
 
 
+def judged(evals: tuple[EvalRow, ...]) -> tuple[EvalRow, ...]:
+    """The evaluations of one split, so that no number mixes splits: the test split's, else the first split's."""
+    splits = dict.fromkeys(row.split for row in evals)
+    split = "test" if "test" in splits else next(iter(splits), "")
+    return tuple(row for row in evals if row.split == split)
+
+
 def run_line(facts: RunFacts, width: int, *, marked: bool = False) -> Text:
     """One run in one line."""
     run = facts.run
     name, kind = _room(width)
     step = f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step or "-")
-    best = max((row.pass_rate for row in facts.evals if row.pass_rate is not None), default=None)
+    best = max((row.pass_rate for row in judged(facts.evals) if row.pass_rate is not None), default=None)
     text = (
         f" {'*' if marked else ' '} {clip(run.name, name):<{name}} {run.kind[:kind]:<{kind}} {run.state:<11} {step:>9}"
     )

@@ -1,0 +1,131 @@
+"""Every screen at 120x40 and 80x24 as text and a digest of its colours, over an invented run whose clock stands.
+
+A change of a screen fails here with the text that is new; where it was meant:
+
+    AGENTRL_SNAPSHOTS=update python -m pytest tests/test_tui_snapshots.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.app import App
+from textual.screen import Screen
+
+from agentrl_cli.store import Store
+from agentrl_cli.tui import demo
+from agentrl_cli.tui.app import AgentApp
+from agentrl_cli.tui.compare import CompareScreen
+from agentrl_cli.tui.episodes import EpisodesScreen
+from agentrl_cli.tui.reader import Reader
+from agentrl_cli.tui.replay import ReplayScreen
+from agentrl_cli.tui.runs import RunsScreen
+from agentrl_cli.tui.versus import VersusScreen
+from agentrl_cli.tui.watch import WatchScreen
+from tests.tui_helpers import until_text, visible
+
+FOLDER = Path(__file__).with_name("snapshots")
+SIZES = ((120, 40), (80, 24))
+STOOD = 1.7e9 + 5000
+"""When the clock stopped."""
+Make = Callable[[Reader], Screen[Any]]
+
+
+def versus(reader: Reader) -> Screen[Any]:
+    with Store.open(reader.path, readonly=True) as store:
+        return VersusScreen(reader, store.siblings("ep0120003"), (0, 2))
+
+
+SCREENS: dict[str, tuple[Make, tuple[str, ...], str]] = {
+    "runs": (RunsScreen, (), "took 83 min"),
+    "episodes": (EpisodesScreen, (), "ep0120003"),
+    "replay": (lambda reader: ReplayScreen(reader, "ep0120003"), (), "TURN 2"),
+    "replay-logp": (lambda reader: ReplayScreen(reader, "ep0120003"), ("3", "j"), "TURN 3"),
+    "replay-help": (lambda reader: ReplayScreen(reader, "ep0120003"), ("question_mark",), "any key closes"),
+    "versus": (versus, (), "first fork"),
+    "compare": (lambda reader: CompareScreen(reader, "grpo-06", "grpo-07"), (), "EVALUATIONS"),
+    "watch": (lambda reader: WatchScreen(reader, "grpo-07"), (), "worth a look"),
+    "watch-charts": (lambda reader: WatchScreen(reader, "grpo-07"), ("2",), "grad_norm"),
+    "watch-episodes": (lambda reader: WatchScreen(reader, "grpo-07"), ("3",), "ep0120003"),
+    "watch-groups": (lambda reader: WatchScreen(reader, "grpo-07"), ("4",), "GROUPS 2"),
+    "watch-tokens": (lambda reader: WatchScreen(reader, "grpo-07"), ("5",), "sampled tokens"),
+    "watch-tools": (lambda reader: WatchScreen(reader, "grpo-07"), ("6",), "calculator"),
+    "watch-log": (lambda reader: WatchScreen(reader, "grpo-07"), ("7",), "LOG"),
+    "watch-config": (lambda reader: WatchScreen(reader, "grpo-07"), ("8",), "prompts_per_step"),
+    "watch-health": (lambda reader: WatchScreen(reader, "grpo-07"), ("9",), "disk left"),
+}
+"""name → (screen, keys, text that tells it is painted)."""
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The invented run and a small earlier one, finished, every time of day the same."""
+    folder = tmp_path_factory.mktemp("shots") / "project" / "runs"
+    folder.mkdir(parents=True)
+    path = folder / "agentrl.db"
+    demo.fill(path)
+    from agentrl_cli.store import RunRow
+
+    with Store.open(path) as store:
+        store.add_run(RunRow("run6", "grpo-06", model="tiny", pack="calc-task", status="finished", total_steps=400))
+        for step in range(1, 41):
+            store.add_step("run6", step, {"reward": 0.3})
+        store.update_run("run7", status="finished")
+    with sqlite3.connect(path) as conn:
+        conn.execute("UPDATE steps SET at=? + 40 * step", (1.7e9,))
+        conn.execute("UPDATE episodes SET started=? WHERE outcome IS NULL", (STOOD - 3,))
+        conn.execute("UPDATE live SET started=?, updated=?", (STOOD - 3, STOOD))
+        conn.execute("UPDATE runs SET started=?, ended=?, heartbeat=?, host='', pid=0", (1.7e9, STOOD, STOOD))
+        conn.execute("UPDATE runs SET started=started - 9000, ended=ended - 9000 WHERE id='run6'")
+        for table in ("logs", "alerts", "evals", "checkpoints"):
+            conn.execute(f"UPDATE {table} SET at=?", (STOOD,))
+    conn.close()
+    return path
+
+
+def shot(app: App[Any]) -> str:
+    """The text, what depends on the machine struck out, and under it a digest of the colours."""
+    text = visible(app)
+    text = re.sub(r"\d\d \d\d:\d\d:\d\d", "dd hh:mm:ss", text)
+    text = re.sub(r"\d\d:\d\d:\d\d", "hh:mm:ss", text)
+    text = re.sub(r"[\d,.]+ (GiB|MiB)", r"n \1", text)
+    runs: list[str] = []
+    for strip in app.screen._compositor.render_strips():
+        for segment in strip:
+            style = segment.style
+            mark = f"{style.color} {style.bgcolor} {style.bold} {style.reverse}" if style is not None else ""
+            if not runs or runs[-1] != mark:
+                runs.append(mark)
+    return f"{text}\n-- colours {hashlib.sha256('|'.join(runs).encode()).hexdigest()[:16]}\n"
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("name", SCREENS)
+async def test_the_screen_is_as_it_was(name: str, size: tuple[int, int], db: Path) -> None:
+    make, keys, marker = SCREENS[name]
+    app = AgentApp(db, make)
+    async with app.run_test(size=size) as pilot:
+        early = "step 120/400" if name.startswith("watch") else "grpo-07" if name in ("runs", "compare") else "calc"
+        await until_text(pilot, early)
+        await app.reader.call(lambda store: None)
+        await pilot.pause()
+        for key in keys:
+            await pilot.press(key)
+        await until_text(pilot, marker) if size[0] > 80 else None
+        for _ in range(3):
+            await app.reader.call(lambda store: None)
+            await pilot.pause(0.05)
+        found = shot(app)
+    path = FOLDER / f"{name}-{size[0]}x{size[1]}.txt"
+    if os.environ.get("AGENTRL_SNAPSHOTS") == "update":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(found, "utf-8")
+    assert path.is_file(), f"no {path.name}: AGENTRL_SNAPSHOTS=update makes it"
+    assert found == path.read_text("utf-8")
