@@ -138,7 +138,8 @@ class Trainer:
             metrics |= age_metrics(groups, self.run.name, step)
         if self.rollout.sandbox is not None:
             metrics |= self.rollout.sandbox.take_counts()
-        metrics |= getattr(self.loaded.policy, "take_metrics", dict)()
+        if not self.config.deterministic:  # there memory is fixed, and a resumed step has the numbers of a whole one
+            metrics |= getattr(self.loaded.policy, "take_metrics", dict)()
         metrics |= {"time/step": time.monotonic() - started, "time/rollout": sampled - started}
         metrics |= {"time/update": time.monotonic() - sampled, "time/cpu": cpu_seconds() - cpu}
         metrics["time/drift_guard"], self.rollout.guard_seconds = self.rollout.guard_seconds, 0.0
