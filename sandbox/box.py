@@ -97,6 +97,12 @@ class Box:
         pids = self.kept.pids()
         return pids | {self.head.pid} if self.head else pids
 
+    def _resume(self) -> None:
+        """Lets go on what was halted and stays, but for a head that sleeps anyway."""
+        for pid in self.protected():
+            if not (self.head and self.head.stopped and pid == self.head.pid):
+                signal_process(pid, signal.SIGCONT)
+
     # scripts and commands
 
     def run(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
@@ -117,11 +123,14 @@ class Box:
         job = Job(self.host, pid, os.pidfd_open(pid), self._captures(out[0], err[0], limits), limits, self.tree)
         try:
             reason, _ = watch(job, None)
+            halted = reason != "exited" and self.tree.halt()
             if reason != "exited":
                 os.kill(pid, signal.SIGKILL)
             _, status, usage = os.wait4(pid, 0)
             over = self._over(reason, status, usage.ru_maxrss, limits)
             killed = self.tree.kill_others(self.protected())
+            if halted:
+                self._resume()
             job.drain()
             reply = ends.ended(reason, status, usage.ru_utime + usage.ru_stime, limits, ends.read_note(note[0]))
             if header["op"] == "bash":
@@ -138,7 +147,7 @@ class Box:
         """Whether what ended and what is left held more than the limit; asked where no cgroup tells. `peak`: KiB."""
         if self.kills.exact or reason != "exited" or status == 0:
             return False
-        return self.tree.exceeds((limits["memory_mb"] << 20) - (peak << 10))
+        return self.tree.exceeds((limits["memory_mb"] << 20) - (peak << 10), self.tree.pids(), time.monotonic() + 1.0)
 
     def _whose_memory(self, reply: dict[str, Any], over: bool) -> dict[str, Any]:
         """The result, where the kernel killed something for want of memory: the code's own, or another's and so ours.

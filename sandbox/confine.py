@@ -179,11 +179,11 @@ def acting_as(user: tuple[int, int] | None) -> Iterator[None]:
         os.setegid(0)
 
 
-def kill_user(uid: int) -> None:
-    """SIGKILL for every process of a user at once. The next higher uid belongs to nobody, and is ours meanwhile."""
+def signal_user(uid: int, number: int) -> None:
+    """A signal to every process of a user at once. The next higher uid belongs to nobody, and is ours meanwhile."""
     os.setresuid(uid + 1, uid, 0)
     try:
-        os.kill(-1, signal.SIGKILL)
+        os.kill(-1, number)
     except ProcessLookupError:
         return
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import stat
 from typing import Any
 
@@ -55,7 +56,7 @@ class Slots:
         """A box ended: ends its user's processes, and deletes in a process of its own what they left."""
         folder, user = self.folder(number), self.user(number)
         slot, uid = self.taken.pop(number)
-        confine.kill_user(uid)
+        confine.signal_user(uid, signal.SIGKILL)
         with confine.acting_as(user):
             empty = _delete_empty(f"{folder}/{number}")
         if empty:

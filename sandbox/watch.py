@@ -100,7 +100,7 @@ class Job:
             pids = self.tree.pids()
             if self.cpu(pids) > self.limits["cpu"]:
                 return "timeout:cpu"
-            if self.tree.exceeds(self.limits["memory_mb"] << 20, pids):
+            if self.tree.exceeds(self.limits["memory_mb"] << 20, pids, self.deadline):
                 return "memory:processes together"
             if full := self.tree.too_full(self.limits):
                 return f"disk_limit:{full}"
@@ -248,10 +248,10 @@ class Tree:
                 queue.append(child)
         return found
 
-    def exceeds(self, limit: int, pids: list[int] | None = None) -> bool:
-        """Whether all processes of the box, its init left out, hold more than `limit` bytes, files left out."""
+    def exceeds(self, limit: int, pids: list[int], until: float) -> bool:
+        """Whether these processes of the box hold more than `limit` bytes, files left out; see memory.exceeds."""
         with confine.acting_as(self.user):
-            return memory.exceeds(self.pids() if pids is None else pids, limit)
+            return memory.exceeds(pids, limit, until)
 
     def too_full(self, limits: dict[str, Any]) -> str:
         """What the work folder holds too much of, where no file system of its own limits it; else nothing."""
@@ -259,6 +259,20 @@ class Tree:
             return ""
         with confine.acting_as(self.user):
             return _too_full(limits)
+
+    def halt(self) -> bool:
+        """Stops everything in the box but its init at once, where that can be done; else does nothing.
+
+        What ends a box then has the cores for itself, however many processes of a fork bomb want them.
+        """
+        try:
+            if self.user:
+                confine.signal_user(self.user[0], signal.SIGSTOP)
+            elif self.level == "ns":
+                os.kill(-1, signal.SIGSTOP)
+        except ProcessLookupError:
+            return False
+        return bool(self.user) or self.level == "ns"
 
     def kill_others(self, protected: set[int]) -> int:
         """Ends every process but the init and the protected ones; returns how many were still running."""
@@ -272,7 +286,7 @@ class Tree:
             return count
         if not protected and self.user:
             found = {pid for pid in self.pids() if _alive(pid)}
-            confine.kill_user(self.user[0])
+            confine.signal_user(self.user[0], signal.SIGKILL)
             reap()
             return len(found)
         found = set()

@@ -163,6 +163,24 @@ async def test_a_lost_container_is_replaced(sandbox: Sandbox, api: Any) -> None:
     assert sandbox.counts[Status.SANDBOX_RESTARTED] == 1
 
 
+FORKS = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n"
+
+
+@pytest.mark.parametrize("op", ["run", "cell"])
+async def test_a_fork_bomb_costs_little_more_than_its_wall_limit(sandbox: Sandbox, op: str) -> None:
+    # Few MiB, so that every look at their memory has to be the exact one, which waits for forks.
+    session = await sandbox.session(wall=0.5, memory_mb=256, keep=2)
+    await session.cell("x = 1")
+    await session.cell("y = 2")
+    result = await getattr(session, op)(FORKS)
+    assert result.status in (Status.TIMEOUT, Status.MEMORY) and result.stopped > 8
+    assert result.seconds < 3.5, "the host gives a box up at 5.5 s"
+    assert (result.state_kept, result.rolled_back) == (True, op == "cell")
+    assert (await session.cell("x + y")).stdout == "3\n"  # what was halted with the bomb goes on
+    assert await session.back(2) == () and (await session.cell("'y' in globals()")).stdout == "False\n"
+    assert sandbox.counts[Status.SANDBOX_RESTARTED] == 0
+
+
 async def test_closing_leaves_no_container(api: Any) -> None:
     opened = await Sandbox.open(SandboxConfig(backend="docker", workers=1))
     assert len(ours(api)) == 1

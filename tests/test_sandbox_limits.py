@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -52,6 +53,14 @@ async def test_a_cell_that_meets_a_limit_keeps_its_state(
     result = await session.cell(code)
     assert (result.status, result.detail, result.state_kept, result.rolled_back) == (status, detail, True, False)
     assert (await session.cell("x")).stdout == "1\n"
+
+
+def test_a_look_at_memory_ends_in_time() -> None:
+    memory = inside("memory")
+    me = [os.getpid()]
+    assert memory.exceeds(me, 1 << 20, time.monotonic() + 60.0)
+    assert not memory.exceeds(me, 1 << 20, time.monotonic() - 1.0)
+    assert not memory.exceeds(me, 1 << 40, time.monotonic() + 60.0)
 
 
 async def test_cpu_seconds_are_counted_in_programs_and_in_cells(sandbox: Sandbox) -> None:

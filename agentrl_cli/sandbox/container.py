@@ -14,6 +14,7 @@ import os
 import platform
 import socket
 import struct
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -68,16 +69,31 @@ def sweep(api: Any) -> int:
 
 
 def _remove(api: Any, container: str) -> bool:
-    """Removes a container, unless it is on its way already."""
+    """Removes a container and waits until the engine has forgotten it; whether we did it, and nobody else."""
     from docker.errors import APIError
 
     try:
         api.remove_container(container, force=True)
-        return True
+        ours = True
     except APIError as error:
         if error.status_code not in (404, 409):
             raise
-        return False
+        ours = False  # it is on its way already: it removes itself, or another process sweeps, too
+    _wait_until_gone(api, container)
+    return ours
+
+
+def _wait_until_gone(api: Any, container: str) -> None:
+    """At most ten seconds: an engine on a busy machine takes its time."""
+    from docker.errors import NotFound
+
+    end = time.monotonic() + 10.0
+    while time.monotonic() < end:
+        try:
+            api.inspect_container(container)
+        except NotFound:
+            return
+        time.sleep(0.02)
 
 
 @cache
@@ -292,19 +308,11 @@ class Container(Runner, asyncio.Protocol):
         self.api.close()
 
     def _gone(self) -> None:
-        """Removes the container and waits until the engine has forgotten it, at most five seconds."""
-        import time
-
-        from docker.errors import DockerException, NotFound
+        """Removes the container and waits until the engine has forgotten it."""
+        from docker.errors import DockerException
 
         with contextlib.suppress(DockerException):
             _remove(self.api, self.id)
-            for _ in range(250):
-                try:
-                    self.api.inspect_container(self.id)
-                except NotFound:
-                    return
-                time.sleep(0.02)
 
 
 def _short(error: BaseException) -> str:
