@@ -115,7 +115,11 @@ def test_a_pack_in_a_script() -> None:
 def test_packs_that_ship(name: str) -> None:
     pack = load_pack(name)
     assert pack.description and pack.rewards and (pack.dir / "README.md").is_file()
-    asked = [{repr((t.prompt, t.data.get("setup"))) for t in pack.tasks(split)} for split in ("train", "test")]
+    # What makes two tasks with one prompt two: set-up code, and what a pack says its world is made of.
+    world = ("setup", *getattr(pack.module, "WORLD", ()))
+    asked = [
+        {repr((t.prompt, [t.data.get(key) for key in world])) for t in pack.tasks(split)} for split in ("train", "test")
+    ]
     assert all(asked)
     if name != "echo-task":
         assert not asked[0] & asked[1], "what is evaluated was never trained on"

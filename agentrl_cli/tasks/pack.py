@@ -125,8 +125,14 @@ class Pack:
         tasks: list[Task] = []
         bad: list[BadLine] = []
         seen: dict[str, int] = {}
+        own_ids = False
         for number, given in self._numbered(split):
-            row = _normal(given, self._form(split), split, number)
+            row = _normal(given, self._form(split))
+            if isinstance(row, Mapping) and isinstance(given, Mapping):
+                # Rows of other projects bring no ids and are numbered; a file with ids has one in every row.
+                own_ids = own_ids or given.get("id") is not None
+                if row.get("id") is None and not own_ids:
+                    row = {**row, "id": f"{split}-{number:05d}"}
             wrong = row if isinstance(row, str) else _wrong(row, self.row, tools, seen)
             if wrong or isinstance(row, str):
                 bad.append(BadLine(number, wrong))
@@ -217,15 +223,14 @@ class Pack:
         return messages
 
 
-def _normal(row: Mapping[str, Any] | str, form: str, split: str, number: int) -> Mapping[str, Any] | str:
-    """A row in our form, with an id where it brings none; in place of it what is wrong with it."""
+def _normal(row: Mapping[str, Any] | str, form: str) -> Mapping[str, Any] | str:
+    """A row in our form; in place of it what is wrong with it."""
     if isinstance(row, str):
         return row
     try:
-        made = normal(row, form)
+        return normal(row, form)
     except DataError as error:
         return error.message
-    return made if made.get("id") is not None else {**made, "id": f"{split}-{number:05d}"}
 
 
 def _wrong(row: Mapping[str, Any], fields: Sequence[str], tools: Collection[str], seen: Mapping[str, int]) -> str:
