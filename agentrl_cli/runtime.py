@@ -57,7 +57,7 @@ async def open_runtime(
 
     found = {pack.name: pack for pack in packs} if packs is not None else load_packs(config.task.packs, base=base)
     check_weights(found, config.rewards)
-    hook_list = HookList([*load_hooks(config.hooks, base).hooks, *hooks])
+    hook_list = HookList([*load_hooks(config.hooks, base, config.loggers).hooks, *hooks])
     async with contextlib.AsyncExitStack() as stack:
         sandbox = None
         if any(pack.sandbox for pack in found.values()):

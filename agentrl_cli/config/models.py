@@ -260,6 +260,10 @@ class Config(Section):
     hooks: list[str] = Field(
         default=[], description="hooks by name, module:object or file.py:object, called in this order"
     )
+    loggers: list[str] = Field(
+        default=[],
+        description="where metrics go besides the store: tensorboard, wandb, trackio, mlflow, jsonl, module:object",
+    )
     seed: Count = Field(default=0, description="the one seed: data order, sampling, initial adapter")
     deterministic: bool = Field(
         default=False, description="interrupted and uninterrupted CPU runs end with identical weights"

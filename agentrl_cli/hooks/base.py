@@ -54,6 +54,14 @@ HOOKS: dict[str, str | object] = {
     "jsonl": "agentrl_cli.hooks.jsonl:JsonlLogger",
 }
 
+LOGGERS: dict[str, str | object] = {
+    "jsonl": "agentrl_cli.hooks.jsonl:JsonlLogger",
+    "tensorboard": "agentrl_cli.hooks.loggers:TensorBoard",
+    "wandb": "agentrl_cli.hooks.loggers:Wandb",
+    "trackio": "agentrl_cli.hooks.loggers:Trackio",
+    "mlflow": "agentrl_cli.hooks.loggers:MLflow",
+}
+
 log = logging.getLogger("agentrl.hooks")
 
 
@@ -162,9 +170,14 @@ def reward_parts(name: str, answer: object) -> list[RewardPart]:
     raise TypeError(f"it returned {type(answer).__name__}; a number, a mapping or RewardParts are expected")
 
 
-def load_hooks(names: Sequence[str], base: Path | None = None) -> HookList:
-    """The hooks of a configuration: names of HOOKS, "module:object" or "file.py:object"; a class is instantiated."""
+def load_hooks(names: Sequence[str], base: Path | None = None, loggers: Sequence[str] = ()) -> HookList:
+    """The hooks of a configuration: names of HOOKS, "module:object" or "file.py:object"; a class is instantiated.
+
+    `loggers`: names of LOGGERS, or paths likewise; they come last. Raises EnvironmentProblem for one whose library is
+    not installed.
+    """
     hooks = [resolve("hooks", HOOKS, name, base=base) for name in names]
+    hooks += [resolve("loggers", LOGGERS, name, base=base) for name in loggers]
     return HookList([hook() if isinstance(hook, type) else hook for hook in hooks])
 
 

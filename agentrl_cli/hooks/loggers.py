@@ -1,0 +1,241 @@
+"""Loggers: a run's metrics in TensorBoard, W&B, trackio or MLflow, beside the store, which has them always.
+
+A logger works in a thread of its own, so that a slow server never holds up a training, and whatever it raises is told
+once and stops nothing. A library that is not installed is a mistake in the configuration, said before anything starts.
+
+To add one: a subclass of `Logger` here and a line in LOGGERS (hooks/__init__.py), or an object of your own as
+`module:object` in `loggers:`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import os
+import queue
+import re
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.errors import EnvironmentProblem
+from agentrl_cli.hooks.base import Hook
+
+log = logging.getLogger("agentrl.hooks")
+
+CLOSING = 15.0
+"""Seconds that a logger gets at the end of a run to send what it has."""
+
+
+class Logger(Hook):
+    """Base: `open`, `write` and `close` run in order in the logger's own thread."""
+
+    name = "logger"
+    library = ""
+    """The module that must be there."""
+    extra = ""
+    """The extra of agentrl-cli that brings it."""
+
+    def __init__(self) -> None:
+        """Raises EnvironmentProblem where the library is not installed."""
+        if self.library and importlib.util.find_spec(self.library) is None:
+            raise EnvironmentProblem(
+                f"The logger {self.name} needs {self.library}, which is not installed.",
+                hint=f"pip install 'agentrl-cli[{self.extra}]', or take {self.name} out of `loggers`.",
+            )
+        self.failed = ""
+        """The first thing that went wrong."""
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        self._open = False
+
+    # What a logger does
+
+    def open(self, run: Any) -> None:
+        """Begin; `run` is the run's row (name, id, dir, config, step)."""
+
+    def write(self, metrics: Mapping[str, float], step: int) -> None:
+        """Finite numbers of a step, or of an evaluation after it (`eval/…`)."""
+
+    def close(self, error: BaseException | None) -> None:
+        """End, whether the run failed or not."""
+
+    # When
+
+    def on_run_start(self, run: Any) -> None:
+        if self._thread is not None or run is None:
+            return
+        self._thread = threading.Thread(target=self._work, name=f"agentrl-{self.name}", daemon=True)
+        self._thread.start()
+
+        def begin() -> None:
+            self.open(run)
+            self._open = True
+
+        self._jobs.put(begin)
+
+    def on_update(self, metrics: Mapping[str, float], step: int) -> None:
+        self._write(finite(metrics), step)
+
+    def on_eval(self, result: Any, step: int) -> None:
+        self._write(finite(eval_metrics(result)), step)
+
+    def on_run_end(self, run: Any, error: BaseException | None) -> None:
+        if self._thread is None:
+            return
+        self._later(lambda: self.close(error))
+        self._jobs.put(None)
+        self._thread.join(CLOSING)
+        if self._thread.is_alive():
+            self._tell(TimeoutError(f"it was not done after {CLOSING:g} s, and is left behind"))
+        self._thread = None
+
+    def _write(self, metrics: Mapping[str, float], step: int) -> None:
+        if metrics and self._thread is not None:
+            self._later(lambda: self.write(metrics, step))
+
+    def _later(self, job: Callable[[], None]) -> None:
+        self._jobs.put(lambda: job() if self._open else None)  # nothing where it could not be opened
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception as error:  # noqa: BLE001 - a logger's fault, told once, never the run's
+                self._tell(error)
+
+    def _tell(self, error: Exception) -> None:
+        if not self.failed:
+            self.failed = f"{type(error).__name__}: {error}"
+            log.warning(
+                "the logger %s failed (%s); the run goes on, and the store has everything", self.name, self.failed
+            )
+
+
+def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers among metrics."""
+    numbers = {k: float(v) for k, v in metrics.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def eval_metrics(result: Any) -> dict[str, float]:
+    """`eval/solved` and, by split, what an evaluation's report holds as plain numbers."""
+    found: dict[str, Any] = {"eval/solved": getattr(result, "pass_rate", None)}
+    report = result.report() if hasattr(result, "report") else {}
+    for split, numbers in report.get("splits", {}).items():
+        found |= {f"eval/{split}/{name}": value for name, value in numbers.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested configuration under dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        out |= flat(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
+    return out
+
+
+class TensorBoard(Logger):
+    """Event files in `tensorboard/` of the run's folder: `tensorboard --logdir runs`."""
+
+    name, library, extra = "tensorboard", "tensorboard", "tensorboard"
+
+    def open(self, run: Any) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # After a resume the steps from there on are written again.
+        step = int(run.step)
+        self.writer: Any = SummaryWriter(str(Path(run.dir) / "tensorboard"), purge_step=step + 1 if step else None)
+        self.writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in flat(run.config).items()))
+
+    def write(self, metrics: Mapping[str, float], step: int) -> None:
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self, error: BaseException | None) -> None:
+        self.writer.close()
+
+
+class Wandb(Logger):
+    """Weights & Biases; the project is WANDB_PROJECT or "agentrl", and WANDB_MODE=offline keeps it on this machine."""
+
+    name, library, extra = "wandb", "wandb", "wandb"
+
+    def open(self, run: Any) -> None:
+        import wandb
+
+        self.run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "agentrl"),
+            name=run.name,
+            id=run.id,
+            resume="allow",
+            dir=run.dir,
+            config=dict(run.config),
+        )
+
+    def write(self, metrics: Mapping[str, float], step: int) -> None:
+        self.run.log(dict(metrics), step=step)
+
+    def close(self, error: BaseException | None) -> None:
+        self.run.finish(exit_code=0 if error is None else 1)
+
+
+class Trackio(Logger):
+    """trackio, which keeps its numbers on this machine: `trackio show`. The project is TRACKIO_PROJECT or "agentrl"."""
+
+    name, library, extra = "trackio", "trackio", "trackio"
+
+    def open(self, run: Any) -> None:
+        import trackio
+
+        self.run: Any = trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT", "agentrl"),
+            name=run.name,
+            resume="allow",
+            config=flat(run.config),
+        )
+
+    def write(self, metrics: Mapping[str, float], step: int) -> None:
+        self.run.log(dict(metrics), step=step)
+
+    def close(self, error: BaseException | None) -> None:
+        self.run.finish()
+
+
+class MLflow(Logger):
+    """MLflow; the server is MLFLOW_TRACKING_URI, the experiment MLFLOW_EXPERIMENT_NAME or "agentrl".
+
+    Without a server the numbers go into `mlruns/` beside the run's folder.
+    """
+
+    name, library, extra = "mlflow", "mlflow", "mlflow"
+
+    def open(self, run: Any) -> None:
+        from mlflow.tracking import MlflowClient
+
+        given = os.environ.get("MLFLOW_TRACKING_URI")
+        if given is None:  # what newer versions call the file store is asked for by name
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        self.client: Any = MlflowClient(given or (Path(run.dir).parent / "mlruns").absolute().as_uri())
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "agentrl")
+        found = self.client.get_experiment_by_name(experiment)
+        number = found.experiment_id if found is not None else self.client.create_experiment(experiment)
+        same = self.client.search_runs([number], f"tags.agentrl_id = '{run.id}'", max_results=1)
+        if same:  # a resume goes on with the run that is there
+            self.id = same[0].info.run_id
+            self.client.update_run(self.id, status="RUNNING")
+            return
+        tags = {"agentrl_id": run.id}
+        self.id = self.client.create_run(number, run_name=run.name, tags=tags).info.run_id
+        for key, value in flat(run.config).items():
+            self.client.log_param(self.id, key, str(value)[:500])
+
+    def write(self, metrics: Mapping[str, float], step: int) -> None:
+        for name, value in metrics.items():
+            self.client.log_metric(self.id, re.sub(r"[^\w./ -]", "_", name), value, step=step)
+
+    def close(self, error: BaseException | None) -> None:
+        self.client.set_terminated(self.id, "FINISHED" if error is None else "FAILED")
