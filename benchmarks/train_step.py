@@ -5,11 +5,11 @@
 
 A real GRPOTrainer is trained; its `_generate_and_score_completions` hands it finished episodes (with `tool_mask` where
 tools answered), so what is timed is its own step: micro-batches, padding, loss, backward, clipping, optimizer. Its four
-settings are gradient checkpointing on and off, and micro-batches of 8 and of all rows. After each of its steps ours runs
-on the same episodes (interleaved), with our defaults. CPU seconds of the process; the best of all rounds counts.
+settings are gradient checkpointing on and off, and micro-batches of 8 and of all rows. After each of its steps ours
+runs on the same episodes (interleaved), with our defaults. CPU seconds of the process; the best of all rounds counts.
 
 `single`: groups of 8, prompts of 64 tokens, 16 to 128 sampled. `tools`: prompts of 200, three turns of 16 to 96 sampled
-tokens, two tool results of 64. LoRA r=8 on all linear layers unless --full. Appends to benchmarks/results/train_step.json.
+tokens, two tool results of 64. LoRA r=8 on all linear layers unless --full. Results go into benchmarks/results.
 """
 
 from __future__ import annotations
@@ -152,15 +152,15 @@ def trl_trainer(model: Any, episodes: list[Episode], micro: int, checkpointing: 
     """(trainer, timer): TRL's trainer with our episodes; the timer also steps ours after each of its steps."""
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
 
     batch = trl_batch(episodes)
 
-    class Given(GRPOTrainer):  # type: ignore[misc,valid-type]
+    class Given(GRPOTrainer):  # type: ignore[misc]
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             return dict(batch)
 
-    class Timer(TrainerCallback):  # type: ignore[misc]
+    class Timer(TrainerCallback):
         def __init__(self) -> None:
             self.theirs: list[float] = []
             self.mine: list[float] = []
@@ -177,8 +177,8 @@ def trl_trainer(model: Any, episodes: list[Episode], micro: int, checkpointing: 
     arguments = GRPOConfig(
         output_dir=tempfile.mkdtemp(), per_device_train_batch_size=micro, gradient_accumulation_steps=rows // micro,
         num_generations=GROUP, steps_per_generation=rows // micro, max_completion_length=1024, learning_rate=LR,
-        max_steps=rounds + 1, beta=0.0, gradient_checkpointing=checkpointing, use_cpu=True, bf16=False, report_to="none",
-        logging_strategy="no", save_strategy="no", disable_tqdm=True, lr_scheduler_type="constant",
+        max_steps=rounds + 1, beta=0.0, gradient_checkpointing=checkpointing, use_cpu=True, bf16=False,
+        report_to="none", logging_strategy="no", save_strategy="no", disable_tqdm=True, lr_scheduler_type="constant",
     )  # fmt: skip
     load: Any = AutoTokenizer
     trainer = Given(
