@@ -23,6 +23,7 @@ from agentrl_cli.algos.losses import COVARIANCE, LOSSES, LossInput, Objective, T
 from agentrl_cli.algos.record import Member, Seen, gap, signals
 from agentrl_cli.algos.settings import Coefficients, find_aggregation, loss_config
 from agentrl_cli.algos.terms import KL, explained_variance
+from agentrl_cli.algos.update_optimizer import make_optimizer, trainable
 from agentrl_cli.algos.value import Critic
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, TrainingStopped
@@ -86,11 +87,8 @@ class Learner:
         self.aggregation = find_aggregation(algo)
         self.loss_config = loss_config(config)
         self.coefficients = Coefficients.of(algo)
-        trained = [p for p in model.parameters() if p.requires_grad]
-        if not trained:
-            raise ConfigError("Nothing is trainable: all weights are frozen and there is no adapter.")
-        train = config.train
-        self.optimizer = torch.optim.AdamW(trained, lr=train.lr, betas=train.betas, weight_decay=train.weight_decay)
+        trained = trainable(model)
+        self.optimizer = make_optimizer(model, config.train)
         self.trained = trained
         self.critic = Critic(width(model), algo, device=trained[0].device) if self.needs == "values" else None
 

@@ -40,6 +40,9 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="auto: bfloat16 on a GPU that has it, float32 elsewhere and for full training"
     )
+    quantization: Literal["none", "4bit", "8bit"] = Field(
+        default="none", description="base weights in 4 or 8 bits under an adapter (QLoRA; GPU, extra quant)"
+    )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1 …")
     chat_template: str | None = Field(
         default=None, description="a Jinja file that replaces the tokenizer's chat template"
@@ -63,6 +66,8 @@ class LoraConfig(Section):
     target_modules: Literal["all-linear"] | list[str] = Field(
         default="all-linear", description='"all-linear", or the names of the modules that get an adapter'
     )
+    use_rslora: bool = Field(default=False, description="rsLoRA: scale by alpha / sqrt(r), for large ranks")
+    use_dora: bool = Field(default=False, description="DoRA: direction by LoRA, magnitude apart; slower")
     path: str | None = Field(default=None, description="a peft adapter folder to start from")
 
 
@@ -170,6 +175,10 @@ class TrainConfig(Section):
         default="constant", description="learning rate after warm-up"
     )
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay")
+    optimizer: Literal["adamw", "adamw8bit", "adamw_offload", "muon"] = Field(
+        default="adamw",
+        description="adamw, adamw8bit (8-bit state; GPU, extra quant), adamw_offload (state in CPU memory), muon",
+    )
     max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are scaled down to this norm")
     betas: tuple[Unit, Unit] = Field(default=(0.9, 0.95), description="AdamW's betas")
     token_budget: Positive = Field(default=4096, description="tokens of a micro-batch, padding included")

@@ -28,6 +28,7 @@ from agentrl_cli.policies.base import require_trainable
 from agentrl_cli.policies.local import LocalPolicy
 from agentrl_cli.policies.local_loaded import Loaded, quiet
 from agentrl_cli.policies.local_memory import parse_memory
+from agentrl_cli.policies.local_quant import check_trainable, quantization
 from agentrl_cli.policies.local_twin import twin
 from agentrl_cli.policies.remote_load import remote_policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
@@ -93,6 +94,8 @@ def load_policy(
 def _weights(folder: Path, name: str, config: Config, *, base: Path, trainable: bool) -> nn.Module:
     """The model, in the dtype of training and with a fresh adapter where it is to be trained."""
     settings = config.model
+    if trainable:
+        check_trainable(settings.quantization, config.adapter.enabled)
     if trainable and not config.adapter.enabled and settings.dtype == "auto":
         # Full weights are trained in float32: a small learning rate would vanish in bfloat16.
         settings = settings.model_copy(update={"dtype": "float32"})
@@ -169,8 +172,11 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
     loader: Any = AutoModelForCausalLM
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
+    more = {} if config.quantization == "none" else quantization(config.quantization, device, dtype)
     try:
-        model, found = loader.from_pretrained(folder, dtype=dtype, local_files_only=True, output_loading_info=True)
+        model, found = loader.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True, **more
+        )
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
         raise ModelError(
             f"The model in {folder} cannot be loaded: {_short(error)}",
@@ -184,12 +190,12 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
         ) from error
     if found["missing_keys"]:
         lost = sorted(found["missing_keys"])
-        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise ModelError(
-            f"The weights in {folder} are not all there: it lacks {lost[0]}{more}.",
+            f"The weights in {folder} are not all there: it lacks {lost[0]}{others}.",
             hint="transformers would make them up at random. Copy or download the folder again.",
         )
-    ready: nn.Module = model.to(device).eval()
+    ready: nn.Module = model.eval() if more else model.to(device).eval()  # quantised weights are there already
     return ready
 
 
@@ -212,6 +218,8 @@ def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
         lora_alpha=int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,  # type: ignore[arg-type]
         lora_dropout=config.dropout,
         target_modules=config.target_modules,
+        use_rslora=config.use_rslora,
+        use_dora=config.use_dora,
         task_type="CAUSAL_LM",
     )
     try:

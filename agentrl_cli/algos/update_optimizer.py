@@ -1,0 +1,155 @@
+"""Optimizers by name: AdamW, with 8-bit or offloaded state, and Muon. All are driven through `param_groups`' `lr`.
+
+To add one: a function of (model, settings) here and a line in OPTIMIZERS and in `train.optimizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agentrl_cli.config.models import TrainConfig
+from agentrl_cli.errors import ConfigError, EnvironmentProblem
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """What requires a gradient. Raises ConfigError where nothing does."""
+    found = [p for p in model.parameters() if p.requires_grad]
+    if not found:
+        raise ConfigError("Nothing is trainable: all weights are frozen and there is no adapter.")
+    return found
+
+
+def make_optimizer(model: nn.Module, settings: TrainConfig) -> Any:
+    """The optimizer that `train.optimizer` names. Raises EnvironmentProblem for one that cannot be had here."""
+    return OPTIMIZERS[settings.optimizer](model, settings)
+
+
+def adamw(model: nn.Module, settings: TrainConfig) -> Any:
+    """torch's AdamW: two float32 numbers of state a weight."""
+    return torch.optim.AdamW(trainable(model), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
+
+
+def adamw8bit(model: nn.Module, settings: TrainConfig) -> Any:
+    """bitsandbytes' AdamW with its state in 8 bits (https://arxiv.org/abs/2110.02861), on a GPU."""
+    weights = trainable(model)
+    if weights[0].device.type != "cuda":
+        raise EnvironmentProblem(
+            "train.optimizer=adamw8bit needs a GPU.", hint="On a CPU: train.optimizer=adamw, or adamw_offload."
+        )
+    if find_spec("bitsandbytes") is None:
+        raise EnvironmentProblem(
+            "train.optimizer=adamw8bit needs bitsandbytes, which is not installed.",
+            hint="pip install 'agentrl-cli[quant]', or train.optimizer=adamw_offload.",
+        )
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit(weights, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
+
+
+class OffloadedAdamW:
+    """AdamW whose state, and a float32 copy of the weights, lie in the CPU's memory; the step is made there.
+
+    With float32 weights its numbers are AdamW's; with 16-bit weights the copy keeps what a small step would lose. The
+    GPU holds weights and gradients alone.
+    """
+
+    def __init__(self, weights: Sequence[nn.Parameter], **settings: Any) -> None:
+        self.weights = list(weights)
+        self.copies = [nn.Parameter(p.detach().to("cpu", torch.float32, copy=True)) for p in self.weights]
+        self.inner = torch.optim.AdamW(self.copies, **settings)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Of the copies: setting `lr` here sets it."""
+        return self.inner.param_groups
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Gradients down, AdamW there, weights up."""
+        for weight, copy in zip(self.weights, self.copies, strict=True):
+            copy.grad = None if weight.grad is None else weight.grad.to("cpu", torch.float32)
+        self.inner.step()
+        for weight, copy in zip(self.weights, self.copies, strict=True):
+            weight.copy_(copy)
+            copy.grad = None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for weight in self.weights:
+            weight.grad = None if set_to_none or weight.grad is None else weight.grad.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """AdamW's own, and the copies: a checkpoint's 16-bit weights have less."""
+        return {"inner": self.inner.state_dict(), "copies": [copy.detach() for copy in self.copies]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.inner.load_state_dict(state["inner"])
+        for weight, copy, kept in zip(self.weights, self.copies, state["copies"], strict=True):
+            copy.copy_(kept)
+            weight.copy_(kept)
+
+
+def adamw_offload(model: nn.Module, settings: TrainConfig) -> Any:
+    """`OffloadedAdamW` over what is trained."""
+    return OffloadedAdamW(trainable(model), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
+
+
+class Several:
+    """Optimizers for parts of a model, stepped together."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.optimizers = list(optimizers)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for one in self.optimizers for group in one.param_groups]
+
+    def step(self) -> None:
+        for one in self.optimizers:
+            one.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for one in self.optimizers:
+            one.zero_grad(set_to_none=set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [one.state_dict() for one in self.optimizers]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for one, kept in zip(self.optimizers, state["parts"], strict=True):
+            one.load_state_dict(kept)
+
+
+def muon(model: nn.Module, settings: TrainConfig) -> Any:
+    """Muon for the matrices of the hidden layers, AdamW for the rest. https://kellerjordan.github.io/posts/muon/
+
+    Updates are scaled to AdamW's size (https://arxiv.org/abs/2502.16982), so one learning rate does for both.
+    """
+    inner: list[Tensor] = []
+    rest: list[Tensor] = []
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            hidden = p.ndim == 2 and "embed" not in name and "head" not in name
+            (inner if hidden else rest).append(p)
+    trainable(model)
+    parts: list[torch.optim.Optimizer] = []
+    if inner:
+        parts.append(
+            torch.optim.Muon(inner, lr=settings.lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw")
+        )
+    if rest:
+        parts.append(torch.optim.AdamW(rest, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay))
+    return Several(parts)
+
+
+OPTIMIZERS: Mapping[str, Callable[[nn.Module, TrainConfig], Any]] = {
+    "adamw": adamw,
+    "adamw8bit": adamw8bit,
+    "adamw_offload": adamw_offload,
+    "muon": muon,
+}
