@@ -50,8 +50,9 @@ def test_activations_are_recomputed_as_it_is_set_and_where_they_do_not_fit() -> 
 
     folder, huge = bundled_model(), 10**9
     kept, again = of("off"), of("on")
-    assert kept.update["activations"] == 4096 * 6 * 34 * 160 / 2 * 4
-    assert again.update["activations"] == 4096 * (6 + 17) * 160 * 4
+    each = (9 * 160 + 4 * 160) * 4 + (3 * 160 + 2 * 160 + 4 * 432) * 4
+    assert kept.update["activations"] == 4096 * 6 * each
+    assert again.update["activations"] == 4096 * (6 * 160 * 4 + each)
     assert again.checkpointing and not kept.checkpointing and not of("auto").checkpointing
     assert of("auto", huge).checkpointing and not of("off", huge).checkpointing
     assert not of("auto", huge, held=1e18).checkpointing, "what is loaded already counts as room"
@@ -62,3 +63,11 @@ def test_a_small_model_is_not_planned_for_before_training() -> None:
     settings = {name: Config.model_validate({"train": {"checkpointing": name}}) for name in ("auto", "on", "off")}
     found = {name: checkpoints(config, bundled_model(), layer) for name, config in settings.items()}
     assert found == {"auto": False, "on": True, "off": False}
+
+
+def test_optimizer_state_by_name() -> None:
+    def state(name: str) -> float:
+        found = plan(Config.model_validate({"train": {"optimizer": name}}), bundled_model())
+        return found.update["optimizer"] / found.trainable
+
+    assert [state(name) for name in ("adamw", "adamw8bit", "adamw_offload")] == [8, 2, 12]
