@@ -138,17 +138,23 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
+def _event_writer(folder: str, purge_step: int | None) -> Any:
+    """torch's writer of TensorBoard's event files; torch is there already in a training."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    make: Any = SummaryWriter
+    return make(folder, purge_step=purge_step)
+
+
 class TensorBoard(Logger):
     """Event files in `tensorboard/` of the run's folder: `tensorboard --logdir runs`."""
 
     name, library, extra = "tensorboard", "tensorboard", "tensorboard"
 
     def open(self, run: Any) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
         # After a resume the steps from there on are written again.
         step = int(run.step)
-        self.writer: Any = SummaryWriter(str(Path(run.dir) / "tensorboard"), purge_step=step + 1 if step else None)
+        self.writer: Any = _event_writer(str(Path(run.dir) / "tensorboard"), purge_step=step + 1 if step else None)
         self.writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in flat(run.config).items()))
 
     def write(self, metrics: Mapping[str, float], step: int) -> None:
