@@ -231,7 +231,7 @@ async def test_grading_is_apart_from_the_episode(sandbox: Sandbox) -> None:
 def test_a_cgroup_holds_memory_where_one_can_be_made() -> None:
     if cgroup.place() is None:
         pytest.skip(cgroup.describe())
-    group = cgroup.Cgroup.make(999, 64 << 20)
+    group = cgroup.Cgroup.make(64 << 20)
     assert group is not None
     try:
         for size, code in ((8, 0), (300, -signal.SIGKILL)):

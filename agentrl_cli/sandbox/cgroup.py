@@ -7,6 +7,7 @@ Without them memory is watched ten times a second inside (`sandbox/watch.py`), w
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -23,6 +24,8 @@ _COUNTS = {"memory.events": os.O_RDONLY, "memory.oom_control": os.O_RDONLY, "mem
            "memory.limit_in_bytes": os.O_RDONLY}  # fmt: skip
 """What tells how many processes were killed, and whether at the limit: one file in version 2, the others in version 1.
 (Newer kernels no longer count failures in version 1; writing to the peak sets it back.)"""
+_NUMBERS = itertools.count(1)
+"""Of this process: one that is removed may take the kernel longer than the next sandbox takes to start."""
 _IDLE = 16 << 20
 """Bytes that may still be counted in the cgroup of a box that ended before another box gets it."""
 
@@ -36,10 +39,10 @@ class Cgroup:
         self._free: list[Path] = []
 
     @classmethod
-    def make(cls, number: int, limit: int) -> Cgroup | None:
+    def make(cls, limit: int) -> Cgroup | None:
         """A cgroup for a runner, limited to `limit` bytes; None where none can be made."""
         parent = place()
-        return _make(parent, f"{_NAME}{owner.name()}-{number}", limit) if parent else None
+        return _make(parent, f"{_NAME}{owner.name()}-{next(_NUMBERS)}", limit) if parent else None
 
     def command(self, command: list[str]) -> list[str]:
         """The command that joins the cgroup before it becomes `command`, so that nothing is forked outside."""

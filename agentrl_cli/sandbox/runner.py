@@ -162,7 +162,7 @@ class Process(Runner):
     @classmethod
     async def start(cls, launch: Launch, number: int, limits: Limits) -> Self:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        group = Cgroup.make(number, _most(_own(asdict(limits)))) if launch.level != "bare" else None
+        group = Cgroup.make(_most(_own(asdict(limits)))) if launch.level != "bare" else None
         try:
             process, err = launching.start(launch, theirs.fileno(), number, group)
         except BaseException as error:

@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from agentrl_cli.tui.dialogs import picture
-from agentrl_cli.tui.layers import use_palette
+from agentrl_cli.tui.layers import DEFAULT_PALETTE, use_palette
 from agentrl_cli.tui.palette import KeyCommands
 from agentrl_cli.tui.reader import Reader
 from agentrl_cli.tui.settings import read_settings, settings_path
@@ -32,8 +32,7 @@ class AgentApp(App[int]):
 
     def on_mount(self) -> None:
         settings = read_settings(settings_path())
-        if settings.palette:
-            use_palette(settings.palette)
+        use_palette(settings.palette or DEFAULT_PALETTE)
         if settings.keys:
             self.set_keymap(dict(settings.keys))
         if settings.problem:

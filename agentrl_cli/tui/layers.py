@@ -64,7 +64,8 @@ PALETTES: dict[str, dict[str, str]] = {
 """Other colours for the same classes. Blue against orange and purple against green hold for every common kind of colour
 blindness; grey leaves the meaning to the glyphs."""
 
-_palette = PALETTES["blue-orange"]
+DEFAULT_PALETTE = "blue-orange"
+_palette = PALETTES[DEFAULT_PALETTE]
 
 
 def use_palette(name: str) -> None:
