@@ -48,7 +48,7 @@ class Box:
         self.kills = kills or memory.Kills([])
         self.head: Head | None = None
         self.files = snapshot.Files(limits["disk_mb"] << 20, user)
-        self.kept = heads.Kept(self.files.limit)
+        self.kept = heads.Kept(self.files.limit, self.tree.ended)
         self.cells = 0
         self.out = self.err = (-1, -1)
         self.nonce = ""

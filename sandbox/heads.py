@@ -46,10 +46,13 @@ class Checkpoint(NamedTuple):
 
 
 class Kept:
-    """Earlier states by the host's number of the request before which they were. `limit`: bytes of files together."""
+    """Earlier states by the host's number of the request before which they were. `limit`: bytes of files together.
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    `ended` takes the processes that it kills, which may be on their way out for a moment.
+    """
+
+    def __init__(self, limit: int, ended: set[int]) -> None:
+        self.limit, self.ended = limit, ended
         self._states: dict[int, Checkpoint] = {}
 
     def __len__(self) -> int:
@@ -89,6 +92,7 @@ class Kept:
         head = self._states.pop(number).head
         if head:
             signal_process(head.pid, signal.SIGKILL)
+            self.ended.add(head.pid)
             head.close()
 
 

@@ -209,6 +209,8 @@ class Tree:
     def __init__(self, level: str, user: tuple[int, int] | None = None) -> None:
         self.level, self.user = level, user
         self.me = os.getpid()
+        self.ended: set[int] = set()
+        """Processes that the box killed for its own reasons: they count for no execution."""
         self._loadavg = os.open("/proc/loadavg", os.O_RDONLY) if level == "ns" else -1
         self._before = 0
         self._loud = level != "ns"
@@ -275,20 +277,26 @@ class Tree:
         return bool(self.user) or self.level == "ns"
 
     def kill_others(self, protected: set[int]) -> int:
-        """Ends every process but the init and the protected ones; returns how many were still running."""
+        """Ends every process but the init and the protected ones; returns how many of the code's still ran."""
+        count = len(self._kill_others(protected) - self.ended)
+        self.ended.clear()
+        return count
+
+    def _kill_others(self, protected: set[int]) -> set[int]:
+        found: set[int]
         if not protected and self.level == "ns":
-            count = len([pid for pid in self.pids() if _alive(pid)])
+            found = {pid for pid in self.pids() if _alive(pid)}
             try:
                 os.kill(-1, signal.SIGKILL)  # atomic: pid 1 of a namespace reaches everything else in it
             except ProcessLookupError:
-                return 0
+                return set()
             reap()
-            return count
+            return found
         if not protected and self.user:
             found = {pid for pid in self.pids() if _alive(pid)}
             confine.signal_user(self.user[0], signal.SIGKILL)
             reap()
-            return len(found)
+            return found
         found = set()
         for attempt in range(200):
             others = [pid for pid in self.pids() if pid not in protected and _alive(pid)]
@@ -303,7 +311,7 @@ class Tree:
             if attempt > 3:
                 time.sleep(0.002)
         reap()
-        return len(found)
+        return found
 
 
 def children(pid: int) -> list[int]:

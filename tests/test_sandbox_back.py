@@ -174,3 +174,12 @@ async def test_a_deep_folder_does_not_end_the_box(sandbox: Sandbox) -> None:
     deep = await session.cell("for _ in range(300): os.mkdir('d'); os.chdir('d')\nos.abort()")
     assert (deep.status, deep.files, deep.state_kept) == (Status.CRASHED, "left", True)
     assert (await session.cell("x")).stdout == "1\n"
+
+
+async def test_a_state_that_is_forgotten_is_no_process_that_the_code_left(sandbox: Sandbox) -> None:
+    session = await sandbox.session(keep=2)
+    await session.cell("import subprocess; subprocess.run(['true'])")  # from now on what still runs is looked for
+    results = [await session.cell(f"x = {number}") for number in range(20)]
+    assert {(result.stopped, result.reason) for result in results} == {(0, "")}
+    left = await session.cell("child = subprocess.Popen(['sleep', '60'])")
+    assert left.stopped == 1 and "still running stopped" in left.reason
