@@ -195,6 +195,20 @@ def reap() -> None:
         return
 
 
+def _reap_all() -> None:
+    """Waits until what was killed is gone, at most a second: until then it counts among the user's processes.
+
+    Else the next execution would be told that it has too many.
+    """
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.0005)
+        except ChildProcessError:
+            return
+
+
 def _alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -290,12 +304,12 @@ class Tree:
                 os.kill(-1, signal.SIGKILL)  # atomic: pid 1 of a namespace reaches everything else in it
             except ProcessLookupError:
                 return set()
-            reap()
+            _reap_all()
             return found
         if not protected and self.user:
             found = {pid for pid in self.pids() if _alive(pid)}
             confine.signal_user(self.user[0], signal.SIGKILL)
-            reap()
+            _reap_all()
             return found
         found = set()
         for attempt in range(200):
