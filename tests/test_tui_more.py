@@ -15,7 +15,7 @@ from agentrl_cli.tui import demo, related
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.compare_data import compare_runs
 from agentrl_cli.tui.episodes import EpisodesScreen
-from agentrl_cli.tui.layers import PALETTES, palette_name, shade, use_palette
+from agentrl_cli.tui.layers import PALETTES, palette_name, shade
 from agentrl_cli.tui.replay import ReplayScreen
 from agentrl_cli.tui.runs import RunsScreen
 from agentrl_cli.tui.settings import read_settings
@@ -145,9 +145,10 @@ async def test_export_asks_in_which_form_and_palettes_change(
             await until_text(pilot, "one HTML page")
             await pilot.press(key)
             await until(pilot, (tmp_path / name).exists)
-        await pilot.press("P")
-        await until_text(pilot, "colours bright")
-        use_palette("blue-orange")
+        first, *others = PALETTES
+        for name in [*others, first]:  # all the way round, so that later tests see the usual colours
+            await pilot.press("P")
+            await until_text(pilot, f"colours {name}")
     assert palette_name() == "blue-orange" and shade("#123456") == "#123456"
     assert all(color != shade(color) for color in PALETTES["grey"]) is False
 
