@@ -104,8 +104,12 @@ class ToolEnv(Env):
         max_observation_chars: int | None = None,
         truncate_side: str = "middle",
         seed: int = 0,
+        late: bool = False,
     ) -> None:
         """`open_session` opens the episode's sandbox session; `setup` is code run in it before the first call.
+
+        `late`: a tool's state is created with its first call, not by `reset`: tools that nobody calls cost nothing, and
+        one that cannot be created does not keep the others (a server offers more tools than an episode needs).
 
         `max_user_turns`: answers of the world (tool results or the user's) before the episode is cut off.
         """
@@ -120,6 +124,8 @@ class ToolEnv(Env):
         self._answers_left = max_user_turns
         self._chars, self._side = max_observation_chars, truncate_side
         self._states: dict[str, Any] = {}
+        self._late = late
+        self._creating = asyncio.Lock()
         self._said: list[Message] = []
         self._feedback: list[float] = []
         self._before: list[_Before] = []
@@ -127,8 +133,8 @@ class ToolEnv(Env):
 
     async def reset(self, task: Task) -> list[Message]:
         self.context.task = task
-        for name, tool in self.tools.items():
-            self._states[name] = await tool.create(self.context)
+        for name in () if self._late else self.tools:
+            await self._state(name)
         if self._interaction is not None:
             await self._interaction.start(task)
         self._said = _opened(list(task.prompt), self.context.opening)
@@ -232,10 +238,22 @@ class ToolEnv(Env):
             return ToolResult(text, error="too_many_calls")
         if call.error is not None or call.arguments is None or call.name not in self.tools:
             return refused(call, self.tools)
-        result = await self.tools[call.name].call(self._states[call.name], call.arguments, timeout=self._timeout)
+        state = await self._state(call.name)
+        result = await self.tools[call.name].call(state, call.arguments, timeout=self._timeout)
         if self._chars is None or len(result.text) <= self._chars:
             return result
         return replace(result, text=_clipped(result.text, self._chars, self._side), truncated=True)
+
+    async def _state(self, name: str) -> Any:
+        """A tool's state, created the first time. Raises EnvError where that fails."""
+        if name not in self._states:
+            async with self._creating:
+                if name not in self._states:
+                    try:
+                        self._states[name] = await self.tools[name].create(self.context)
+                    except Exception as error:
+                        raise as_env_error(error) from error
+        return self._states[name]
 
     async def _prepared(self) -> Any:
         """The session with the task's set-up run in it."""

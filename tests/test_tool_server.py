@@ -164,6 +164,18 @@ async def test_only_pure_tools_are_cached(tmp_path: Path) -> None:
         assert ran == ([3] if pure else [3, 3])
 
 
+async def test_a_tool_that_cannot_be_made_spoils_its_own_calls_only(tmp_path: Path) -> None:
+    """A trajectory is opened with all tools; `search` has no corpus here, and no other tool minds."""
+    async with world(tmp_path / "j.db", [as_tool("search"), as_tool("calculator"), Tally().tool]) as trajectories:
+        assert await trajectories.open("t", {}) == ["search", "calculator", "bump"]
+        answer = await trajectories.call(Call("t", "a", "calculator", {"expression": "6*7"}))
+        assert answer["result"]["text"] == "42"
+        with pytest.raises(EnvError, match="neither a corpus nor a url"):
+            await trajectories.call(Call("t", "b", "search", {"query": "x"}))
+        assert (await trajectories.call(bump("c", 2)))["result"]["text"] == "2"
+        assert await trajectories.rewards("t") == {} and await trajectories.close("t")
+
+
 async def test_two_servers_do_not_share_a_journal(tmp_path: Path) -> None:
     async with world(tmp_path / "j.db", []):
         with pytest.raises(UsageError, match="Another tool server"):

@@ -151,6 +151,7 @@ class Trajectories:
                 setup=str(task.data.get("setup") or ""),
                 tool_timeout=self._timeout,
                 seed=seed,
+                late=True,
             )
             live = self._live[trajectory] = _Live(env)
             live.ready = asyncio.create_task(self._start(live, task))
