@@ -56,6 +56,12 @@ class Env:
     """Base class: override `reset` and `step`. `schemas` are the tools that the model is told of."""
 
     schemas: Sequence[ToolSchema] = ()
+    tools: Mapping[str, Tool] = {}
+
+    @property
+    def talks(self) -> bool:
+        """Whether an assistant turn that calls no tool is answered too."""
+        return True
 
     async def reset(self, task: Task) -> list[Message]:
         """The first messages, by default the task's prompt."""
@@ -64,6 +70,16 @@ class Env:
     async def step(self, turn: AssistantTurn) -> Step:
         """Answer an assistant turn."""
         raise NotImplementedError
+
+    async def back(self, turn: int) -> tuple[str, ...]:
+        """Takes the world back to before assistant turn number `turn` (from 0) was answered.
+
+        Returns what does not go back, in words for people: here everything, and a new one takes its place.
+        """
+        return ("the environment stays as it is",)
+
+    def heard(self, turn: AssistantTurn, messages: Sequence[Message]) -> None:
+        """Tells the world that somebody else answered an assistant turn in its place (a person in a chat)."""
 
     async def rewards(self) -> tuple[RewardPart, ...]:
         """Reward parts of the world's own, asked for once before `close`."""
@@ -84,6 +100,7 @@ class _Before:
     said: int
     feedback: int
     answers_left: int | None
+    asked: int
     acts: tuple[str, ...]
     """Who acts now and cannot take it back: tools with effects of their own, the simulated user."""
 
@@ -129,7 +146,14 @@ class ToolEnv(Env):
         self._said: list[Message] = []
         self._feedback: list[float] = []
         self._before: list[_Before] = []
+        self._asked: list[int] = []
+        """How many messages there were each time the simulated user was asked."""
         self._set_up = 0  # calls that the set-up made in the session
+
+    @property
+    def talks(self) -> bool:
+        """True where there is a simulated user."""
+        return self._interaction is not None
 
     async def reset(self, task: Task) -> list[Message]:
         self.context.task = task
@@ -156,6 +180,7 @@ class ToolEnv(Env):
             self._said += messages
             return Step(messages, results, terminated=any(result.done for result in results))
         if self._interaction is not None:
+            self._asked.append(len(self._said))
             text, reward, done = Reply(*await self._interaction.reply(self._said))
             if reward is not None:
                 self._feedback.append(reward)
@@ -169,7 +194,8 @@ class ToolEnv(Env):
     async def back(self, turn: int) -> tuple[str, ...]:
         """Takes the world back to before assistant turn number `turn` (from 0) was answered.
 
-        Sandbox session and the tools' shared state go back; returns what does not, in words for people.
+        Sandbox session, the tools' shared state and a simulated user that `restarts` go back; returns what does not, in
+        words for people.
         """
         gone = [before for before in self._before if before.turn >= turn]
         if not gone:
@@ -186,17 +212,33 @@ class ToolEnv(Env):
         del self._said[first.said :]
         del self._feedback[first.feedback :]
         self._answers_left = first.answers_left
+        await self._user_back(first.asked)
         return tuple(notes)
 
-    def _remember(self, turn: AssistantTurn) -> None:
+    async def _user_back(self, asked: int) -> None:
+        """The simulated user as it was after so many questions: begun anew, and asked the same again."""
+        user, gone = self._interaction, len(self._asked) > asked
+        del self._asked[asked:]
+        if user is None or not gone or not getattr(user, "restarts", False) or self.context.task is None:
+            return
+        await user.stop()
+        await user.start(self.context.task)
+        for length in self._asked if not getattr(user, "stateless", False) else ():
+            await user.reply(self._said[:length])
+
+    def heard(self, turn: AssistantTurn, messages: Sequence[Message]) -> None:
+        self._remember(turn, acts=False)
+        self._said += [{"role": "assistant", "content": turn.content}, *messages]
+
+    def _remember(self, turn: AssistantTurn, *, acts: bool = True) -> None:
         known = [self.tools[call.name] for call in turn.calls if call.name in self.tools]
-        acts = {tool.name for tool in known if not tool.rewinds and not tool.pure}
-        if not turn.calls and self._interaction is not None:
-            acts.add("the simulated user")
+        names = {tool.name for tool in known if not tool.rewinds and not tool.pure}
+        if not turn.calls and self._interaction is not None and not getattr(self._interaction, "restarts", False):
+            names.add("the simulated user")
         session = self.context.opened
         calls = None if session is None else len(session.history)
-        left = (len(self._said), len(self._feedback), self._answers_left)
-        self._before.append(_Before(turn.index, calls, dict(self.context.state), *left, tuple(acts)))
+        left = (len(self._said), len(self._feedback), self._answers_left, len(self._asked))
+        self._before.append(_Before(turn.index, calls, dict(self.context.state), *left, tuple(names) if acts else ()))
 
     async def call(self, call: ToolCall) -> ToolResult:
         """One call outside of a turn. Raises EnvError and SandboxFault; what else goes wrong is the result."""

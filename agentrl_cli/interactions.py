@@ -39,7 +39,11 @@ class Reply(NamedTuple):
 
 
 class Interaction(Protocol):
-    """A simulated user. `reply` may also return (text, reward)."""
+    """A simulated user. `reply` may also return (text, reward).
+
+    One whose class says `restarts = True` is as new after `stop` and `start` and touches nothing outside, so a chat can
+    take its answers back; with `stateless = True` it need not even be asked the same again.
+    """
 
     async def start(self, task: Task) -> None: ...
 
@@ -64,6 +68,8 @@ def kwargs_of(task: Task) -> Mapping[str, Any]:
 class Scripted:
     """Says given texts one after another, then ends. `reward`: of every turn."""
 
+    restarts = True
+
     def __init__(self, script: Sequence[str], reward: float | None = None) -> None:
         self.script = list(script)
         self.reward = reward
@@ -83,6 +89,8 @@ class Scripted:
 
 class Ruled:
     """A function of (messages, task) that gives a Reply, a text, (text, reward) or None; sync or async."""
+
+    restarts = stateless = True
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -109,6 +117,8 @@ class Simulated:
     saying `stop_word`. `interaction_kwargs.goal` of the row is added to the persona. A model that cannot be reached is
     an EnvError: the episode is masked, not scored.
     """
+
+    restarts = stateless = True
 
     def __init__(self, asked: Asked, persona: str, *, stop_word: str = "[DONE]") -> None:
         self.asked = asked
@@ -143,6 +153,8 @@ class GuessNumber:
     The row has `secret`, `low` and `high`. A turn is worth 0.1 where the guess lies inside what is still possible, −0.1
     where it does not or is no number.
     """
+
+    restarts = True
 
     def __init__(self) -> None:
         self.low = self.high = self.secret = 0
@@ -179,6 +191,7 @@ class Gsm8k:
     in a turn is its answer; what stands after `####` goes first.
     """
 
+    restarts = True
     WRONG = "Your answer is not right. Check your steps, then answer again, with the number after ####."
 
     def __init__(self, tries: int = 3) -> None:

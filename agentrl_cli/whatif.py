@@ -7,18 +7,18 @@ children of the episode (kind `whatif`, `parent_id`, `parent_turn`).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from agentrl_cli.algos.advantages import episode_advantage, grpo
 from agentrl_cli.algos.inputs import AdvantageInput
-from agentrl_cli.env import AssistantTurn, ToolEnv
+from agentrl_cli.env import AssistantTurn, Env, Step, as_env_error
 from agentrl_cli.errors import UsageError
-from agentrl_cli.rewards import Reward, RewardContext, score
-from agentrl_cli.types import Episode, RewardPart, Task, Tokens, ToolResult, Turn
+from agentrl_cli.rewards import Reward, RewardContext, finite, score
+from agentrl_cli.types import Episode, Message, RewardPart, Task, Tokens, ToolResult, Turn
 
 CUT_MARK = "[… "
 """How an observation begins the words that say how much of it was cut (rollout.cut_text)."""
@@ -26,10 +26,10 @@ CUT_MARK = "[… "
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """One recorded call and what it answers now."""
+    """One recorded call, or one turn said to the simulated user, and what it answers now."""
 
     call: int
-    """Its number in the episode, from 1."""
+    """Its number in the episode, from 1; 0 for what was said to the simulated user (`name` is `user`)."""
     turn: int
     """The assistant turn that made it."""
     name: str
@@ -46,7 +46,8 @@ class Rerun:
     @property
     def diverged(self) -> str:
         """`diverged at call n`, with which and where; empty where the answer is the recorded one."""
-        return "" if self.same else f"diverged at call {self.call} ({self.name}, turn {self.turn})"
+        place = f"call {self.call} ({self.name}, turn {self.turn})" if self.call else f"turn {self.turn} (the user)"
+        return "" if self.same else f"diverged at {place}"
 
     def diff(self) -> list[str]:
         """Lines of a unified diff of the two texts, without its heads; empty where they are the same."""
@@ -67,35 +68,116 @@ def same_answer(before: ToolResult, after: ToolResult) -> bool:
     return after.text.startswith(head) and after.text.endswith(tail)
 
 
-async def rerun_calls(episode: Episode, env: ToolEnv, until: int | None = None) -> list[Rerun]:
-    """Run the calls of the assistant turns before turn `until` (None: all) again, in order, in an env that was reset.
+class World(NamedTuple):
+    """What running an episode's turns again told."""
 
-    Afterwards tools and sandbox session are in the state that the conversation left. Raises EnvError.
+    reruns: list[Rerun]
+    earned: float | None
+    """What the world's steps rewarded; None where they did not."""
+    over: bool
+    """True where the world ended the episode by itself."""
+
+
+async def rerun_calls(episode: Episode, env: Env, until: int | None = None) -> World:
+    """Run the assistant turns before turn `until` (None: all) again, in order, in an env that was reset.
+
+    Tool calls are run; a turn without one is said to the simulated user, or to whatever the environment is. Afterwards
+    everything is in the state that the conversation left. Raises EnvError.
     """
     out: list[Rerun] = []
-    said = 0
+    earned: float | None = None
+    said = calls = 0
+    over = False
     for place, turn in enumerate(episode.turns):
         if turn.role != "assistant" or (until is not None and turn.index >= until):
             continue
-        if turn.calls:
-            after = (await env.step(AssistantTurn(_content(turn), turn.calls, said))).results
+        if turn.calls or env.talks:
+            step = await step_of(env, AssistantTurn(_content(turn), turn.calls, said))
+            earned = earned if step.reward is None else (earned or 0.0) + step.reward
+            over = step.terminated or not step.messages
             answers = episode.turns[place + 1] if place + 1 < len(episode.turns) else None
-            before = answers.results if answers is not None and answers.role == "tool" else ()
-            for n, (call, result) in enumerate(zip(turn.calls, after, strict=True)):
-                recorded = before[n] if n < len(before) else None
-                out.append(Rerun(len(out) + 1, turn.index, call.name, call.arguments, recorded, result))
+            if turn.calls:
+                out += _again(turn, results_of(step), answers, calls)
+                calls += len(turn.calls)
+            else:
+                out += _said_again(turn, step, answers)
         said += 1
-    return out
+    return World(out, earned, over)
+
+
+async def opened(env: Env, task: Task) -> list[Message]:
+    """What an environment begins an episode with. What a task's own code raises is an EnvError."""
+    try:
+        return await env.reset(task)
+    except Exception as error:
+        raise as_env_error(error) from error
+
+
+async def step_of(env: Env, turn: AssistantTurn) -> Step:
+    """What the world answers a turn. What a task's own code raises is an EnvError."""
+    try:
+        return await env.step(turn)
+    except Exception as error:
+        raise as_env_error(error) from error
+
+
+def results_of(step: Step) -> tuple[ToolResult, ...]:
+    """A step's tool results; those of an environment that sends messages alone are made of these."""
+    texts = [str(message.get("content") or "") for message in step.messages if message["role"] == "tool"]
+    return step.results or tuple(ToolResult(text) for text in texts)
+
+
+def _again(turn: Turn, after: Sequence[ToolResult], answers: Turn | None, calls: int) -> list[Rerun]:
+    """The calls of a turn with what they answered and answer now; `calls` were made before."""
+    before: Sequence[ToolResult] = ()
+    if answers is not None and answers.role == "tool":
+        before = answers.results or [ToolResult(str(message.get("content") or "")) for message in answers.messages]
+    return [
+        Rerun(calls + n + 1, turn.index, call.name, call.arguments, before[n] if n < len(before) else None, result)
+        for n, (call, result) in enumerate(zip(turn.calls, after, strict=False))
+    ]
+
+
+def _said_again(turn: Turn, step: Step, answers: Turn | None) -> list[Rerun]:
+    """What the simulated user said to a turn and says now; nothing where it was and is silent."""
+    now = [str(message.get("content") or "") for message in step.messages if message["role"] == "user"]
+    before = _content(answers) if answers is not None and answers.role == "user" else None
+    if before is None and not now:
+        return []
+    after = ToolResult("\n".join(now), error=None if now else "silent")
+    return [Rerun(0, turn.index, "user", None, None if before is None else ToolResult(before), after)]
 
 
 async def rescore(
-    episode: Episode, rewards: Sequence[Reward], env: ToolEnv, task: Task, *, sandboxed: bool
+    episode: Episode,
+    rewards: Sequence[Reward],
+    env: Env,
+    task: Task,
+    *,
+    sandboxed: bool,
+    weights: Mapping[str, float] | None = None,
+    earned: float | None = None,
+    decode: Callable[[Sequence[int]], str] | None = None,
 ) -> tuple[RewardPart, ...]:
-    """The pack's reward parts computed again, after `rerun_calls` in the same env. Raises EnvError, SandboxFault."""
+    """The reward parts of the pack and of the world, as a rollout makes them, in an env that the episode's turns left.
+
+    `weights`: as configured, over the pack's. `earned`: what the world's steps rewarded.
+    Raises EnvError, SandboxFault.
+    """
     said = [_content(turn) for turn in episode.turns if turn.role == "assistant"]
-    session = env.context.session if sandboxed else None
-    context = RewardContext(task, said[-1] if said else "", session, env.context.state)
-    return await score(episode, rewards, context)
+    tools = getattr(env, "context", None)
+    session = tools.session if sandboxed and tools is not None else None
+    context = RewardContext(
+        task, said[-1] if said else "", session, tools.state if tools is not None else {}, decode=decode
+    )
+    try:
+        parts = [*await score(episode, rewards, context), *await env.rewards()]
+    except Exception as error:
+        raise as_env_error(error) from error
+    if earned is not None:
+        parts.append(RewardPart("env", earned, 0.0))
+    given = weights or {}
+    return tuple(finite(replace(part, weight=given.get(part.name, part.weight))) for part in parts)
 
 
 def beginning(episode: Episode, turn: int) -> tuple[list[Turn], list[Tokens]]:

@@ -12,6 +12,7 @@ import typer
 from agentrl_cli.commands.common import (
     ConfigOption,
     DbOption,
+    JsonOption,
     ModelOption,
     PackOption,
     ProjectOption,
@@ -33,7 +34,12 @@ def command(
     temperature: Annotated[float | None, typer.Option("--temperature", "-T", min=0.0, help="0 is greedy.")] = None,
     approve: Annotated[bool, typer.Option("--approve", help="Ask before a tool runs.")] = False,
     script: Annotated[Path | None, typer.Option(help="Replies of `--model scripted`: a JSON list of texts.")] = None,
+    say: Annotated[
+        list[str] | None,
+        typer.Option("--say", help="Say this (a text, or a command such as /reward) and leave; repeatable."),
+    ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Line by line, no screen.")] = False,
+    json: JsonOption = False,
     seed: SeedOption = None,
     project: ProjectOption = None,
     config: ConfigOption = None,
@@ -45,19 +51,17 @@ def command(
     --model names another: `tiny`, a folder, a Hugging Face id, RUN@best, RUN@last or `scripted`.
 
     The model runs in a process of its own. In the chat, /help lists what you can do: see every token, undo, retry,
-    answer as the model or as the tool, call a tool by hand, score, save as an episode.
+    answer as the model or as the tool, call a tool by hand, score, save as an episode. With --task of a pack that
+    simulates its user, that user answers too.
+
+    With --json every event is one line: {"ev": "ready" | "token" | "turn" | "reward" | "saved" | "error" | …};
+    a turn has its token ids, origins and log-probabilities. With --say the exit code is 1 where anything failed.
     """
     path = find_db(project, db, must_exist=False)
     model = model or _trained(path, sets)
     arguments = ["--db", str(path), "--seed", str(seed or 0)]
-    for name, value in (
-        ("--model", model),
-        ("--task", task),
-        ("--system", system),
-        ("--project", project),
-        ("--temperature", temperature),
-        ("--script", script),
-    ):
+    single = {"--model": model, "--task": task, "--system": system, "--project": project, "--script": script}
+    for name, value in {**single, "--temperature": temperature}.items():
         if value is not None:
             arguments += [name, str(value)]
     for name, values in (("--pack", pack), ("--config", config), ("--set", sets)):
@@ -65,16 +69,16 @@ def command(
             arguments += [name, str(value)]
     if approve:
         arguments.append("--approve")
-    _talk(path, arguments, plain=plain or not is_terminal())
+    _talk(path, arguments, say, plain=plain or json or say is not None or not is_terminal(), as_json=json)
 
 
-def _talk(path: Path, arguments: list[str], *, plain: bool) -> None:
+def _talk(path: Path, arguments: list[str], say: list[str] | None, *, plain: bool, as_json: bool) -> None:
     """The chat itself, over lines or on the screen."""
     from agentrl_cli.tui.chat_client import ChatClient
 
     client = ChatClient(arguments)
     if plain:
-        raise typer.Exit(_plain(client))
+        raise typer.Exit(_plain(client, say, as_json=as_json))
     from agentrl_cli.tui.app import AgentApp
     from agentrl_cli.tui.chat import ChatScreen
 
@@ -83,7 +87,7 @@ def _talk(path: Path, arguments: list[str], *, plain: bool) -> None:
 
 def _trained(path: Path, sets: list[str] | None) -> str | None:
     """The best checkpoint of the newest training, as `eval` takes it; None where there is none, or a model was set."""
-    if not path.is_file() or any(text.startswith("model.name=") for text in sets or ()):
+    if not path.is_file() or any(text.startswith(("model.name=", "remote.")) for text in sets or ()):
         return None
     from agentrl_cli.commands.checkpoints import full_name
     from agentrl_cli.store import Store
@@ -95,13 +99,13 @@ def _trained(path: Path, sets: list[str] | None) -> str | None:
     return name
 
 
-def _plain(client: object) -> int:
-    """The same over stdin and stdout; scripts can drive it."""
+def _plain(client: object, say: list[str] | None, *, as_json: bool) -> int:
+    """The same over stdin (or what `say` holds) and stdout; scripts can drive it."""
     from rich.text import Text
 
-    from agentrl_cli.commands.common import console, echo
+    from agentrl_cli.commands.common import console, echo, echo_jsonl
     from agentrl_cli.tui.chat_client import ChatClient
-    from agentrl_cli.tui.chat_plain import PlainChat
+    from agentrl_cli.tui.chat_plain import PlainChat, Said
 
     assert isinstance(client, ChatClient)
     out = console()
@@ -113,8 +117,10 @@ def _plain(client: object) -> int:
             echo(text.plain)
 
     def prompt() -> None:
-        if sys.stdin.isatty():
+        if sys.stdin.isatty() and say is None:
             print("> ", end="", file=sys.stderr, flush=True)
 
     width = out.width if out.is_terminal else 100
-    return asyncio.run(PlainChat(client, show, width).run(sys.stdin, prompt))
+    chat = PlainChat(client, show, width, (lambda event: echo_jsonl([event])) if as_json else None)
+    code = asyncio.run(chat.run(sys.stdin if say is None else Said(say), prompt))
+    return code or int(say is not None and chat.errors > 0)

@@ -3,8 +3,8 @@
     python -m agentrl_cli.server.chat --model tiny --pack code-task [--task ID] [--project DIR] [--db FILE] …
 
 Requests, one JSON object a line: `{"op": "user", "text"}`, `as_model`, `as_tool`, `call` (`name`, `arguments`), `undo`,
-`retry`, `reward` (`value`, or none to let the pack score), `save`, `approve` (`on`), `answer` (`run`, `text`), `set`
-(`temperature`, `max_new_tokens`), `cancel`, `quit`.
+`retry`, `reward` (`value`, or none to let the pack score), `save`, `approve` (`on`), `answer` (`run`, `text`),
+`simulate` (`on`, or none to ask the simulated user once), `set` (`temperature`, `max_new_tokens`), `cancel`, `quit`.
 Events: `ready`, `token`, `turn`, `cut`, `ask`, `result`, `reward`, `saved`, `note`, `error`, and `idle` after each
 request. Only this protocol reaches stdout: whatever a library prints goes to stderr.
 """
@@ -129,8 +129,7 @@ class Server:
 
     async def _resume(self, past: Episode, turn: int) -> None:
         assert self.session is not None
-        reruns = await self.session.resume(past, turn)
-        for item in reruns:
+        for item in (await self.session.resume(past, turn)).reruns:
             if not item.same:
                 self.emit({"ev": "note", "text": f"{item.diverged}: run again, it answered {item.after.text!r:.200}"})
         if self.session.turns[-1].role != "assistant":
@@ -187,6 +186,11 @@ class Server:
                 self.emit({"ev": "reward", "parts": shown, "total": total})
             case "save":
                 self.emit({"ev": "saved", "episode": self._save(), "db": str(self.db)})
+            case "simulate":
+                if "on" in request:
+                    session.simulate = bool(request["on"])
+                else:
+                    await session.ask_user()
             case "approve":
                 session.approve = self.ask if request.get("on", True) else None
             case "set":

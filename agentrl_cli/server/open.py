@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
 from agentrl_cli.config import Config, load_config
-from agentrl_cli.env import ToolEnv, tool_env
+from agentrl_cli.env import Env, ToolEnv, as_env_error, tool_env
 from agentrl_cli.errors import ConfigError, NotFound, SandboxUnavailable, UsageError
 from agentrl_cli.paths import PROJECT_FILE, bundled_model, find_project
 from agentrl_cli.policies.base import Policy
@@ -28,7 +28,7 @@ from agentrl_cli.types import Episode, Message, Task
 
 if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
-    from agentrl_cli.store import EpisodeRow
+    from agentrl_cli.store import EpisodeRow, TokenizerRow
 
 KEPT = 8
 """Earlier states of a session that stay alive in a chat, so that taking a turn back is immediate."""
@@ -67,6 +67,8 @@ class Past:
     episode: Episode
     row: EpisodeRow
     siblings: list[EpisodeRow]
+    decode: Callable[[Sequence[int]], str] | None = None
+    """Ids as text without control tokens, where the store has the tokenizer: what verl's rewards see."""
 
     def keep(self, children: Sequence[Episode]) -> None:
         """Stores episodes as children of this one."""
@@ -92,23 +94,31 @@ def open_past(given: argparse.Namespace) -> Past:
         episode, siblings = store.episode(row.id), store.siblings(row.id)
         task = store.task(row.task_id, row.pack)
         settings = store.run(row.run_id).config if row.run_id else {}
+        kept = store.tokenizer(row.tokenizer) if row.tokenizer else None
     if episode.outcome is None:
         raise UsageError(
             f"Episode {row.id} still runs.", hint="`agentrl replay` follows it; come back when it is over."
         )
-    for section in ("rollout", "model"):  # as the run had it, as far as this version still knows it
+    for section in ("rollout", "model", "rewards"):  # as the run had it, as far as this version still knows it
         found = settings.get(section)
         if isinstance(found, Mapping):
+            kind = type(getattr(config, section))
             with contextlib.suppress(ValidationError):
-                setattr(config, section, type(getattr(config, section)).model_validate(dict(found)))
+                setattr(config, section, dict(found) if kind is dict else kind.model_validate(dict(found)))
     pack = _pack_of(row.pack, config, base)
-    if getattr(pack.module, "make_env", None) is not None:
-        raise UsageError(f"{pack.name} has an environment of its own.", hint="What-ifs work with packs of tools.")
     if task is None:
         task = next((item for split in _splits(pack) for item in pack.tasks(split) if item.id == row.task_id), None)
     if task is None:
         raise NotFound(f"The task {row.task_id} is neither in the store nor in {pack.name}.")
-    return Past(given.db, base, config, pack, task, episode, row, siblings)
+    return Past(given.db, base, config, pack, task, episode, row, siblings, _decoder(kept))
+
+
+def _decoder(kept: TokenizerRow | None) -> Callable[[Sequence[int]], str] | None:
+    if kept is None:
+        return None
+    if "byte_tokenizer" in json.loads(kept.tokenizer_json):
+        return ByteTokenizer().plain
+    return Tokenizer(kept.tokenizer_json, kept.chat_template, kept.specials).plain
 
 
 def _pack_of(name: str, config: Config, base: Path) -> Pack:
@@ -132,14 +142,30 @@ def check_tokenizer(past: Past, chat: Chat) -> None:
 
 def make_env(
     config: Config, pack: Pack | None, task: Task, sandbox: Sandbox | None, seed: int, *, keep: int = 0
-) -> ToolEnv:
-    """The pack's tools for one conversation. `keep`: earlier states of the sandbox session that stay alive."""
-    if pack is not None:
-        session = pack.open_session(sandbox, seed, keep=keep)
-    else:
+) -> Env:
+    """The world of one conversation, as a rollout makes it: the pack's own environment, else its tools and users.
+
+    `keep`: earlier states of the sandbox session that stay alive. A chat without a task has no simulated user: that
+    would not know what it wants.
+    """
+    if pack is None:
         session = partial(sandbox.session, keep=keep, episode_seed=seed) if sandbox is not None else None
-    tools = pack.tools_of(task) if pack is not None else ()
-    return tool_env(config.rollout, tools, task, open_session=session, seed=seed)
+        return tool_env(config.rollout, (), task, open_session=session, seed=seed)
+    own = getattr(pack.module, "make_env", None)
+    if own is not None and task.data:
+        try:
+            env: Env = own(task)
+        except Exception as error:
+            raise as_env_error(error) from error
+        return env
+    return tool_env(
+        config.rollout,
+        pack.tools_of(task),
+        task,
+        open_session=pack.open_session(sandbox, seed, keep=keep),
+        interaction=pack.interaction_of(task) if task.data else None,
+        seed=seed,
+    )
 
 
 async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
@@ -160,7 +186,14 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         check_tokenizer(past, chat)
     sandbox, note = await _sandbox(config, pack)
     limits = config.rollout
-    env = make_env(config, pack, task, sandbox, given.seed, keep=KEPT)
+    make = partial(make_env, config, pack, task, sandbox, given.seed, keep=KEPT)
+    try:
+        env = make()
+    except BaseException:  # the pack's own code, or a row that names what is not there
+        await policy.close()
+        if sandbox is not None:
+            await sandbox.close()
+        raise
     temperature = limits.temperature if given.temperature is None else given.temperature
     session = Session(
         policy,
@@ -169,23 +202,35 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         emit,
         task,
         rewards=pack.rewards if pack is not None else (),
+        weights=config.rewards,
+        remake=None if isinstance(env, ToolEnv) else make,
+        max_turns=max(limits.max_turns, 8),
         sampling=limits.sampling(temperature=temperature, seed=given.seed),
         sandboxed=sandbox is not None,
     )
-    ready = {
-        "ev": "ready",
-        "model": given.model or config.model.name,
-        "weights": policy.weights_version,
-        "context": policy.context_length,
+    told = _ready(session, given.model or config.model.name, note)
+    told |= {
         "pack": pack.name if pack is not None else "",
-        "tools": sorted(env.tools),
         "task": task.id if given.task or past is not None else None,
         "sandbox": getattr(sandbox, "level", None),
-        "note": note,
-        "tokenizer": chat.tokenizer.json,
-        "template": chat.tokenizer.chat_template or "",
     }
-    return Opened(session, prompt, ready, sandbox, past)
+    return Opened(session, prompt, told, sandbox, past)
+
+
+def _ready(session: Session, model: str, note: str) -> dict[str, Any]:
+    """The first event: who talks, with what."""
+    policy, tokenizer, env = session.policy, session.chat.tokenizer, session.env
+    return {
+        "ev": "ready",
+        "model": model,
+        "weights": policy.weights_version,
+        "context": policy.context_length,
+        "tools": sorted(str(schema["function"]["name"]) for schema in env.schemas),
+        "user": env.talks,
+        "note": note,
+        "tokenizer": tokenizer.json,
+        "template": tokenizer.chat_template or "",
+    }
 
 
 def _pack(names: Sequence[str], config: Config, project: Path | None) -> Pack | None:
@@ -217,7 +262,7 @@ def _splits(pack: Pack) -> list[str]:
 
 async def _sandbox(config: Config, pack: Pack | None) -> tuple[Sandbox | None, str]:
     """The sandbox for the pack's tools; without one the chat still works, and says so."""
-    if pack is None:
+    if pack is None or not pack.sandbox:
         return None, ""
     from agentrl_cli.sandbox import Sandbox
 

@@ -27,11 +27,11 @@ from agentrl_cli.server.open import Past, check_tokenizer, make_env, open_past, 
 from agentrl_cli.server.session import Session
 from agentrl_cli.store.flags import flag_names
 from agentrl_cli.types import Episode, Outcome, RewardPart, StopReason, new_id
-from agentrl_cli.whatif import Rerun, advantages, rerun_calls, rescore
+from agentrl_cli.whatif import Rerun, World, advantages, opened, rerun_calls, rescore
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.render import Chat
-    from agentrl_cli.env import ToolEnv
+    from agentrl_cli.env import Env
     from agentrl_cli.policies.base import Policy
     from agentrl_cli.sandbox import Sandbox
 
@@ -42,7 +42,9 @@ PARALLEL = 16
 class Lane:
     """Where one sample after the other runs: the world is built once and goes back to the turn between them."""
 
-    env: ToolEnv | None = None
+    env: Env | None = None
+    world: World | None = None
+    """What became of the episode's beginning in it."""
 
 
 class WhatIf:
@@ -52,8 +54,8 @@ class WhatIf:
         self.given = given
         self.past = past
         self.out = out
-        self.diverged: set[int] = set()
-        """Recorded calls that answered otherwise before a re-roll, and were told of."""
+        self.diverged: set[tuple[int, int]] = set()
+        """(turn, call) of what answered otherwise before a re-roll, and was told of."""
 
     def emit(self, event: dict[str, Any]) -> None:
         """Writes one event."""
@@ -87,14 +89,17 @@ class WhatIf:
         past, episode = self.past, self.past.episode
         self.emit({"ev": "ready", "model": "", "weights": ""})
         env = make_env(past.config, past.pack, past.task, sandbox, episode.seed)
-        await env.reset(past.task)
         try:
-            reruns = await rerun_calls(episode, env)
+            await opened(env, past.task)
+            reruns, earned, _ = await rerun_calls(episode, env)
             for item in reruns:
                 self.emit({"ev": "rerun", **rerun_object(item)})
             if self.given.verify:
                 return
-            parts = await rescore(episode, past.pack.rewards, env, past.task, sandboxed=sandbox is not None)
+            parts = await rescore(
+                episode, past.pack.rewards, env, past.task, sandboxed=sandbox is not None,
+                weights=past.config.rewards, earned=earned, decode=past.decode,
+            )  # fmt: skip
         finally:
             await env.close()
         total = sum(part.value * part.weight for part in parts)
@@ -121,9 +126,11 @@ class WhatIf:
     def _keep_rescored(self, parts: Sequence[RewardPart], advantage: float | None) -> str:
         """A child with the new rewards; only where the calls answered as before, since its tokens say so."""
         episode = self.past.episode
+        over = episode.outcome not in (Outcome.TRUNCATED_TURNS, Outcome.TRUNCATED_TOKENS)
+        outcome = _outcome(episode, parts, over=over)
         child = episode.with_(
             id=new_id(), kind="whatif", parent_id=episode.id, parent_turn=len(episode.turns), reward_parts=tuple(parts),
-            group_id=f"whatif-{new_id()}", sample=0, fact="", advantage=advantage, outcome=_outcome(episode, parts),
+            group_id=f"whatif-{new_id()}", sample=0, fact="", advantage=advantage, outcome=outcome,
             started=time.time(), ended=time.time(),
         )  # fmt: skip
         self.past.keep([child])
@@ -168,21 +175,22 @@ class WhatIf:
         given, past = self.given, self.past
         limits = past.config.rollout
         seed = seed_of(given.seed, "whatif", sample)
-        there = lane.env is not None
         env = lane.env or make_env(past.config, past.pack, past.task, sandbox, past.episode.seed, keep=limits.max_turns)
         lane.env = env
         temperature = limits.temperature if given.temperature is None else given.temperature
         said = sum(turn.role == "assistant" and turn.index < given.turn for turn in past.episode.turns)
         session = Session(
-            policy, chat, env, lambda event: None, past.task, past.pack.rewards, kind="whatif", sample=sample,
+            policy, chat, env, lambda event: None, past.task, past.pack.rewards, past.config.rewards,
+            kind="whatif", sample=sample,
             sampling=limits.sampling(temperature=temperature, seed=seed),
             max_turns=max(limits.max_turns - said, 1), most=limits.max_tokens, sandboxed=sandbox is not None,
             group_id=group,
         )  # fmt: skip
         try:
-            for item in await session.resume(past.episode, given.turn, there=there):
-                if not item.same and item.call not in self.diverged:
-                    self.diverged.add(item.call)
+            lane.world = await session.resume(past.episode, given.turn, there=lane.world)
+            for item in lane.world.reruns:
+                if not item.same and (item.turn, item.call) not in self.diverged:
+                    self.diverged.add((item.turn, item.call))
                     self.emit({"ev": "diverged", **rerun_object(item)})
             try:
                 await (session.as_model(given.edit) if given.edit is not None else session.reply())
@@ -190,30 +198,33 @@ class WhatIf:
                 if session.turns == list(past.episode.turns[: given.turn]):  # there was no room at all
                     raise
             episode = session.episode()
-            parts = await rescore(episode, past.pack.rewards, env, past.task, sandboxed=sandbox is not None)
+            parts = await rescore(
+                episode, past.pack.rewards, env, past.task, sandboxed=sandbox is not None,
+                weights=past.config.rewards, earned=session.earned, decode=past.decode,
+            )  # fmt: skip
             if await env.back(said):  # something cannot be taken back: the next sample gets a new world
-                lane.env = None
+                lane.env = lane.world = None
         except BaseException:
-            lane.env = None
+            lane.env = lane.world = None
             raise
         finally:
             await policy.release(session.id)
             if lane.env is None:
                 await env.close()
-        ended = episode.with_(reward_parts=parts, outcome=_outcome(episode, parts), ended=time.time())
+        outcome = _outcome(episode, parts, over=session.over)
+        ended = episode.with_(reward_parts=parts, outcome=outcome, ended=time.time())
         return ended.with_(flags=flag_names(ended, []))
 
 
-def _outcome(episode: Episode, parts: Sequence[RewardPart]) -> Outcome:
-    """How it ended: solved, or what cut it off, or failed."""
+def _outcome(episode: Episode, parts: Sequence[RewardPart], *, over: bool) -> Outcome:
+    """How it ended: solved, or what cut it off, or failed. `over`: the world ended it."""
     primary = next((part.value for part in parts if part.primary), None)
     if primary is not None and primary >= 1.0:
         return Outcome.SOLVED
     said = [turn for turn in episode.turns if turn.role == "assistant"]
     if said and said[-1].stop_reason not in (None, StopReason.STOP, StopReason.STOP_STRING):
         return Outcome.TRUNCATED_TOKENS
-    last = episode.turns[-1]
-    if last.role == "tool" and not any(result.done for result in last.results):
+    if episode.turns[-1].role != "assistant" and not over:
         return Outcome.TRUNCATED_TURNS
     return Outcome.FAILED
 
@@ -230,6 +241,7 @@ def rerun_object(item: Rerun) -> dict[str, Any]:
         "error_before": None if item.before is None else item.before.error,
         "error_after": item.after.error,
         "same": item.same,
+        "diverged": item.diverged,
         "diff": item.diff(),
         "seconds": item.after.seconds,
     }

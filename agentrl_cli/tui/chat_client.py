@@ -134,6 +134,7 @@ text             say it as the user           /as-user TEXT   the same
 /tokens          show every token             /mask           show which tokens could be trained
 /logprobs        show how likely they were    /approve [off]  ask before tools run
 /save            keep as an episode           /replay         keep and open in replay
+/simulate        the simulated user answers once (where a task has one); on, off: always, never
 /set KEY VALUE   temperature, max_new_tokens  /help  /quit
 While a call waits: y runs it, n refuses, /as-tool TEXT answers it."""
 
@@ -168,6 +169,10 @@ def parse_command(line: str, *, asked: bool = False) -> Command:
         return Command(local=_LOCAL[word])
     if word == "/approve":
         return Command("approve", {"on": rest not in ("off", "no", "0")})
+    if word == "/simulate":
+        if rest not in ("", "on", "off"):
+            return Command(problem="/simulate, /simulate on or /simulate off")
+        return Command("simulate", {"on": rest == "on"} if rest else {})
     if word == "/reward":
         return _number("reward", "value", rest) if rest else Command("reward")
     if word == "/set":
@@ -180,12 +185,12 @@ def parse_command(line: str, *, asked: bool = False) -> Command:
     if word.startswith("/") and word[1:].replace("-", "").isalpha():
         from agentrl_cli.errors import nearest
 
-        near = nearest(word, [*_TEXTS, *_PLAIN, *_LOCAL, "/approve", "/reward", "/set", "/call"])
+        near = nearest(word, COMMANDS)
         return Command(problem=f"no command {word}" + (f"; did you mean {near[0]}?" if near else "; /help lists them"))
     return Command("user", {"text": line.strip()}) if line.strip() else Command()
 
 
-COMMANDS = sorted([*_TEXTS, *_PLAIN, *_LOCAL, "/approve", "/reward", "/set", "/call"])
+COMMANDS = sorted([*_TEXTS, *_PLAIN, *_LOCAL, "/approve", "/reward", "/set", "/simulate", "/call"])
 SETTINGS = ("max_new_tokens", "min_p", "repetition_penalty", "temperature", "top_k", "top_p")
 
 

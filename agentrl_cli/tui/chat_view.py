@@ -56,6 +56,8 @@ def ready_lines(event: dict[str, Any]) -> list[Text]:
     lines = [Text(f"{event['model']}  ({event['weights']}, context {event['context']})   tools: {tools}", TITLE)]
     if event.get("sandbox"):
         lines.append(Text(f"sandbox {event['sandbox']}", FAINT))
+    if event.get("user"):
+        lines.append(Text("a simulated user answers: /simulate off lets you, /simulate asks it once", FAINT))
     if event.get("note"):
         lines.append(Text(f"! {event['note']}", BAD))
     return lines

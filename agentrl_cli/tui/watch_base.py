@@ -123,9 +123,7 @@ class WatchBase(ListingScreen):
         self.paint()
 
     def listed(self, count: int, error: str) -> None:
-        self.query_one("#columns", Static).update(
-            Text(error, "bold #ffb454") if error else head_text(self.size.width)
-        )
+        self.query_one("#columns", Static).update(Text(error, "bold #ffb454") if error else head_text(self.size.width))
 
     # -- painting -------------------------------------------------------------------------------------------------
 

@@ -78,9 +78,7 @@ def smoothed(series: Series, steps: int) -> Series:
     if steps <= 1:
         return series
     values = [y for _, y in series]
-    return [
-        (x, sum(values[max(n - steps + 1, 0) : n + 1]) / min(n + 1, steps)) for n, (x, _) in enumerate(series)
-    ]
+    return [(x, sum(values[max(n - steps + 1, 0) : n + 1]) / min(n + 1, steps)) for n, (x, _) in enumerate(series)]
 
 
 def chart_grid(data: WatchData, width: int, height: int = 6, look: Look | None = None) -> list[Text]:

@@ -29,8 +29,7 @@ def event_lines(event: dict[str, Any], width: int = 100) -> list[Text]:
 def rerun_lines(event: dict[str, Any], width: int) -> list[Text]:
     """One call: the same answer, or the difference."""
     arguments = "" if event["arguments"] is None else json.dumps(event["arguments"], ensure_ascii=False)
-    other = f"diverged at call {event['call']}"
-    verdict = "same" if event["same"] else "not recorded" if event["before"] is None else other
+    verdict = "same" if event["same"] else "not recorded" if event["before"] is None else event["diverged"]
     head = f"turn {event['turn']}  {event['name']} {arguments}"
     lines = [Text(clip(" ".join(head.split()), max(width - 24, 20)), no_wrap=True)]
     lines[0].append(f"   {verdict}", GOOD if event["same"] else BAD)
