@@ -117,6 +117,8 @@ def train(
         where = Path(db) if db else default_db(base)
         opened = open_runtime(settings, base=base, db=where, trainable=True, packs=packs, hooks=hooks)
         async with opened as runtime:
+            if runtime.sandbox is not None and runtime.sandbox.warning:
+                narrate(f"WARNING: {runtime.sandbox.warning}")
             row = new_run(
                 settings,
                 runtime.store,

@@ -148,6 +148,23 @@ def _said_again(turn: Turn, step: Step, answers: Turn | None) -> list[Rerun]:
     return [Rerun(0, turn.index, "user", None, None if before is None else ToolResult(before), after)]
 
 
+def marked(turns: Sequence[Turn], reruns: Sequence[Rerun]) -> list[Turn]:
+    """The turns with `metrics["diverged"]` on the results whose calls answered otherwise when they were run again.
+
+    The text stays the recorded one, which is what the tokens say; the flag DIVERGED reads the mark.
+    """
+    other = {item.call for item in reruns if not item.same}
+    out, call = [], 0
+    for turn in turns:
+        results = []
+        for result in turn.results:
+            call += 1
+            metrics = {key: value for key, value in result.metrics.items() if key != "diverged"}
+            results.append(replace(result, metrics=metrics | ({"diverged": 1.0} if call in other else {})))
+        out.append(replace(turn, results=tuple(results)))
+    return out
+
+
 async def rescore(
     episode: Episode,
     rewards: Sequence[Reward],

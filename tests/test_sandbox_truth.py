@@ -17,9 +17,13 @@ from agentrl_cli.errors import SandboxUnavailable
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward, RewardContext
 from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.runtime import new_run
 from agentrl_cli.sandbox import Sandbox
+from agentrl_cli.server.open import _sandbox
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack
+from agentrl_cli.tui.chat_view import ready_lines
+from agentrl_cli.tui.whatif_view import event_lines
 from agentrl_cli.types import Episode, RewardPart
 
 SOLUTION = "def add(a, b):\n    return a + b\n"
@@ -45,11 +49,9 @@ CALLS = "".join(
 )
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A store with one episode of both kinds of tools and rewards."""
-    path = tmp_path_factory.mktemp("truth") / "agentrl.db"
-    config, tokenizer = Config(), ByteTokenizer()
+def fill(path: Path, config: Config) -> str:
+    """One episode of both kinds of tools and rewards; its id."""
+    tokenizer = ByteTokenizer()
     config.rollout.max_tokens, config.rollout.max_new_tokens = 6000, 1000
 
     async def make() -> str:
@@ -57,11 +59,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
             with Store.open(path) as store:
                 store.put_tokenizer(tokenizer.hash, tokenizer.json, "", dict(tokenizer.specials))
                 policy = ScriptedPolicy([CALLS, "done"], tokenizer)
-                rollout = Rollout(policy, Chat(tokenizer), {"made": PACK}, config, sandbox=sandbox, store=store)
-                return (await rollout.run([Job(PACK.tasks("train")[0], 0)]))[0].id
+                row = new_run(config, store, kind="rollout", packs=["made"], tokenizer=tokenizer.hash)
+                more: dict[str, Any] = {"sandbox": sandbox, "store": store, "run": row}
+                rollout = Rollout(policy, Chat(tokenizer), {"made": PACK}, config, **more)
+                await rollout.run([])
+                return (await rollout.run([Job(PACK.tasks("train")[0], 0, run_id=row.id)]))[0].id
 
+    return asyncio.run(make())
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    path = tmp_path_factory.mktemp("truth") / "agentrl.db"
     try:
-        return path, asyncio.run(make())
+        return path, fill(path, Config())
     except SandboxUnavailable as problem:
         pytest.skip(f"{problem.message} {problem.hint}")
 
@@ -93,3 +104,44 @@ def test_they_are_shown_and_exported(made: tuple[Path, str], capsys: pytest.Capt
     assert [part["fakeable"] for part in exported["reward_parts"]] == [False, True, False]
     rerun = run(capsys, "export", episode, "--db", db)
     assert '"fakeable": true' in rerun or '"fakeable":true' in rerun
+
+
+NAKED = Config.model_validate({"sandbox": {"backend": "bare", "min_level": "bare", "workers": 1}})
+"""What a user has to write to get no isolation."""
+
+
+def test_a_run_without_isolation_says_so_wherever_one_looks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    db = tmp_path / "agentrl.db"
+    episode = fill(db, NAKED)
+    with Store.open(db, readonly=True) as store:
+        row = store.episode_row(episode)
+        assert row.level == "bare" and row.run_id is not None
+        told = [event for event in store.tail_events(row.run_id) if event["kind"] == "no_isolation"]
+        assert [event["data"]["level"] for event in told] == ["bare"]  # once, however many rounds a run has
+        alerts = [alert for alert in store.alerts(row.run_id) if alert["name"] == "no_isolation"]
+        assert [alert["level"] for alert in alerts] == ["bad"] and "isolates NOTHING" in str(alerts[0]["text"])
+    for command in (["show", episode], ["replay", episode, "--plain"]):
+        assert "bare: NO ISOLATION" in run(capsys, *command, "--db", str(db))
+
+
+def test_commands_that_run_code_warn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "code-task", str(tmp_path / "p"), "--min-level", "bare"]) == 0
+    project = ["--project", str(tmp_path / "p"), "--set", "sandbox.backend=bare", "--set", "sandbox.workers=1"]
+    commands: dict[str, list[str]] = {
+        "rollout": ["--model", "scripted", "-n", "1"],
+        "eval": ["--checkpoint", "base", "--compare-to", "none", "--set", "model.name=scripted", "--limit", "1"],
+        "check": ["code-task"],
+    }
+    for name, more in commands.items():
+        capsys.readouterr()
+        main([name, *more, *project])
+        assert "WARNING: Sandbox level bare isolates NOTHING" in capsys.readouterr().err, name
+
+
+async def test_a_chat_and_a_what_if_say_it_too() -> None:
+    sandbox, note = await _sandbox(NAKED, PACK)
+    assert sandbox is not None
+    await sandbox.close()
+    event = {"ev": "ready", "model": "m", "weights": "", "context": 1, "tools": [], "sandbox": "bare", "note": note}
+    assert any("isolates NOTHING" in line.plain for line in ready_lines(event))
+    assert "isolates NOTHING" in event_lines(event)[0].plain

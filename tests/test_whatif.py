@@ -130,6 +130,15 @@ async def test_verifying_says_where_it_diverged(
     told = [event for event in events if event["ev"] == "diverged"]
     assert [(event["call"], event["turn"]) for event in told] == [(1, 2)]
     assert "diverged at call 1" in event_lines(told[0])[0].plain
+    born = [event["episode"] for event in events if event["ev"] == "child"]
+    assert len(born) == 2
+    for one in born:  # the second sample goes on in the first one's world, and is marked, too
+        with Store.open(db, readonly=True) as store:
+            assert "DIVERGED" in store.episode_row(one).flags
+        assert await asyncio.to_thread(main, ["show", one, "--db", str(db)]) == 0
+        assert "diverged at call 1 (" in capsys.readouterr().out
+        assert await asyncio.to_thread(main, ["replay", one, "--plain", "--db", str(db)]) == 0
+        assert "DIVERGED diverged at call 1" in capsys.readouterr().out
 
 
 async def test_a_reroll_keeps_the_stored_ids_and_stores_children(made: tuple[Path, str], script: Path) -> None:

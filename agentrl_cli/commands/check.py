@@ -17,6 +17,7 @@ from agentrl_cli.commands.common import (
     echo_json,
     narrate,
     open_project,
+    warn_unsafe,
 )
 from agentrl_cli.errors import NotFound
 from agentrl_cli.paths import find_project, pack_names, pack_path
@@ -71,6 +72,7 @@ async def _check(folders: list[Path], settings: SandboxConfig, every: bool) -> l
     results: list[dict[str, Any]] = []
     packs = [load_pack(folder) for folder in folders]
     sandbox = await Sandbox.open(settings) if any(pack.sandbox for pack in packs) else None
+    warn_unsafe(sandbox)
     try:
         for pack in packs:
             narrate(f"checking {pack.name} …")

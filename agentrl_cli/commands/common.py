@@ -16,6 +16,7 @@ Helpers:
     data_stdout() context manager                   prints of other code go to stderr; `echo*` still reach stdout
     echo(text), echo_json(value), echo_jsonl(rows)  to stdout
     narrate(text), warn(text)                       to stderr, without markup; `warn` is yellow on a terminal
+    warn_unsafe(sandbox)                            says it where a sandbox that was opened isolates nothing
     is_terminal() -> bool                           both stdin and stdout are terminals
     confirm(question, yes=False) -> bool            asks on a terminal; elsewhere the answer is `yes`
     console(stderr=False) -> rich.console.Console   colours only on a terminal, NO_COLOR respected
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from agentrl_cli.config import Config, Sources
+    from agentrl_cli.sandbox import Sandbox
 
 ProjectOption = Annotated[
     Path | None,
@@ -198,6 +200,12 @@ def warn(text: str) -> None:
     """A warning for people, to stderr; yellow on a terminal."""
     coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     narrate(f"\x1b[33m{text}\x1b[0m" if coloured else text)
+
+
+def warn_unsafe(sandbox: Sandbox | None) -> None:
+    """Says it loudly where the sandbox that was opened isolates nothing."""
+    if sandbox is not None and sandbox.warning:
+        warn(f"WARNING: {sandbox.warning}")
 
 
 def is_terminal() -> bool:

@@ -28,6 +28,7 @@ from agentrl_cli.commands.common import (
     narrate,
     open_project,
     warn,
+    warn_unsafe,
 )
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.commands.tables import aligned
@@ -181,6 +182,7 @@ async def _evaluate(context: Context, plan: Plan, candidate: str | None) -> Eval
 
     name = candidate or context.config.model.name
     async with open_runtime(context.config, base=context.project, db=context.db, spec=candidate) as runtime:
+        warn_unsafe(runtime.sandbox)
         origin = trained_by(runtime.store, candidate)
         with Progress(name, len(plan.tasks) * plan.settings.k) as progress:
             result = await evaluate(

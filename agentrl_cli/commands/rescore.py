@@ -19,6 +19,7 @@ from agentrl_cli.commands.common import (
     echo_json,
     find_db,
     narrate,
+    warn_unsafe,
 )
 from agentrl_cli.commands.tables import aligned
 from agentrl_cli.errors import ConfigError, NotFound
@@ -185,6 +186,7 @@ async def _scored(
     async def session() -> Any:
         if not opened:
             opened.append(await Sandbox.open(config.sandbox))
+            warn_unsafe(opened[0])
         sessions.append(await opened[0].session(imports=packages(config, project)))
         return sessions[-1]
 

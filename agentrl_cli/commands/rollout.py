@@ -25,6 +25,7 @@ from agentrl_cli.commands.common import (
     narrate,
     open_project,
     warn,
+    warn_unsafe,
 )
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.commands.tables import print_rows
@@ -75,6 +76,7 @@ async def _sample(
     from agentrl_cli.runtime import open_runtime
 
     async with open_runtime(context.config, base=context.project, db=context.db, spec=model) as runtime:
+        warn_unsafe(runtime.sandbox)
         return await _attempt(runtime, context, count, group, split, tools)
 
 

@@ -124,7 +124,7 @@ def _messages(turn: Turn) -> Iterator[str]:
     for result in turn.results:
         state = f"ERROR {result.error}" if result.error else "ok"
         marks = "".join([", cut" if result.truncated else "", ", ends the episode" if result.done else ""])
-        yield f"← {state} ({result.seconds * 1000:.0f} ms{', ' + result.level if result.level else ''}{marks})"
+        yield f"← {state} ({result.seconds * 1000:.0f} ms{', ' + result.isolation if result.level else ''}{marks})"
         shown = " ".join(str(message.get("content", "")) for message in turn.messages)
         if result.text not in shown:
             yield from (f"  {line}" for line in result.text.splitlines())

@@ -22,6 +22,7 @@ from agentrl_cli.commands.common import (
     echo_json,
     narrate,
     open_project,
+    warn_unsafe,
 )
 from agentrl_cli.commands.tools_serve import serve
 from agentrl_cli.errors import NotFound, UsageError
@@ -132,6 +133,7 @@ async def _call(context: Context, tool: Tool, arguments: dict[str, Any], seed: i
         from agentrl_cli.sandbox import Sandbox
 
         opened.append(await Sandbox.open(context.config.sandbox))
+        warn_unsafe(opened[0])
         return await opened[0].session(imports=tool.imports, episode_seed=seed)
 
     around = ToolContext(session_factory=session, seed=seed)

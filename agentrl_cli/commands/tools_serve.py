@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl_cli.commands.common import ConfigOption, PackOption, ProjectOption, SetOption, echo, narrate, open_project
+from agentrl_cli.commands.common import (
+    ConfigOption,
+    PackOption,
+    ProjectOption,
+    SetOption,
+    echo,
+    narrate,
+    open_project,
+    warn_unsafe,
+)
 from agentrl_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -123,6 +132,7 @@ async def open_server(
         async with lock:
             if not opened:
                 opened.append(await Sandbox.open(context.config.sandbox))
+                warn_unsafe(opened[0])
         return await opened[0].session(imports=imports, **more)
 
     syntax = load_parser(parser)

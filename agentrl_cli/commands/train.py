@@ -29,6 +29,7 @@ from agentrl_cli.commands.common import (
     narrate,
     open_project,
     warn,
+    warn_unsafe,
 )
 from agentrl_cli.errors import ConfigError, NotFound, RunFailed, StoreError
 
@@ -159,6 +160,7 @@ async def _train(context: Context, resume: str | None, run_id: str | None, as_js
     check(config.algo)
     async with open_runtime(config, base=context.project, db=context.db, trainable=True) as runtime:
         run = _row(runtime, context, resume, run_id)
+        warn_unsafe(runtime.sandbox)
         narrate(
             f"{run.name}: {runtime.loaded.name}, engine {getattr(runtime.loaded.policy, 'engine', '-')},"
             f" {config.train.steps} steps, sandbox {_level(runtime)}, {context.db}"

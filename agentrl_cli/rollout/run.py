@@ -52,6 +52,7 @@ class Rollout:
         self.with_tools = with_tools
         self.temperature = config.rollout.temperature if temperature is None else temperature
         self.run_row = run
+        self._labelled = False
         self.places: asyncio.Semaphore | None = None
         """Places that several `run`s share, first come first served; None: `rollout.concurrency` for each."""
         self.guard_seconds = 0.0
@@ -64,6 +65,7 @@ class Rollout:
         Raises PolicyError where the model itself fails; then, and when cancelled, every running episode is stored as
         `cancelled` first.
         """
+        self._label()
         places = self.places or asyncio.Semaphore(self.config.rollout.concurrency)
 
         async def one(job: Job) -> Episode:
@@ -80,6 +82,15 @@ class Rollout:
             # The first real error says what happened; the others are the cancellations that followed from it.
             raise errors.exceptions[0] from errors
         return [task.result() for task in tasks]
+
+    def _label(self) -> None:
+        """A run whose code is not isolated says so among its events and alerts, once."""
+        if self._labelled or self.sandbox is None or not self.sandbox.warning or self.store is None:
+            return
+        self._labelled = True
+        run_id = None if self.run_row is None else self.run_row.id
+        self.store.add_event(run_id, "no_isolation", {"level": self.sandbox.level, "text": self.sandbox.warning})
+        self.store.add_alert(run_id, "bad", "no_isolation", text=self.sandbox.warning, step=0)
 
     async def episode(self, job: Job) -> Episode:
         """One attempt, from its prompt to its stored end."""

@@ -34,6 +34,8 @@ from agentrl_cli.sandbox.session import Session
 STRENGTH = {"bare": 0, "landlock": 1, "ns": 2, "docker": 3}
 """Levels, weakest first. `ns` and `docker` hold hostile code; `landlock` holds most of it; `bare` holds nothing."""
 
+BARE = "Sandbox level bare isolates NOTHING: the model's code runs as you, with your files and your network."
+
 AUTO = ("ns", "docker", "landlock")
 """What `backend: auto` tries, in this order: `ns` and `docker` hold the same, `ns` faster and without a daemon that is
 root; `bare` is never chosen, only asked for."""
@@ -78,6 +80,11 @@ class Sandbox:
         self._sessions: set[Session] = set()
         self._tasks: dict[tuple[str, ...] | None, asyncio.Task[None]] = {}
         """What goes on in the background: for a profile, starting runners and spare boxes; None: looking after them."""
+
+    @property
+    def warning(self) -> str:
+        """What people must be told before code runs here; empty where there is isolation."""
+        return BARE if self.level == "bare" else ""
 
     @classmethod
     async def open(cls, config: Any) -> Sandbox:

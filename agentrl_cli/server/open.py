@@ -267,7 +267,8 @@ async def _sandbox(config: Config, pack: Pack | None) -> tuple[Sandbox | None, s
     from agentrl_cli.sandbox import Sandbox
 
     try:
-        return await Sandbox.open(config.sandbox), ""
+        sandbox = await Sandbox.open(config.sandbox)
+        return sandbox, sandbox.warning
     except SandboxUnavailable as error:
         return None, f"no sandbox: {error.message} {error.hint}"
 

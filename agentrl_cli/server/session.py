@@ -14,7 +14,7 @@ from agentrl_cli.env import AssistantTurn
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.server.conversation import Answer, Approve, Conversation, Emit
 from agentrl_cli.types import Episode, Message, Origin, RewardPart, StopReason, Tokens, ToolCall, ToolResult
-from agentrl_cli.whatif import World, beginning, opened, rescore, results_of, step_of
+from agentrl_cli.whatif import World, beginning, marked, opened, rescore, results_of, step_of
 
 __all__ = ["SETTINGS", "Answer", "Approve", "Emit", "Session"]
 
@@ -41,8 +41,8 @@ class Session(Conversation):
     async def resume(self, episode: Episode, turn: int, *, there: World | None = None) -> World:
         """Begins with the turns of a stored episode before turn `turn`; its tool calls are run again for their effects.
 
-        Token ids are the stored ones. `there`: the world has gone there before, and nothing is run.
-        Raises UsageError where the model is not to speak there.
+        Token ids are the stored ones; results whose calls answer otherwise now are marked. `there`: the world has gone
+        there before, and nothing is run. Raises UsageError where the model is not to speak there.
         """
         if there is None:
             await opened(self.env, self.task)
@@ -50,8 +50,9 @@ class Session(Conversation):
             self._went(there)
         self.turns, self.parts = beginning(episode, turn)
         self.messages = [message for item in self.turns for message in item.messages]
-        self.parent = episode
         world = there or await self._rerun(episode, turn)
+        self.turns = marked(self.turns, world.reruns)
+        self.parent = episode.with_(turns=(*self.turns, *episode.turns[len(self.turns) :]))  # see `branch`
         for item, part in zip(self.turns, self.parts, strict=True):
             self.emit({"ev": "turn", "turn": item, "tokens": part})
         return world

@@ -76,7 +76,7 @@ class WhatIf:
             try:
                 check_tokenizer(past, chat)
                 self.emit({"ev": "ready", "model": self.given.model or past.config.model.name,
-                           "weights": policy.weights_version})  # fmt: skip
+                           "weights": policy.weights_version, "note": _warning(sandbox)})  # fmt: skip
                 await self.reroll(policy, chat, sandbox)
             finally:
                 await policy.close()
@@ -87,7 +87,7 @@ class WhatIf:
     async def rerun(self, sandbox: Sandbox | None) -> None:
         """Every recorded call once more; then rewards and the advantage they would give."""
         past, episode = self.past, self.past.episode
-        self.emit({"ev": "ready", "model": "", "weights": ""})
+        self.emit({"ev": "ready", "model": "", "weights": "", "note": _warning(sandbox)})
         env = make_env(past.config, past.pack, past.task, sandbox, episode.seed)
         try:
             await opened(env, past.task)
@@ -195,7 +195,7 @@ class WhatIf:
             try:
                 await (session.as_model(given.edit) if given.edit is not None else session.reply())
             except UsageError:
-                if session.turns == list(past.episode.turns[: given.turn]):  # there was no room at all
+                if len(session.turns) <= given.turn:  # there was no room at all
                     raise
             episode = session.episode()
             parts = await rescore(
@@ -278,6 +278,10 @@ async def _sandbox(past: Past) -> Sandbox | None:
     from agentrl_cli.sandbox import Sandbox
 
     return await Sandbox.open(past.config.sandbox) if past.pack.sandbox else None
+
+
+def _warning(sandbox: Sandbox | None) -> str:
+    return sandbox.warning if sandbox is not None else ""
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:

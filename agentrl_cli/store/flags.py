@@ -7,6 +7,7 @@ TRUNC      cut off: tokens, turns or the context ran out
 AFTERERR   answered right after a tool had failed
 MALFORMED  a call that could not be parsed
 DRIFT      a rendering of the conversation differs in its structure from the ids
+DIVERGED   goes on from a stored episode, and a call of it answered otherwise when it was run again
 MASK       the mask is wrong: sampled tokens outside the model's turns, or without a log-probability
 
 To add one: a generator function here and one line in RULES.
@@ -159,6 +160,13 @@ def _mask(episode: Episode) -> Iterator[Flag]:
         yield Flag("MASK", f"{len(bare)} sampled tokens without a log-probability, first at {bare[0]}", turn_of)
 
 
+def _diverged(episode: Episode) -> Iterator[Flag]:
+    for number, (turn, call, result) in enumerate(_answered(episode), 1):
+        if result.metrics.get("diverged"):
+            name = call.name if call else "a tool"
+            yield Flag("DIVERGED", f"diverged at call {number} ({name}): run again, it answered otherwise", turn.index)
+
+
 RULES: dict[str, Callable[[Episode], Iterator[Flag]]] = {
     "BADARG": _bad_arguments,
     "NOTOOL": _no_tool,
@@ -166,6 +174,7 @@ RULES: dict[str, Callable[[Episode], Iterator[Flag]]] = {
     "TRUNC": _truncated,
     "AFTERERR": _after_error,
     "MALFORMED": _malformed,
+    "DIVERGED": _diverged,
     "MASK": _mask,
 }
 

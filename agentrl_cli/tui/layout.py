@@ -233,12 +233,15 @@ def result_notes(turn: Turn) -> list[tuple[str, str]]:
         parts = ["◂", name or f"result {number + 1}", f"ERROR {result.error}" if result.error else "ok"]
         parts.append(f"{result.seconds * 1000:.0f} ms")
         if result.level:
-            parts.append(f"sandbox {result.level}")
+            parts.append(f"sandbox {result.isolation}")
+        if result.metrics.get("diverged"):
+            parts.append("DIVERGED when it was run again")
         if result.truncated:
             parts.append("cut to its limit")
         if result.reward is not None:
             parts.append(f"reward {result.reward:+.2f}")
-        out.append(("error" if result.error else "result", "  ".join(parts)))
+        loud = result.error or result.level == "bare" or result.metrics.get("diverged")
+        out.append(("error" if loud else "result", "  ".join(parts)))
     return out
 
 

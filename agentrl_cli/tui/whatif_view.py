@@ -14,7 +14,8 @@ def event_lines(event: dict[str, Any], width: int = 100) -> list[Text]:
     """What an event shows; nothing for those that only steer."""
     kind = event["ev"]
     if kind == "ready":
-        return [Text(f"{event['model']}  weights {event['weights']}", FAINT)] if event["model"] else []
+        lines = [Text(f"! {event['note']}", BAD)] if event.get("note") else []
+        return lines + ([Text(f"{event['model']}  weights {event['weights']}", FAINT)] if event["model"] else [])
     if kind in ("rerun", "diverged"):
         return rerun_lines(event, width)
     if kind == "rewards":

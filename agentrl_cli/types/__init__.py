@@ -253,6 +253,11 @@ class ToolResult:
     done: bool = False
     """True where the tool ends the episode (`submit`, `finish`)."""
 
+    @property
+    def isolation(self) -> str:
+        """The level as people are to read it: at `bare` that there was none."""
+        return f"{self.level}: NO ISOLATION" if self.level == "bare" else self.level
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
