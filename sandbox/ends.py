@@ -8,9 +8,7 @@ from typing import Any
 
 import confine
 
-_CLAIMS = frozenset(
-    {"ok", "exception", "exit", "memory", "disk_limit", "process_limit", "open_files_limit", "blocked"}
-)
+_CLAIMS = frozenset({"ok", "exception", "exit", "memory", "disk_limit", "process_limit", "open_files_limit", "blocked"})
 FULL, MANY, LARGE = "the work folder is full", "too many files", "a file is too large"
 """Which disk limit it was."""
 _SAID = (

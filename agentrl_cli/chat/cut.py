@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from agentrl_cli.chat.render import Chat, Rendered
 from agentrl_cli.types import Message, ToolResult
@@ -26,18 +27,33 @@ def cut_text(chat: Chat, text: str, limit: int, side: str) -> str:
 def cut_results(
     chat: Chat, messages: Sequence[Message], results: Sequence[ToolResult], limit: int, side: str
 ) -> tuple[list[Message], tuple[ToolResult, ...]]:
-    """Tool messages cut to `limit` tokens each, and their results marked `truncated`; user messages are left whole."""
+    """Tool messages cut to `limit` tokens of text each, and their results marked `truncated`.
+
+    User messages and images are left whole.
+    """
     out, marked, number = [], list(results), -1
     for message in messages:
         number += message["role"] == "tool"
-        if message["role"] != "tool" or not isinstance(message["content"], str):
+        if message["role"] != "tool":
             out.append(message)
             continue
-        text = cut_text(chat, message["content"], limit, side)
-        out.append({**message, "content": text})
-        if text != message["content"] and number < len(marked):
+        said = _text(message["content"])
+        text = cut_text(chat, said, limit, side)
+        out.append({**message, "content": _with_text(message["content"], text)})
+        if text != said and number < len(marked):
             marked[number] = replace(marked[number], text=text, truncated=True)
     return out, tuple(marked)
+
+
+def _text(content: Any) -> str:
+    """The text of a tool's answer, which follows its images where it has any."""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def _with_text(content: Any, text: str) -> Any:
+    if isinstance(content, str):
+        return text
+    return [{**part, "text": text} if part.get("type") == "text" else part for part in content]
 
 
 def fit_results(

@@ -36,11 +36,8 @@ ORIGINS = {
 
 def locate(text: str, messages: Sequence[Message], render: Callable[[Sequence[Message]], str]) -> list[Region]:
     """The regions of `text` that are contents of `messages`, in order. `render` gives the text for other contents."""
-    texts = [message.get("content") for message in messages]
-    contents = [(index, content) for index, content in enumerate(texts) if isinstance(content, str) and content]
-    marked = [dict(message) for message in messages]
-    for index, _ in contents:
-        marked[index]["content"] = f"{MARK}{index}{MARK}"
+    contents: list[tuple[int, str]] = []
+    marked = [_marked(message, index, contents) for index, message in enumerate(messages)]
     try:
         pieces = re.split(rf"{MARK}(\d+){MARK}", render(marked))
     except TemplateError:
@@ -59,6 +56,22 @@ def locate(text: str, messages: Sequence[Message], render: Callable[[Sequence[Me
     return regions
 
 
+def _marked(message: Message, index: int, contents: list[tuple[int, str]]) -> Message:
+    """The message with a marker in place of each text of its content; the texts are added to `contents`."""
+
+    def mark(text: Any) -> Any:
+        if not isinstance(text, str) or not text:
+            return text
+        contents.append((index, text))
+        return f"{MARK}{index}{MARK}"
+
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [{**part, "text": mark(part["text"])} if "text" in part else part for part in content]
+        return {**message, "content": parts}
+    return {**message, "content": mark(content)} if content else dict(message)
+
+
 def origins(offsets: Offsets, regions: Sequence[Region], messages: Sequence[Message]) -> list[int]:
     """Origin of each token: of the region it starts in, else TEMPLATE."""
     result = np.full(len(offsets), Origin.TEMPLATE, np.int8)
@@ -67,6 +80,24 @@ def origins(offsets: Offsets, regions: Sequence[Region], messages: Sequence[Mess
         inside = (starts >= start) & (starts < end)
         result[inside] = ORIGINS.get(str(messages[index].get("role")), Origin.USER)
     return [int(origin) for origin in result]
+
+
+def spans(
+    messages: Sequence[Message], ends: Sequence[int], offsets: Sequence[tuple[int, int]]
+) -> tuple[tuple[str, int, int], ...]:
+    """Token spans of consecutive messages of one role; `ends` are the messages' ends in characters."""
+    found: list[tuple[str, int, int]] = []
+    token = 0
+    for index, (message, end) in enumerate(zip(messages, ends, strict=True)):
+        role = str(message.get("role"))
+        last = index == len(messages) - 1
+        if not last and str(messages[index + 1].get("role")) == role:
+            continue
+        start = token
+        while token < len(offsets) and (last or offsets[token][0] < end):
+            token += 1
+        found.append((role, start, token))
+    return tuple(found)
 
 
 def shared_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:

@@ -20,14 +20,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.chat.guard import Guard, Hidden, Range
-from agentrl_cli.chat.locate import locate, origins, shared_prefix
+from agentrl_cli.chat.images import Images
+from agentrl_cli.chat.locate import ORIGINS, Region, locate, origins, shared_prefix, spans
 from agentrl_cli.chat.parse import THINK, THINK_END, Parsed, parse_text
 from agentrl_cli.chat.parsers import detect_parser, load_parser
 from agentrl_cli.chat.probe import MARK, PROBE_TOOL, Stops, assistant, find_stops, tool, user
 from agentrl_cli.chat.template import ChatTemplate
-from agentrl_cli.chat.tokenizer import BaseTokenizer
+from agentrl_cli.chat.tokenizer import BaseTokenizer, Offsets
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message, Origin, StopReason, ToolSchema
+from agentrl_cli.types.content import images_of
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.audit import AuditReport
@@ -65,8 +67,12 @@ class Chat:
         *,
         variables: Mapping[str, Any] | None = None,
         now: datetime | None = None,
+        images: Images | None = None,
     ) -> None:
-        """`parser` "auto" recognises the template's syntax. Raises TemplateError where the template cannot be used."""
+        """`parser` "auto" recognises the template's syntax; `images`: the model reads them.
+
+        Raises TemplateError where the template cannot be used.
+        """
         if not tokenizer.chat_template:
             raise TemplateError(
                 "The tokenizer has no chat template.",
@@ -74,6 +80,7 @@ class Chat:
             )
         self.tokenizer = tokenizer
         self.append_only = append_only
+        self.images = images
         now = now or datetime.now()
         self._template = ChatTemplate(tokenizer.chat_template, tokenizer.specials, variables=variables, now=now)
         source = tokenizer.tool_template or tokenizer.chat_template
@@ -82,7 +89,8 @@ class Chat:
         self.parser = load_parser(detect_parser(sources) if parser == "auto" else parser)
         self.stops: Stops = find_stops(self._text, tokenizer, self.parser.markers)
         markup = sources + " ".join(self.parser.markers)
-        self._guard = Guard(tokenizer, markup, [*self.stops.texts, tokenizer.specials.get("eos_token", "")])
+        unsaid = [tokenizer.token_text(images.token)] if images is not None else []
+        self._guard = Guard(tokenizer, markup, [*self.stops.texts, tokenizer.specials.get("eos_token", ""), *unsaid])
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
@@ -117,10 +125,10 @@ class Chat:
         """A full rendering. The drift guard compares with this; training data never comes from it."""
         safe, safe_tools, hidden = self._guard.hide(messages, tools)
         text, plain = hidden.reveal(self._text(safe, safe_tools, add_generation_prompt))
-        ids, offsets = self.tokenizer.encode_offsets(text, plain)
+        ids, offsets = self._encode(text, plain, messages)
         regions = locate(text, messages, lambda other: self._text(other, tools, add_generation_prompt))
         ends = self._ends(text, safe, safe_tools, hidden)
-        return Rendered(ids, origins(offsets, regions, messages), _spans(messages, ends, offsets), text)
+        return Rendered(ids, self._origins(ids, offsets, regions, messages), spans(messages, ends, offsets), text)
 
     def extend(
         self,
@@ -142,7 +150,7 @@ class Chat:
         text, plain = hidden.reveal(self._after_turn(safe, safe_tools))
         stop = next(stop for stop in sorted(self._end_texts, key=len, reverse=True) if text.startswith(stop))
         stop_id = self.tokenizer.id_of(stop)
-        ids, offsets = self.tokenizer.encode_offsets(text, plain)
+        ids, offsets = self._encode(text, plain, new_messages)
         if not ids or ids[0] != stop_id:
             raise TemplateError(f"The tokenizer does not keep the stop token {stop!r} in one piece.")
         regions = locate(text, new_messages, lambda other: self._after_turn(other, tools))
@@ -152,8 +160,8 @@ class Chat:
         ids, offsets = ids[first:], offsets[first:]
         return Rendered(
             ids,
-            origins(offsets, regions, new_messages),
-            _spans(new_messages, ends, offsets),
+            self._origins(ids, offsets, regions, new_messages),
+            spans(new_messages, ends, offsets),
             text if keep else text[len(stop) :],
         )
 
@@ -189,7 +197,7 @@ class Chat:
         Raises TemplateError where the template refuses, or its assistant turns begin unlike its generation prompt.
         """
         text, plain = self._continuation(messages, tools, add_generation_prompt)
-        return self._encode_after_stop(text, plain)
+        return self._encode_after_stop(text, plain, messages)
 
     def assistant_text(self, message: Message, tools: Tools = None, *, thinking: bool | None = None) -> str:
         """The text a model would have to sample for an assistant message, without its stop token.
@@ -262,11 +270,27 @@ class Chat:
             )
         return report
 
-    def _encode_after_stop(self, text: str, plain: Sequence[Range]) -> list[int]:
+    def _encode(
+        self, text: str, plain: Sequence[Range], messages: Sequence[Message]
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids and offsets of a rendering of `messages`, the placeholders of their images repeated."""
+        ids, offsets = self.tokenizer.encode_offsets(text, plain)
+        return (ids, offsets) if self.images is None else self.images.expand(ids, offsets, messages)
+
+    def _origins(
+        self, ids: Sequence[int], offsets: Offsets, regions: Sequence[Region], messages: Sequence[Message]
+    ) -> list[int]:
+        found = origins(offsets, regions, messages)
+        if self.images is None:
+            return found
+        own = [(m, ORIGINS.get(str(m.get("role")), Origin.USER)) for m in messages]
+        return self.images.mark(ids, found, [(part["tokens"], int(o)) for m, o in own for part in images_of(m)])
+
+    def _encode_after_stop(self, text: str, plain: Sequence[Range], messages: Sequence[Message] = ()) -> list[int]:
         """Ids of a text inside a conversation: no tokenizer shall take it for a text's start and put a space there."""
         stop = self.stops.texts[0]
         shifted = [(start + len(stop), end + len(stop)) for start, end in plain]
-        return self.tokenizer.encode_offsets(stop + text, shifted)[0][1:]
+        return self._encode(stop + text, shifted, messages)[0][1:]
 
     def _text(self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool) -> str:
         template = self._tool_template if tools else self._template
@@ -352,30 +376,12 @@ def _within(span: tuple[int, int], ranges: Sequence[Range]) -> bool:
     return any(start < span[1] and span[0] < end for start, end in ranges)
 
 
-def _spans(
-    messages: Sequence[Message], ends: Sequence[int], offsets: Sequence[tuple[int, int]]
-) -> tuple[tuple[str, int, int], ...]:
-    """Token spans of consecutive messages of one role; `ends` are the messages' ends in characters."""
-    spans: list[tuple[str, int, int]] = []
-    token = 0
-    for index, (message, end) in enumerate(zip(messages, ends, strict=True)):
-        role = str(message.get("role"))
-        last = index == len(messages) - 1
-        if not last and str(messages[index + 1].get("role")) == role:
-            continue
-        start = token
-        while token < len(offsets) and (last or offsets[token][0] < end):
-            token += 1
-        spans.append((role, start, token))
-    return tuple(spans)
-
-
 def _joined(parts: Sequence[Rendered]) -> Rendered:
     ids: list[int] = []
     origin: list[int] = []
-    spans: list[tuple[str, int, int]] = []
+    joined: list[tuple[str, int, int]] = []
     for part in parts:
-        spans += [(role, start + len(ids), end + len(ids)) for role, start, end in part.spans]
+        joined += [(role, start + len(ids), end + len(ids)) for role, start, end in part.spans]
         ids += part.ids
         origin += part.origin
-    return Rendered(ids, origin, tuple(spans))
+    return Rendered(ids, origin, tuple(joined))

@@ -12,7 +12,7 @@ position_ids leaks attention across episodes unless use_cache is False.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,8 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from agentrl_cli.errors import ModelError
 from agentrl_cli.policies.forward_attention import Block, NotPackable, Packing, packed_attention
 from agentrl_cli.policies.forward_head import head_logprobs
+from agentrl_cli.policies.local_fused import transformer
+from agentrl_cli.policies.local_vision import positions, reader_of
 from agentrl_cli.types import Episode, Float32, Int32
 
 Bool = NDArray[np.bool_]
@@ -46,10 +48,12 @@ class Segment:
     """[n] token ids."""
     trained: Bool
     """[n] True where the token's log-probability is wanted; the first token has none and must be False."""
+    images: tuple[bytes, ...] = ()
+    """The images that the ids have tokens for, in order."""
 
     @classmethod
     def of(cls, episode: Episode) -> Segment:
-        return cls(episode.tokens.ids, episode.tokens.trained_mask)
+        return cls(episode.tokens.ids, episode.tokens.trained_mask, episode.images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class Packed:
     """[M] its position in that episode."""
     lengths: Ints
     """[N] tokens of each episode, whether trained or not."""
+    images: tuple[tuple[bytes, ...], ...] = ()
+    """Of each continuation in the blocks, those that are not empty; () where there are none at all."""
 
     @property
     def tokens(self) -> int:
@@ -140,6 +146,7 @@ class _Row:
         self.blocks: list[Block] = []
         self.facts: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
         self.lengths: list[int] = []
+        self.images: list[tuple[bytes, ...]] = []
         self.size = 0
 
     def _put(self, ids: NDArray[Any], first: int) -> None:
@@ -157,7 +164,7 @@ class _Row:
         wanted = [np.flatnonzero(s.trained) for s in segments]
         needed = [_needed(s) for s in segments]
         alive = [ids for ids in needed if len(ids)]
-        shared = common_prefix(alive) if len(alive) > 1 else 0
+        shared = _shared(segments, alive)
         start = self.size
         if shared:
             self._put(alive[0][:shared], 0)
@@ -171,6 +178,8 @@ class _Row:
             self.lengths.append(len(segment.ids))
             if len(ids):
                 self._put(ids[shared:], shared)
+                if len(ids) > shared:
+                    self.images.append(segment.images)
                 ends.append(self.size)
         if self.size > start:
             self.blocks.append(Block(start, own, tuple(ends)))
@@ -188,6 +197,7 @@ class _Row:
             join([np.full(len(rows), i) for i, (rows, _, _) in enumerate(self.facts)]),
             join([where for _, _, where in self.facts]),
             np.array(self.lengths, np.int64),
+            tuple(self.images) if any(self.images) else (),
         )
 
 
@@ -204,7 +214,7 @@ def logprobs(
     `model` is a transformers causal LM or a peft model around one. `checkpoint` recomputes each layer's activations in
     the backward pass: a third slower, a fraction of the memory.
     """
-    base = _transformer(model)
+    base = transformer(model)
     head = base.get_output_embeddings()
     hidden = hidden_states(model, packed, checkpoint=checkpoint)
     rows = hidden.index_select(0, torch.from_numpy(packed.rows).to(hidden.device))
@@ -220,18 +230,21 @@ def hidden_states(model: nn.Module, packed: Packed, *, checkpoint: bool = False)
     An architecture that cannot be packed (recurrent layers, attention of its own) runs one episode at a time, with the
     same result; the log says so once.
     """
-    base = _transformer(model)
+    base = transformer(model)
     weight = base.get_input_embeddings().weight
     if not packed.tokens:
-        return cast(Tensor, weight.new_zeros((0, base.config.hidden_size)))
-    with _checkpointing(base, checkpoint):
-        if base not in _ONE_BY_ONE:
-            try:
+        return cast(Tensor, weight.new_zeros((0, width(model))))
+    if packed.images and reader_of(base) is None:
+        raise ModelError("These episodes have images, and this model reads text alone.")
+    if base not in _ONE_BY_ONE:
+        try:
+            with _checkpointing(base, checkpoint, partial(packed_attention, base.config)):
                 return _packed_states(base, packed, weight.device)
-            except NotPackable as why:
-                _ONE_BY_ONE.add(base)
-                _LOG.warning("%s: training runs one episode at a time", why.message)
-        return _states_one_by_one(_decoder(base), packed, weight.device)
+        except NotPackable as why:
+            _ONE_BY_ONE.add(base)
+            _LOG.warning("%s: training runs one episode at a time", why.message)
+    with _checkpointing(base, checkpoint, nullcontext):
+        return _states_one_by_one(base, packed, weight.device)
 
 
 def _packed_states(base: Any, packed: Packed, device: torch.device) -> Tensor:
@@ -239,6 +252,8 @@ def _packed_states(base: Any, packed: Packed, device: torch.device) -> Tensor:
     kinds = set(getattr(base.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         raise NotPackable(f"{type(base).__name__} has layers of the kind {sorted(kinds)[0]}")
+    if reader_of(base) is not None:
+        raise NotPackable(f"{type(base).__name__} reads images")
     ids = torch.from_numpy(packed.input_ids)[None].to(device)
     packing = Packing(packed.blocks)
     with packed_attention(base.config):
@@ -257,15 +272,21 @@ def _packed_states(base: Any, packed: Packed, device: torch.device) -> Tensor:
     return cast(Tensor, out.last_hidden_state[0])
 
 
-def _states_one_by_one(decoder: nn.Module, packed: Packed, device: torch.device) -> Tensor:
+def _states_one_by_one(base: Any, packed: Packed, device: torch.device) -> Tensor:
     """The same rows from one forward per episode; a shared prefix is read off the first."""
-    ids = torch.from_numpy(packed.input_ids).to(device)
+    ids, reader = torch.from_numpy(packed.input_ids).to(device), reader_of(base)
     parts: list[Tensor] = []
+    images = iter(packed.images)
     for block in packed.blocks:
         prefix = block.own - block.start
         for number, (begin, end) in enumerate(block.segments or ((block.own, block.own),)):
             episode = torch.cat([ids[block.start : block.own], ids[begin:end]])
-            state = decoder(input_ids=episode[None], use_cache=False).last_hidden_state[0]
+            seen: dict[str, Any] = {}
+            if reader is not None:
+                seen = reader.inputs(episode, next(images, ()) if end > begin else ())
+                where = positions(base, episode, seen, reader.token)
+                seen |= {} if where is None else {"position_ids": where}
+            state = _decoder(base)(input_ids=episode[None], use_cache=False, **seen).last_hidden_state[0]
             parts.append(state[prefix if number else 0 :])
     return torch.cat(parts)
 
@@ -294,7 +315,7 @@ def micro_batches(groups: Sequence[Sequence[Segment]], budget: int) -> list[list
     for g, group in enumerate(groups):
         needed = [_needed(segment) for segment in group]
         alive = [ids for ids in needed if len(ids)]
-        shared = common_prefix(alive) if len(alive) > 1 else 0
+        shared = _shared(group, alive)
         costs = [max(len(ids) - shared, 0) for ids in needed]
         if not out or used + shared + sum(costs) > budget:
             out.append([])
@@ -317,21 +338,20 @@ def chosen(groups: Sequence[Sequence[Segment]], row: Sequence[tuple[int, int]]) 
     return list(members.values())
 
 
+def _shared(segments: Sequence[Segment], alive: Sequence[Int32]) -> int:
+    """Leading tokens that are computed once for all. Of episodes with images none: their tokens may hide others."""
+    return common_prefix(alive) if len(alive) > 1 and not any(segment.images for segment in segments) else 0
+
+
 def _needed(segment: Segment) -> Int32:
     """The tokens up to the one that predicts the last trained token."""
     where = np.flatnonzero(segment.trained)
     return segment.ids[: where[-1]] if len(where) else segment.ids[:0]
 
 
-def _transformer(model: nn.Module) -> Any:
-    """The transformers model inside a peft model, or the model itself."""
-    inner = getattr(model, "get_base_model", None)
-    return model if inner is None else cast(Any, inner)()
-
-
 def width(model: nn.Module) -> int:
     """D: numbers in a hidden state."""
-    return int(_transformer(model).config.get_text_config().hidden_size)
+    return int(transformer(model).config.get_text_config().hidden_size)
 
 
 def _decoder(base: Any) -> nn.Module:
@@ -348,8 +368,8 @@ def _logit_rules(config: Any) -> tuple[float, float | None]:
 
 
 @contextmanager
-def _checkpointing(base: Any, on: bool) -> Iterator[None]:
-    """Activation checkpointing per layer; the recomputation runs with the packed attention too."""
+def _checkpointing(base: Any, on: bool, attention: Callable[[], Any]) -> Iterator[None]:
+    """Activation checkpointing per layer; the recomputation runs with the forward's `attention` too."""
     if not on or not torch.is_grad_enabled():
         yield
         return
@@ -360,7 +380,7 @@ def _checkpointing(base: Any, on: bool) -> Iterator[None]:
     recompute = partial(
         torch_checkpoint,
         use_reentrant=False,
-        context_fn=lambda: (nullcontext(), packed_attention(base.config)),
+        context_fn=lambda: (nullcontext(), attention()),
     )
     for layer in layers:
         layer.gradient_checkpointing, layer._gradient_checkpointing_func, layer.training = True, recompute, True

@@ -20,6 +20,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from agentrl_cli.policies.local_memory import auto_memory, position_bytes
 from agentrl_cli.policies.local_plain import PlainBatch
 from agentrl_cli.policies.local_request import Request
 from agentrl_cli.policies.local_sampling import uniforms
+from agentrl_cli.policies.local_vision import reader_of
 from agentrl_cli.types import Generation, Int32, Sampling, StopReason
 
 _LOG = logging.getLogger(__name__)
@@ -78,6 +80,8 @@ class LocalPolicy:
     ) -> None:
         self.weights_version = version
         self._decode = decode
+        reader = reader_of(model)
+        self._unsaid = reader.unsaid if reader is not None else ()  # a placeholder without an image means nothing
         self._batch = _make_batch(model, version, context_length, rows, lanes, lane_length, memory)
         self.context_length = min(context_length, self._batch.limit)  # an episode must fit into the memory
         self._bounded = self.context_length < context_length
@@ -127,14 +131,22 @@ class LocalPolicy:
         *,
         group: str = "",
         on_token: Callable[[int], None] | None = None,
+        images: Sequence[bytes] = (),
     ) -> Generation:
         """Sample one turn after `ids`, the whole context so far; only what is new since the last turn is computed.
 
+        `images`: those of the context in order, for a model that reads them.
+
         Raises:
-            PolicyError: the context is empty or full, has ids that the model does not know, or the model failed.
+            PolicyError: the context is empty or full, has ids that the model does not know, has images that the model
+                does not read, or the model failed.
         """
         context = np.asarray(ids, np.int32)
         self._check(context)
+        if self._unsaid:
+            sampling = replace(sampling, bad_ids=(*sampling.bad_ids, *self._unsaid))
+        elif images:
+            raise PolicyError("This model reads no images.")
         if sampling.max_new_tokens < 1:
             return generation([], StopReason.LENGTH, weights_version=self.weights_version)
         request = Request(
@@ -147,6 +159,7 @@ class LocalPolicy:
             time.monotonic(),
             self._decode,
             next(self._orders),
+            images=tuple(images),
         )
         self._waiting.append(request)
         self._called = True

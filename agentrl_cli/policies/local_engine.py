@@ -3,7 +3,7 @@
     fused   our own decoder over prepacked weights (local_fused.py); Llama, Mistral, Qwen2, Qwen3
     shared  the model's own forward, with our cache and attention function; any other decoder with plain attention
     plain   the model's own forward and transformers' own cache, one row at a time (local_plain.py): layers with a
-            state (linear attention), three-dimensional positions, attention that our function does not know
+            state (linear attention), images, three-dimensional positions, attention that our function does not know
 
 An engine is used only where its log-probabilities of a prompt and of the steps after it are the model's own.
 """
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from agentrl_cli.policies.local_attention import NotServed, Rows, one_part, rows_in
 from agentrl_cli.policies.local_cache import Shelf
 from agentrl_cli.policies.local_fused import Fused, transformer
+from agentrl_cli.policies.local_vision import reader_of
 
 _LOG = logging.getLogger(__name__)
 KINDS = {"full_attention", "sliding_attention"}
@@ -51,6 +52,8 @@ class Shared:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._config = transformer(model).config.get_text_config()
+        if reader_of(model) is not None:
+            raise NotServed("it reads images")
         kinds = set(getattr(self._config, "layer_types", None) or ()) - KINDS
         if kinds:
             raise NotServed(f"it has layers of the kind {sorted(kinds)[0]}")

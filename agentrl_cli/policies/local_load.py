@@ -30,6 +30,7 @@ from agentrl_cli.policies.local_loaded import Loaded, quiet
 from agentrl_cli.policies.local_memory import parse_memory
 from agentrl_cli.policies.local_quant import check_trainable, quantization
 from agentrl_cli.policies.local_twin import twin
+from agentrl_cli.policies.local_vision import attach
 from agentrl_cli.policies.remote_load import remote_policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 
@@ -68,6 +69,10 @@ def load_policy(
     if remote is not None:
         require_trainable(remote)
     model = _weights(folder, name, config, base=base, trainable=trainable)
+    under = [adapter_base(folder, config.model, base=base)] if (folder / ADAPTER_FILE).is_file() else []
+    reader = attach(model, [folder, *under]) if remote is None else None
+    if reader is not None:
+        chat = Chat(tokenizer, config.model.parser, config.model.append_only, images=reader.images)
     if remote is not None:
         return Loaded(
             remote, chat, model, name, folder, sync=(base / (config.remote.sync_dir or "runs/remote")).resolve()
@@ -166,10 +171,8 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
     """A causal LM from a model folder, or from an adapter folder with the base that it names. In eval mode."""
     if (folder / ADAPTER_FILE).is_file():
         return _with_adapter(folder, config, base)
-    from transformers import AutoModelForCausalLM
-
     quiet()
-    loader: Any = AutoModelForCausalLM
+    loader = _loader(folder)
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     more = {} if config.quantization == "none" else quantization(config.quantization, device, dtype)
@@ -197,6 +200,14 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
         )
     ready: nn.Module = model.eval() if more else model.to(device).eval()  # quantised weights are there already
     return ready
+
+
+def _loader(folder: Path) -> Any:
+    """The auto class of a folder's model: one that reads images has a vision part, which the causal one would drop."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    config = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    return AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
 
 
 def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:

@@ -13,6 +13,12 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.policies.base import Policy
 from agentrl_cli.policies.local_twin import copy_trained
 
+KEPT = (
+    *("tokenizer", "chat_template", "special_tokens", "vocab", "merges", "added_tokens"),
+    *("preprocessor_config", "processor_config", "video_preprocessor_config"),
+)
+"""How the files begin that a tokenizer and an image processor are made from."""
+
 
 @dataclass(slots=True)
 class Loaded:
@@ -77,9 +83,9 @@ def save_model(model: nn.Module, tokenizer_folder: Path, folder: Path) -> None:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy tokenizer and chat template files from a model folder into another."""
+    """Copy tokenizer, chat template and image processor files from a model folder into another."""
     for path in source.iterdir():
-        kept = path.name.startswith(("tokenizer", "chat_template", "special_tokens", "vocab", "merges", "added_tokens"))
+        kept = path.name.startswith(KEPT)
         if kept and path.is_file():
             (target / path.name).write_bytes(path.read_bytes())
 

@@ -1,9 +1,9 @@
 """The engine `plain`: the model's own forward and transformers' own cache, one row after the other.
 
-For models whose layers keep a state that is no list of keys and values (linear attention, recurrent layers), whose
-positions have three dimensions, or whose attention the shared engine does not know. Nothing is shared between
-episodes, and a turn is computed anew where its context does not continue what the cache holds: a state cannot be cut
-back. It has the interface of DecodeBatch.
+For models whose layers keep a state that is no list of keys and values (linear attention, recurrent layers), that read
+images or have positions of three dimensions, or whose attention the shared engine does not know. Nothing is shared
+between episodes, and a turn is computed anew where its context does not continue what the cache holds: a state cannot
+be cut back. It has the interface of DecodeBatch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.policies.local_engine import sampling_mode
 from agentrl_cli.policies.local_request import Request, draw_tokens
+from agentrl_cli.policies.local_vision import positions, reader_of
 from agentrl_cli.types import Int32
 
 Kept = tuple[Int32, Any]
@@ -34,6 +35,7 @@ class PlainBatch:
         self.most = 1 if lanes else rows  # rows do not meet in any product: their numbers are their own anyway
         self.limit = limit
         self.memory = memory
+        self._reader = reader_of(model)
         self.prefill_tokens = 0
         self.preempted: list[Request] = []
         self.preemptions = 0
@@ -99,10 +101,21 @@ class PlainBatch:
             input_ids=torch.from_numpy(new.astype(np.int64))[None].to(self.device),
             past_key_values=cache,
             use_cache=True,
+            **self._seen(request, context, len(held)),
         )
         self._live[id(request)] = (context, out.past_key_values)
         logits: torch.Tensor = out.logits[:, -1]
         return logits
+
+    def _seen(self, request: Request, context: Int32, start: int) -> dict[str, torch.Tensor]:
+        """Positions and new images of a context from `start` on, for a model that reads images."""
+        if self._reader is None:
+            return {}
+        ids = torch.from_numpy(context.astype(np.int64)).to(self.device)
+        everything = self._reader.inputs(ids, request.images)
+        where = positions(self.model, ids, everything, self._reader.token)
+        found = self._reader.inputs(ids, request.images, start) if start else everything
+        return found if where is None else {**found, "position_ids": where[..., start:]}
 
     def _continued(self, request: Request) -> Kept:
         """The episode's cache, where the context continues it; else a new one."""

@@ -43,6 +43,8 @@ class Request:
     stop: StopReason | None = None
     given: int = 0
     """Tokens of `ids`."""
+    images: tuple[bytes, ...] = ()
+    """Images of the context, in order."""
 
     def __post_init__(self) -> None:
         self.given = len(self.ids)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli.chat.cut import fit_results
 from agentrl_cli.chat.drift import Drift, DriftGuard, worst
 from agentrl_cli.chat.forcing import forced_text
+from agentrl_cli.chat.images import pictured
 from agentrl_cli.env import AssistantTurn, Env, Step, fault_of
 from agentrl_cli.errors import EnvError, PolicyError, StoreError
 from agentrl_cli.rewards import RewardContext, finite, score
@@ -54,6 +55,8 @@ class Attempt:
     turns: list[Turn] = field(default_factory=list)
     parts: list[Tokens] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
+    images: list[bytes] = field(default_factory=list)
+    """Images in the context, in order."""
     cut: Outcome | None = None
     """Which limit ended the episode, if one did."""
 
@@ -182,8 +185,9 @@ class Attempt:
         if observe is not None:  # a server that renders the messages itself
             observe(self.episode.id, self.messages, self.env.schemas)
         started = time.time()
+        seen: dict[str, Any] = {"images": tuple(self.images)} if self.images else {}
         generation = await self.rollout.policy.generate(
-            self.episode.id, [*self.ids, *forced], sampling, group=self.job.group_id or ""
+            self.episode.id, [*self.ids, *forced], sampling, group=self.job.group_id or "", **seen
         )
         return self._said(generation, forced, started, done)
 
@@ -206,11 +210,6 @@ class Attempt:
 
     def _observe(self, step: Step) -> AgentState:
         """Append the world's answer as the template's delta."""
-        if any(result.images for result in step.results):
-            raise EnvError(
-                "A tool answered with an image, and this model reads text alone: it would never see what it is asked "
-                "about. Let the tool describe the image in words."
-            )
         if step.reward is not None:
             self.earned = (self.earned or 0.0) + step.reward
         if step.truncated:
@@ -218,9 +217,10 @@ class Attempt:
         if not step.messages:
             return AgentState.TERMINATED
         chat, room = self.rollout.chat, self.most - len(self.ids)
+        shown, images = pictured(step.messages, step.results, chat.images)
         messages, results, delta = fit_results(
             chat,
-            step.messages,
+            shown,
             step.results,
             lambda new: chat.extend(self.messages, new, self.env.schemas, last_id=self.ids[-1]),
             limit=self.limits.max_observation_tokens,
@@ -235,6 +235,7 @@ class Attempt:
             return AgentState.TERMINATED
         self._check(messages, delta.ids)
         self.messages += messages
+        self.images += images
         self._append(delta, messages, results, reward=step.reward)
         return AgentState.TERMINATED if step.terminated or self.cut else AgentState.GENERATING
 

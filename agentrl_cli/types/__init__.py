@@ -372,6 +372,12 @@ class Episode:
     def messages(self) -> tuple[Message, ...]:
         return tuple(message for turn in self.turns for message in turn.messages)
 
+    @property
+    def images(self) -> tuple[bytes, ...]:
+        """Images that the tools answered and the ids have tokens for, in order."""
+        seen = (turn for turn in self.turns if turn.end > turn.start)
+        return tuple(image for turn in seen for result in turn.results for image in result.images)
+
     def with_(self, **changes: Any) -> Episode:
         """A copy with some fields changed."""
         return replace(self, **changes)
