@@ -62,7 +62,7 @@ def same_answer(before: ToolResult, after: ToolResult) -> bool:
     if before.error != after.error:
         return False
     if not before.truncated or CUT_MARK not in before.text:
-        return before.text == after.text
+        return before.text == after.text and before.images == after.images
     head, _, rest = before.text.partition(CUT_MARK)
     tail = rest.partition("]")[2]
     return after.text.startswith(head) and after.text.endswith(tail)

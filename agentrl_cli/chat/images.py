@@ -77,4 +77,6 @@ def pictured(
             message = {**message, "content": [*parts, *text]}
             pixels += given
         out.append(message)
+    if any(result.images for result in results[number + 1 :]):
+        raise EnvError("An image came with no tool message to show it in.")
     return out, tuple(pixels)

@@ -11,6 +11,8 @@ import typer
 from agentrl_cli.commands.common import DbOption, JsonOption, ProjectOption, RunOption, echo, echo_json, find_db
 from agentrl_cli.commands.tables import aligned, cell, clock
 from agentrl_cli.errors import NotFound
+from agentrl_cli.store.images import image_line
+from agentrl_cli.types.content import content_text
 
 if TYPE_CHECKING:
     from agentrl_cli.store import EpisodeRow, RunRow, Store
@@ -125,7 +127,8 @@ def _messages(turn: Turn) -> Iterator[str]:
         state = f"ERROR {result.error}" if result.error else "ok"
         marks = "".join([", cut" if result.truncated else "", ", ends the episode" if result.done else ""])
         yield f"← {state} ({result.seconds * 1000:.0f} ms{', ' + result.isolation if result.level else ''}{marks})"
-        shown = " ".join(str(message.get("content", "")) for message in turn.messages)
+        shown = " ".join(content_text(message.get("content")) for message in turn.messages)
+        yield from (f"  ▣ {image_line(image)}" for image in result.images)
         if result.text not in shown:
             yield from (f"  {line}" for line in result.text.splitlines())
 

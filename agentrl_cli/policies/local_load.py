@@ -69,14 +69,11 @@ def load_policy(
     if remote is not None:
         require_trainable(remote)
     model = _weights(folder, name, config, base=base, trainable=trainable)
-    under = [adapter_base(folder, config.model, base=base)] if (folder / ADAPTER_FILE).is_file() else []
-    reader = attach(model, [folder, *under]) if remote is None else None
-    if reader is not None:
-        chat = Chat(tokenizer, config.model.parser, config.model.append_only, images=reader.images)
     if remote is not None:
         return Loaded(
             remote, chat, model, name, folder, sync=(base / (config.remote.sync_dir or "runs/remote")).resolve()
         )
+    chat = _seeing(chat, model, folder, config.model, base)
     length = _context_length(model)
     sampler = twin(model) if trainable and config.rollout.async_staleness else None
     policy = LocalPolicy(
@@ -94,6 +91,13 @@ def load_policy(
             "rollout.memory holds %d tokens: episodes end there, not at rollout.max_tokens", policy.context_length
         )
     return Loaded(policy, chat, model, name, folder, sampler)
+
+
+def _seeing(chat: Chat, model: nn.Module, folder: Path, config: ModelConfig, base: Path) -> Chat:
+    """The chat of a model that reads images, which then has its image processor; any other's as it is."""
+    under = [adapter_base(folder, config, base=base)] if (folder / ADAPTER_FILE).is_file() else []
+    reader = attach(model, [folder, *under])
+    return chat if reader is None else Chat(chat.tokenizer, config.parser, config.append_only, images=reader.images)
 
 
 def _weights(folder: Path, name: str, config: Config, *, base: Path, trainable: bool) -> nn.Module:

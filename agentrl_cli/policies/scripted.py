@@ -53,8 +53,12 @@ class ScriptedPolicy:
         *,
         group: str = "",
         on_token: OnToken | None = None,
+        images: Sequence[bytes] = (),
     ) -> Generation:
-        """The episode's next text. Raises PolicyError where the context is longer than `context_length`."""
+        """The episode's next text, whatever `images` show.
+
+        Raises PolicyError where the context is longer than `context_length`.
+        """
         started = time.perf_counter()
         if len(ids) >= self.context_length:
             raise PolicyError(f"A context of {len(ids)} tokens does not fit into {self.context_length}.")

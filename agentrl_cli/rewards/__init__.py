@@ -19,6 +19,7 @@ import numpy as np
 from agentrl_cli.errors import AgentRLError, EnvError, SandboxFault
 from agentrl_cli.rewards.adapt import adapted
 from agentrl_cli.types import Episode, RewardPart, Task
+from agentrl_cli.types.content import content_text
 
 if TYPE_CHECKING:
     from agentrl_cli.sandbox import GradeResult
@@ -70,7 +71,7 @@ class RewardContext:
         if self.decode is not None:
             return self.decode(episode.tokens.ids[first:].tolist())
         answers = [turn for turn in episode.turns if turn.start >= first]
-        return "\n".join(str(m.get("content") or "") for turn in answers for m in turn.messages)
+        return "\n".join(content_text(m.get("content")) for turn in answers for m in turn.messages)
 
     def part(self, value: float, detail: str = "") -> Scored:
         """A value with a text for people."""

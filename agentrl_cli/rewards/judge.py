@@ -14,6 +14,7 @@ from agentrl_cli.endpoint import KEYS, Asked, ask
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.rewards.adapt import split
 from agentrl_cli.types import Message
+from agentrl_cli.types.content import content_text
 
 if TYPE_CHECKING:
     from agentrl_cli.rewards import RewardContext, Scored
@@ -91,7 +92,7 @@ def _text(messages: list[Message]) -> str:
     lines = []
     for message in messages:
         calls = [f"[calls {c['function']['name']} {c['function']['arguments']}]" for c in message.get("tool_calls", ())]
-        lines.append(f"{message['role']}: {' '.join([str(message.get('content') or ''), *calls])}")
+        lines.append(f"{message['role']}: {' '.join([content_text(message.get('content')), *calls])}")
     return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import ConfigError, EnvError, ModelError
 from agentrl_cli.rewards.adapt import split
+from agentrl_cli.types.content import content_text
 
 if TYPE_CHECKING:
     from agentrl_cli.rewards import RewardContext, Scored
@@ -75,6 +76,7 @@ class RewardModel:
         import torch
 
         tokenizer, model = self._load()
+        messages = [{**message, "content": content_text(message.get("content"))} for message in messages]
         if tokenizer.chat_template:
             text = tokenizer.apply_chat_template(messages, tokenize=False)
         else:

@@ -26,6 +26,7 @@ from typing import Any, TextIO
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.server.session import SETTINGS, Answer, Session
 from agentrl_cli.types import Episode, Message, ToolCall, Turn
+from agentrl_cli.types.content import content_text
 
 
 class Server:
@@ -59,13 +60,14 @@ class Server:
             "index": turn.index,
             "role": turn.role,
             "text": decoder.decode(ids),
-            "content": "\n".join(str(message.get("content") or "") for message in turn.messages),
+            "content": "\n".join(content_text(message.get("content")) for message in turn.messages),
             "ids": ids,
             "origin": tokens.origin.tolist(),
             "logp": [None if value != value else round(value, 4) for value in tokens.logp_policy.tolist()],
             "calls": [call_object(call) for call in turn.calls],
             "results": [
-                {"text": r.text, "error": r.error, "seconds": r.seconds, "level": r.level} for r in turn.results
+                {"text": r.text, "error": r.error, "seconds": r.seconds, "level": r.level, "images": len(r.images)}
+                for r in turn.results
             ],
             "stop": turn.stop_reason,
             "seconds": turn.seconds,

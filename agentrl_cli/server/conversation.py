@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.chat.forcing import forced_text
+from agentrl_cli.chat.images import pictured
 from agentrl_cli.chat.render import Chat, Rendered
 from agentrl_cli.env import AssistantTurn, Env
 from agentrl_cli.errors import UsageError
@@ -177,6 +178,7 @@ class Conversation:
     def _extend(
         self, messages: list[Message], results: tuple[ToolResult, ...] = (), reward: float | None = None
     ) -> None:
+        messages, _ = pictured(messages, results, self.chat.images)
         delta = self.chat.extend(self.messages, messages, self.env.schemas, last_id=self.ids[-1])
         self.messages = [*self.messages, *messages]
         self._append(delta, messages, results, reward)
@@ -215,7 +217,9 @@ class Conversation:
         observe = getattr(self.policy, "observe", None)
         if observe is not None:  # a server that renders the messages itself
             observe(self.id, self.messages, self.env.schemas)
-        generation = await self.policy.generate(self.id, ids, sampling, on_token=heard)
+        images = self.episode().images
+        seen: dict[str, Any] = {"images": images} if images else {}
+        generation = await self.policy.generate(self.id, ids, sampling, on_token=heard, **seen)
         await asyncio.sleep(0)  # tokens that were heard are told before the turn they make
         return generation, forced
 

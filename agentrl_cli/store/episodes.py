@@ -12,6 +12,7 @@ from agentrl_cli.store.base import StoreBase, marks
 from agentrl_cli.store.codec import clean, dump_metrics, dumps, token_columns
 from agentrl_cli.store.rows import EpisodeRow, columns
 from agentrl_cli.types import AgentState, Episode, Fact, Origin, Outcome, Tokens, ToolResult, Turn
+from agentrl_cli.types.content import media_type
 
 _EPISODE_COLUMNS = tuple(name for name in columns(EpisodeRow) if name not in ("rowid", "tags", "note"))
 _KEPT = {
@@ -228,7 +229,7 @@ def _result_values(conn: sqlite3.Connection, result: ToolResult) -> tuple[Any, .
     images = []
     for image in result.images:
         digest = hashlib.sha256(image).hexdigest()
-        conn.execute("INSERT OR IGNORE INTO attachments VALUES (?,?,?)", (digest, "image/png", image))
+        conn.execute("INSERT OR IGNORE INTO attachments VALUES (?,?,?)", (digest, media_type(image), image))
         images.append(digest)
     return (
         clean(result.text),

@@ -17,9 +17,11 @@ import numpy as np
 
 from agentrl_cli.errors import StoreError
 from agentrl_cli.store.flags import find_flags
+from agentrl_cli.store.images import data_uri, short_runs
 from agentrl_cli.store.rows import part_note
 from agentrl_cli.store.secrets import mask
 from agentrl_cli.types import Episode, TrainSignals
+from agentrl_cli.types.content import content_text
 
 if TYPE_CHECKING:
     from agentrl_cli.store import EpisodeRow, Store
@@ -94,7 +96,8 @@ def _turns(episode: Episode) -> list[dict[str, Any]]:
             "end": turn.end,
             "stop": str(turn.stop_reason or ""),
             "seconds": round(turn.seconds, 3),
-            "messages": [str(message.get("content") or "") for message in turn.messages],
+            "messages": [content_text(message.get("content")) for message in turn.messages],
+            "images": [data_uri(image) for result in turn.results for image in result.images],
             "calls": [[call.name, call.raw if call.arguments is None else call.arguments, call.error or ""]
                       for call in turn.calls],
             "results": [[result.error or "", round(result.seconds * 1000), result.level] for result in turn.results],
@@ -112,7 +115,7 @@ def _tokens(
     names = dict(zip(known, texts(store, row, known), strict=True)) if known else {}
     out: dict[str, Any] = {
         "ids": tokens.ids.tolist(),
-        "texts": texts(store, row, tokens.ids.tolist()),
+        "texts": short_runs(texts(store, row, tokens.ids.tolist()), tokens.ids.tolist()),
         "origin": tokens.origin.tolist(),
         "logp": _numbers(tokens.logp_policy),
         "entropy": _numbers(tokens.entropy),

@@ -22,6 +22,7 @@ from agentrl_cli.store.codec import bytes_blob, clean, dump_metrics, dumps, floa
 from agentrl_cli.store.connection import mapped
 from agentrl_cli.store.rows import ControlRow, EvalRow, RunRow, build, columns
 from agentrl_cli.types import AgentState, Task, TrainSignals, new_id
+from agentrl_cli.types.content import media_type
 
 _RUN_COLUMNS = columns(RunRow)
 _ADD_RUN = f"INSERT INTO runs ({','.join(_RUN_COLUMNS)}) VALUES ({marks(len(_RUN_COLUMNS))})"
@@ -217,11 +218,11 @@ class RunWriter(StoreBase):
                 (hash, packed, chat_template, dumps(dict(specials or {}))),
             )
 
-    def put_attachment(self, data: bytes, media_type: str = "image/png") -> str:
+    def put_attachment(self, data: bytes) -> str:
         """Keep an image, once. Returns its hash."""
         digest = hashlib.sha256(data).hexdigest()
         with self.transaction() as conn:
-            conn.execute("INSERT OR IGNORE INTO attachments VALUES (?,?,?)", (digest, media_type, data))
+            conn.execute("INSERT OR IGNORE INTO attachments VALUES (?,?,?)", (digest, media_type(data), data))
         return digest
 
 

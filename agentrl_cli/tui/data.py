@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from agentrl_cli.store.images import short_runs
 from agentrl_cli.tui.text import TokenTexts
 from agentrl_cli.types import TOP_K, Episode, Int32, Tokens, TrainSignals, Turn
 
@@ -92,6 +94,8 @@ class EpisodeView:
     """What it would have had in the run's score sets (`agentrl rescore`)."""
     live: str = ""
     """Text being generated right now, where the episode still runs."""
+    images: Path | None = None
+    """The folder where its images are put, so that they can be opened."""
 
     @property
     def tokens(self) -> Tokens:
@@ -241,13 +245,14 @@ def make_view(
     picked: str = "",
     scores: Sequence[ScoreLine] = (),
     live: str = "",
+    images: Path | None = None,
 ) -> EpisodeView:
     """Builds a view from what was read; repairs lengths, never raises on odd arrays."""
     tokens = fit_tokens(episode.tokens)
     episode = episode.with_(tokens=tokens)
     view = EpisodeView(
         episode=episode,
-        texts=decoder.texts(tokens.ids),
+        texts=short_runs(decoder.texts(tokens.ids), tokens.ids.tolist()),
         blocks=blocks_of(episode.turns, len(tokens)),
         signals=fit_signals(signals, len(tokens)),
         siblings=tuple(sorted(siblings, key=lambda row: (row.sample, row.id))),
@@ -258,6 +263,7 @@ def make_view(
         picked=picked,
         scores=tuple(scores),
         live=live,
+        images=images,
     )
     return replace(view, reasons=reasons_of(view, flags))
 

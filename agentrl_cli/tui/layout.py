@@ -10,11 +10,14 @@ import json
 from bisect import bisect_right
 from enum import IntEnum
 from functools import lru_cache
+from pathlib import Path
 
 from rich.cells import cell_len
 
+from agentrl_cli.store.images import image_line
 from agentrl_cli.tui.data import Block, EpisodeView
 from agentrl_cli.types import ToolCall, Turn
+from agentrl_cli.types.content import images_of
 
 MAX_NOTE_LINES = 14
 
@@ -91,7 +94,7 @@ class Layout:
             return
         turn = block.turn
         if turn is not None:
-            for style, text in result_notes(turn):
+            for style, text in result_notes(turn, self.view.images):
                 self._note(style, text)
         self._tokens(block)
         if turn is not None:
@@ -225,8 +228,11 @@ def call_notes(call: ToolCall) -> list[tuple[str, str]]:
     return out
 
 
-def result_notes(turn: Turn) -> list[tuple[str, str]]:
-    """One line per tool result: status, time, isolation level. The text itself is in the tokens."""
+def result_notes(turn: Turn, images: Path | None = None) -> list[tuple[str, str]]:
+    """One line per tool result: status, time, isolation level, and one per image. The text itself is in the tokens.
+
+    `images`: the folder where images are put, to be opened.
+    """
     out: list[tuple[str, str]] = []
     for number, result in enumerate(turn.results):
         name = str(turn.messages[number].get("name", "")) if number < len(turn.messages) else ""
@@ -242,6 +248,10 @@ def result_notes(turn: Turn) -> list[tuple[str, str]]:
             parts.append(f"reward {result.reward:+.2f}")
         loud = result.error or result.level == "bare" or result.metrics.get("diverged")
         out.append(("error" if loud else "result", "  ".join(parts)))
+        known = images_of(turn.messages[number]) if number < len(turn.messages) else []
+        sizes = [f"{part['width']}x{part['height']}" for part in known]
+        for image, size in zip(result.images, [*sizes, *[""] * len(result.images)], strict=False):
+            out.append(("result", f"  ▣ {image_line(image, size, images)}"))
     return out
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from agentrl_cli.store import Store
 from agentrl_cli.tui.data import EpisodeView, make_view
 from agentrl_cli.tui.text import TokenTexts, visible
@@ -27,6 +29,7 @@ def load_view(store: Store, episode_id: str, decoders: dict[str, TokenTexts] | N
         scores=[(s.name, s.reward, s.delta, s.advantage, s.turns) for s in store.scores(row.id)],
         picked=store.group_why(row.group_id, row.run_id),
         live=live,
+        images=store.path.parent / "images" if isinstance(store.path, Path) else None,
     )
 
 
