@@ -19,6 +19,8 @@ CHANGEABLE = ("lr", "steps", "max_grad_norm", "eval_every", "save_every")
 """Keys of `train` that may change while a run goes on."""
 POLL = 0.2
 """Seconds between two looks while a run is paused."""
+POLL_NOW = 0.5
+"""Seconds between two looks whether the run is to stop at once, within a step."""
 
 
 class Steering:
@@ -32,10 +34,13 @@ class Steering:
         self.why = ""
         self.changed = False
         """True after a setting was changed, until the trainer has written that down."""
+        self._looking: asyncio.Task[None] | None = None
 
     def listen(self) -> None:
-        """First Ctrl-C (or SIGTERM): finish the step and save. Second: stop now."""
+        """First Ctrl-C (or SIGTERM): finish the step and save. Second, or `stop {"now": true}`: stop now."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        if task is not None:
+            self._looking = loop.create_task(self._look(task))
 
         def interrupted() -> None:
             if self.why and task is not None:
@@ -50,8 +55,19 @@ class Steering:
             except (NotImplementedError, RuntimeError, ValueError):
                 return  # not in the main thread: whoever runs us handles signals
 
+    async def _look(self, task: asyncio.Task[Any]) -> None:
+        """Other controls wait for the end of the step; this one ends `task` wherever it waits."""
+        while not any(c.action == "stop" and c.data.get("now") for c in self.store.waiting_controls(self.run_id)):
+            await asyncio.sleep(POLL_NOW)
+        self.store.take_controls(self.run_id)
+        self.narrate("control: stop now")
+        self.why = "stopped by a control"
+        task.cancel()
+
     def ignore(self) -> None:
         """Leave signals to whoever had them: the loop may go on after the run."""
+        if self._looking is not None:
+            self._looking.cancel()
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 asyncio.get_running_loop().remove_signal_handler(number)

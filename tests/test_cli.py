@@ -89,6 +89,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["config", "shwo"], "show"),
         (["config", "show", "train.lrr"], "train.lr"),
         (["init", "cod-task"], "code-task"),
+        (["ls", "chekpoints"], "Did you mean checkpoints?"),
+        (["ls", "run"], "Did you mean runs?"),
+        (["db", "bakup"], "backup"),
         (["init"], "Which pack?"),
     ],
 )
@@ -279,6 +282,17 @@ def test_rollout_takes_packs_in_turn(
     assert main([*ROLLOUT, *args]) == 0
     out, err = capfd.readouterr()
     tasks = [row["task"] for row in json.loads(out)["episodes"]]
+    if not told:
+        rows = json.loads(out)["episodes"]
+        assert main(["ls", "--json", "--limit", "0"]) == 0
+        listed = {row["id"]: row for row in json.loads(capfd.readouterr().out)}
+        for row in rows:
+            same = listed[row["id"]]
+            assert (row["turns"], row["tokens"], row["sampled"]) == (
+                same["n_turns"],
+                same["n_tokens"],
+                same["n_model_tokens"],
+            )
     assert [task.split("/")[0] for task in tasks] == packs and len(set(tasks)) == len(packs)
     assert told in err and (told != "" or "were asked for" not in err)
 

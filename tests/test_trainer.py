@@ -370,6 +370,26 @@ async def test_a_control_stops_the_run_after_its_step(tmp_path: Path, model: Pat
         assert [(c.kind, c.step) for c in trainer.store.checkpoints(run.id)] == [("last", 1)]
 
 
+async def test_stop_now_does_not_wait_for_the_step(tmp_path: Path, model: Path) -> None:
+    """The policy waits until it is cancelled: without that the step would never end."""
+
+    class Stuck:
+        async def on_rollout_start(self, **_: Any) -> None:
+            with Store.open(tmp_path / "runs" / "agentrl.db") as store:
+                run = store.runs()[0].id
+                if not store.controls(run):
+                    store.add_control(run, "stop", {"now": True})
+            await asyncio.sleep(300)
+
+    async with trainer_of(tmp_path, model, [Stuck()], train={"steps": 5}) as trainer:
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.create_task(trainer.train()), 60)
+        run = trainer.store.run(trainer.run.id)
+        assert (run.status, run.error, run.step) == ("stopped", "stopped at once", 0)
+        assert [row["kind"] for row in trainer.store.tail_events(run.id)] == ["control:stop"]
+        assert not trainer.store.waiting_controls(run.id)
+
+
 async def test_a_paused_run_waits(tmp_path: Path, model: Path) -> None:
     db = tmp_path / "runs" / "agentrl.db"
     async with trainer_of(tmp_path, model, [Asking(db, ("pause", {}))]) as trainer:

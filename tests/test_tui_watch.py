@@ -13,7 +13,7 @@ from agentrl_cli.store import EvalRow, RunRow, Store
 from agentrl_cli.tui import demo
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.charts import chart
-from agentrl_cli.tui.watch import WatchScreen, paused
+from agentrl_cli.tui.watch import WatchScreen
 from agentrl_cli.tui.watch_data import WatchData, health_of, load
 from agentrl_cli.tui.watch_panels import curve_lines, histogram_lines
 from tests.tui_helpers import until, until_text, visible
@@ -82,6 +82,67 @@ async def test_controls_ask_first_and_only_yes_sends(db: Path) -> None:
         await until(pilot, lambda: "waiting: checkpoint" in visible(pilot.app) and "│ evaluate  " in visible(pilot.app))
     with Store.open(db) as store:
         assert [control.action for control in store.take_controls("run7")] == ["checkpoint", "evaluate"]
+
+
+async def test_a_paused_run_says_so_and_the_pace_leaves_the_pause_out(db: Path) -> None:
+    with Store.open(db) as store:
+        store.add_control("run7", "pause")
+        store.take_controls("run7")
+        store.clear_live("run7")
+    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
+        text = await until_text(pilot, "PAUSED")
+        assert "paused after step 40: p goes on" in text and "ETA" not in text and "LIVE" not in text
+        await pilot.press("p")
+        await until_text(pilot, "resume grpo-07?")
+    run = RunRow("r", "r", total_steps=20)
+    at = [0.0, 2.0, 4.0, 600.0, 602.0]
+    assert WatchData(run, steps=tuple({"step": n, "at": x} for n, x in enumerate(at))).seconds_per_step() == 2.0
+
+
+async def test_the_mouse_chooses_tabs_episodes_and_groups(db: Path) -> None:
+    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
+        text = await until_text(pilot, "worth a look")
+        lines = text.splitlines()
+        row = next(n for n, line in enumerate(lines) if " worst" in line)
+        await pilot.click(offset=(lines[row].index("worst"), row))
+        await pilot.click(offset=(lines[row].index("worst"), row))
+        await until_text(pilot, "agentrl replay")
+        await pilot.press("q")
+        await pilot.click(offset=(lines[1].index("Groups"), 1))
+        text = await until_text(pilot, "GROUPS 2")
+        line = next(n for n, line in enumerate(text.splitlines()) if " 40 calc/0417" in line)
+        await pilot.click(offset=(20, line))
+        await pilot.click(offset=(20, line))
+        assert "ep0040006" in await until_text(pilot, "agentrl replay")
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [((100, 30), ("grpo-07", "HEALTH", "worth a look")), ((60, 15), ("step 40", "a larger terminal"))],
+)
+async def test_every_size_shows_what_fits(db: Path, size: tuple[int, int], shown: tuple[str, ...]) -> None:
+    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "worth a look")
+        await pilot.resize_terminal(*size)
+        await until(pilot, lambda: all(part in visible(pilot.app) for part in shown))
+        for key in "23456789":
+            await pilot.press(key)
+        await pilot.resize_terminal(*SMALL)
+        await pilot.press("1")
+        await until_text(pilot, "ALERTS")
+        await until_text(pilot, "tool error rate 3%")
+
+
+def test_a_killed_child_is_not_alive(tmp_path: Path) -> None:
+    """`train --watch` is the trainer's parent: until it asks, a dead one is still in the table of processes."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    run = RunRow("r", "r", pid=process.pid)
+    states = [run.state]
+    process.kill()
+    while states[-1] == "running":
+        states.append(run.state)
+    process.wait()
+    assert states[0] == "running" and states[-1] == "interrupted"
 
 
 async def test_rate_is_changed_from_what_is_known(db: Path) -> None:
@@ -226,8 +287,10 @@ def test_paused_follows_the_last_control() -> None:
     run = RunRow("r", "r")
     kinds = ["control:pause", "control:set"]
     events = tuple({"id": n, "at": 0.0, "kind": kind, "data": {}} for n, kind in enumerate(kinds))
-    assert paused(WatchData(run, events=events))
-    assert not paused(WatchData(run, events=(*events, {"id": 9, "at": 0.0, "kind": "control:resume", "data": {}})))
+    assert WatchData(run, events=events).paused
+    for kind in ("control:resume", "resumed"):
+        assert not WatchData(run, events=(*events, {"id": 9, "at": 0.0, "kind": kind, "data": {}})).paused
+    assert not WatchData(RunRow("r", "r", status="stopped"), events=events).paused
 
 
 def test_without_a_terminal_one_line_per_step(db: Path) -> None:

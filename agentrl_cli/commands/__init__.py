@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -179,6 +180,10 @@ def _usage_error(error: typer.TyperException) -> int:
     message = error.format_message()
     context = getattr(error, "ctx", None)
     hint = f"`{context.command_path} --help` says what there is." if context is not None else ""
+    wrong = re.search("'([^']*)' is not one of (.*)", message)
+    near = nearest(wrong[1], re.findall("'([^']*)'", wrong[2])) if wrong else []
+    if near:
+        hint = f"Did you mean {' or '.join(near)}? {hint}".rstrip()
     return _fail(message, hint, error.exit_code) if message else error.exit_code  # empty: the help is printed already
 
 

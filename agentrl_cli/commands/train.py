@@ -49,6 +49,8 @@ IdOption = Annotated[str | None, typer.Option("--run-id", hidden=True, help="The
 
 FIXED = ("model", "adapter", "task", "seed", "deterministic")
 """Settings that make a run what it is: a resume does not change them."""
+AT_ONCE = "stopped at once"
+"""The error of a run that did not finish its step, as the trainer writes it."""
 STARTUP = 90.0
 """Seconds that a process of its own may take until its run is in the store."""
 
@@ -99,15 +101,14 @@ def command(
 def _foreground(context: Context, resume: str | None, run_id: str | None, as_json: bool) -> None:
     """Train here and now, and say how it ended."""
     with data_stdout():
-        try:
-            run = asyncio.run(_train(context, resume, run_id, as_json))
-        except asyncio.CancelledError as error:
-            raise KeyboardInterrupt from error
+        run = asyncio.run(_train(context, resume, run_id, as_json))
         if as_json:
             echo_jsonl([{"type": "run", "run": run.name, "id": run.id, "status": run.status, "step": run.step}])
-    if run.status == "stopped" and run.error == "interrupted":
-        narrate(f"{run.name} stopped at step {run.step}. agentrl train --resume {run.name} goes on.")
-        raise typer.Exit(130)
+    if run.status == "stopped":
+        narrate(f"{run.name} stopped after step {run.step}: {run.error}. agentrl train --resume {run.name} goes on.")
+        if run.error in ("interrupted", AT_ONCE):
+            raise typer.Exit(130)
+        return
     narrate(f"{run.name}: {run.status} at step {run.step}. Next: agentrl eval, agentrl replay best")
 
 
@@ -136,6 +137,10 @@ def _resumed(context: Context, name: str, sets: list[str] | None, flags: dict[st
                 f"A run cannot go on with other settings under `{key}`.",
                 hint=f"Start a new run, or leave `{key}` as it was.",
             )
+    if row.status == "finished" and row.step >= settings.train.steps:
+        more = f"agentrl train --resume {row.name} --steps {2 * row.step}"
+        narrate(f"{row.name} has done its {row.step} steps: nothing left to do. `{more}` goes on.")
+        raise typer.Exit(0)
     return dataclasses.replace(context, config=settings, sources=sources), row.name
 
 
@@ -183,7 +188,10 @@ async def _train(context: Context, resume: str | None, run_id: str | None, as_js
             narrate=narrate,
             on_step=on_step,
         )
-        return await trainer.train()
+        try:
+            return await trainer.train()
+        except asyncio.CancelledError:  # a second Ctrl-C, or `stop now`: the row says so, and a resume goes on from it
+            return runtime.store.run(run.id)
 
 
 def _row(runtime: Runtime, context: Context, resume: str | None, run_id: str | None) -> RunRow:
@@ -192,6 +200,8 @@ def _row(runtime: Runtime, context: Context, resume: str | None, run_id: str | N
 
     if resume is not None:
         row = _run(runtime.store, resume)
+        for control in runtime.store.take_controls(row.id, "dropped"):
+            narrate(f"{control.action} was asked of the run before it ended: not done now.")
         keep_settings(row, context.config, runtime.store)
         runtime.store.update_run(row.id, pid=os.getpid(), host=platform.node())
         return row

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -51,6 +50,7 @@ def command(
 def _follow(path: Path, run_id: str, *, as_json: bool, once: bool) -> None:
     """One line per finished step until the run ends."""
     from agentrl_cli.store import Store
+    from agentrl_cli.tui.watch_data import step_line
 
     since = 0
     with Store.open(path, readonly=True) as store:
@@ -66,18 +66,3 @@ def _follow(path: Path, run_id: str, *, as_json: bool, once: bool) -> None:
                 break
             time.sleep(POLL)
         narrate(f"run {store.run(run_id).name}: {store.run(run_id).state}")
-
-
-def step_line(row: Mapping[str, Any]) -> str:
-    """`step 12  14:03:11  reward 0.412  loss …`: a step's metrics in one line, the curated ones first."""
-    from agentrl_cli.tui.charts import short
-    from agentrl_cli.tui.watch_data import METRICS
-
-    parts = [f"step {row['step']}"]
-    if row.get("at"):
-        parts.append(time.strftime("%H:%M:%S", time.localtime(float(row["at"]))))
-    for name, stored in METRICS.items():
-        value = next((row[key] for key in stored if isinstance(row.get(key), (int, float))), None)
-        if value is not None:
-            parts.append(f"{name} {short(float(value))}")
-    return "  ".join(parts)

@@ -109,6 +109,14 @@ class RunReader(StoreBase):
         )
         return [build(ControlRow, row, data=loads(row[4])) for row in rows]
 
+    def waiting_controls(self, run_id: str) -> list[ControlRow]:
+        """The controls of a run that nobody took yet, oldest first."""
+        rows = self._rows(
+            "SELECT id, run_id, at, action, data, taken FROM controls WHERE run_id=? AND taken IS NULL ORDER BY id",
+            (run_id,),
+        )
+        return [build(ControlRow, row, data=loads(row[4])) for row in rows]
+
     def tokenizer(self, hash: str) -> TokenizerRow | None:
         """A stored tokenizer, None where this store does not have it."""
         row = self._row("SELECT hash, tokenizer_json, chat_template, specials FROM tokenizers WHERE hash=?", (hash,))

@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 from agentrl_cli.types import Outcome, RewardPart
@@ -58,12 +59,21 @@ class RunRow:
             return False
         except PermissionError:
             return True
-        return True
+        return not _is_zombie(self.pid)
 
     @property
     def state(self) -> str:
         """`status`, or `interrupted` where the process is gone without saying so."""
         return self.status if self.status != "running" or self.alive else "interrupted"
+
+
+def _is_zombie(pid: int) -> bool:
+    """True for a process that has ended and that its parent, which may be a screen, has not asked about yet."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return False  # no such file system, or gone this very moment
+    return text.rpartition(")")[2].split()[:1] == ["Z"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,7 @@ class RunWriter(StoreBase):
             )
             return int(cursor.lastrowid or 0)
 
-    def take_controls(self, run_id: str) -> list[ControlRow]:
+    def take_controls(self, run_id: str, event: str = "control") -> list[ControlRow]:
         """The controls that nobody took yet, oldest first, each handed out once; taking one leaves an event."""
         wanted = "SELECT id, run_id, at, action, data FROM controls WHERE run_id=? AND taken IS NULL ORDER BY id"
         if not self._rows(wanted, (run_id,)):  # the usual case costs no write lock
@@ -201,7 +201,7 @@ class RunWriter(StoreBase):
             taken = [build(ControlRow, row, data=load_metrics(row[4]), taken=now) for row in rows]
             conn.executemany(
                 _ADD_EVENT,
-                [(run_id, now, f"control:{row.action}", dumps({"id": row.id, **row.data})) for row in taken],
+                [(run_id, now, f"{event}:{row.action}", dumps({"id": row.id, **row.data})) for row in taken],
             )
         return taken
 

@@ -256,6 +256,7 @@ class Trainer:
             if self.loaded.sync is None:
                 await self.loaded.publish(f"{self.run.name}@{self.step}")
             self.narrate(f"resumed at step {self.step}")
+            self.store.add_event(self.run.id, "resumed", {"step": self.step})
         self.store.update_run(self.run.id, status="running", error="", ended=0.0, step=self.step)
 
     def _end(self, error: BaseException | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from rich.text import Text
 
@@ -135,9 +135,9 @@ def chart(
         limit = y_range[1] if index == 0 else y_range[0] if index == height - 1 else None
         label = "" if limit is None else short(10**limit if log else limit)
         line = Text(f"{label:>{gutter}}│", FAINT, no_wrap=True)
-        for column, char in enumerate(row):
-            under = below[index][column] if below else "\u2800"
-            line.append(char if char != "\u2800" else under, LINE if char != "\u2800" else FAINT)
+        under = below[index] if below else row
+        for drawn, part in groupby(zip(row, under, strict=True), lambda pair: pair[0] != "\u2800"):
+            line.append("".join(pair[0 if drawn else 1] for pair in part), LINE if drawn else FAINT)
         lines.append(line)
     axis = ["─"] * inner
     for mark in marks:

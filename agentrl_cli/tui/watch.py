@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from textual import work
-from textual.containers import VerticalScroll
+from textual.events import Click
+from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.dialogs import Choose, Confirm, Help, Prompt, leave, picture
+from agentrl_cli.tui.lines import Lines
 from agentrl_cli.tui.watch_base import WatchBase
 from agentrl_cli.tui.watch_charts import SMOOTH, ZOOMS
-from agentrl_cli.tui.watch_data import WatchData, load
+from agentrl_cli.tui.watch_data import load
 from agentrl_cli.tui.watch_keys import HELP, TABS
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ class WatchScreen(WatchBase):
         self.action_tab("episodes")
 
     def action_choose(self, step: int) -> None:
-        long = self.query_one("#long", VerticalScroll)
+        long = self.query_one("#long", Lines)
         if self.tab == "episodes":
             self.table.move_to(self.table.cursor + step)
         elif self.tab == "groups":
@@ -66,6 +68,29 @@ class WatchScreen(WatchBase):
         chosen = [row.episode_id for row in self.data.live] + [row.id for _, row in self.data.notable]
         if chosen:
             self.app.push_screen(ReplayScreen(self.reader, chosen[min(self.cursor, len(chosen) - 1)]))
+
+    def on_click(self, event: Click) -> None:
+        """A click on a tab shows it, one on an episode of the overview chooses it, a second one opens it."""
+        tabs, now = self.query_one("#tabs", Static), self.query_one("#now", Static)
+        if tabs.region.contains(event.screen_x, event.screen_y):
+            at, end = event.screen_x - tabs.content_region.x, 0
+            for tab, name in zip(TABS, self._tab_names(), strict=True):
+                end += len(name) + 1
+                if end - len(name) - 1 <= at < end:
+                    self.action_tab(tab)
+                    return
+        elif self.tab == "overview" and now.region.contains(event.screen_x, event.screen_y):
+            place = self._rows.get(event.screen_y - now.content_region.y)
+            if place is not None:
+                again, self.cursor = place == self.cursor, place
+                self.action_open() if again else self.paint()
+
+    def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        """A click on a group chooses it, a second one opens it."""
+        if event.line in self._targets:
+            line = sorted(self._targets).index(event.line)
+            again, self._line = line == self._line, line
+            self.action_open() if again else self.paint()
 
     def action_filter(self) -> None:
         """Episodes by the filter language, lines of the log by text, metrics of the charts by a regular expression."""
@@ -162,7 +187,7 @@ class WatchScreen(WatchBase):
         self.paint()
 
     def action_control(self, action: str) -> None:
-        if action == "pause" and self.data is not None and paused(self.data):
+        if action == "pause" and self.data is not None and self.data.paused:
             action = "resume"
         detail = {
             "pause": "The trainer stops after this step and waits; p goes on.",
@@ -247,12 +272,6 @@ class WatchScreen(WatchBase):
 
     def action_detach(self) -> None:
         leave(self.app)
-
-
-def paused(data: WatchData) -> bool:
-    """True where the newest pause or resume that was taken is a pause."""
-    kinds = [str(event["kind"]) for event in data.events if str(event["kind"]) in ("control:pause", "control:resume")]
-    return bool(kinds) and kinds[-1] == "control:pause"
 
 
 def _add_control(store: Store, run_id: str, action: str, values: dict[str, Any]) -> int:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
-from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.containers import Horizontal, Vertical
 from textual.events import Resize
 from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui import watch_panels as panes
 from agentrl_cli.tui.episode_table import Browse, EpisodeTable, ListingScreen, head_text
+from agentrl_cli.tui.lines import Lines
 from agentrl_cli.tui.panels import join
 from agentrl_cli.tui.watch_charts import Look, chart_grid
 from agentrl_cli.tui.watch_data import WatchData, load
 from agentrl_cli.tui.watch_keys import BINDINGS, KEYS, KEYS_SMALL, NAMES, TABS
+from agentrl_cli.tui.watch_overview import facts, small, tiny, wide
 from agentrl_cli.tui.watch_pages import (
     Page,
     PageData,
@@ -31,6 +34,8 @@ from agentrl_cli.tui.watch_pages import (
 
 if TYPE_CHECKING:
     from agentrl_cli.tui.reader import Reader
+
+T = TypeVar("T")
 
 POLL = 1.0
 """Seconds between looks at the store."""
@@ -57,13 +62,19 @@ class WatchBase(ListingScreen):
         self.pages = PageData()
         self._line = 0
         """The chosen line of the groups."""
+        self._targets: Mapping[int, str] = {}
+        """Lines of the page that open an episode, and which."""
         self._end = True
         """Whether the log sticks to its end."""
         self._version: int | None = None
+        self._kept: dict[str, tuple[Any, Any]] = {}
+        self._rows: dict[int, int] = {}
+        """Lines of the overview that a click chooses, and the cursor's place for each."""
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
         yield Static(id="tabs")
+        yield Static(id="facts")
         with Horizontal(id="overview"):
             yield Static(id="curves", classes="pane")
             with Vertical(id="centre", classes="pane"):
@@ -72,8 +83,7 @@ class WatchBase(ListingScreen):
         with Vertical(id="episodes"):
             yield Static(id="columns")
             yield EpisodeTable(id="table")
-        with VerticalScroll(id="long", can_focus=True):
-            yield Static(id="page")
+        yield Lines(id="long")
         yield Static(id="keys")
 
     def on_mount(self) -> None:
@@ -83,10 +93,13 @@ class WatchBase(ListingScreen):
         self.set_interval(POLL, self.poll)
 
     def on_resize(self, event: Resize) -> None:
-        small = event.size.width < 100 or event.size.height < 28
-        self.set_class(small, "-small")
+        width, height = event.size
+        narrow = width < 100 or height < 28
+        self.set_class(narrow, "-small")
+        self.set_class(width < 80 or height < 20, "-tiny")
+        self.set_class(not narrow and (width < 112 or height < 34), "-mid")
         self.query_one("#columns", Static).update(head_text(event.size.width))
-        self.query_one("#keys", Static).update(Text(KEYS_SMALL if small else KEYS, no_wrap=True))
+        self.query_one("#keys", Static).update(Text(KEYS_SMALL if narrow else KEYS, no_wrap=True))
         self.call_after_refresh(self.paint)
 
     @work(exclusive=True, group="poll", exit_on_error=False)
@@ -134,54 +147,63 @@ class WatchBase(ListingScreen):
         if self.data is None:
             return
         if not self.problem:
-            self.query_one("#head", Static).update(panes.head(self.data))
+            self.query_one("#head", Static).update(panes.head(self.data, self.size.width))
         self.query_one("#tabs", Static).update(self._tabs(self.data))
+        if self.has_class("-mid"):
+            self.query_one("#facts", Static).update(join(facts(self.data, self.size.width - 2)))
         if self.tab == "overview":
             self._paint_overview(self.data)
         elif self.tab != "episodes":
-            self._paint_page(self._page(self.data))
+            data, look = self.data, (self.tab, self._line, self.needle, self.pages)
+            self._paint_page(self._once("page", data, look, lambda: self._page(data)))
 
     def _tabs(self, data: WatchData) -> Text:
-        small = self.has_class("-small")
-        names = [
-            f"[{i + 1} {NAMES[name]}]" if name == self.tab else f" {i + 1} {NAMES[name][:3] if small else NAMES[name]}"
+        said = "FROZEN, space goes on" if self.frozen else "attached, q leaves it running" if data.run.alive else ""
+        return Text(f"{' '.join(self._tab_names())}   {said}", "#8a8a8a", no_wrap=True)
+
+    def _tab_names(self) -> list[str]:
+        short = self.has_class("-small")
+        return [
+            f"[{i + 1} {NAMES[name]}]" if name == self.tab else f" {i + 1} {NAMES[name][:3] if short else NAMES[name]}"
             for i, name in enumerate(TABS)
         ]
-        said = "attached, q leaves it running" if data.run.alive else ""
-        return Text(f"{' '.join(names)}   {'FROZEN, space goes on' if self.frozen else said}", "#8a8a8a", no_wrap=True)
 
     def _paint_page(self, page: Page) -> None:
-        long = self.query_one("#long", VerticalScroll)
-        self._end = long.scroll_offset.y >= long.max_scroll_y - 1
-        self.query_one("#page", Static).update(join(page.lines))
+        long = self.query_one("#long", Lines)
+        self._end = long.at_end
+        if long.lines is not page.lines:
+            long.show(page.lines)
+        self._targets = page.targets
         if self.tab == "log" and self._end:
             self.call_after_refresh(long.scroll_end, animate=False)
+
+    def _once(self, name: str, data: WatchData, more: Any, make: Callable[[], T]) -> T:
+        """What `make` gives, made anew only where something it shows has changed: a poll a second must cost little."""
+        newest = (len(data.steps), data.steps[-1:], data.evals, data.events[-1:], data.logs[-1:], data.alerts)
+        key = (*newest, data.health, data.run.config, self.look, self.size, more)
+        if self._kept.get(name, (None, None))[0] != key:
+            self._kept[name] = key, make()
+        found: T = self._kept[name][1]
+        return found
 
     def _paint_overview(self, data: WatchData) -> None:
         curves, centre, run = (self.query_one(f"#{name}") for name in ("curves", "centre", "run"))
         if self.has_class("-small"):
-            width = max(self.size.width - 4, 20)
-            lines = panes.small_lines(data, width)
-            lines += panes.now_lines(data, width, 4, self.cursor)
-            lines += panes.notable_lines(data, width, self.cursor - len(data.live))
-            lines += panes.alert_lines(data, width, 2)
-            self.query_one("#now", Static).update(join(lines))
-            return
-        self.query_one("#curves", Static).update(
-            join(panes.curve_lines(data, max(curves.size.width, 20), max(curves.size.height, 8), self.look.other))
-        )
-        width, height = max(centre.size.width, 20), max(centre.size.height, 12)
-        live = max(min(len(data.live), height - 24), 4)
-        lines = panes.now_lines(data, width, live, self.cursor)
-        lines += [Text(""), *panes.notable_lines(data, width, self.cursor - len(data.live)), Text("")]
-        lines += [*panes.alert_lines(data, width, 4), Text("")]
-        lines += panes.log_lines(data.logs, "LOG (7)", width, max(height - len(lines) - 1, 3))
-        self.query_one("#now", Static).update(join(lines))
-        width = max(run.size.width, 16)
-        right = [*panes.run_lines(data, width), Text(""), *panes.time_lines(data, width)]
-        right += [*panes.histogram_lines(data.advantages, width), Text(""), *panes.store_lines(data, width)]
-        right += [*panes.health_lines(data, width), Text(""), *panes.compare_lines(data, self.look.other, width)]
-        self.query_one("#run", Static).update(join([*right, *panes.control_lines(data, width)]))
+            width, height = max(self.size.width - 4, 20), max(centre.size.height, 4)
+            found = tiny(data, width, height) if self.has_class("-tiny") else small(data, width, height, self.cursor)
+        else:
+            found = wide(data, max(centre.size.width, 20), max(centre.size.height, 12), self.cursor)
+            size = max(curves.size.width, 20), max(curves.size.height, 8)
+            drawn = self._once("curves", data, size, lambda: panes.curve_lines(data, *size, self.look.other))
+            self.query_one("#curves", Static).update(join(drawn))
+        self._rows = found.rows
+        self.query_one("#now", Static).update(join(found.lines))
+        if not self.has_class("-small") and not self.has_class("-mid"):
+            width = max(run.size.width, 16)
+            right = [*panes.run_lines(data, width), Text(""), *panes.time_lines(data, width)]
+            right += [*panes.histogram_lines(data.advantages, width), Text(""), *panes.store_lines(data, width)]
+            right += [*panes.health_lines(data, width), Text(""), *panes.compare_lines(data, self.look.other, width)]
+            self.query_one("#run", Static).update(join([*right, *panes.control_lines(data, width)]))
 
     def _page(self, data: WatchData) -> Page:
         """The tabs that scroll."""
@@ -208,12 +230,12 @@ class WatchBase(ListingScreen):
         for part in ("overview", "episodes", "long"):
             self.query_one(f"#{part}").display = part == shown
         if shown == "long":
-            long = self.query_one("#long", VerticalScroll)
+            long = self.query_one("#long", Lines)
             long.focus()
             long.scroll_home(animate=False, immediate=True)
         elif shown == "episodes":
             self.table.focus()
         self.paint()
         if name == "log":
-            self.call_after_refresh(self.query_one("#long", VerticalScroll).scroll_end, animate=False)
+            self.call_after_refresh(self.query_one("#long", Lines).scroll_end, animate=False)
         self.read_tab()

@@ -11,8 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.tui.charts import short
 
 if TYPE_CHECKING:
     from agentrl_cli.store import EpisodeRow, EvalRow, LiveRow, RunRow, Store
@@ -91,6 +94,13 @@ class WatchData:
     health: tuple[Health, ...] = ()
 
     @property
+    def paused(self) -> bool:
+        """True where the run lives, and its newest pause, resume or start is a pause."""
+        told = ("control:pause", "control:resume", "resumed")
+        kinds = [str(event["kind"]) for event in self.events if str(event["kind"]) in told]
+        return self.run.alive and bool(kinds) and kinds[-1] == "control:pause"
+
+    @property
     def has_reference(self) -> bool:
         """Whether there is a reference model to be far from."""
         algo = self.run.config.get("algo")
@@ -130,11 +140,12 @@ class WatchData:
         return known + sorted(every - shown)
 
     def seconds_per_step(self) -> float | None:
-        """Mean wall seconds of the last ten steps."""
+        """Mean wall seconds of the last ten steps, without the time between two steps that a pause took."""
         stamps = [float(row["at"]) for row in self.steps[-11:] if row.get("at")]
-        if len(stamps) > 1:
-            return (stamps[-1] - stamps[0]) / (len(stamps) - 1)
-        return self.last("seconds")
+        took = [later - earlier for earlier, later in pairwise(stamps)]
+        usual = sorted(took)[len(took) // 2] if took else 0.0
+        took = [seconds for seconds in took if seconds <= 5 * usual]
+        return sum(took) / len(took) if took else self.last("seconds")
 
     def eta(self) -> float | None:
         """Seconds until the last step at the present pace."""
@@ -150,6 +161,18 @@ class WatchData:
             if name.startswith("rewards/") and not name.endswith("/std") and isinstance(value, (int, float)):
                 out.append((name.removeprefix("rewards/").removesuffix("/mean"), float(value)))
         return out
+
+
+def step_line(row: Mapping[str, Any]) -> str:
+    """`step 12  14:03:11  reward 0.412  loss …`: a step's metrics in one line, the curated ones first."""
+    parts = [f"step {row['step']}"]
+    if row.get("at"):
+        parts.append(time.strftime("%H:%M:%S", time.localtime(float(row["at"]))))
+    for name, stored in METRICS.items():
+        value = next((row[key] for key in stored if isinstance(row.get(key), (int, float))), None)
+        if value is not None:
+            parts.append(f"{name} {short(float(value))}")
+    return "  ".join(parts)
 
 
 def load(store: Store, run_id: str, before: WatchData | None = None, now: float | None = None) -> WatchData:

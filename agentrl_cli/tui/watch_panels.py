@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,10 +49,15 @@ def clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-def head(data: WatchData) -> Text:
-    """The first line: run, step, reward, eval, pace, state."""
-    run = data.run
-    text = Text(f"agentrl watch   {run.name}", "bold", no_wrap=True, overflow="ellipsis")
+def head(data: WatchData, width: int = 120) -> Text:
+    """The first line: run, step, reward, eval, pace, state; the state comes early where the end may be cut off."""
+    run, small = data.run, width < 100
+    shown = "PAUSED" if data.paused else "LIVE" if run.state == "running" else run.state.upper()
+    state, colour = f"   {shown}", GOOD if run.alive and not data.paused else BAD
+    name = clip(run.name, 24) if small else run.name
+    text = Text(f"agentrl watch   {name}", "bold", no_wrap=True, overflow="ellipsis")
+    if small:
+        text.append(state, colour)
     total = f"/{run.total_steps}" if run.total_steps else ""
     text.append(f"   step {data.step}{total}   reward {short(data.last('reward'))}", "")
     if data.evals:
@@ -59,12 +65,13 @@ def head(data: WatchData) -> Text:
     pace, eta = data.seconds_per_step(), data.eta()
     if pace is not None:
         text.append(f"   {span(pace)}/step")
-    if eta and run.alive:
+    if eta and run.alive and not data.paused:
         text.append(f"   ETA {span(eta)}")
     bad = sum(1 for check in data.health if check.level != "ok")
     if bad:
-        text.append(f"   {bad} warnings", BAD)
-    text.append(f"   {run.state.upper() if run.state != 'running' else 'LIVE'}", GOOD if run.alive else BAD)
+        text.append(f"   {bad} warning{'s' * (bad > 1)}", BAD)
+    if not small:
+        text.append(state, colour)
     return text
 
 
@@ -115,14 +122,10 @@ def curve_lines(data: WatchData, width: int, height: int, other: WatchData | Non
 
 def control_steps(data: WatchData) -> list[float]:
     """The steps during which somebody changed something: marks on the axis."""
-    stamps = [(float(row["at"]), float(row["step"])) for row in data.steps if row.get("at")]
-    out = []
-    for event in data.events:
-        if str(event["kind"]).startswith("control"):
-            later = [step for at, step in stamps if at >= float(event["at"])]
-            if later:
-                out.append(later[0])
-    return out
+    stamps = sorted((float(row["at"]), float(row["step"])) for row in data.steps if row.get("at"))
+    whens = [float(event["at"]) for event in data.events if str(event["kind"]).startswith("control")]
+    places = (bisect_left(stamps, (at, -math.inf)) for at in whens)
+    return [stamps[place][1] for place in places if place < len(stamps)]
 
 
 def now_lines(data: WatchData, width: int, limit: int, cursor: int) -> list[Text]:
@@ -131,14 +134,16 @@ def now_lines(data: WatchData, width: int, limit: int, cursor: int) -> list[Text
     if data.run.alive and data.live:
         total = data.wanted or data.done + len(data.live)
         title.append(f"step {data.step + 1}  ROLLOUT {bar(data.done / max(total, 1), 24)} {data.done}/{total}")
+    elif data.paused:
+        title.append(f"paused after step {data.step}: p goes on", BAD)
     elif data.run.alive:
         title.append("scoring, updating or saving: no episode runs", FAINT)
     else:
         title.append(f"{data.run.state}", FAINT)
     lines = [title]
-    if data.live:
+    if data.live and limit:
         lines.append(Text("  # task               turn phase         time  text", FAINT))
-    first = max(0, min(cursor - limit // 2, len(data.live) - limit))
+    first = first_live(data, limit, cursor)
     for index, row in list(enumerate(data.live))[first : first + limit]:
         tail = " ".join(row.text.split())
         seconds = max((data.read if data.run.alive else row.updated) - row.started, 0.0)
@@ -149,6 +154,23 @@ def now_lines(data: WatchData, width: int, limit: int, cursor: int) -> list[Text
     if len(data.live) > limit:
         lines.append(Text(f"    … {len(data.live)} run", FAINT))
     return lines
+
+
+def first_live(data: WatchData, limit: int, cursor: int) -> int:
+    """The running episode that the first of `limit` lines shows."""
+    return max(0, min(cursor - limit // 2, len(data.live) - limit))
+
+
+def live_lines(data: WatchData, width: int, limit: int, cursor: int) -> list[Text]:
+    """The chosen running episode: what the model said last in it, the end of it in at most `limit` lines."""
+    if cursor >= len(data.live) or limit < 1:
+        return []
+    row = data.live[cursor]
+    title = f"LIVE #{row.sample} {row.task_id}  turn {row.turn}  {row.state}   enter opens it"
+    said = [part for line in row.text.splitlines() for part in wrap(line, width - 2)]
+    lines = [Text(clip(title, width), TITLE, no_wrap=True)]
+    lines += [Text(f"  {part}", no_wrap=True) for part in said[-limit:]]
+    return lines if said else [*lines, Text("  its first turn is being generated", FAINT)]
 
 
 def notable_lines(data: WatchData, width: int, cursor: int) -> list[Text]:
