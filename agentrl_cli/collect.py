@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from agentrl_cli.algos.advantages import drops_equal, has_signal
 from agentrl_cli.algos.facts import decide
 from agentrl_cli.chat.drift import KINDS
 from agentrl_cli.config import Config
@@ -132,10 +133,10 @@ class Collector:
             [group],
             drift=self.rollout.drift,
             train_drifted=drifted,
-            drop_zero_variance=True,
+            drop_zero_variance=drops_equal(self.config.algo),
             mask_overlong=self.config.algo.mask_overlong,
         )
-        return Fact.TRAINED in facts.values()
+        return has_signal(self.config.algo, [episode for episode in group if facts[episode.id] is Fact.TRAINED])
 
     # --- which tasks -------------------------------------------------------------------------------------------------
 

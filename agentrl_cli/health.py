@@ -60,6 +60,8 @@ class Series:
 
     steps: list[Metrics] = field(default_factory=list)
     trained: int = 0
+    compares: bool = True
+    """Whether the estimator learns from spread within groups alone."""
 
     @property
     def now(self) -> Metrics:
@@ -108,6 +110,8 @@ def _signal(s: Series) -> Alert | None:
             " Try task.order=curriculum, rollout.resample_rounds, a larger group, other tasks."
         )
         return Alert("warn", "no_signal", 0.0, LEARNABLE, text)
+    if not s.compares:
+        return None
     shares = [1 - row["frac_reward_zero_std"] for row in s.steps[-WINDOW:] if "frac_reward_zero_std" in row]
     if len(shares) < WINDOW or not np.mean(shares) < LEARNABLE:
         return None
@@ -208,9 +212,14 @@ RULES: Mapping[str, Callable[[Series], Alert | None]] = {
 }
 
 
-def find_alerts(metrics: Metrics, *, trained: int, before: Sequence[Metrics] = ()) -> list[Alert]:
-    """The health rules after one step. `trained`: episodes that were trained on; `before`: the steps until then."""
-    series = Series([*before, metrics], trained)
+def find_alerts(
+    metrics: Metrics, *, trained: int, before: Sequence[Metrics] = (), compares: bool = True
+) -> list[Alert]:
+    """The health rules after one step.
+
+    `trained`: episodes that were trained on; `before`: the steps until then; `compares`: as in Series.
+    """
+    series = Series([*before, metrics], trained, compares)
     return [alert for rule in RULES.values() if (alert := rule(series)) is not None]
 
 
@@ -221,6 +230,8 @@ class Health:
     stop_on: Sequence[str]
     patience: int = 1
     """Steps in a row that an alert must hold before it stops the run."""
+    compares: bool = True
+    """As in Series."""
     steps: list[Metrics] = field(default_factory=list)
     """What is known of the steps so far: those of the store, after a resume."""
     held: dict[str, int] = field(default_factory=dict)
@@ -228,7 +239,7 @@ class Health:
 
     def look(self, metrics: Metrics, trained: int) -> tuple[list[Alert], str]:
         """The alerts of a step, and the name of one that stops the run, "" where none does."""
-        found = find_alerts(metrics, trained=trained, before=self.steps)
+        found = find_alerts(metrics, trained=trained, before=self.steps, compares=self.compares)
         self.steps.append(metrics)
         names = [alert.name for alert in found]
         self.held = {name: self.held.get(name, 0) + 1 for name in names}

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.algos.advantages import drops_equal, find, needs, options
-from agentrl_cli.algos.facts import decide
+from agentrl_cli.algos.credit import token_rewards
+from agentrl_cli.algos.facts import CUT, decide
 from agentrl_cli.algos.inputs import AdvantageInput, turn_lengths
 from agentrl_cli.chat.drift import KINDS
 from agentrl_cli.config import Config
@@ -146,7 +147,8 @@ def _step(
     )
     old = {e.id: e for group in groups for e in group}
     trained = [e for group in new for e in group if facts[e.id] is Fact.TRAINED and old[e.id].fact not in LEFT_OUT]
-    advantages = dict(zip([e.id for e in trained], estimate(trained, config, store), strict=True))
+    found_advantages = estimate(trained, config, store, [old[e.id] for e in trained])
+    advantages = dict(zip([e.id for e in trained], found_advantages, strict=True))
     found = {}
     for group in groups:
         for e in group:
@@ -158,10 +160,13 @@ def _step(
     return found
 
 
-def estimate(episodes: Sequence[Episode], config: Config, store: Store) -> list[Float32]:
+def estimate(
+    episodes: Sequence[Episode], config: Config, store: Store, was: Sequence[Episode] | None = None
+) -> list[Float32]:
     """N × [trained tokens] advantages of a step's episodes by `algo.advantage`.
 
-    Values of a critic are those that the training stored. Raises ConfigError where there is not what it needs.
+    `was`: the same episodes under their old rewards. Values of a critic are those that the training stored. Raises
+    ConfigError where there is not what it needs.
     """
     if not episodes:
         return []
@@ -179,7 +184,22 @@ def estimate(episodes: Sequence[Episode], config: Config, store: Store) -> list[
         if len(pairs) < len(episodes):
             raise ConfigError("The KL is part of the reward, and the run stored no reference log-probabilities.")
         given["token_penalty"] = tuple(algo.kl_coef * KL[algo.kl](*pair) for pair in pairs)
+    if algo.value_bootstrap and "values" in given:
+        x = AdvantageInput.of(episodes if was is None else was, **given)
+        returns = [np.asarray(s.returns[mask], np.float64) for s, mask in stored if s.returns is not None]
+        given["bootstrap"] = _left_in(x, returns, episodes)
     return find(algo.advantage)(AdvantageInput.of(episodes, **given))
+
+
+def _left_in(
+    x: AdvantageInput, returns: Sequence[np.ndarray[Any, np.dtype[np.float64]]], episodes: Sequence[Episode]
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """[N] value of the state that a cut-off episode was left in, as its last stored return tells: r + gamma · it."""
+    out = np.zeros(x.size)
+    for i, (rewards, target, episode) in enumerate(zip(token_rewards(x), returns, episodes, strict=True)):
+        if episode.outcome in CUT and len(rewards) and x.gamma:
+            out[i] = (target[-1] - rewards[-1]) / x.gamma
+    return out
 
 
 def _greedy_rewards(episodes: Sequence[Episode], store: Store) -> np.ndarray[Any, np.dtype[np.float64]] | None:

@@ -274,6 +274,15 @@ def _by_pack(chat: Chat, stream: Iterator[tuple[Pack, list[Any]]], rows: int) ->
     return list(groups.values())
 
 
+def with_demonstrations(
+    stored: Iterator[list[list[Segment]]], chat: Chat, packs: Mapping[str, Pack], recipe: Recipe, rows: int
+) -> Iterator[list[list[Segment]]]:
+    """Batches of stored episodes (rft.py), each with so many of the packs' demonstrations beside them."""
+    stream = demonstrations(recipe, packs, recipe.seed + 2)
+    for batch in stored:
+        yield [*batch, *_by_pack(chat, stream, rows)]
+
+
 def make(recipe: Recipe, folder: Path, report: Callable[[int, float, float], None] | None = None) -> None:
     """Make a model from nothing by a recipe and write it into `folder` (bfloat16 safetensors)."""
     if recipe.architecture is None:

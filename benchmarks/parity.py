@@ -70,9 +70,11 @@ TOKENS: Mapping[str, Any] = {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high"
 PLAIN_KL: Mapping[str, Any] = {"beta": 0.04, "use_bias_correction_kl": False}
 
 
-def _sampler(mode: str, correction: str, cap: float) -> Pair:
+def _sampler(mode: str, correction: str, cap: float, floor: float | None = None) -> Pair:
     trl = {**TOKENS, "vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": cap}
-    return Pair(f"correction {mode}", trl, {"correction": correction, "correction_cap": cap}, sampler=True)
+    ours = {"correction": correction, "correction_cap": cap, "correction_floor": floor}
+    name = f"correction {mode}" + ", two bounds" * (floor is not None)
+    return Pair(name, {**trl, "vllm_importance_sampling_clip_min": floor}, ours, sampler=True)
 
 
 PAIRS = (
@@ -119,6 +121,8 @@ PAIRS = (
     _sampler("token_mask", "mis", 1.5),
     _sampler("sequence_truncate", "tis_sequence", 1.5),
     _sampler("sequence_mask", "mis_sequence", 1.5),
+    _sampler("token_truncate", "tis", 1.5, 0.8),
+    _sampler("token_mask", "mis", 1.5, 0.8),
 )
 
 DIFFERENCES = (
@@ -130,7 +134,6 @@ DIFFERENCES = (
      " the mini-batch's own totals, so its gradient does not depend on how micro-batches are cut."),
     ("RLOO's loss", "TRL clips the product of a sequence's ratios; ours takes any of our losses with RLOO's"
      " advantage, per token by default. TRL also normalises RLOO advantages over the batch if told to; ours never."),
-    ("truncated importance sampling with a lower bound (clip_min)", "ours has no lower bound."),
     ("KL", "TRL weighs it with the ratio unless told not to (use_bias_correction_kl), ours if told to (kl_unbiased);"
      " only ours takes it off the reward for every estimator, and as k1, k2 or k3."),
     ("luspo, vespo, off_policy_mask_threshold, top_entropy_quantile", "not in ours."),

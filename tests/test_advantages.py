@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -341,6 +342,14 @@ def test_input_read_off_episodes() -> None:
             reward_parts=(RewardPart("tests", answer, primary=True), RewardPart("format", 1.0, 0.5)),
         )
 
+    spoken = episode("g", 1, 0.25)
+    user = replace(spoken.turns[2], role="user", results=(), reward=0.75)
+    both = replace(spoken.turns[2], reward=0.75)
+    ended = replace(spoken.turns[3], reward=2.0)
+    for turn, wanted in ((user, 0.75), (both, 1.25)):
+        turns = (*spoken.turns[:2], turn, ended)
+        found = AdvantageInput.of([spoken.with_(turns=turns)]).turn_rewards
+        assert found is not None and found[0].tolist() == [wanted, 2.0], "what user and environment gave counts too"
     x = AdvantageInput.of([episode("g", 1, 0.25), episode("g", 0, None), episode("h", 0, None)], gamma=0.9)
     assert x.gamma == 0.9
     assert x.rewards.tolist() == [1.5, 0.5, 0.5] and x.groups.tolist() == [0, 0, 1]

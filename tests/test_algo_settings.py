@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_cli.algos.advantages import ADVANTAGES, drops_equal, needs, options
+from agentrl_cli.algos.advantages import ADVANTAGES, compares_groups, drops_equal, has_signal, needs, options
 from agentrl_cli.algos.losses import AGGREGATIONS, LOSSES
 from agentrl_cli.algos.settings import Coefficients, aggregation_name, loss_config
 from agentrl_cli.algos.update import Learner, Update
 from agentrl_cli.commands import main
 from agentrl_cli.config import AlgoConfig, Config, load_config
 from agentrl_cli.errors import ConfigError, NotFound
-from agentrl_cli.types import Episode, Turn
+from agentrl_cli.types import Episode, Origin, Outcome, RewardPart, Tokens, ToolResult, Turn
 from tests.test_update import config, episodes, weights
 from tests.train_helpers import write_model, write_project
 
@@ -42,9 +42,10 @@ def groups(start: Any) -> list[list[Episode]]:
         n, mask = len(episode.tokens), episode.tokens.trained_mask
         first = int(np.flatnonzero(mask)[0])
         turns = (Turn(0, "user", (), 0, first), Turn(1, "assistant", (), first, n))
+        outcome = Outcome.TRUNCATED_TOKENS if episode.sample == 1 else Outcome.FAILED
         shift = np.where(np.arange(n) % 2, np.log(3), -np.log(3)).astype(np.float32)
         tokens = replace(episode.tokens, logp_sampled=episode.tokens.logp_sampled + shift)
-        return episode.with_(turns=turns, tokens=tokens)
+        return episode.with_(turns=turns, tokens=tokens, outcome=outcome)
 
     return [[one(episode) for episode in group] for group in episodes(start, SPREAD)]
 
@@ -91,8 +92,10 @@ KEYS: dict[str, tuple[dict[str, Any], Any]] = {
     "entropy_step": ({"entropy_coef": 0.1, "entropy_target": 100.0}, 0.5),
     "correction": ({}, "tis"),
     "correction_cap": ({"correction": "tis"}, 1.1),
+    "correction_floor": ({"correction": "tis"}, 0.9),
     "value_lr": ({"advantage": "gae"}, 1e-1),
     "value_clip": ({"advantage": "gae", "epochs": 3, "value_lr": 1e-1}, 1e-3),
+    "value_bootstrap": ({"advantage": "gae", "value_lr": 1e-1}, True),
     "value_coef": ({"advantage": "gae"}, 0.5),
     "epochs": ({}, 2),
     "minibatches": ({}, 2),
@@ -130,8 +133,6 @@ def test_every_estimator_can_be_trained_with(start: Any, groups: list[list[Episo
 
 
 def _with_tool_reward(episode: Episode) -> Episode:
-    from agentrl_cli.types import ToolResult
-
     n = len(episode.tokens)
     answered = Turn(2, "tool", (), n, n, results=(ToolResult("ok", reward=float(episode.sample)),))
     return episode.with_(turns=(*episode.turns, answered))
@@ -211,6 +212,36 @@ def test_zero_variance_groups_are_dropped_only_where_they_teach_nothing() -> Non
     assert not drops(drop_zero_variance=False)
     assert not drops(advantage="gae") and not drops(advantage="reinforce_pp") and not drops(advantage="remax")
     assert not drops(kl_coef=0.1, kl_in="reward") and drops(kl_coef=0.1)
+
+
+def test_what_counts_as_a_group_with_signal() -> None:
+    """Dynamic sampling asks the estimator: equal rewards teach most of them nothing, but not all."""
+
+    def attempt(sample: int, parts: dict[str, float], turn: float | None = None) -> Episode:
+        tokens = Tokens.given([1, 2, 3], [int(Origin.USER), int(Origin.MODEL), int(Origin.MODEL)])
+        answered = Turn(2, "tool", (), 3, 3, results=(ToolResult("ok", reward=turn),))
+        turns = (Turn(0, "user", (), 0, 1), Turn(1, "assistant", (), 1, 3), answered)
+        given = tuple(RewardPart(name, value, primary=name == "a") for name, value in parts.items())
+        return Episode(f"e{sample}", "t", group_id="g", sample=sample, tokens=tokens, turns=turns, reward_parts=given)
+
+    equal = [attempt(n, {"a": 1.0, "b": 0.0}) for n in range(3)]
+    apart = [attempt(n, {"a": float(n == 0), "b": 0.0}) for n in range(3)]
+    parts = [attempt(n, {"a": float(n == 0), "b": 0.5 * (n != 0), "c": 0.5 * (n != 0)}) for n in range(3)]
+    turns = [attempt(n, {"a": 1.0, "b": 0.0}, turn=float(n)) for n in range(3)]
+
+    def signal(name: str, **more: Any) -> list[bool]:
+        algo = AlgoConfig(advantage=name, **more)
+        return [has_signal(algo, group) for group in (equal, apart, parts, turns, [])]
+
+    for name in ("grpo", "rloo", "dr_grpo", "opo", "pass_at_k", "reinforce_pp_baseline"):
+        assert signal(name) == signal(name, drop_zero_variance=False) == [False, True, False, False, False]
+    assert signal("gdpo") == [False, True, True, False, False]
+    for name in ("turn_returns", "mt_grpo"):
+        assert signal(name) == [False, True, False, True, False]
+    for name in ("gae", "reinforce_pp", "remax"):
+        assert signal(name) == [True, True, True, True, False]
+    assert signal("grpo", kl_coef=0.1, kl_in="reward") == [True, True, True, True, False]
+    assert compares_groups(AlgoConfig()) and not compares_groups(AlgoConfig(advantage="gae"))
 
 
 @pytest.mark.parametrize(

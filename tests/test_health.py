@@ -59,6 +59,12 @@ def test_entropy_collapse() -> None:
     assert alert.threshold == 0.002, "where nothing is known of the beginning"
 
 
+def test_equal_rewards_are_no_alert_where_the_estimator_learns_from_them() -> None:
+    flat = [{"frac_reward_zero_std": 1.0}] * 5
+    assert [a.name for a in find_alerts(flat[-1], trained=8, before=flat[:-1])] == ["no_signal"]
+    assert not find_alerts(flat[-1], trained=8, before=flat[:-1], compares=False)
+
+
 def test_no_signal() -> None:
     (alert,) = find_alerts({}, trained=0)
     assert (alert.name, alert.threshold) == ("no_signal", 0.1) and "task.order" in alert.text

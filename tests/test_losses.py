@@ -216,6 +216,11 @@ def test_corrections_by_hand() -> None:
         torch.testing.assert_close(terms.CORRECTIONS[name](old, sampled, segment, 3.0), t(*weights))
     torch.testing.assert_close(terms.CORRECTIONS["mis_sequence"](old, sampled, segment, 1.5), t(0, 0, 1))
     torch.testing.assert_close(terms.CORRECTIONS["tis_sequence"](old, sampled, segment, 1.5), t(1.5, 1.5, 1))
+    bounded: dict[str, list[float]] = {"none": [1, 1, 1], "tis": [3, 0.8, 1], "mis": [0, 0, 1]}
+    for name, weights in bounded.items():
+        torch.testing.assert_close(terms.CORRECTIONS[name](old, sampled, segment, 3.0, 0.8), t(*weights))
+    for name, low in (("tis_sequence", [2, 2, 1.5]), ("mis_sequence", [2, 2, 0])):
+        torch.testing.assert_close(terms.CORRECTIONS[name](old, sampled, segment, 3.0, 1.5), t(*low))
 
 
 def test_value_loss_by_hand() -> None:

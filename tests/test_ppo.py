@@ -17,8 +17,8 @@ from agentrl_cli.algos.value import Critic
 from agentrl_cli.config import AlgoConfig
 from agentrl_cli.policies.forward import Segment, logprobs, pack
 from agentrl_cli.rescore import estimate
-from agentrl_cli.store import Store
-from agentrl_cli.types import Episode, Origin, Turn
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.types import Episode, Origin, Outcome, Turn
 from tests.test_resume import STEPS, only_run, plan, project_of
 from tests.test_update import config, episodes, same, weights
 from tests.train_helpers import episodes_of, spawn, trainer_of, write_model
@@ -110,6 +110,43 @@ def test_values_and_returns_of_a_multi_turn_episode(start: Any) -> None:
     returns = np.concatenate([np.full(e.trained_tokens, e.reward) for e in flat])
     assert update.metrics["value/explained_variance"] == pytest.approx(1 - raw.var() / returns.var(), abs=1e-4)
     assert update.metrics["value/loss"] == pytest.approx(0.5 * float((raw**2).mean()), rel=1e-4)
+
+
+def test_an_episode_that_was_cut_off_goes_on_with_the_value_of_where_it_was_left(start: Any, tmp_path: Path) -> None:
+    """Two attempts, one cut off: its return is its reward and the discounted value of the state behind its last token.
+
+    The one that ended gets its reward alone; without the option both do.
+    """
+    (group,) = episodes(start, [[1, 0.5, 0.25]])
+    outcomes = (Outcome.TRUNCATED_TOKENS, Outcome.TRUNCATED_TURNS, Outcome.FAILED)
+    spans = [(Turn(0, "user", (), 0, 10), Turn(1, "assistant", (), 10, len(e.tokens))) for e in group]
+    group = [e.with_(outcome=o, turns=turns) for e, o, turns in zip(group, outcomes, spans, strict=True)]
+    for on in (True, False):
+        learner = Learner(copy.deepcopy(start), config(algo={**GAE, "gamma": 0.9, "value_bootstrap": on}))
+        assert learner.critic is not None
+        torch.nn.init.normal_(learner.critic.head.out.weight, generator=torch.Generator().manual_seed(0))
+        head = copy.deepcopy(learner.critic.head)
+        signals = learner.update([group], 0).signals
+        for episode, cut in zip(group, (True, True, False), strict=True):
+            ids = np.append(episode.tokens.ids, 7).astype(np.int32)
+            with torch.no_grad():
+                left = float(head(logprobs(start, pack([[Segment(ids, np.arange(len(ids)) == len(ids) - 1)]])).states))
+            mask = episode.tokens.trained_mask
+            back = 0.9 ** np.arange(mask.sum())[::-1]
+            expected = back * (episode.reward + (0.9 * left if cut and on else 0.0))
+            found = signals[episode.id].returns
+            assert found is not None and abs(left) > 1e-3
+            np.testing.assert_allclose(found[mask], expected, atol=1e-5)
+            assert len(signals[episode.id].logp_train) == len(mask)
+        with Store.open(tmp_path / f"{on}.db") as store:
+            run = store.add_run(RunRow(id="", name="r", model="m", pack="p", total_steps=1))
+            store.add_episodes(episode.with_(run_id=run.id, step=1) for episode in group)
+            for episode in group:
+                store.add_signals(episode.id, signals[episode.id])
+            again = estimate(group, learner.config, store)
+        for episode, advantages in zip(group, again, strict=True):
+            kept = signals[episode.id].advantage[episode.tokens.trained_mask]
+            np.testing.assert_allclose(advantages, kept, atol=1e-4, err_msg="rescore finds the same")
 
 
 @pytest.mark.parametrize("value_coef", [0.0, 0.5])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from agentrl_cli import sft
 from agentrl_cli.commands import main
 from agentrl_cli.config.models import ModelConfig
 from agentrl_cli.errors import NotFound, UsageError
@@ -112,6 +114,42 @@ def test_a_cold_start_and_then_training(
     assert main(["train", "--model", str(out), "--steps", "1", "--json", *args]) == 0
     rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert rows[-1]["status"] == "finished" and rows[0]["step"] == 1
+
+
+def test_episodes_and_demonstrations_in_one_step(
+    project: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter of every step's sixteen rows are the pack's demonstrations, the rest are episodes by their own ids."""
+    (project / "task.py").write_text((project / "task.py").read_text() + DEMONSTRATIONS)
+    seen: list[list[str]] = []
+    inner = sft._backward
+
+    def look(model: Any, groups: list[list[Segment]], budget: int | None) -> float:
+        seen.append([bytes(i - 5 for i in s.ids if i >= 5).decode("latin1") for group in groups for s in group])
+        return inner(model, groups, budget)
+
+    monkeypatch.setattr(sft, "_backward", look)
+    args = ["sft", str(tmp_path / "both"), "--from-store", "kind:train", "--demonstrations", "0.25", "--steps", "2"]
+    assert main([*args, "--project", str(project), "--lr", "0.01"]) == 0, capfd.readouterr().err
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        count = min(12, len(choose(store, "kind:train", hash_of(store))))
+    assert [len(rows) for rows in seen] == [count + 4] * 2
+    assert len({row for rows in seen for row in rows[-4:]}) > 1, "fresh ones"
+    code = main(["sft", str(tmp_path / "x"), "--demonstrations", "0.5", "--project", str(project)])
+    assert code == 2 and "beside the store's episodes" in capfd.readouterr().err
+
+
+DEMONSTRATIONS = """
+
+def generate(seed):
+    while True:
+        seed += 1
+        yield {"prompt": f"say {seed}", "answer": str(seed)}
+
+
+def demonstrate(row, rng, tool_rate):
+    return [{"role": "assistant", "content": row["answer"]}]
+"""
 
 
 def test_options_that_do_not_go_together(project: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.algos.credit import discounted, gae, gigpo, mt_grpo, token_rewards, turn_returns
+from agentrl_cli.algos.facts import SAME
 from agentrl_cli.algos.inputs import AdvantageInput, Float64, group_mean, need, normalise, over, spread, whiten
 from agentrl_cli.config import AlgoConfig
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.registry import resolve
-from agentrl_cli.types import Float32
+from agentrl_cli.types import Episode, Float32
 
 Estimator = Callable[[AdvantageInput], list[Float32]]
 
@@ -151,6 +152,10 @@ ADVANTAGES: Mapping[str, Estimator] = {
 
 RELATIVE = frozenset({"grpo", "dr_grpo", "batch", "rloo", "reinforce_pp_baseline", "opo", "pass_at_k"})
 """Those that see nothing but the episodes' rewards against their group's: where these are equal there is no signal."""
+NOTHING = 1e-6
+"""An advantage up to this is rounding."""
+GROUPED = RELATIVE | {"gdpo", "turn_returns", "mt_grpo", "gigpo"}
+"""Those that tell a group from itself alone: parts or turns may differ where the episodes' rewards are equal."""
 NEEDS: Mapping[str, str] = {"gae": "values", "remax": "baseline"}
 """What an estimator needs that episodes do not carry: values of a value head, or greedy attempts as the baseline."""
 
@@ -177,8 +182,27 @@ def drops_equal(algo: AlgoConfig) -> bool:
 
     Not so where advantages are no comparison within the group, or where the KL is part of the reward.
     """
-    relative = algo.advantage in RELATIVE and not (algo.kl_coef and algo.kl_in == "reward")
-    return algo.drop_zero_variance and relative
+    return algo.drop_zero_variance and compares_groups(algo)
+
+
+def compares_groups(algo: AlgoConfig) -> bool:
+    """Whether episodes teach nothing but by the difference of their reward to that of their group."""
+    return algo.advantage in RELATIVE and not (algo.kl_coef and algo.kl_in == "reward")
+
+
+def has_signal(algo: AlgoConfig, episodes: Sequence[Episode]) -> bool:
+    """Whether a group's usable episodes teach the configured estimator anything: dynamic sampling counts such groups.
+
+    One that compares parts or turns within the group is asked for its advantages. Others (gae, reinforce_pp, remax,
+    your own) and a KL in the reward learn from every group, also where all rewards are equal.
+    """
+    if algo.advantage not in GROUPED or (algo.kl_coef and algo.kl_in == "reward"):
+        return bool(episodes)
+    if compares_groups(algo):
+        rewards = [episode.reward for episode in episodes]
+        return bool(rewards) and max(rewards) - min(rewards) >= SAME
+    found = find(algo.advantage)(AdvantageInput.of(episodes, **options(algo)))
+    return any(float(np.abs(a).max()) > NOTHING for a in found if len(a))
 
 
 def options(algo: AlgoConfig) -> dict[str, Any]:

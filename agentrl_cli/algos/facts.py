@@ -14,6 +14,8 @@ _BY_OUTCOME: Mapping[Outcome, Fact] = {
     Outcome.TOO_LONG: Fact.SKIPPED_TOO_LONG,
 }
 
+CUT = frozenset({Outcome.TRUNCATED_TURNS, Outcome.TRUNCATED_TOKENS})
+"""Outcomes of episodes that a limit ended, not the policy or the world."""
 SAME = 1e-8
 """Rewards closer than this are equal."""
 

@@ -113,15 +113,14 @@ def turn_lengths(episode: Episode) -> Ints:
 
 
 def turn_rewards(episode: Episode) -> Float64:
-    """[K] sum of the rewards that the tools gave to each assistant turn, NaN where they gave none."""
+    """[K] sum of what tools, user and environment gave to each assistant turn, NaN where they gave nothing."""
     out: list[float] = []
     for turn in episode.turns:
         if turn.role == "assistant":
             out.append(np.nan)
-        elif out:
-            given = [result.reward for result in turn.results if result.reward is not None]
-            if given:
-                out[-1] = float(np.nansum([out[-1], *given]))
+        given = [reward for reward in (turn.reward, *(r.reward for r in turn.results)) if reward is not None]
+        if out and given:
+            out[-1] = float(np.nansum([out[-1], *given]))
     return np.array(out, np.float64)
 
 

@@ -46,6 +46,7 @@ class LossConfig:
     correction: str = "none"
     """Of the gap between the sampler's and the trainer's log-probabilities: a name of CORRECTIONS."""
     correction_cap: float = 2.0
+    correction_floor: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +300,7 @@ def objective(x: LossInput, c: LossConfig, totals: Totals, policy: PolicyLoss, a
     term = policy(x, c)
     coefficient = aggregation(x, totals)
     correction = CORRECTIONS[c.correction](
-        x.old, x.old if x.sampled is None else x.sampled, x.segment, c.correction_cap
+        x.old, x.old if x.sampled is None else x.sampled, x.segment, c.correction_cap, c.correction_floor
     )
     per_token = term.loss * correction
     policy_loss = (coefficient * per_token).sum()

@@ -30,6 +30,8 @@ class Seen:
     """Log-probability before this optimizer step, where the loss chooses tokens by it."""
     marked: np.ndarray[Any, Any] | None = None
     value: Float32 | None = None
+    after: float = 0.0
+    """Value of the state that a cut-off episode was left in, where it goes on with that."""
     returns: Float32 | None = None
     ratio: Float32 | None = None
     clipped: np.ndarray[Any, Any] | None = None

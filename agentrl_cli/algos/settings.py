@@ -34,6 +34,7 @@ def loss_config(config: Config) -> LossConfig:
         entropy_coef=algo.entropy_coef,
         correction=correction,
         correction_cap=algo.correction_cap,
+        correction_floor=algo.correction_floor,
     )
 
 

@@ -33,31 +33,40 @@ def k3(logp: Tensor, ref: Tensor) -> Tensor:
 KL: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 
 
-def no_correction(old: Tensor, sampled: Tensor, segment: Tensor, cap: float) -> Tensor:
+def no_correction(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None) -> Tensor:
     """[M] of ones."""
     return torch.ones_like(old)
 
 
-def tis(old: Tensor, sampled: Tensor, segment: Tensor, cap: float) -> Tensor:
-    """Truncated importance sampling: min(π_old / π_sampled, cap) per token. https://fengyao.notion.site/off-policy-rl"""
-    return torch.exp((old - sampled).detach()).clamp(max=cap)
+def tis(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None) -> Tensor:
+    """Truncated importance sampling: π_old / π_sampled per token, at most cap and, where there is a floor, at least it.
+
+    https://fengyao.notion.site/off-policy-rl
+    """
+    return torch.exp((old - sampled).detach()).clamp(min=floor, max=cap)
 
 
-def tis_sequence(old: Tensor, sampled: Tensor, segment: Tensor, cap: float) -> Tensor:
+def tis_sequence(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None) -> Tensor:
     """The same with the ratio of the whole sequence."""
-    return torch.exp(_of_sequence(old - sampled, segment)).clamp(max=cap)
+    return torch.exp(_of_sequence(old - sampled, segment)).clamp(min=floor, max=cap)
 
 
-def mis(old: Tensor, sampled: Tensor, segment: Tensor, cap: float) -> Tensor:
-    """Masked importance sampling: the ratio per token, 0 where it exceeds cap. https://arxiv.org/abs/2510.18855"""
-    ratio = torch.exp((old - sampled).detach())
-    return torch.where(ratio > cap, 0.0, ratio)
+def mis(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None) -> Tensor:
+    """Masked importance sampling: the ratio per token, 0 where it is above cap or below floor.
+
+    https://arxiv.org/abs/2510.18855
+    """
+    return _within(torch.exp((old - sampled).detach()), cap, floor)
 
 
-def mis_sequence(old: Tensor, sampled: Tensor, segment: Tensor, cap: float) -> Tensor:
+def mis_sequence(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None) -> Tensor:
     """The same with the ratio of the whole sequence (TRL's `sequence_mask`)."""
-    ratio = torch.exp(_of_sequence(old - sampled, segment))
-    return torch.where(ratio > cap, 0.0, ratio)
+    return _within(torch.exp(_of_sequence(old - sampled, segment)), cap, floor)
+
+
+def _within(ratio: Tensor, cap: float, floor: float | None) -> Tensor:
+    beyond = ratio > cap if floor is None else (ratio > cap) | (ratio < floor)
+    return torch.where(beyond, 0.0, ratio)
 
 
 def _of_sequence(difference: Tensor, segment: Tensor) -> Tensor:
@@ -66,7 +75,7 @@ def _of_sequence(difference: Tensor, segment: Tensor) -> Tensor:
     return difference.detach().new_zeros(count).index_add_(0, segment, difference.detach())[segment]
 
 
-CORRECTIONS: Mapping[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
+CORRECTIONS: Mapping[str, Callable[..., Tensor]] = {
     "none": no_correction,
     "tis": tis,
     "tis_sequence": tis_sequence,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from agentrl_cli.algos import advantages
 from agentrl_cli.algos.credit import value_targets
+from agentrl_cli.algos.facts import CUT
 from agentrl_cli.algos.inputs import AdvantageInput
 from agentrl_cli.algos.losses import COVARIANCE, LOSSES, LossInput, Objective, Totals, mark, objective
 from agentrl_cli.algos.record import Member, Seen, gap, signals
@@ -158,6 +159,7 @@ class Learner:
             fields["baseline"] = np.array([baselines[e.group_id or ""] for e in episodes], np.float64)
         if self.critic is not None:
             fields["values"] = tuple(np.asarray(s.value, np.float64) for s in seen)
+            fields["bootstrap"] = np.array([s.after for s in seen], np.float64)
         if in_reward:
             estimate = KL[self.config.algo.kl]
             pairs = [(torch.from_numpy(s.old), torch.from_numpy(s.ref)) for s in seen]
@@ -270,6 +272,8 @@ class Learner:
         """Log-probabilities of trained tokens under a model, without gradient; with `old` come the values."""
         groups = range(len(now.segments)) if batch is None else batch
         segments = [now.segments[g] for g in groups]
+        if name == "old" and self.critic is not None and self.config.algo.value_bootstrap:
+            segments = [[_beyond(*each) for each in zip(now.groups[g], now.segments[g], strict=True)] for g in groups]
         for row in micro_batches(segments, self.config.train.token_budget):
             packed = pack(chosen(segments, row))
             out = logprobs(model, packed, temperature=self.config.rollout.temperature)
@@ -278,7 +282,11 @@ class Learner:
                 columns["value"] = self.critic.values(out.states)
             for column, flat in columns.items():
                 for (g, m), values in zip(row, packed.split(flat.cpu().numpy()), strict=True):
-                    setattr(now.seen[groups[g], m], column, values)
+                    one = now.seen[groups[g], m]
+                    trained = int(now.segments[groups[g]][m].trained.sum())
+                    setattr(one, column, values[:trained])
+                    if column == "value" and len(values) > trained:
+                        one.after = float(values[-1])
 
     def _reference(self, now: _Step) -> None:
         """Reference log-probabilities: the same weights with the adapter off, or the reference model."""
@@ -290,6 +298,13 @@ class Learner:
                 self._before(now, "ref", self.model)
         else:
             raise ConfigError("algo.kl_coef is set, and there is no reference model.")
+
+
+def _beyond(episode: Episode, segment: Segment) -> Segment:
+    """An episode that a limit cut off with one more place to read: the state that it was left in."""
+    if episode.outcome not in CUT:
+        return segment
+    return replace(segment, ids=np.append(segment.ids, segment.ids[-1:]), trained=np.append(segment.trained, True))
 
 
 def _minibatches(groups: int, count: int) -> list[list[int]]:

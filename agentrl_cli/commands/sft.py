@@ -45,6 +45,10 @@ BestOfOption = Annotated[
 EpochsOption = Annotated[
     int, typer.Option("--epochs", min=1, help="Passes over the store's episodes, where --steps says nothing.")
 ]
+ShareOption = Annotated[
+    float | None,
+    typer.Option("--demonstrations", min=0.01, max=0.99, help="Share of demonstrations beside the store's episodes."),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")]
 
 
@@ -61,6 +65,7 @@ def command(
     from_store: FromStoreOption = None,
     best_of: BestOfOption = None,
     epochs: EpochsOption = 2,
+    demonstrations: ShareOption = None,
     project: ProjectOption = None,
     db: DbOption = None,
     config: ConfigOption = None,
@@ -70,12 +75,16 @@ def command(
     """Train on demonstrations: a warm start before RL, or with --recipe a model from nothing.
 
     The packs' own demonstrations, or with --from-store or --best-of the store's best episodes (rejection-sampling
-    fine-tuning): their sampled tokens as they are, each task's best few. The result goes on with `train --model OUT`.
+    fine-tuning): their sampled tokens as they are, each task's best few; --demonstrations mixes both. The result goes
+    on with `train --model OUT`.
     """
     if recipe is not None and (from_store is not None or best_of is not None):
         raise UsageError("--recipe makes a model from nothing, --from-store trains one on its own episodes.")
-    if tool_rate is not None and (from_store is not None or best_of is not None):
+    stored = from_store is not None or best_of is not None
+    if tool_rate is not None and stored and demonstrations is None:
         raise UsageError("--tool-rate is about the packs' demonstrations; what is in the store is trained as it is.")
+    if demonstrations is not None and not stored:
+        raise UsageError("--demonstrations is a share beside the store's episodes.", hint="--from-store, --best-of.")
     if out.exists() and any(out.iterdir()) and not force:
         raise UsageError(f"{out} is not empty.", hint="Another folder, or --force.")
     given: dict[str, Any] = {"steps": steps, "lr": lr, "tool_rate": tool_rate, "seed": seed}
@@ -85,7 +94,7 @@ def command(
             last = _from_nothing(recipe, given, out)
         else:
             flags = {"model.name": model, "task.packs": pack or None}
-            kept = None if from_store is None and best_of is None else _FromStore(from_store or "", best_of, epochs)
+            kept = _FromStore(from_store or "", best_of, epochs, demonstrations or 0.0) if stored else None
             last = _fine_tune(open_project(project, db, config, sets, flags), given, out, kept)
         if as_json:
             echo_json({"folder": str(out), "loss": last})
@@ -108,26 +117,28 @@ def _fine_tune(context: Any, given: dict[str, Any], out: Path, kept: _FromStore 
     from agentrl_cli.policies.local_load import load_policy
     from agentrl_cli.policies.local_loaded import save_model
     from agentrl_cli.rft import batches
-    from agentrl_cli.sft import Recipe, train
+    from agentrl_cli.sft import Recipe, train, with_demonstrations
     from agentrl_cli.store import Store
     from agentrl_cli.tasks import load_packs
 
-    packs = {} if kept else load_packs(context.config.task.packs, base=context.project)
+    packs = {} if kept and not kept.share else load_packs(context.config.task.packs, base=context.project)
     for pack in packs.values():
         if not hasattr(pack.module, "generate") or not hasattr(pack.module, "demonstrate"):
             raise ConfigError(
                 f"The pack {pack.name} has no demonstrations.",
                 hint="Its task.py needs `generate(seed)` and `demonstrate(row, rng, tool_rate)`; or --from-store.",
             )
+    seed = int(given.get("seed", context.config.seed))
     with Store.open(context.db) if kept else contextlib.nullcontext() as store:
         loaded = load_policy(None, context.config, base=context.project, store=store, trainable=True)
-        stream = None
-        seed = int(given.get("seed", context.config.seed))
-        if kept:
-            episodes = kept.episodes(store, loaded.hash, out.name)
-            given = {"steps": max(1, -(-kept.epochs * len(episodes) // Recipe.rows)), **given}
-            stream = batches(episodes, min(Recipe.rows, len(episodes)), seed)
+        episodes = kept.episodes(store, loaded.hash, out.name) if kept else []
+    shown = min(Recipe.rows - 1, max(1, round(kept.share * Recipe.rows))) if kept and kept.share else 0
+    if kept:
+        given = {"steps": max(1, -(-kept.epochs * len(episodes) // (Recipe.rows - shown))), **given}
     recipe = Recipe(packs=dict.fromkeys(packs, 1.0), **{**given, "seed": seed})
+    stream = batches(episodes, min(Recipe.rows - shown, len(episodes)), seed) if kept else None
+    if stream is not None and shown:
+        stream = with_demonstrations(stream, loaded.chat, packs, recipe, shown)
     with Progress("sft", recipe.steps) as progress:
         losses = _Losses(progress)
         budget = context.config.train.token_budget if kept else None
@@ -145,6 +156,8 @@ class _FromStore:
     filter: str
     best_of: int | None
     epochs: int
+    share: float = 0.0
+    """Of demonstrations in every step."""
 
     def episodes(self, store: Any, tokenizer: str, name: str) -> list[Any]:
         """They, tagged with what they were used for, so that `ls -f tag:sft-NAME` lists them."""

@@ -75,9 +75,17 @@ class AlgoConfig(Section):
         " is above it, per token or per sequence; auto: tis where sampling is truncated or runs ahead, else none",
     )
     correction_cap: float = Field(default=2.0, gt=0, description="the cap of tis and mis")
+    correction_floor: float | None = Field(
+        default=None, gt=0, description="lower bound: tis raises smaller ratios to it, mis masks them; null: none"
+    )
     value_lr: float = Field(default=1e-3, gt=0, description="gae: peak learning rate of the value head")
     value_clip: float | None = Field(
         default=0.2, gt=0, description="gae: a value's loss is held beyond this move from the old value; null: never"
+    )
+    value_bootstrap: bool = Field(
+        default=False,
+        description="gae: an episode that a limit cut off goes on with the value of the state it was left in; false: it"
+        " ended there, with the reward that it got (what verl and TRL do)",
     )
     value_coef: float = Field(
         default=0.0, ge=0, description="gae: weight of the value loss in the policy's gradient; 0: the head's alone"
@@ -105,6 +113,8 @@ class AlgoConfig(Section):
     def _fits(self) -> AlgoConfig:
         if self.cov_low >= self.cov_high:
             raise ValueError(f"algo.cov_low ({self.cov_low:g}) must be below algo.cov_high ({self.cov_high:g})")
+        if self.correction_floor is not None and self.correction_floor >= self.correction_cap:
+            raise ValueError("algo.correction_floor must be below algo.correction_cap")
         if self.kl_target is not None and not self.kl_coef:
             raise ValueError("algo.kl_target steers algo.kl_coef, which is 0: set it to where it starts, 0.001 say")
         if self.kl_unbiased and self.kl_in == "reward":

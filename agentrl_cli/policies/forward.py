@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from agentrl_cli.errors import ModelError
 from agentrl_cli.policies.forward_attention import Block, NotPackable, Packing, packed_attention
+from agentrl_cli.policies.forward_fused import fused_states
 from agentrl_cli.policies.forward_head import head_logprobs
 from agentrl_cli.policies.local_fused import transformer
 from agentrl_cli.policies.local_vision import positions, reader_of
@@ -216,9 +217,11 @@ def logprobs(
     """
     base = transformer(model)
     head = base.get_output_embeddings()
-    hidden = hidden_states(model, packed, checkpoint=checkpoint)
-    rows = hidden.index_select(0, torch.from_numpy(packed.rows).to(hidden.device))
-    targets = torch.from_numpy(packed.targets).to(hidden.device)
+    rows = None if packed.images or base in _ONE_BY_ONE else fused_states(base, packed, checkpoint=checkpoint)
+    if rows is None:
+        hidden = hidden_states(model, packed, checkpoint=checkpoint)
+        rows = hidden.index_select(0, torch.from_numpy(packed.rows).to(hidden.device))
+    targets = torch.from_numpy(packed.targets).to(rows.device)
     scale, softcap = _logit_rules(base.config)
     logp, entropy = head_logprobs(head, rows, targets, temperature=temperature / scale, softcap=softcap, chunk=chunk)
     return Logprobs(logp, entropy, rows)

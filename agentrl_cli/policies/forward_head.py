@@ -1,7 +1,8 @@
 """Log-probabilities and entropies of given tokens from hidden states, in chunks: no [T, V] tensor stays alive.
 
-A chunk's logits are made, used and dropped, and made again in the backward pass, where the gradient is written down
-rather than recorded (https://github.com/linkedin/Liger-Kernel and https://arxiv.org/abs/2411.09009 do the like).
+A chunk's logits are made, used and dropped. Under a head that is trained they are made again in the backward pass,
+where the gradient is written down rather than recorded; under a frozen one the gradient of the hidden states is made
+with them (https://github.com/linkedin/Liger-Kernel and https://arxiv.org/abs/2411.09009 do the like).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from agentrl_cli.policies.forward_layer import product
 
 _CHUNK_NUMBERS = 2**24
 
@@ -67,6 +70,8 @@ class _LinearLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logp = torch.empty(len(targets), dtype=_precise(hidden), device=hidden.device)
         entropy, lse = torch.empty_like(logp), torch.empty_like(logp)
+        # A frozen head: the gradient of log p by the hidden state is made here, from the logits that are there anyway.
+        slope = torch.empty_like(hidden) if ctx.needs_input_grad[:3] == (True, False, False) else None
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
             logits = _logits(hidden[part], weight, bias, temperature)
@@ -77,20 +82,26 @@ class _LinearLogprobs(torch.autograd.Function):
             lse[part] = total = top + mass.log()
             logp[part] = picked - total
             entropy[part] = total - torch.einsum("tv,tv->t", powers, logits) / mass
+            if slope is not None:
+                powers.div_(mass[:, None]).neg_()
+                powers.scatter_add_(-1, targets[part, None], torch.ones_like(mass)[:, None])
+                slope[part] = product(powers.div_(temperature).to(hidden.dtype), weight.T)
             del logits, powers  # before the next chunk's are made
-        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy)
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy, slope)
         ctx.temperature, ctx.chunk = temperature, chunk
         return logp, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_logp, grad_entropy = grads
-        hidden, weight, bias, targets, lse, entropy = ctx.saved_tensors
+        hidden, weight, bias, targets, lse, entropy, slope = ctx.saved_tensors
+        has_entropy = bool(grad_entropy.any())
+        if slope is not None and not has_entropy:
+            return (slope * grad_logp[:, None]).to(hidden.dtype), None, None, None, None, None
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if wants_hidden else None
         d_weight = torch.zeros_like(weight) if wants_weight else None
         d_bias = torch.zeros_like(bias) if wants_bias and bias is not None else None
-        has_entropy = bool(grad_entropy.any())
         for start in range(0, len(targets), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             every = _logits(hidden[part], weight, bias, ctx.temperature).sub_(lse[part, None])
@@ -113,7 +124,8 @@ class _LinearLogprobs(torch.autograd.Function):
 
 def _logits(rows: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     """[chunk, V] float32, divided by the temperature: the only vocabulary-sized tensor there is."""
-    logits = torch.nn.functional.linear(rows, weight, bias).to(_precise(rows))
+    times = torch.nn.functional.linear if weight.requires_grad else product
+    logits = times(rows, weight, bias).to(_precise(rows))
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 

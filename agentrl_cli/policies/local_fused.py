@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -94,7 +95,7 @@ class Fused:
         """Copy the model's weights as they are now, adapters merged. No optimizer may be at work meanwhile."""
         decoder = self._base.model
         embedding, head = decoder.embed_tokens.weight, self._base.get_output_embeddings()
-        packed = embedding.device.type == "cpu" and embedding.dtype == torch.float32 and _has_kernels()
+        packed = embedding.device.type == "cpu" and embedding.dtype == torch.float32 and has_kernels()
         self._embedding = embedding.detach().clone()
         self._norm, self._eps = _own(decoder.norm.weight), float(decoder.norm.variance_epsilon)
         self._head = _product([head], packed)
@@ -249,7 +250,8 @@ def _block(layer: Any, packed: bool) -> Block:
     )
 
 
-def _has_kernels() -> bool:
+@cache
+def has_kernels() -> bool:
     """Whether this torch has the prepacked products (oneDNN)."""
     mkldnn: Any = torch.backends.mkldnn
     return bool(mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -215,6 +215,7 @@ class Attempt:
         if step.truncated:
             self.cut = Outcome.TRUNCATED_TURNS
         if not step.messages:
+            self._judged(step.reward)
             return AgentState.TERMINATED
         chat, room = self.rollout.chat, self.most - len(self.ids)
         shown, images = pictured(step.messages, step.results, chat.images)
@@ -248,14 +249,14 @@ class Attempt:
         results: tuple[ToolResult, ...] = (),
         reward: float | None = None,
     ) -> None:
-        """Rendered messages as turns, one for each run of messages of one role; `reward` is the user's."""
+        """Rendered messages as turns, one for each run of messages of one role; `reward` comes with the last."""
         left = list(messages)
         for role, start, end in rendered.spans:
             count = next((n for n, message in enumerate(left) if message["role"] != role), len(left))
             own, left = left[:count], left[count:]
             tokens = Tokens.given(rendered.ids[start:end], rendered.origin[start:end])
             facts: dict[str, Any] = {"results": results} if role == "tool" else {}
-            self._turn(role, tuple(own), tokens, **facts, reward=reward if role == "user" else None)
+            self._turn(role, tuple(own), tokens, **facts, reward=None if left else reward)
 
     def _turn(self, role: str, messages: tuple[Message, ...], tokens: Tokens, **facts: Any) -> None:
         start = len(self.ids)
@@ -265,6 +266,13 @@ class Attempt:
         self.ids += tokens.ids.tolist()
         if self.rollout.store is not None:
             self.rollout.store.add_turn(self.episode.id, turn, tokens)
+
+    def _judged(self, reward: float | None) -> None:
+        """A reward with no message: it stays with the turn that it is for."""
+        if reward is not None and self.turns:
+            self.turns[-1] = replace(self.turns[-1], reward=reward)
+            if self.rollout.store is not None:
+                self.rollout.store.add_turn(self.episode.id, self.turns[-1], self.parts[-1])
 
     def _check(self, new: Sequence[Message], delta_ids: Sequence[int]) -> None:
         """The drift guard at a turn boundary; what it finds is stored at once."""

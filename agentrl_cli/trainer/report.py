@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from agentrl_cli.algos.advantages import compares_groups
 from agentrl_cli.algos.update import Update
 from agentrl_cli.config import Config
 from agentrl_cli.errors import TrainingStopped
@@ -22,7 +23,7 @@ class Reporter:
         self.store = store
         self.run_id = run_id
         self.narrate = narrate
-        self.health = Health(config.train.stop_on, config.train.stop_patience)
+        self.health = Health(config.train.stop_on, config.train.stop_patience, compares_groups(config.algo))
         self.told = False
         """Whether it was said that the template rewrites what the model wrote: once a run is enough."""
         self.lost = 0

@@ -279,7 +279,8 @@ class Turn:
     weights_version: str = ""
     started: float = 0.0  # seconds since the epoch
     seconds: float = 0.0
-    reward: float | None = None  # of a user turn: what the simulated user thought of the turn before it
+    reward: float | None = None
+    """What user or environment gave for the assistant turn before this one; where nothing was said, for this one."""
 
 
 @dataclass(frozen=True, slots=True)
