@@ -158,7 +158,7 @@ class ToolEnv(Env):
     async def reset(self, task: Task) -> list[Message]:
         self.context.task = task
         for name in () if self._late else self.tools:
-            await self._state(name)
+            await self.create(name)
         if self._interaction is not None:
             await self._interaction.start(task)
         self._said = _opened(list(task.prompt), self.context.opening)
@@ -280,13 +280,13 @@ class ToolEnv(Env):
             return ToolResult(text, error="too_many_calls")
         if call.error is not None or call.arguments is None or call.name not in self.tools:
             return refused(call, self.tools)
-        state = await self._state(call.name)
+        state = await self.create(call.name)
         result = await self.tools[call.name].call(state, call.arguments, timeout=self._timeout)
         if self._chars is None or len(result.text) <= self._chars:
             return result
         return replace(result, text=_clipped(result.text, self._chars, self._side), truncated=True)
 
-    async def _state(self, name: str) -> Any:
+    async def create(self, name: str) -> Any:
         """A tool's state, created the first time. Raises EnvError where that fails."""
         if name not in self._states:
             async with self._creating:

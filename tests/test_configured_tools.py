@@ -17,6 +17,7 @@ from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack, load_pack
+from agentrl_cli.tools import ToolContext
 from agentrl_cli.tools.configured import load_tools
 from agentrl_cli.types import Episode, Origin, Outcome
 
@@ -242,6 +243,57 @@ async def test_a_verl_tool_and_interaction_run_unchanged(tmp_path: Path) -> None
     users = [turn for turn in kept.turns if turn.role == "user"]
     assert [turn.reward for turn in users] == [None, 0.0, 1.0]  # the task, then what the user thought of each turn
     assert tool.wrapped._instance_dict == {}  # type: ignore[attr-defined]  # released
+
+
+KEYWORDS = """
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import ToolResponse
+
+SEEN = []
+
+
+class Look(BaseTool):
+    async def create(self, instance_id=None, **kwargs):
+        SEEN.append(("create", kwargs["create_kwargs"]))
+        return "i", ToolResponse()
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        SEEN.append(("execute", kwargs["zoom"], kwargs["agent_data"].task.id))
+        from PIL import Image
+        return ToolResponse(text="seen", image=[Image.new("RGB", (8, 4))]), None, None
+
+    async def calc_reward(self, instance_id, **kwargs):
+        SEEN.append(("calc_reward", kwargs))
+        return 0.5
+
+    async def release(self, instance_id, **kwargs):
+        SEEN.append(("release", kwargs))
+"""
+
+
+async def test_a_verl_tool_gets_the_rows_keywords_and_may_show_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    own = {f"{name}_kwargs": {"zoom": name} for name in ("create", "execute", "calc_reward", "release")}
+    tools = (
+        TOOLS.replace("my_verl.Gsm8kTool", "looks.Look").replace("calc_gsm8k_reward", "look").replace("answer", "at")
+    )
+    extra = {"tools_kwargs": {"look": own}, "need_tools_kwargs": True}
+    made = pack(tmp_path, {"tools": ["tools.yaml"]}, [row(extra_info=extra)], tools__yaml=tools, looks__py=KEYWORDS)
+    (tool,) = made.tools
+    ctx = ToolContext(made.tasks("train")[0])
+    state = await tool.create(ctx)
+    result = await tool.call(state, {"at": "left"})
+    assert result.text == "seen" and result.reward is None and result.images[0].startswith(b"\x89PNG")
+    assert await tool.reward(state) == 0.5
+    await tool.release(state)
+    wrapped: Any = tool
+    seen = type(wrapped.wrapped).create.__globals__["SEEN"]
+    assert seen == [
+        ("create", {"zoom": "create"}),
+        ("execute", "execute", made.tasks("train")[0].id),
+        ("calc_reward", {"zoom": "calc_reward"}),
+        ("release", {"zoom": "release"}),
+    ]
 
 
 def test_the_stand_ins_do_not_hide_what_is_missing(tmp_path: Path) -> None:

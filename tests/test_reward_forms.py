@@ -15,7 +15,7 @@ import pytest
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.config import Config
+from agentrl_cli.config import Config, SandboxConfig
 from agentrl_cli.endpoint import Asked, ask
 from agentrl_cli.errors import ConfigError, EnvError, ModelError, NotFound
 from agentrl_cli.policies.scripted import ScriptedPolicy
@@ -24,6 +24,7 @@ from agentrl_cli.rewards.judge import Judge
 from agentrl_cli.rewards.load import load_reward
 from agentrl_cli.rewards.model import RewardModel
 from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Origin, Outcome, Task, Tokens, ToolResult, Turn
 
@@ -158,6 +159,46 @@ async def test_rules() -> None:
     assert rules.code_of("a\n```python\nx = 1\n```\nb") == "x = 1\n" and rules.code_of("x") == "x"
 
 
+HUMANEVAL = {
+    "task_id": "HumanEval/9000",
+    "prompt": "import math\n\n\ndef half(n):\n    return n / 2\n\n\ndef area(r: float) -> float:\n"
+    '    """ Half of a circle of radius r.\n    >>> round(area(1), 2)\n    1.57\n    """\n',
+    "entry_point": "area",
+    "canonical_solution": "    return half(math.pi * r * r)\n",
+    "test": "METADATA = {}\n\n\ndef check(candidate):\n    assert abs(candidate(1) - 1.5708) < 1e-3\n"
+    "    assert candidate(0) == 0\n",
+}
+
+
+async def test_humanevals_tests_decide_in_the_sandbox() -> None:
+    """The published form: what the prompt begins may be continued, or written anew without its imports."""
+    pack = Pack.of("he", [HUMANEVAL], [Reward("passes", rules.humaneval)], sandbox=True)
+    (task,) = pack.tasks("train")
+    whole = "def area(r):\n    return half(math.pi * r * r)\n"
+    said = {
+        HUMANEVAL["canonical_solution"]: 1.0,
+        f"I would write:\n```python\n{whole}```\nas asked.": 1.0,
+        f"```python\nimport math\n{whole}```": 1.0,
+        "```python\ndef area(r):\n    return 0\n```": 0.0,
+        "```python\nprint('passed')\nraise SystemExit\ndef area(r):\n    return 0\n```": 0.0,
+        "no code": 0.0,
+    }
+    async with await Sandbox.open(SandboxConfig(workers=1, wall=2.0)) as sandbox:
+        session = await sandbox.session(seed=0)
+
+        async def open_session() -> Any:
+            return session
+
+        for text, expected in said.items():
+            ctx = RewardContext(task, text, open_session)
+            (part,) = await score(episode(), pack.rewards, ctx)
+            assert (part.value, part.fakeable) == (expected, True), (text, part)
+            assert bool(part.detail) == (expected == 0.0)
+        await session.close()
+    with pytest.raises(EnvError, match="has no entry_point"):
+        await value(rules.humaneval, context(final_text="x"))
+
+
 # --- judge -----------------------------------------------------------------------------------------------------------
 
 
@@ -167,7 +208,7 @@ class Fake:
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.answers: list[Any] = []
-        """What to answer next: a text, a status, or a whole answer; the last one stays."""
+        """What to answer next: a text, a status, seconds of silence, or a whole answer; the last one stays."""
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -176,6 +217,9 @@ class Fake:
                 answer = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
                 if isinstance(answer, str):
                     answer = {"choices": [{"message": {"content": answer}}], "usage": {"total_tokens": 10}}
+                if isinstance(answer, float):
+                    threading.Event().wait(answer)
+                    answer = 503
                 data = b"busy" if isinstance(answer, int) else json.dumps(answer).encode()
                 self.send_response(answer if isinstance(answer, int) else 200)
                 self.send_header("Content-Length", str(len(data)))
@@ -235,6 +279,17 @@ async def test_a_judge_that_fails_masks_the_episode(fake: Fake, answers: list[An
     rollout = Rollout(ScriptedPolicy(["5"], chat.tokenizer), chat, {"p": pack}, Config())
     done = await rollout.episode(Job(pack.tasks("train")[0], 1))
     assert done.outcome is Outcome.ENV_ERROR and done.reward_parts == () and words.split(maxsplit=1)[0] in done.error
+
+
+async def test_a_judge_that_is_silent_is_given_up_and_asked_again(fake: Fake) -> None:
+    judge = Judge.of({"url": fake.url, "model": "m", "timeout": 0.2, "retries": 1}, "here")
+    fake.answers = [0.6, "Score: 10"]
+    assert (await value(judge))[0] == 1.0 and len(fake.bodies) == 2
+    fake.answers = [0.6]
+    other = Judge.of({"url": fake.url, "model": "n", "timeout": 0.1, "retries": 1}, "here")
+    with pytest.raises(EnvError, match="n cannot be asked"):
+        await value(other)
+    assert len(fake.bodies) == 4
 
 
 async def test_budgets_of_calls_and_tokens(fake: Fake) -> None:

@@ -201,9 +201,33 @@ def test_a_dataset_of_the_hub(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "set" / "train.jsonl").write_text(json.dumps(GSM8K) + "\n")
     with_data(folder, train={"hub": str(tmp_path / "set"), "split": "train"}, test={"hub": "nobody/nothing-here"})
     assert load_pack(folder).tasks("train")[0].data["answer"] == "1002"
-    with pytest.raises((EnvironmentProblem, NotFound)) as caught:
+    with pytest.raises(EnvironmentProblem, match=r"nobody/nothing-here cannot be reached") as caught:
         load_pack(folder).tasks("test")
-    assert "nobody/nothing-here" in caught.value.message
+    assert "save its rows as JSONL or parquet" in caught.value.hint
+
+
+def test_a_dataset_that_was_saved_to_disk(folder: Path) -> None:
+    """Arrow files, a dataset alone or with its splits, beside task.yaml; a bad row is told with its number."""
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    rows = datasets.Dataset.from_list([GSM8K, {**GSM8K, "answer": "#### 7"}])
+    rows.save_to_disk(str(folder / "alone"))
+    bad = datasets.Dataset.from_list([GSM8K, {"question": "Where is the answer?"}])
+    datasets.DatasetDict({"train": rows, "bad": bad}).save_to_disk(str(folder / "all"))
+    with_data(
+        folder,
+        train={"hub": "alone"},
+        test={"hub": "all", "split": "train"},
+        bad={"hub": "all", "split": "bad"},
+        none={"hub": "all", "split": "tset"},
+    )
+    pack = load_pack(folder)
+    for split in ("train", "test"):
+        assert [task.data["answer"] for task in pack.tasks(split)] == ["1002", "7"]
+    with pytest.raises(DataError, match=r"hub all:2: "):
+        pack.tasks("bad")
+    with pytest.raises(NotFound, match=r"No split of all named 'tset'"):
+        pack.tasks("none")
 
 
 def test_without_datasets_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,11 @@ from agentrl_cli.rollout import Job
 from agentrl_cli.server.journal import Journal
 from agentrl_cli.server.tools import Busy, ToolServer
 from agentrl_cli.server.trajectories import Call, Trajectories
+from agentrl_cli.tasks import load_pack
 from agentrl_cli.tools import Tool, ToolContext, as_tool, tool
 from agentrl_cli.tools.remote import connect, remote_tools
-from agentrl_cli.types import Outcome
+from agentrl_cli.tools.trl import environment_tools
+from agentrl_cli.types import Outcome, ToolResult
 from tests.test_rollout import call, pack_of, rollout_of
 
 aiohttp = pytest.importorskip("aiohttp")
@@ -264,6 +266,117 @@ async def test_too_many_calls_are_sent_away_and_come_back(tmp_path: Path) -> Non
         assert 'agentrl_tool_calls_total{tool="bump",status="ok"} 5' in server.metrics()
 
 
+async def test_a_batch_is_answered_in_order_whatever_goes_wrong_in_it(tmp_path: Path) -> None:
+    """The typed wire format: calls of several trajectories in one request; a fault is its own call's."""
+    tally = Tally()
+    async with served(tmp_path, [tally.tool]) as (_, address), connect(address, token="secret") as remote:
+        for name in ("t", "u"):
+            opened = await remote.post("/v1/open", {"trajectory": name, "task": {"data": {"n": 1}}, "seed": 3})
+            assert opened == {"trajectory": name, "tools": [tally.tool.schema], "opening": []}
+        calls = [
+            {"trajectory": "t", "key": "1", "name": "bump", "arguments": {"by": 1}},
+            {"trajectory": "gone", "key": "1", "name": "bump", "arguments": {"by": 1}},
+            {"trajectory": "u", "key": "1", "name": "bump", "arguments": {"by": 10}},
+            {"trajectory": "u", "key": "2", "name": "bump", "arguments": {"by": "x"}},
+            {"trajectory": "u", "key": "3", "name": "jump", "arguments": {}},
+        ]
+        first, gone, second, bad, unknown = (await remote.post("/v1/call", {"calls": calls}))["results"]
+        assert (first["result"]["text"], first["state"]) == ("1", {"total": 1})
+        assert gone == {"fault": "usage_error", "message": "No trajectory gone is open."}
+        assert (second["result"]["text"], second["state"], second["result"]["error"]) == ("10", {"total": 10}, None)
+        assert (bad["result"]["error"], unknown["result"]["error"]) == ("bad_arguments", "unknown_tool")
+        assert set(first["result"]) == {
+            "text",
+            "error",
+            "reward",
+            "metrics",
+            "images",
+            "seconds",
+            "level",
+            "truncated",
+            "done",
+        }
+        assert (await remote.post("/v1/rewards", {"trajectories": ["t"]})) == {"rewards": {"t": {}}}
+        assert (await remote.post("/v1/close", {"trajectories": ["t", "u", "gone"]})) == {"closed": ["t", "u"]}
+
+
+async def test_a_tool_runs_as_often_at_once_as_it_says(tmp_path: Path) -> None:
+    running = most = 0
+
+    @tool(concurrency=2)
+    async def narrow() -> str:
+        """Wait in a narrow place."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        return "through"
+
+    @tool()
+    async def wide() -> str:
+        """Wait where there is room."""
+        await asyncio.sleep(0.02)
+        return str(running)
+
+    async with served(tmp_path, [narrow, wide]) as (server, address), connect(address, token="secret") as remote:
+        for n in range(6):
+            await remote.post("/v1/open", {"trajectory": str(n)})
+        calls: list[dict[str, Any]] = [
+            {"trajectory": str(n), "key": k, "name": k, "arguments": {}} for n in range(6) for k in ("narrow", "wide")
+        ]
+        answers = (await remote.post("/v1/call", {"calls": calls}))["results"]
+        assert [a["result"]["text"] for a in answers[::2]] == ["through"] * 6 and most == 2
+        assert server.trajectories.counts == {("narrow", "ok"): 6, ("wide", "ok"): 6}
+
+
+async def test_pictures_travel(tmp_path: Path) -> None:
+    def draw() -> ToolResult:
+        """Draw."""
+        return ToolResult("drawn", images=(b"\x89PNG 1", b"\x89PNG 2"))
+
+    async with served(tmp_path, [as_tool(draw)]) as (_, address), connect(address, token="secret") as remote:
+        (there,) = remote_tools(remote, await remote.schemas(), [as_tool(draw)])
+        state = await there.create(ToolContext())
+        result = await there.call(state, {})
+        assert (result.text, result.images) == ("drawn", (b"\x89PNG 1", b"\x89PNG 2"))
+        await there.release(state)
+
+
+async def test_what_a_world_says_at_its_beginning_comes_from_the_server(tmp_path: Path) -> None:
+    class Counter:
+        def reset(self, **row: Any) -> str:
+            self.count = int(row["start"])
+            return f"The counter is at {self.count}."
+
+        def increment(self, step: int) -> int:
+            """Increment.
+
+            Args:
+                step: By how much.
+            """
+            self.count += step
+            return self.count
+
+        def read(self) -> int:
+            """Read."""
+            return self.count
+
+    ours = environment_tools("here", Counter, tmp_path)
+    async with served(tmp_path, ours) as (server, address), connect(address, token="secret", patience=5) as remote:
+        there = remote_tools(remote, await remote.schemas(), ours)
+        pack = replace(pack_of(tools=[], start=3, answer="5"), tools=there)
+        episode = await rollout_of(pack, [call("increment", step=2), call("read"), "5"]).episode(
+            Job(pack.tasks("train")[0], 1)
+        )
+        assert episode.outcome is Outcome.SOLVED and not len(server.trajectories)
+        assert episode.turns[1].messages[-1]["content"] == "2 + 3?\n\nThe counter is at 3."
+        assert [result.text for turn in episode.turns for result in turn.results] == ["5", "5"]
+        broken = replace(pack_of(tools=[]), tools=there)  # its row has no `start`
+        lost = await rollout_of(broken, ["5"]).episode(Job(broken.tasks("train")[0], 1))
+        assert lost.outcome is Outcome.ENV_ERROR and "422" in lost.error and "start" in lost.error
+
+
 async def test_verl_tools_wire_format(tmp_path: Path) -> None:
     tally = Tally()
     async with served(tmp_path, [tally.tool], token="") as (_, address), aiohttp.ClientSession() as session:
@@ -285,25 +398,27 @@ async def test_verl_tools_wire_format(tmp_path: Path) -> None:
         assert (await session.post(f"{address}/get_observation", json={"trajectory_ids": ["x"]})).status == 400
 
 
+async def started(folder: Path) -> tuple[asyncio.subprocess.Process, str]:
+    """A server of the project in a folder, on a Unix socket, in a process of its own; and its address."""
+    socket = folder / "tools.sock"
+    socket.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "agentrl_cli", "tools", "serve", "--socket", str(socket), "--token", "secret"]
+    command += ["--journal", str(folder / "j.db"), "--project", str(folder)]
+    server = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert server.stdout is not None and b"unix:" in await server.stdout.readline()
+    assert socket.stat().st_mode & 0o777 == 0o600
+    return server, f"unix:{socket}"
+
+
 async def test_a_rollout_on_a_server_that_is_killed_loses_no_episode(tmp_path: Path) -> None:
     """State in the sandbox, three calls an episode, `kill -9` in the middle: the server comes back and all end well."""
-    socket = tmp_path / "tools.sock"
-    command = [sys.executable, "-m", "agentrl_cli", "tools", "serve", "--socket", str(socket), "--token", "secret"]
-    command += ["--journal", str(tmp_path / "j.db"), "--project", str(tmp_path)]
     (tmp_path / "agentrl.yaml").write_text("task: {packs: [code-task]}\nsandbox: {min_level: landlock}\n")
     turns = [call("run_python", code=code) for code in ("n = 20", "n += 1; print(n)", "print(n * 2)")]
     slow = call("run_python", code="import time; time.sleep(1.5); n += 0")
     pack = pack_of(tools=["run_python"], answer="42")
-
-    async def start() -> asyncio.subprocess.Process:
-        socket.unlink(missing_ok=True)
-        server = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        assert server.stdout is not None and b"unix:" in await server.stdout.readline()
-        return server
-
-    server = await start()
+    server, address = await started(tmp_path)
     try:
-        async with connect(f"unix:{socket}", token="secret", patience=60) as remote:
+        async with connect(address, token="secret", patience=60) as remote:
             pack = replace(pack, tools=remote_tools(remote, await remote.schemas(), pack.tools))
             rollout = rollout_of(pack, [*turns[:1], slow, *turns[1:], "42"])
             jobs = [Job(pack.tasks("train")[0], sample=n, seed=n) for n in range(4)]
@@ -314,7 +429,7 @@ async def test_a_rollout_on_a_server_that_is_killed_loses_no_episode(tmp_path: P
                     await asyncio.sleep(0.02)
             server.send_signal(signal.SIGKILL)
             await server.wait()
-            server = await start()
+            server, _ = await started(tmp_path)
             episodes = await running
         assert [episode.outcome for episode in episodes] == [Outcome.SOLVED] * 4
         assert [result.text.strip() for result in episodes[0].turns[-2].results] == ["42"]
@@ -322,6 +437,104 @@ async def test_a_rollout_on_a_server_that_is_killed_loses_no_episode(tmp_path: P
     finally:
         server.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(server.wait(), 20) == 0
+
+
+TASK = """
+from agentrl_cli.tools import tool
+
+@tool(external=True, timeout=60)
+async def send(text: str) -> str:
+    \"\"\"Send a mail.
+
+    Args:
+        text: What.
+    \"\"\"
+    import asyncio
+    await asyncio.sleep(60)
+    return "sent"
+
+TOOLS = [send]
+REWARDS = {"r": lambda episode, ctx: 1.0}
+"""
+
+
+async def test_an_external_call_in_flight_ends_its_episode_and_no_other(tmp_path: Path) -> None:
+    """`kill -9` while a mail is sent: whether it went is not known, so the episode is masked; a sum goes on."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text('{"id": "a", "prompt": "x"}\n')
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "task.yaml").write_text(
+        "name: mail\nsandbox: false\ntools: [send, calculator]\nrewards: {r: {primary: true}}\n"
+    )
+    (tmp_path / "agentrl.yaml").write_text("task: {packs: ['.']}\n")
+    ours = load_pack(str(tmp_path)).tools
+    server, address = await started(tmp_path)
+    try:
+        async with connect(address, token="secret", patience=60) as remote:
+            there = remote_tools(remote, await remote.schemas(), ours)
+            pack = replace(pack_of(tools=[]), tools=there)
+            task = pack.tasks("train")[0]
+            mail = asyncio.create_task(rollout_of(pack, [call("send", text="hi"), "5"]).episode(Job(task, 1)))
+            with contextlib.closing(sqlite3.connect(tmp_path / "j.db")) as journal:
+                while not journal.execute("SELECT count(*) FROM calls").fetchone()[0]:
+                    await asyncio.sleep(0.02)
+            server.send_signal(signal.SIGKILL)
+            await server.wait()
+            server, _ = await started(tmp_path)
+            other = await rollout_of(pack, [call("calculator", expression="2+3"), "5"]).episode(Job(task, 2))
+            lost = await mail
+        assert lost.outcome is Outcome.ENV_ERROR and "in flight" in lost.error and not lost.reward_parts
+        assert other.outcome is Outcome.SOLVED
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(server.wait(), 20) == 0
+
+
+def descendants(pid: int) -> set[int]:
+    """Process ids below one."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    below = {pid}
+    while more := {child for child, parent in parents.items() if parent in below} - below:
+        below |= more
+    return below - {pid}
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and is no corpse that nobody collected yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_a_server_that_is_ended_lets_calls_finish_and_frees_its_sandboxes(tmp_path: Path) -> None:
+    (tmp_path / "agentrl.yaml").write_text("task: {packs: [code-task]}\nsandbox: {min_level: landlock, workers: 1}\n")
+    server, address = await started(tmp_path)
+    try:
+        async with connect(address, token="secret", patience=20) as remote:
+            await remote.post("/v1/open", {"trajectory": "t"})
+            one = {"trajectory": "t", "name": "run_python"}
+            await remote.post("/v1/call", {"calls": [{**one, "key": "a", "arguments": {"code": "n = 41"}}]})
+            boxes = descendants(server.pid)
+            assert boxes
+            slow = {"code": "import time; time.sleep(1); n += 1; print(n)"}
+            answer = asyncio.create_task(remote.post("/v1/call", {"calls": [{**one, "key": "b", "arguments": slow}]}))
+            with contextlib.closing(sqlite3.connect(tmp_path / "j.db")) as journal:
+                while journal.execute("SELECT count(*) FROM calls").fetchone()[0] < 2:
+                    await asyncio.sleep(0.02)
+                server.send_signal(signal.SIGTERM)
+                assert (await answer)["results"][0]["result"]["text"].strip() == "42"
+                assert await asyncio.wait_for(server.wait(), 20) == 0
+                assert journal.execute("SELECT count(result) FROM calls").fetchone()[0] == 2
+        assert not [pid for pid in boxes if runs(pid)]
+        assert not (tmp_path / "tools.sock").exists()
+    finally:
+        if server.returncode is None:
+            server.kill()
+            await server.wait()
 
 
 def test_the_command_refuses_an_open_door(tmp_path: Path) -> None:

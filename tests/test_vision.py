@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from agentrl_cli.store.html import export_html
 from agentrl_cli.store.images import short_runs
 from agentrl_cli.tasks import Pack
 from agentrl_cli.tools import as_tool
+from agentrl_cli.tools.base import as_result
 from agentrl_cli.tui.layout import result_notes
 from agentrl_cli.tui.load import load_view
 from agentrl_cli.tui.related import token_texts
@@ -124,6 +126,18 @@ def test_ids_of_a_conversation_with_images_are_the_processors_own(folder: Path) 
     chat, reader = loaded.chat, reader_of(loaded.model)
     assert chat.images is not None and reader is not None
     assert reader.measure(RED) == (24, 16, 6) and reader.measure(BLUE) == (32, 32, 16)
+    from transformers import Qwen2VLProcessor
+
+    # The whole processor cannot be made without torchvision; its own rule can be asked.
+    rule: Any = Qwen2VLProcessor.replace_image_token
+    parts = SimpleNamespace(image_processor=reader.processor, image_token="#")
+    for data in (RED, BLUE):
+        grid = {
+            "image_grid_thw": reader.inputs(torch.tensor([reader.token] * reader.measure(data)[2]), [data])[
+                "image_grid_thw"
+            ]
+        }
+        assert rule(parts, grid, 0) == "#" * reader.measure(data)[2]
     said = [{"role": "user", "content": "look"}, {"role": "assistant", "content": "yes"}]
     answers = [{"role": "tool", "name": "look", "content": f"it {n}", "tool_call_id": "c"} for n in range(2)]
     new, pixels = pictured(answers, [ToolResult("", images=(RED,)), ToolResult("", images=(BLUE,))], chat.images)
@@ -145,6 +159,19 @@ def test_ids_of_a_conversation_with_images_are_the_processors_own(folder: Path) 
     one = Chat(byte_tokenizer(), images=Images(reader.token, reader.measure))
     with pytest.raises(TemplateError, match="1 places for 0 images"):
         one.assistant_ids("<|image_pad|>")
+
+
+def test_what_functions_answer_as_pictures() -> None:
+    """A PIL image, and TRL's content blocks; a list that only looks like blocks stays JSON."""
+    from PIL import Image
+
+    image = Image.new("RGB", (24, 16), (255, 0, 0))
+    assert as_result(image) == ToolResult("", images=(RED,))
+    blocks = [{"type": "text", "text": "left"}, {"type": "image", "image": image}, {"type": "text", "text": "right"}]
+    assert as_result(blocks) == ToolResult("left\nright", images=(RED,))
+    assert as_result([{"type": "image", "image": RED}]).images == (RED,)
+    for other in ([{"type": "image", "url": "http://x"}], [{"type": "door"}], []):
+        assert as_result(other) == ToolResult(json.dumps(other))
 
 
 # --- sampling and training ------------------------------------------------------------------------------------------

@@ -174,3 +174,5 @@ async def listening(server: ToolServer, host: str, port: int, socket: Path | Non
         yield f"unix:{socket.absolute()}" if socket is not None else f"http://{host}:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+        if socket is not None:
+            socket.unlink(missing_ok=True)

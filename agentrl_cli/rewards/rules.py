@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.errors import EnvError, SandboxFault
+from agentrl_cli.errors import EnvError
 
 if TYPE_CHECKING:
     from agentrl_cli.rewards import RewardContext, Scored
@@ -59,20 +59,17 @@ def _occurs(wanted: str, text: str, numbers: set[str]) -> bool:
 
 
 async def humaneval(episode: Episode, ctx: RewardContext) -> Scored:
-    """1 where the code of the final turn passes the row's `test` (HumanEval's `check(candidate)`), in the sandbox.
+    """1 where the code of the final turn passes the row's `test` (HumanEval's `check(candidate)`), in a fresh sandbox.
 
-    The tests run in the session that the model could write to: use it on rows whose model has no tools, or trust it.
+    Code that begins in the middle continues the prompt's; a whole function gets the imports and helpers that the prompt
+    has before it. HumanEval's checks are code, which runs beside the solution: the part is `fakeable`.
     """
-    code = code_of(ctx.final_text)
+    code, prompt = code_of(ctx.final_text), str(ctx.task.data.get("code_prompt") or "")
     entry, test = _expected(ctx, "entry_point"), _expected(ctx, "test")
-    if f"def {entry}" not in code:
-        code = str(ctx.task.data.get("code_prompt") or "") + code
-    ctx.fakeable = True  # the tests run beside the solution
-    result = await (await ctx.session()).cell(f"{code}\n\n{test}\n\ncheck({entry})\nprint('passed')")
-    if result.ours:
-        raise SandboxFault(f"The grader's sandbox failed: {result.status}.")
-    passed = result.ok and result.text().rstrip().endswith("passed")
-    return ctx.part(float(passed), "" if passed else result.text()[-300:])
+    whole = f"def {entry}" in code
+    before = prompt.partition(f"def {entry}")[0] if whole else prompt
+    result = await ctx.grade(f"{before}{code}", [f"{test}\n\ncheck({entry})"])
+    return ctx.part(result.score, "\n".join(result.failures)[-300:])
 
 
 def code_of(text: str) -> str:

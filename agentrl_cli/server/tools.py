@@ -1,12 +1,13 @@
 """The tool server's HTTP side: a typed protocol of its own, and verl-tool's `/get_observation`, `/health`, `/metrics`.
 
-    POST /v1/open     {"trajectory": id, "task": {…}, "seed": 0, "tools": [names]}  → {"trajectory", "tools": [schemas]}
+    POST /v1/open     {"trajectory": id, "task": {…}, "seed": 0, "tools": [names]}  → {"trajectory", "tools", "opening"}
     POST /v1/call     {"calls": [{"trajectory", "key", "name", "arguments"}, …]}    → {"results": [answer, …]}
     POST /v1/rewards  {"trajectories": [ids]}                                       → {"rewards": {id: {"tool:x": 1.0}}}
     POST /v1/close    {"trajectories": [ids]}                                       → {"closed": [ids]}
     GET  /v1/tools                                                                  → {"tools": [schemas]}
 
 An answer is {"result", "state"}, or {"fault": "env_error" | "sandbox_error" | "usage_error", "message"}.
+`tools` are schemas, `opening` is what the tools want the model to read with its task.
 Every request but `/health` brings `Authorization: Bearer TOKEN`. 429 with Retry-After means that nothing was run.
 """
 
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.parsers import Parser
-from agentrl_cli.errors import AgentRLError, EnvironmentProblem, MissingDependency, NotFound, UsageError
+from agentrl_cli.errors import AgentRLError, EnvError, EnvironmentProblem, MissingDependency, NotFound, UsageError
 from agentrl_cli.server.trajectories import Call, Trajectories
 from agentrl_cli.types import new_id
 
@@ -71,7 +72,8 @@ class ToolServer:
     async def open(self, body: Mapping[str, Any]) -> Any:
         trajectory = _text(body, "trajectory") if "trajectory" in body else new_id()
         names = await self.trajectories.open(trajectory, {k: v for k, v in body.items() if k != "trajectory"})
-        return {"trajectory": trajectory, "tools": [self.trajectories.tools[name].schema for name in names]}
+        schemas = [self.trajectories.tools[name].schema for name in names]
+        return {"trajectory": trajectory, "tools": schemas, "opening": await self.trajectories.opening(trajectory)}
 
     async def call(self, body: Mapping[str, Any]) -> Any:
         calls = [_call(item) for item in _list(body, "calls")]
@@ -248,6 +250,8 @@ class ToolServer:
                 return _problem(404, error)
             except UsageError as error:
                 return _problem(400, error)
+            except EnvError as error:  # of the task or its tools: asking again would not help
+                return _problem(422, error)
             except AgentRLError as error:
                 return _problem(500, error)
 

@@ -81,6 +81,19 @@ class Trajectories:
         self.journal.open(trajectory, {**spec, "tools": names})
         return names
 
+    async def opening(self, trajectory: str) -> list[str]:
+        """What the trajectory's tools have to say to the model with its task. Raises EnvError where one cannot be made.
+
+        Only tools that may say something are made for it.
+        """
+        names = [name for name in self.journal.spec(trajectory)["tools"] if self.tools[name].opens]
+        if not names:
+            return []
+        live = await self._ready(trajectory)
+        for name in names:
+            await live.env.create(name)
+        return list(live.env.context.opening)
+
     async def call(self, call: Call) -> dict[str, Any]:
         """Run a call once, whoever asks how often; `{"result", "state"}` as JSON carries them.
 

@@ -5,7 +5,7 @@
     data:
       train: data/train.parquet
       test: {path: rows.json, form: verl, limit: 200}
-      heldout: {hub: openai/gsm8k, config: main, split: test}
+      heldout: {hub: openai/gsm8k, config: main, split: test}   # or a folder of files, or of save_to_disk
       fresh: {generate: "task.py:generate", seed: 7, count: 1000}
       mine: {dataset: "task.py:Rows", args: {size: 10}}
 """
@@ -161,18 +161,26 @@ FILES = {".jsonl": jsonl, ".json": _json, ".parquet": _parquet}
 
 
 def _hub(source: Source) -> Iterator[Numbered]:
-    """A dataset of the Hugging Face hub, or of its cache."""
+    """A dataset of the Hugging Face hub or its cache; or a folder of data files, or one that `save_to_disk` wrote."""
     try:
         import datasets
     except ImportError as error:
         raise MissingDependency(
             f"The dataset {source.name} needs the package `datasets`.", hint="pip install 'agentrl-cli[data]'"
         ) from error
+    datasets.disable_progress_bars()
     options = source.options
+    split, local = str(options.get("split") or "train"), source.folder / source.name
     try:
-        found = datasets.load_dataset(
-            source.name, options.get("config"), split=options.get("split") or "train", revision=options.get("revision")
-        )
+        if any((local / name).is_file() for name in ("state.json", "dataset_dict.json")):
+            found = _saved(datasets.load_from_disk(str(local)), split, source.name)
+        else:
+            found = datasets.load_dataset(
+                str(local) if local.is_dir() else source.name,
+                options.get("config"),
+                split=split,
+                revision=options.get("revision"),
+            )
     except (datasets.exceptions.DatasetNotFoundError, ValueError) as error:
         raise NotFound(f"The dataset {source.name} cannot be loaded: {_first_line(error)}") from error
     except (OSError, ConnectionError) as error:
@@ -182,6 +190,15 @@ def _hub(source: Source) -> Iterator[Numbered]:
         ) from error
     for number, row in enumerate(found, 1):
         yield number, without_nulls(dict(row))
+
+
+def _saved(found: Any, split: str, name: str) -> Any:
+    """A split of what `save_to_disk` wrote; one that was saved alone is every split."""
+    if not isinstance(found, dict):
+        return found
+    if split not in found:
+        raise NotFound.of(f"split of {name}", split, found)
+    return found[split]
 
 
 def _dataset(source: Source) -> Iterator[Numbered]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import io
 import json
 import time
 import typing
@@ -94,6 +95,8 @@ class Tool:
     external: bool = False
     own_timeout: bool = False
     rewinds: bool = False
+    opens: bool = False
+    """True where `create` may have something that the model reads with its task (`ToolContext.opening`)."""
     imports: tuple[str, ...] = ()
     examples: tuple[Mapping[str, Any], ...] = ()
     """Arguments that work: shown by `agentrl tools show`, run by the tests."""
@@ -262,12 +265,44 @@ async def in_thread(function: Callable[..., Any], **arguments: Any) -> Any:
 
 
 def as_result(value: Any) -> ToolResult:
-    """What a tool function returned, as a ToolResult: texts as they are, None as nothing, the rest as JSON."""
+    """What a tool function returned, as a ToolResult: texts as they are, None as nothing, the rest as JSON.
+
+    An image is a PIL image, or a block `{"type": "image", "image": …}` in a list of content blocks, as TRL's tools
+    answer them.
+    """
     if isinstance(value, ToolResult):
         return value
     if value is None:
         return ToolResult("")
+    if is_image(value):
+        return ToolResult("", images=(image_bytes(value),))
+    if isinstance(value, list) and value and all(map(_is_block, value)):
+        texts = [str(block["text"]) for block in value if block["type"] == "text"]
+        return ToolResult("\n".join(texts), images=tuple(image_bytes(b["image"]) for b in value if "image" in b))
     return ToolResult(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+
+
+def is_image(value: Any) -> bool:
+    """Whether a value is a PIL image (which nothing here needs to import)."""
+    return type(value).__module__.startswith("PIL.") and hasattr(value, "save")
+
+
+def image_bytes(image: Any) -> bytes:
+    """An image (encoded bytes, or a PIL image) as bytes, a PIL image as PNG."""
+    if isinstance(image, bytes):
+        return image
+    out = io.BytesIO()
+    image.save(out, format="PNG")
+    return out.getvalue()
+
+
+def _is_block(value: Any) -> bool:
+    """Whether a value is a content block: a text, or an image that can be had without a download."""
+    if not isinstance(value, Mapping):
+        return False
+    image = value.get("image")
+    known = isinstance(image, bytes) or is_image(image)
+    return (value.get("type") == "text" and "text" in value) or (value.get("type") == "image" and known)
 
 
 def as_tool(value: Any) -> Tool:

@@ -106,6 +106,8 @@ class _Trajectory:
     opened: asyncio.Task[Any] | None = None
     calls: int = 0
     users: int = 0
+    read: bool = False
+    """Whether what its tools say at the beginning was read."""
 
 
 class RemoteTool(Tool):
@@ -120,11 +122,16 @@ class RemoteTool(Tool):
         self._server = server
         self._names = list(names)
         self.pure, self.external, self.examples = like.pure, like.external, like.examples
+        self.opens = like.opens
 
     async def create(self, ctx: ToolContext) -> ToolContext:
         if ctx.remote is None:
             ctx.remote = _Trajectory()
         ctx.remote.users += 1
+        if self.opens and not ctx.remote.read:
+            ctx.remote.read = True
+            await self._opened(ctx)
+            ctx.opening += [str(text) for text in ctx.remote.opened.result().get("opening", ())]
         return ctx
 
     async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
@@ -160,7 +167,10 @@ class RemoteTool(Tool):
             await self._server.post("/v1/close", {"trajectories": [trajectory.id]})
 
     async def _opened(self, ctx: ToolContext) -> _Trajectory:
-        """The episode's trajectory, opened with the first call: an episode that calls nothing costs no request."""
+        """The episode's trajectory, opened with the first call: an episode that calls nothing costs no request.
+
+        Where tools have something to say with the task it is opened before.
+        """
         trajectory: _Trajectory = ctx.remote
         if trajectory.opened is None:
             task = asdict(ctx.task) if ctx.task is not None else {}

@@ -65,6 +65,8 @@ def _made(where: str, factory: Callable[[], Any]) -> Any:
 class MethodTool(Tool):
     """A method of the episode's environment."""
 
+    opens = True
+
     def __init__(self, name: str, function: Callable[..., Any], factories: Mapping[str, Callable[[], Any]]) -> None:
         self.name = name
         self.schema = tool_schema(function, name=name)

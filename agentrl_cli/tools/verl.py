@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl_cli.compat import OpenAIFunctionToolSchema
 from agentrl_cli.errors import ConfigError, EnvError
-from agentrl_cli.tools.base import Tool, ToolContext, as_result
+from agentrl_cli.tools.base import Tool, ToolContext, as_result, image_bytes
 from agentrl_cli.types import Task, ToolResult
 
 
@@ -63,7 +62,7 @@ class VerlTool(Tool):
         answer = await self.wrapped.execute(state.id, arguments, agent_data=state.context, **state.of("execute"))
         response, reward, metrics = answer if isinstance(answer, tuple) else (answer, None, {})
         numbers = {key: float(value) for key, value in (metrics or {}).items() if isinstance(value, (int, float))}
-        images = tuple(_png(image) for image in getattr(response, "image", None) or ())
+        images = tuple(image_bytes(image) for image in getattr(response, "image", None) or ())
         if getattr(response, "video", None):
             raise EnvError(f"The tool {self.name} answered a video, which is not supported.")
         text = response.text if hasattr(response, "text") else as_result(response).text
@@ -86,12 +85,3 @@ def tools_kwargs(task: Task | None, name: str) -> Mapping[str, Any]:
     found = task.data.get("tools_kwargs") or (extra.get("tools_kwargs") if isinstance(extra, Mapping) else None) or {}
     own = found.get(name) if isinstance(found, Mapping) else None
     return own if isinstance(own, Mapping) else {}
-
-
-def _png(image: Any) -> bytes:
-    """An image (bytes, or a PIL image) as PNG bytes."""
-    if isinstance(image, bytes):
-        return image
-    out = io.BytesIO()
-    image.save(out, format="PNG")
-    return out.getvalue()
