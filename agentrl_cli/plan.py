@@ -140,16 +140,17 @@ def _kept(shape: Mapping[str, int], size: int) -> int:
 def _shape(folder: Path) -> dict[str, int]:
     """Sizes of a model, built without memory."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     from agentrl_cli.policies.local_fused import FAMILIES
+    from agentrl_cli.policies.local_load import auto_class
 
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise ModelError(f"{folder} is an adapter; the plan needs its base model.", hint="Name the base: --model …")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            model = auto_class(folder).from_config(config)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"The model in {folder} cannot be planned for: {error}") from error
     text: Any = config.get_text_config()

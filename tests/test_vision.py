@@ -26,7 +26,9 @@ from agentrl_cli.commands import app
 from agentrl_cli.config import Config
 from agentrl_cli.env import ToolEnv
 from agentrl_cli.errors import EnvError, ModelError, PolicyError, TemplateError
+from agentrl_cli.plan import plan
 from agentrl_cli.policies.forward import Segment, pack, trained_logprobs
+from agentrl_cli.policies.local_checkpoint import load_weights
 from agentrl_cli.policies.local_load import load_policy
 from agentrl_cli.policies.local_vision import reader_of
 from agentrl_cli.rewards import Reward
@@ -277,6 +279,12 @@ def test_a_training_on_pictures(trained: tuple[Path, list[Episode]], folder: Pat
     (last,) = (project / "runs").glob("*/checkpoints/last")
     again = load_policy(str(last), Config(), base=project)
     assert again.chat.images is not None and again.chat.images.measure(BLUE) == (32, 32, 16)
+    # A resume loads it, though the files name the weights otherwise than the model; a plan counts its weights.
+    begun = load_policy(str(folder), Config(), base=project).model
+    load_weights(begun, last)
+    wanted = again.model.state_dict()
+    assert all(torch.equal(weights, wanted[name]) for name, weights in begun.state_dict().items())
+    assert plan(Config(), folder).parameters == sum(weights.numel() for weights in begun.parameters())
     asyncio.run(again.policy.close())
 
 

@@ -113,8 +113,13 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     weights: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         weights |= load_file(path)
-    missing, unexpected = model.load_state_dict(weights, strict=False)
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
+    own = set(model.state_dict())
+    if set(weights) - own and hasattr(
+        model, "from_pretrained"
+    ):  # names of the published files (vision-language models)
+        weights = type(model).from_pretrained(folder, local_files_only=True).state_dict()  # type: ignore[attr-defined]
+    missing, unexpected = model.load_state_dict(weights, strict=False)
     if set(missing) - tied or unexpected:
         raise ModelError(f"The checkpoint {folder} does not fit the model: {[*missing, *unexpected][:3]} …")
 

@@ -176,7 +176,7 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
     if (folder / ADAPTER_FILE).is_file():
         return _with_adapter(folder, config, base)
     quiet()
-    loader = _loader(folder)
+    loader = auto_class(folder)
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     more = {} if config.quantization == "none" else quantization(config.quantization, device, dtype)
@@ -206,7 +206,7 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
     return ready
 
 
-def _loader(folder: Path) -> Any:
+def auto_class(folder: Path) -> Any:
     """The auto class of a folder's model: one that reads images has a vision part, which the causal one would drop."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 

@@ -21,6 +21,7 @@ from agentrl_cli.errors import ModelError, StoreError, TemplateError, UsageError
 from agentrl_cli.policies.local_load import (
     ADAPTER_FILE,
     adapter_base,
+    auto_class,
     load_model,
     load_tokenizer,
     model_folder,
@@ -85,7 +86,9 @@ def merge(
         if config.model.chat_template is not None:
             (beside / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
         written = _stored_dtype(beside)
-        (beside / "README.md").write_text(_card(name, source, adapter, written, store), encoding="utf-8")
+        (beside / "README.md").write_text(
+            _card(name, source, adapter, written, store, auto_class(beside)), encoding="utf-8"
+        )
         if out.exists():
             shutil.rmtree(out)
         beside.rename(out)
@@ -146,7 +149,7 @@ def _stored_dtype(folder: Path) -> str:
 # --- the model card ------------------------------------------------------------------------------------------------
 
 
-def _card(name: str, source: Path, adapter: bool, dtype: str, store: Store | None) -> str:
+def _card(name: str, source: Path, adapter: bool, dtype: str, store: Store | None, kind: Any) -> str:
     """README.md: what it is, how it was trained, what it was measured at, how to load it."""
     row, step = _origin(name, store)
     base = row.model if row is not None else None
@@ -165,10 +168,10 @@ def _card(name: str, source: Path, adapter: bool, dtype: str, store: Store | Non
         "## Use",
         "",
         "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f"from transformers import {kind.__name__}, AutoTokenizer",
         "",
         'tokenizer = AutoTokenizer.from_pretrained("this-folder")',
-        'model = AutoModelForCausalLM.from_pretrained("this-folder")',
+        f'model = {kind.__name__}.from_pretrained("this-folder")',
         "text = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)",
         "```",
         "",

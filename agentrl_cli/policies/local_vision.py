@@ -143,7 +143,7 @@ def _processor(folder: Path) -> Any:
     import transformers
 
     auto: Any = transformers
-    hint = "pip install pillow torchvision: this model's image processor needs them."
+    hint = "pip install 'agentrl-cli[vision]'; some image processors need torchvision, too."
     try:
         images: Any = auto.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
         if "image_grid_thw" in getattr(images, "model_input_names", ()) and hasattr(images, "merge_size"):

@@ -51,6 +51,9 @@ def verl(row: Row) -> Row:
     extra = row.get("extra_info") or {}
     if not isinstance(model, Mapping) or not isinstance(extra, Mapping):
         raise DataError("`reward_model` and `extra_info` must be objects.")
+    shown = next((name for name in ("images", "videos", "audios") if row.get(name)), None)
+    if shown is not None:
+        raise DataError(f"`{shown}` of a prompt are not read; a tool may show images.")
     if isinstance(row.get("prompt"), list):
         row["prompt"] = _messages(row["prompt"], "prompt")
     row.setdefault("family", str(row.get("data_source") or ""))
