@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +14,15 @@ from agentrl_cli.types import Episode, Fact, Outcome, StopReason
 
 
 def step_metrics(
-    groups: Sequence[Sequence[Episode]], facts: Mapping[str, Fact], drift: Sequence[str] = ()
+    groups: Sequence[Sequence[Episode]],
+    facts: Mapping[str, Fact],
+    drift: Sequence[str] = (),
+    packs: Collection[str] = (),
 ) -> dict[str, float]:
     """Means over a step's episodes; those that ended in an error count in `outcomes/…` alone.
 
-    `drift` holds the worst kind of drift of each episode that has any, empty texts elsewhere.
+    `drift` holds the worst kind of drift of each episode that has any, empty texts elsewhere. Where a run mixes several
+    `packs`, each has its own `packs/NAME/reward` and `packs/NAME/solved` in the steps that attempt its tasks.
     """
     episodes = [episode for group in groups for episode in group]
     good = [e for e in episodes if e.outcome is not None and not e.outcome.is_error and e.reward_parts]
@@ -31,6 +35,11 @@ def step_metrics(
         values = [part.value for e in good for part in e.reward_parts if part.name == name]
         metrics[f"rewards/{name}/mean"] = _mean(values)
         metrics[f"rewards/{name}/std"] = float(np.std(values))
+    for name in packs if len(packs) > 1 else ():
+        own = [e for e in good if e.pack == name]
+        if own:
+            metrics[f"packs/{name}/reward"] = _mean([e.reward for e in own])
+            metrics[f"packs/{name}/solved"] = _mean([float(e.solved) for e in own])
     counted = Counter(str(e.outcome) for e in episodes)
     metrics |= {f"outcomes/{name}": float(n) for name, n in counted.items()}
     metrics |= {f"flags/{name}": float(n) for name, n in Counter(flag for e in episodes for flag in e.flags).items()}

@@ -66,6 +66,19 @@ def test_a_step_by_hand() -> None:
     assert (found["drift/resegmented"], found["drift/structural"]) == (1, 1)
 
 
+def test_several_packs_are_told_apart() -> None:
+    made = [episode("a", 1.0), episode("b", 0.0), episode("c", 0.5), episode("d", 1.0, outcome=Outcome.ENV_ERROR)]
+    named = [one.with_(pack=pack) for one, pack in zip(made, ("sql", "sql", "guess", "calc"), strict=True)]
+    found = step_metrics([named], {}, packs=("sql", "guess", "calc"))
+    assert {name: value for name, value in found.items() if name.startswith("packs/")} == {
+        "packs/sql/reward": 1.0,  # 1.5 and 0.5: each has 0.5 for its form
+        "packs/sql/solved": 0.5,
+        "packs/guess/reward": 1.0,
+        "packs/guess/solved": 0.0,
+    }  # what could not be graded is no zero
+    assert not any(name.startswith("packs/") for name in step_metrics([named[:2]], {}, packs=("sql",)))
+
+
 def test_cut_episodes_are_counted() -> None:
     cut = episode("a", 0.0, outcome=Outcome.TRUNCATED_TOKENS)
     assert step_metrics([[cut, episode("b", 1.0)]], {})["completions/clipped_ratio"] == 0.5

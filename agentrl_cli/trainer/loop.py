@@ -133,7 +133,7 @@ class Trainer:
         facts, update = await self.learn(groups, step)
         episodes = [episode for group in groups for episode in group]
         kinds = [self.rollout.drift.pop(episode.id, "") for episode in episodes]
-        metrics = step_metrics(groups, facts, kinds) | self.collector.metrics(groups) | update.metrics
+        metrics = step_metrics(groups, facts, kinds, self.packs) | self.collector.metrics(groups) | update.metrics
         if self.ahead.staleness:
             metrics |= age_metrics(groups, self.run.name, step)
         if self.rollout.sandbox is not None:
