@@ -110,12 +110,15 @@ def plan(config: Config, folder: Path, held: float = 0.0) -> Plan:
         "logits": min(256, max(16, 2**24 // shape["vocabulary"])) * shape["vocabulary"] * 12,  # forward_head's chunk
     }
     available = _available(device) + held
-    if shape["fused"] and device.type == "cpu" and size == 4 and count * size <= FAIR_SHARE * available:
+    copied = shape["fused"] and device.type == "cpu" and size == 4 and count * size <= FAIR_SHARE * available
+    if copied:
         rollout["sampling weights"] = update["sampling weights"] = count * size  # the fused engine's copy
     if config.algo.kl_coef and not config.adapter.enabled:
         rollout["reference"] = update["reference"] = count * size
-    if config.rollout.async_staleness:  # both phases at once, and the sampler has trained weights of its own
-        both = {"keys and values": cache, "sampler": float(trained * (4 if config.adapter.enabled else size))}
+    if config.rollout.async_staleness:  # both phases at once, and the sampler has weights of its own
+        both: dict[str, float] = {"keys and values": cache}
+        if not copied:
+            both["sampler"] = float(trained * (4 if config.adapter.enabled else size))
         rollout = update = {**both, **update}
     base = OVERHEAD[device.type if device.type in OVERHEAD else "cuda"] * GiB
     rollout["runtime"] = update["runtime"] = base

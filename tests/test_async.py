@@ -18,7 +18,7 @@ from agentrl_cli.errors import TrainingStopped
 from agentrl_cli.hooks import Hook
 from agentrl_cli.plan import plan
 from agentrl_cli.policies.local import LocalPolicy
-from agentrl_cli.policies.local_load import add_adapter, load_model
+from agentrl_cli.policies.local_load import add_adapter, load_model, load_policy
 from agentrl_cli.policies.local_twin import copy_trained, twin
 from agentrl_cli.trainer.ahead import Ahead, age_metrics, apart, stale
 from agentrl_cli.types import Episode, Outcome, Sampling, Turn
@@ -61,11 +61,16 @@ def teacher_forced(weights: torch.nn.Module, ids: Sequence[int], start: int) -> 
     return np.asarray(logits.gather(-1, torch.tensor(list(ids[start:]))[:, None])[:, 0])
 
 
-async def test_no_forward_sees_half_updated_weights(model: Path) -> None:
-    """Weights change in a thread while turns are sampled; each turn's log-probs are those of its own version."""
+@pytest.mark.parametrize("twins", [True, False])
+async def test_no_forward_sees_half_updated_weights(model: Path, twins: bool) -> None:
+    """Weights change in a thread while turns are sampled; each turn's log-probs are those of its own version.
+
+    With a twin of the model, and on the model itself, of which the fused engine has a copy.
+    """
     trained = load_model(model, ModelConfig(dtype="float32"), base=model)
-    policy = LocalPolicy(twin(trained), context_length=256, version="v0")
-    sampler = policy._batch.model
+    sampler = twin(trained) if twins else trained
+    policy = LocalPolicy(sampler, context_length=256, version="v0")
+    assert policy.copies_weights
     versions = {"v0": copy.deepcopy(trained)}
     turns: list[tuple[str, list[int], int, np.ndarray[Any, Any]]] = []
 
@@ -91,6 +96,7 @@ async def test_no_forward_sees_half_updated_weights(model: Path) -> None:
             await apart(update)
             versions[f"v{number}"] = copy.deepcopy(trained)
             await policy.swap(f"v{number}", lambda: copy_trained(trained, sampler))
+            trained.train()  # as an update leaves it: the engine does not touch what is being trained
 
     torch.manual_seed(1)
     seen, _ = await asyncio.gather(asyncio.gather(*(episode(n) for n in range(6))), updates())
@@ -244,12 +250,26 @@ async def test_ahead_begins_no_step_twice_and_none_beyond_the_last() -> None:
 def test_the_plan_counts_the_second_copy_and_determinism_refuses(model: Path) -> None:
     small = {"model": {"name": str(model)}, "rollout": {"async_staleness": 1}}
     ahead, turns = plan(Config.model_validate(small), model), plan(Config(), model)
-    assert ahead.update["sampler"] == ahead.parameters * 4 and "sampler" not in turns.update
+    # The fused engine samples from a copy anyway; another one needs trained weights of its own.
+    assert ahead.update["sampling weights"] == ahead.parameters * 4 and "sampler" not in ahead.update
     assert ahead.peak > turns.peak
-    lora = plan(Config.model_validate({**small, "adapter": {"enabled": True}}), model)
-    assert lora.update["sampler"] == lora.trainable * 4 < ahead.update["sampler"]
+    half: dict[str, Any] = {**small, "model": {"name": str(model), "dtype": "bfloat16"}}
+    shared = plan(Config.model_validate(half), model)
+    assert shared.update["sampler"] == shared.parameters * 2 and "sampling weights" not in shared.update
+    lora = plan(Config.model_validate({**half, "adapter": {"enabled": True}}), model)
+    assert lora.update["sampler"] == lora.trainable * 4
     with pytest.raises(ValueError, match="async_staleness"):
         Config.model_validate({**small, "deterministic": True})
+
+
+@pytest.mark.parametrize(("dtype", "engine"), [("float32", "fused"), ("bfloat16", "shared")])
+def test_there_is_one_copy_of_the_weights_to_sample_from(model: Path, dtype: str, engine: str) -> None:
+    settings = {"model": {"name": str(model), "dtype": dtype}, "rollout": {"async_staleness": 1}}
+    loaded = load_policy(None, Config.model_validate(settings), base=model, trainable=True)
+    policy = loaded.policy
+    assert isinstance(policy, LocalPolicy) and policy.engine == engine
+    assert (loaded.sampler is None) == policy.copies_weights == (engine == "fused")
+    asyncio.run(policy.close())
 
 
 # --- agreement of sampler and trainer --------------------------------------------------------------------------------

@@ -201,7 +201,7 @@ def failing(when: int) -> Any:
 
 @pytest.mark.parametrize("lanes", [False, True])
 async def test_an_error_reaches_every_waiting_episode_and_the_next_ones_work(lanes: bool) -> None:
-    policy = policy_of(failing(7), rows=3, lanes=lanes, lane_length=96)
+    policy = policy_of(failing(11), rows=3, lanes=lanes, lane_length=96)
     sampling = Sampling(max_new_tokens=20)
     answers = await asyncio.gather(
         *(policy.generate(f"e{n}", prompts()[n], sampling) for n in range(8)), return_exceptions=True

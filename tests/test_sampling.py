@@ -9,7 +9,7 @@ import torch
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, PolicyError
 from agentrl_cli.policies.local_memory import parse_memory
-from agentrl_cli.policies.local_sampling import _invert, draw, steer, uniforms
+from agentrl_cli.policies.local_sampling import _invert, draw, single_tokens, steer, uniforms
 from agentrl_cli.types import Generation, Origin, Sampling, StopReason, Tokens
 from tests.local_helpers import greedy, policy_of, prompts, tiny
 
@@ -21,7 +21,8 @@ def sampled(sampling: Sampling, context: list[int], out: list[int]) -> tuple[np.
     own = torch.full((4,), torch.nan)
     policy = torch.full((4,), torch.nan)
     for number in np.linspace(0, 1, 400, endpoint=False):
-        steered, _ = steer(LOGITS, [sampling], [np.array(context, np.int32)], [out])
+        allowed = [None if sampling.allow is None else sampling.allow(tuple(out))]
+        steered, _ = steer(LOGITS, [sampling], [np.array(context, np.int32)], allowed)
         drawn = draw(LOGITS, [sampling], torch.tensor([number], dtype=torch.float64), steered)
         own[drawn.ids[0]], policy[drawn.ids[0]] = drawn.logp_sampled[0].exp(), drawn.logp_policy[0].exp()
     return own.numpy(), policy.numpy()
@@ -44,7 +45,7 @@ def test_a_penalty_falls_on_the_tokens_of_the_context() -> None:
     assert policy == pytest.approx([0.5, 0.25, 0.15, 0.1], abs=1e-6)
     # Positive ones are divided.
     steered, _ = steer(
-        torch.tensor([[2.0, -1.0]]), [Sampling(repetition_penalty=4.0)], [np.array([0, 1], np.int32)], [[]]
+        torch.tensor([[2.0, -1.0]]), [Sampling(repetition_penalty=4.0)], [np.array([0, 1], np.int32)], [None]
     )
     assert steered is not None and steered.tolist() == [[0.5, -4.0]]
 
@@ -52,20 +53,25 @@ def test_a_penalty_falls_on_the_tokens_of_the_context() -> None:
 def test_forbidden_allowed_and_forced_tokens() -> None:
     own, _ = sampled(Sampling(bad_ids=(0,)), [], [])
     assert own[1:] == pytest.approx([0.5, 0.3, 0.2], abs=1e-6) and np.isnan(own[0])
-    # `allow` sees the turn so far: after [7] only 1 and 3, of which 3 is forbidden: 1 is forced and certain.
-    calls: list[tuple[int, ...]] = []
-
-    def allow(out: tuple[int, ...]) -> list[int] | None:
-        calls.append(out)
-        return [1, 3] if out == (7,) else None
-
-    sampling = Sampling(allow=allow, bad_ids=(3,))
-    steered, forced = steer(LOGITS, [sampling], [np.zeros(0, np.int32)], [[7]])
+    # Of 1 and 3 the second is forbidden: 1 is forced and certain.
+    sampling = Sampling(allow=lambda out: [1, 3], bad_ids=(3,))
+    steered, forced = steer(LOGITS, [sampling], [np.zeros(0, np.int32)], [[1, 3]])
     drawn = draw(LOGITS, [sampling], torch.tensor([0.99], dtype=torch.float64), steered)
-    assert (drawn.ids.tolist(), drawn.logp_sampled.tolist(), forced, calls) == ([1], [0.0], [True], [(7,)])
+    assert (drawn.ids.tolist(), drawn.logp_sampled.tolist(), forced) == ([1], [0.0], [True])
     assert drawn.logp_policy[0].exp().item() == pytest.approx(0.25)
     with pytest.raises(PolicyError, match="allow gave"):
-        steer(LOGITS, [Sampling(allow=lambda out: [])], [np.zeros(0, np.int32)], [[]])
+        steer(LOGITS, [sampling], [np.zeros(0, np.int32)], [[]])
+    # One token alone is said, whatever would have been drawn; the row beside it is drawn as ever.
+    samplings = [Sampling(allow=lambda out: [3]), Sampling()]
+    single = single_tokens([[3], None], samplings, 4)
+    steered, forced = steer(LOGITS.repeat(2, 1), samplings, [np.zeros(0, np.int32)] * 2, [[3], None], single)
+    drawn = draw(LOGITS.repeat(2, 1), samplings, torch.tensor([0.1, 0.1], dtype=torch.float64), steered, single)
+    assert (single, forced, drawn.ids.tolist()) == ({0: 3}, [True, False], [3, 0])
+    assert drawn.logp_sampled.exp().tolist() == pytest.approx([1.0, 0.5])
+    assert drawn.logp_policy.exp().tolist() == pytest.approx([0.1, 0.5])
+    assert single_tokens([[3]], [Sampling(bad_ids=(3,))], 4) == {}
+    with pytest.raises(PolicyError, match="allow gave"):
+        single_tokens([[4]], [Sampling()], 4)
 
 
 def test_everything_at_once() -> None:
@@ -81,7 +87,7 @@ def test_rows_do_not_meet() -> None:
     """A row without any of it keeps its numbers, whatever the others ask for."""
     logits = LOGITS.repeat(3, 1)
     samplings = [Sampling(), Sampling(min_p=0.9, bad_ids=(1,)), Sampling(temperature=0, repetition_penalty=9.0)]
-    steered, _ = steer(logits, samplings, [np.array([0], np.int32)] * 3, [[]] * 3)
+    steered, _ = steer(logits, samplings, [np.array([0], np.int32)] * 3, [None] * 3)
     drawn = draw(logits, samplings, torch.full((3,), 0.6, dtype=torch.float64), steered)
     assert drawn.ids.tolist() == [1, 0, 1]  # the penalised best loses greedily: 0.5 ** 9 < 0.25
     assert drawn.logp_sampled.tolist() == pytest.approx([np.log(0.25), 0.0, 0.0], abs=1e-6)

@@ -57,6 +57,7 @@ class LocalPolicy:
 
     Attributes:
         engine: What runs the forwards: fused, shared or plain (local_engine.py).
+        engine_why: Why no faster engine runs this model; empty for the fastest.
         copies_weights: True where episodes are sampled from a copy of the weights that `set_version` renews: an
             optimizer may then work on the model's own while they are.
 
@@ -85,8 +86,11 @@ class LocalPolicy:
         self._batch = _make_batch(model, version, context_length, rows, lanes, lane_length, memory)
         self.context_length = min(context_length, self._batch.limit)  # an episode must fit into the memory
         self._bounded = self.context_length < context_length
-        self.engine = "plain" if isinstance(self._batch, PlainBatch) else self._batch.engine.name
-        self.copies_weights = self.engine == "fused"
+        if isinstance(self._batch, PlainBatch):
+            self.engine, self.engine_why, self.copies_weights = "plain", self._batch.why, False
+        else:
+            engine = self._batch.engine
+            self.engine, self.engine_why, self.copies_weights = engine.name, engine.why, engine.copies
         self._orders = itertools.count()
         self._waiting: list[Request] = []
         self._released: list[str] = []
@@ -155,7 +159,7 @@ class LocalPolicy:
             sampling,
             asyncio.get_running_loop().create_future(),
             on_token,
-            uniforms(sampling.seed, sampling.max_new_tokens),
+            uniforms(sampling.seed, sampling.max_new_tokens).tolist(),
             time.monotonic(),
             self._decode,
             next(self._orders),
@@ -331,7 +335,9 @@ def _make_batch(
         engine = choose_engine(model)
     except NotServed as why:
         _LOG.warning("%s: episodes are sampled one by one (engine plain), which is slower", why.message)
-        return PlainBatch(model, version=version, rows=rows, limit=length, memory=most, lanes=lanes)
+        plain = PlainBatch(model, version=version, rows=rows, limit=length, memory=most, lanes=lanes)
+        plain.why = why.message
+        return plain
     each = position_bytes(model.config.get_text_config(), weight.dtype)
     budget = most // (each * BLOCK)
     needed = rows * blocks(lane_length or length) if lanes else 2

@@ -1,13 +1,15 @@
 """Attention of a batch of rows over their shelves, and the cache through which a model's own forward reaches it.
 
 `Rows` is what one forward works on: it is handed to a transformers model as `past_key_values`, stores the new keys and
-values, and gives the attention over all of a row's positions. `rows_attention` is the function that transformers calls
-in place of its own (registered as NAME): it honours causality, sliding windows, soft caps and sinks, and raises
-NotServed on anything else, so that no model is run wrongly.
+values, and gives the attention over all of a row's positions. What rows begin with in common is attended to in one
+product for all of them (local_sharing.py), and joined to the rest by the two log-sums. `rows_attention` is the function
+that transformers calls in place of its own (registered as NAME): it honours causality, sliding windows, soft caps and
+sinks, and raises NotServed on anything else, so that no model is run wrongly.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from transformers.cache_utils import Cache
 
 from agentrl_cli.errors import ModelError
 from agentrl_cli.policies.local_cache import Shelf, rounded
+from agentrl_cli.policies.local_sharing import Sharing, attention_and_sum
 
 NAME = "agentrl_rows"
 """Under this name the function stands in transformers' AttentionInterface."""
@@ -59,9 +62,17 @@ class Rows(Cache):
         starts: [B] position of each row's first new token.
         width: T.
         device: Of the model.
+        sharing: The beginnings that rows share; their shelves hold what comes after.
     """
 
-    def __init__(self, parts: list[Part], starts: list[int], width: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        parts: list[Part],
+        starts: list[int],
+        width: int,
+        device: torch.device,
+        sharing: Sharing | None = None,
+    ) -> None:
         super().__init__(layers=[])
         self.parts = parts
         self.width = width
@@ -71,7 +82,14 @@ class Rows(Cache):
         self.positions = begins[:, None] + torch.arange(width, device=device)[None]
         """[B, T]"""
         self.calls = 0
+        self.reach = sys.maxsize
+        """Positions that every layer saw back, at least: 0 where a layer's attention was more than a softmax."""
         self._layer = 0
+        self._sharing = sharing
+        self._places = self.positions
+        if sharing is not None:
+            starts = [start - own for start, own in zip(starts, sharing.lengths, strict=True)]
+            self._places = self.positions - sharing.held
         self._where = [self._indices(part, starts) for part in parts]
         self._masks: dict[tuple[int, int | None, int, torch.dtype], Tensor] = {}
 
@@ -81,7 +99,7 @@ class Rows(Cache):
         if min(own) == max(own) and own[0] + self.width <= part.shelf.length:
             return slice(own[0], own[0] + self.width)
         rows = torch.arange(part.first, part.first + part.count, device=self.positions.device)
-        places = self.positions[part.offset : part.offset + part.count]
+        places = self._places[part.offset : part.offset + part.count]
         # Padding may reach beyond the shelf: its last position is written by padding alone until a token comes there.
         places = places.clamp(max=part.shelf.length - 1)
         return (rows, places[:, 0]) if self.width == 1 else (rows[:, None], places)
@@ -128,20 +146,47 @@ class Rows(Cache):
         """
         self.calls += 1
         plain = softcap is None and sinks is None
+        self.reach = min(self.reach, sys.maxsize if window is None else window) if plain else 0
+        if self._sharing is not None:
+            if not plain:
+                raise NotServed("rows with such attention share no beginnings")
+            return self._joined(query, scale, self._sharing)
         if plain and self.fresh and (window is None or window >= self.width):
             grouped = query.shape[1] != key.shape[1]
             return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
         outs = [self._part(number, query, scale, window, softcap, sinks) for number in range(len(self.parts))]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
+    def _joined(self, query: Tensor, scale: float, sharing: Sharing) -> Tensor:
+        """Attention over what rows share and over what is their own, weighed by the log-sum of each."""
+        own = [self._own(number, query, scale) for number in range(len(self.parts))]
+        rest, rest_sum = own[0] if len(own) == 1 else (torch.cat(both) for both in zip(*own, strict=True))
+        first, first_sum = sharing.attend(query, self._layer, scale)
+        weight = torch.sigmoid_(first_sum.sub_(rest_sum)).to(rest.dtype)
+        return torch.lerp(rest, first, weight[..., None])
+
+    def _own(self, number: int, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Over the row's own positions: [n, H, T, d] and the log-sum of the scores [n, H, T]."""
+        part, keys, values = self._stored(number)
+        q = query[part.offset : part.offset + part.count]
+        count, heads, width, dim = q.shape
+        groups = heads // keys.shape[1]
+        mask = self._mask(number, None, groups, q.dtype)
+        out, total = attention_and_sum(q.reshape(count, keys.shape[1], groups * width, dim), keys, values, mask, scale)
+        return out.reshape(count, heads, width, dim), total.reshape(count, heads, width)
+
+    def _stored(self, number: int) -> tuple[Part, Tensor, Tensor]:
+        """A part, and the keys and values of its rows in the layer updated last."""
+        part = self.parts[number]
+        rows = slice(part.first, part.first + part.count)
+        keys, values = part.shelf.keys[self._layer], part.shelf.values[self._layer]
+        assert keys is not None and values is not None
+        return part, keys[rows, :, : part.length], values[rows, :, : part.length]
+
     def _part(
         self, number: int, query: Tensor, scale: float, window: int | None, softcap: float | None, sinks: Tensor | None
     ) -> Tensor:
-        part = self.parts[number]
-        rows = slice(part.first, part.first + part.count)
-        stored_keys, stored_values = part.shelf.keys[self._layer], part.shelf.values[self._layer]
-        assert stored_keys is not None and stored_values is not None
-        keys, values = stored_keys[rows, :, : part.length], stored_values[rows, :, : part.length]
+        part, keys, values = self._stored(number)
         q = query[part.offset : part.offset + part.count]
         count, heads, width, dim = q.shape
         groups = heads // keys.shape[1]
@@ -161,7 +206,7 @@ class Rows(Cache):
         mask = self._masks.get(name)
         if mask is None:
             part = self.parts[number]
-            places = self.positions[part.offset : part.offset + part.count, :, None]
+            places = self._places[part.offset : part.offset + part.count, :, None]
             keys = torch.arange(part.length, device=places.device)[None, None]
             hidden = keys > places
             if window is not None:

@@ -6,16 +6,21 @@ Where keys and values are, and what is given up when memory is short: local_rows
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from agentrl_cli.policies.local_attention import Part, Rows, one_part
+from agentrl_cli.policies.local_bases import Base, base_length
 from agentrl_cli.policies.local_cache import Parked, Shelf, blocks, rounded
 from agentrl_cli.policies.local_engine import Engine, sampling_mode
 from agentrl_cli.policies.local_request import Request, draw_tokens
 from agentrl_cli.policies.local_rows import Shelves
+from agentrl_cli.policies.local_sharing import Sharing, share
 from agentrl_cli.types import Int32
 
 MIN_SHARED = 16
@@ -26,6 +31,17 @@ PIECE = 2048
 """Prompt tokens of one row in one forward; a longer prompt is computed in pieces."""
 PREFILL = 8192
 """Prompt tokens of all rows together, padding included, in one forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What a new row begins with: the first `start` positions of its context are known."""
+
+    start: int = 0
+    base: Base | None = None
+    """Attended to where it is."""
+    source: Parked | Base | None = None
+    """What comes after the base is copied from here."""
 
 
 class DecodeBatch(Shelves):
@@ -39,24 +55,35 @@ class DecodeBatch(Shelves):
         self.device = embedding.device
         self.vocabulary = int(embedding.shape[0])
         self.prefill_tokens = 0
+        self.sharing = not self.lanes and self.limit <= engine.shares
+        """Rows attend to common beginnings where those are; else they start from copies."""
+        self._shared: tuple[list[Base | None], Sharing | None] = ([], None)
+        """What the rows of the newest step begin with."""
 
     def renew(self, version: str) -> None:
         """New weights: what the old ones computed is dropped. Between two steps, in the event loop."""
         self.drop_old(version)
         self.engine.refresh()
 
+    def clear(self) -> None:
+        """Drop everything, the memory too."""
+        super().clear()
+        self._shared = [], None
+
     @torch.inference_mode()
     def step(self, fresh: list[Request]) -> list[Request]:
         """Admit, then draw one token for every row. Returns the rows, finished ones too."""
-        with sampling_mode(self.model):
+        # An engine over a copy leaves the model alone: another thread may be training it.
+        with nullcontext() if self.engine.copies else sampling_mode(self.model):
             if self.lanes:
                 for request in fresh:
-                    self._prefill(self.lane_length, [request])
+                    self._prefill(self.lane_length, [request], [self._begin(request)])
             elif fresh:
                 self._learn_common(fresh)
                 self._learn_prompts(fresh)
-                for length, requests in self._batches(fresh):
-                    self._prefill(length, requests)
+                for length, requests, begins in self._batches(fresh):
+                    self._prefill(length, requests, begins)
+                self.planned.clear()
             self.grow()
             return self._decode_step()
 
@@ -66,14 +93,17 @@ class DecodeBatch(Shelves):
         for shelf in self.shelves:
             if shelf.live:
                 # Fixed lanes keep every shape fixed, the attended length too.
-                reach = shelf.length if self.lanes else rounded(max([r.length for r in shelf.live if r]))
+                reach = shelf.length if self.lanes else rounded(max([r.local for r in shelf.live if r]))
                 parts.append(Part(shelf, 0, len(shelf.live), len(rows), min(reach, shelf.length)))
                 rows += shelf.live
         live = [r for r in rows if r is not None]
         if not live:
             return []
         last = torch.tensor([[r.last if r else 0] for r in rows], device=self.device)
-        view = Rows(parts, [r.length - 1 if r else 0 for r in rows], 1, self.device)
+        bases = [r.base for r in rows if r] if self.sharing else []
+        if bases != self._shared[0]:  # most steps have the rows of the one before
+            self._shared = bases, share(bases, self.device)
+        view = Rows(parts, [r.length - 1 if r else 0 for r in rows], 1, self.device, self._shared[1])
         logits = self.engine(last, view, head=True)
         assert logits is not None
         if self.lanes:
@@ -85,16 +115,22 @@ class DecodeBatch(Shelves):
 
     # --- prompts -----------------------------------------------------------------------------------------------------
 
-    def _known(self, request: Request) -> tuple[Parked, int] | None:
-        """Stored keys and values that begin as the request does, and how many of its positions they give."""
-        context = request.context
-        own = self.parked.get(request.key)
-        entries = [own] if own is not None else []
-        if not self.lanes:  # there a row's numbers must not depend on what others have computed
-            entries += self.prefixes
-        found = [(kept, _common(ids, context)) for ids, kept in entries if kept.version == self.version]
-        best = max(found, key=lambda entry: entry[1], default=None)
-        return best if best is not None and best[1] > 0 else None
+    def _begin(self, request: Request) -> Begin:
+        """The longest known beginning of a request's context; its last token is never part of it."""
+        context, last = request.context, request.length - 1
+        best = Begin()
+        for base in [] if self.lanes else self.prefixes:  # with lanes a row must not depend on what others computed
+            start = min(_common(base.ids, context), last) if base.version == self.version else 0
+            whole = self.sharing and start == base.length and not request.lost
+            if start > best.start or (whole and start == best.start and start):
+                best = Begin(start, base) if whole else Begin(start, source=base)
+        ids, own = self.parked.get(request.key, (context[:0], None))
+        start = min(_common(ids, context), last)
+        if own is None or own.version != self.version or start <= best.start:
+            return best
+        if own.base is None or start >= own.base.length:
+            return Begin(start, own.base, own)
+        return Begin(start, source=own.base)
 
     def _learn_common(self, fresh: list[Request]) -> None:
         """Compute once, and keep, what the new prompts have in common (the system prompt with its tools)."""
@@ -114,56 +150,68 @@ class DecodeBatch(Shelves):
                 self._learn(requests[0].ids[:-1])
 
     def _learn(self, ids: Int32) -> None:
-        """Compute a prefix on a shelf of its own and keep it, unless it is short or known, or memory is."""
+        """Compute a beginning and keep it, unless it is short or known, or memory is."""
         if len(ids) < MIN_SHARED:
             return
-        known = max(self.prefixes, key=lambda entry: _common(entry[0], ids), default=None)
-        start = _common(known[0], ids) if known is not None else 0
-        if start == len(ids) or not self.make_room(blocks(len(ids))):
+        known = max(self.prefixes, key=lambda base: _common(base.ids, ids), default=None)
+        start = _common(known.ids, ids) if known is not None else 0
+        if known is not None and start == len(ids) and (start == known.length or not self.sharing):
             return
-        shelf = Shelf(rounded(len(ids)), self.layers)
-        shelf.resize(1)
-        if known is not None and start:
-            shelf.unpark([0], known[1], start)
-        self._feed(shelf, 0, [ids[start:]], [start])
-        self.prefixes = [*self.prefixes[-PREFIXES + 1 :], (ids, shelf.park(0, len(ids), self.version))]
+        self.planned = [known] if known is not None else []
+        if self.make_room(blocks(base_length(len(ids)))):
+            base = self.bases.place(ids, self.version, [*self.in_use(), *self.prefixes])
+            if known is not None and start:
+                base.shelf.fill([base.row], known.layers, start)
+            self.prefixes = [*self.prefixes[-PREFIXES + 1 :], base]
+            self._feed(base.shelf, base.row, [ids[start:]], [start])
+            self.peak = max(self.peak, self.used)
+        self.planned.clear()
 
-    def _batches(self, fresh: list[Request]) -> list[tuple[int, list[Request]]]:
+    def _batches(self, fresh: list[Request]) -> list[tuple[int, list[Request], list[Begin]]]:
         """Requests for shelves of one length and with like much to compute, as many as one forward may hold."""
-        missing = {id(r): r.length - 1 - (known[1] if (known := self._known(r)) else 0) for r in fresh}
-        batches: list[tuple[int, list[Request]]] = []
-        for request in sorted(fresh, key=lambda r: (self.wanted(r), missing[id(r)])):
-            width = min(max(missing[id(request)], 0), PIECE)
+        begins = {id(request): self._begin(request) for request in fresh}
+        for request in fresh:
+            begin = begins[id(request)]
+            request.share(begin.base)
+            self.planned += [base for base in (begin.base, begin.source) if isinstance(base, Base)]
+        batches: list[tuple[int, list[Request], list[Begin]]] = []
+        for request in sorted(fresh, key=lambda r: (self.wanted(r), r.length - begins[id(r)].start)):
+            width = min(request.length - 1 - begins[id(request)].start, PIECE)
             length = self.wanted(request)
             if batches and batches[-1][0] == length and (len(batches[-1][1]) + 1) * width <= PREFILL:
                 batches[-1][1].append(request)
             else:
-                batches.append((length, [request]))
+                batches.append((length, [request], []))
+        for _, requests, found in batches:
+            requests.sort(key=lambda r: id(begins[id(r)].source))
+            found += [begins[id(request)] for request in requests]
         return batches
 
-    def _prefill(self, length: int, requests: list[Request]) -> None:
+    def _prefill(self, length: int, requests: list[Request], begins: list[Begin]) -> None:
         """Put requests on a shelf with keys and values of all their tokens but the last."""
-        found = {id(request): self._known(request) for request in requests}
-        requests = sorted(requests, key=lambda r: id(found[id(r)][0]) if found[id(r)] else 0)  # type: ignore[index]
-        shelf, first = self.place(length, requests)
-        starts: list[int] = []
-        same: list[tuple[Parked, int, list[int]]] = []
-        for row, request in enumerate(requests, first):
-            known = found[id(request)]
-            start = min(known[1], request.length - 1) if known else 0
-            starts.append(start)
+        placed = self.place(length, requests)
+        if placed is None:
+            return
+        shelf, first = placed
+        same: list[tuple[Begin, list[int]]] = []
+        for row, (request, begin) in enumerate(zip(requests, begins, strict=True), first):
             self.parked.pop(request.key, None)  # what it holds lives on in the row
-            if known is None or not start:
+            if begin.source is None:
                 continue
-            if same and same[-1][0] is known[0] and same[-1][1] == start:
-                same[-1][2].append(row)
+            if same and same[-1][0] == begin:
+                same[-1][1].append(row)
             else:
-                same.append((known[0], start, [row]))
-        for parked, start, rows in same:
-            shelf.unpark(rows, parked, start)
-        self._feed(shelf, first, [r.context[start:-1] for r, start in zip(requests, starts, strict=True)], starts)
+                same.append((begin, [row]))
+        for begin, rows in same:
+            assert begin.source is not None
+            shelf.fill(rows, begin.source.layers, begin.start - (0 if begin.base is None else begin.base.length))
+        starts = [begin.start for begin in begins]
+        news = [r.context[start:-1] for r, start in zip(requests, starts, strict=True)]
+        self._feed(shelf, first, news, starts, [begin.base for begin in begins])
 
-    def _feed(self, shelf: Shelf, first: int, news: list[Int32], starts: list[int]) -> None:
+    def _feed(
+        self, shelf: Shelf, first: int, news: list[Int32], starts: list[int], bases: Sequence[Base | None] = ()
+    ) -> None:
         """Compute keys and values of new tokens of consecutive rows, in pieces.
 
         Short rows are padded on the right: what the padding writes lies beyond the row's length, is masked here and
@@ -176,8 +224,10 @@ class DecodeBatch(Shelves):
             padded = np.zeros((len(pieces), width), np.int64)
             for n, piece in enumerate(pieces):
                 padded[n, : len(piece)] = piece
-            parts = one_part(shelf, first, len(pieces), max(starts) + width)
-            view = Rows(parts, starts, width, self.device)
+            held = [0 if base is None else base.length for base in bases] or [0] * len(starts)
+            reach = max(start - own for start, own in zip(starts, held, strict=True)) + width
+            parts = one_part(shelf, first, len(pieces), reach)
+            view = Rows(parts, starts, width, self.device, share(bases, self.device))
             self.engine(torch.from_numpy(padded).to(self.device), view, head=False)
             starts = [start + len(piece) for start, piece in zip(starts, pieces, strict=True)]
             news = [new[PIECE:] for new in news]

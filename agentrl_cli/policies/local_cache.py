@@ -5,33 +5,41 @@ so attention reads plain slices and copies nothing per step. A row that outgrows
 again: memory follows the tokens that are alive, not the longest row times the batch. What is counted and bounded is
 positions, in blocks of BLOCK.
 
-An episode that waits for a tool is parked: its keys and values are copied out and its row is free at once. A shared
-prompt is a parked copy that several rows start from.
+An episode that waits for a tool is parked: its keys and values are copied out and its row is free at once. What several
+rows begin with is kept once, apart from them (local_bases.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from agentrl_cli.policies.local_request import Request
 
+if TYPE_CHECKING:
+    from agentrl_cli.policies.local_bases import Base
+
+Layers = list[tuple[torch.Tensor, torch.Tensor]]
+"""Per layer keys and values [kv_heads, length, head_dim]."""
 BLOCK = 32
 """Lengths are rounded up to this many positions: memory is counted in blocks, and kernels see few shapes."""
 SHORTEST = 64
 """Positions of the shortest shelf."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Parked:
-    """Keys and values of one sequence, off the shelves. `layers[i]` is a pair [kv_heads, length, head_dim]."""
+    """Keys and values of one sequence after its shared beginning, off the shelves."""
 
     length: int
-    layers: list[tuple[torch.Tensor, torch.Tensor]]
+    """Positions in `layers`."""
+    layers: Layers
     version: str
     """Of the weights that computed them."""
+    base: Base | None = None
 
     @property
     def blocks(self) -> int:
@@ -84,19 +92,20 @@ class Shelf:
             self.keys[layer], self.values[layer] = keys, values
         return keys, values
 
-    def park(self, row: int, length: int, version: str) -> Parked:
-        """A copy of the first `length` positions of a row."""
-        layers = [
-            (k[row, :, :length].clone(), v[row, :, :length].clone())
-            for k, v in zip(self.keys, self.values, strict=True)
-            if k is not None and v is not None
-        ]
-        return Parked(length, layers, version)
+    def view(self, row: int) -> Layers:
+        """The keys and values of a row where they are."""
+        pairs = zip(self.keys, self.values, strict=True)
+        return [(k[row], v[row]) for k, v in pairs if k is not None and v is not None]
 
-    def unpark(self, rows: Sequence[int], parked: Parked, length: int) -> None:
-        """Copy the first `length` positions of parked keys and values into consecutive rows."""
+    def park(self, row: int, length: int, version: str, base: Base | None) -> Parked:
+        """A copy of the first `length` positions of a row."""
+        layers = [(k[:, :length].clone(), v[:, :length].clone()) for k, v in self.view(row)]
+        return Parked(length, layers, version, base)
+
+    def fill(self, rows: Sequence[int], layers: Layers, length: int) -> None:
+        """Copy the first `length` positions of keys and values into consecutive rows."""
         first, end = rows[0], rows[-1] + 1
-        for layer, (key, value) in enumerate(parked.layers):
+        for layer, (key, value) in enumerate(layers):
             keys, values = self.stores(layer, key, value)
             keys[first:end, :, :length] = key[:, :length]
             values[first:end, :, :length] = value[:, :length]

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from agentrl_cli.policies.local_attention import NotServed, Rows, one_part, rows_in
+from agentrl_cli.policies.local_bases import Base
 from agentrl_cli.policies.local_cache import Shelf
 from agentrl_cli.policies.local_fused import Fused, transformer
+from agentrl_cli.policies.local_sharing import share
 from agentrl_cli.policies.local_vision import reader_of
 
 _LOG = logging.getLogger(__name__)
@@ -36,6 +38,12 @@ class Engine(Protocol):
     """Runs rows through a model."""
 
     name: str
+    copies: bool
+    """True where it samples from a copy of the weights, which `refresh` renews: the model itself is not run."""
+    why: str
+    """Why no faster engine runs this model; empty for the fastest."""
+    shares: int
+    """Rows of up to so many positions may attend to common beginnings; 0: none may."""
 
     def refresh(self) -> None:
         """The model's weights have changed."""
@@ -48,8 +56,10 @@ class Shared:
     """The engine `shared`: the model's own forward over our cache."""
 
     name = "shared"
+    copies = False
 
     def __init__(self, model: nn.Module) -> None:
+        self.why, self.shares = "", 0
         self._model = model
         self._config = transformer(model).config.get_text_config()
         if reader_of(model) is not None:
@@ -86,45 +96,73 @@ class Shared:
 def choose_engine(model: nn.Module) -> Engine:
     """The fastest engine whose numbers are the model's. Raises NotServed, with every reason, where none is."""
     reasons: list[str] = []
-    kinds: list[Callable[[nn.Module], Engine]] = [Shared]
-    if _copy_fits(model):
-        kinds.insert(0, Fused)
+    kinds: list[Callable[[nn.Module], Engine]] = [Fused, Shared]
+    unfit = _no_copy(model)
+    if unfit:
+        reasons.append(unfit)
+        kinds.remove(Fused)
     for kind in kinds:
         try:
             engine = kind(model)
             with sampling_mode(model):
-                verify(engine, model)
+                engine.shares = verify(engine, model)
         except NotServed as why:
             _LOG.debug("engine %s: %s", kind, why.message)
             reasons.append(why.message)
         else:
+            engine.why = "; ".join(reasons)
             return engine
     raise NotServed("; ".join(dict.fromkeys(reasons)))
 
 
 @torch.inference_mode()
-def verify(engine: Engine, model: nn.Module) -> None:
-    """Compare a prompt and two steps after it with one forward of the model. Raises NotServed where they differ."""
+def verify(engine: Engine, model: nn.Module) -> int:
+    """Compare a prompt and two steps after it with one forward of the model. Raises NotServed where they differ.
+
+    Returns how long rows may be that share beginnings: 0 where the attention does not allow it.
+    """
     base = transformer(model)
     config = base.config.get_text_config()
     weight = base.get_input_embeddings().weight
     ids = torch.randint(0, weight.shape[0], (2, 6), generator=torch.Generator().manual_seed(0)).to(weight.device)
     wanted = model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)[:, 3:]
-    shelf = Shelf(64, int(config.num_hidden_layers))
+    layers = int(config.num_hidden_layers)
+    shelf = Shelf(64, layers)
     shelf.resize(2)
     found: list[Tensor] = []
+    reach = 0
     try:
         for start, end in ((0, 4), (4, 5), (5, 6)):
             rows = Rows(one_part(shelf, 0, 2, end), [start, start], end - start, weight.device)
             logits = engine(ids[:, start:end], rows, head=True)
             assert logits is not None
             found.append(logits.float().log_softmax(-1))
+            reach = rows.reach
     except (TypeError, AttributeError, ValueError, NotImplementedError) as error:
         raise NotServed(f"its forward is of another kind ({type(error).__name__}: {error})") from error
     got = torch.stack(found, 1)
     off = (got - wanted).abs().nan_to_num(0.0).max().item()
     if off > TOLERANCE.get(weight.dtype, 1e-3) or not torch.equal(got.isnan(), wanted.isnan()):
         raise NotServed(f"the engine {engine.name} differs by {off:.2g} nats from the model's own forward")
+    if not reach or weight.device.type != "cpu":
+        return 0
+    shared = _shared(engine, ids, layers)
+    return reach if (shared - wanted[:, 2]).abs().nan_to_num(0.0).max().item() <= TOLERANCE[torch.float32] else 0
+
+
+def _shared(engine: Engine, ids: Tensor, layers: int) -> Tensor:
+    """Log-probabilities after ids [2, 6], computed with the first three of the first row apart from it."""
+    bases, shelf = Shelf(64, layers), Shelf(64, layers)
+    bases.resize(1)
+    shelf.resize(2)
+    base = Base(ids[0, :3].numpy(), bases, 0, "")
+    engine(ids[:1, :3], Rows(one_part(bases, 0, 1, 3), [0], 3, ids.device), head=False)
+    engine(ids[:1, 3:5], Rows(one_part(shelf, 0, 1, 2), [3], 2, ids.device, share([base], ids.device)), head=False)
+    engine(ids[1:, :5], Rows(one_part(shelf, 1, 1, 5), [0], 5, ids.device), head=False)
+    both = share([base, None], ids.device)
+    logits = engine(ids[:, 5:], Rows(one_part(shelf, 0, 2, 6), [5, 5], 1, ids.device, both), head=True)
+    assert logits is not None
+    return logits.float().log_softmax(-1)
 
 
 @contextmanager
@@ -140,13 +178,15 @@ def sampling_mode(model: nn.Module) -> Iterator[None]:
             model.train()
 
 
-def _copy_fits(model: nn.Module) -> bool:
-    """Whether there is memory for a copy of the weights; on a GPU there the model's own forward is used."""
+def _no_copy(model: nn.Module) -> str:
+    """Why there is to be no copy of the weights, which `fused` works on; empty where there may be one."""
     weights: list[Any] = list(transformer(model).parameters())
     if not weights or weights[0].device.type != "cpu" or weights[0].dtype != torch.float32:
-        return False
+        return "fused is for float32 on a CPU"
     size = sum(int(w.numel()) * int(w.element_size()) for w in weights)
-    return size <= FAIR_SHARE * free_memory(weights[0].device)
+    if size > FAIR_SHARE * free_memory(weights[0].device):
+        return f"a copy of the weights takes {size / 2**30:.1f} GiB, more than a quarter of the free memory"
+    return ""
 
 
 def free_memory(device: torch.device) -> int:

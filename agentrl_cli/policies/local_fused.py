@@ -10,6 +10,7 @@ Whether it may be used is decided by `fusable` (structure) and by the engine's c
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -81,8 +82,10 @@ class Fused:
     """The engine `fused`. Raises NotServed where the model is not of this block."""
 
     name = "fused"
+    copies = True
 
     def __init__(self, model: nn.Module) -> None:
+        self.why, self.shares = "", 0
         self._base = transformer(model)
         why = fusable(self._base)
         if why:
@@ -99,7 +102,7 @@ class Fused:
         self._embedding = embedding.detach().clone()
         self._norm, self._eps = _own(decoder.norm.weight), float(decoder.norm.variance_epsilon)
         self._head = _product([head], packed)
-        self._rotary = decoder.rotary_emb
+        self._rotary = copy.deepcopy(decoder.rotary_emb)  # some kinds change their buffers in a forward
         self._blocks.clear()  # before the new ones: two copies of the weights, not three
         self._blocks.extend(_block(layer, packed) for layer in decoder.layers)
 

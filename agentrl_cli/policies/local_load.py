@@ -11,7 +11,8 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,23 +75,34 @@ def load_policy(
             remote, chat, model, name, folder, sync=(base / (config.remote.sync_dir or "runs/remote")).resolve()
         )
     chat = _seeing(chat, model, folder, config.model, base)
+    policy, sampler = _sampling(model, config, name, tokenizer.decode, trainable)
+    return Loaded(policy, chat, model, name, folder, sampler)
+
+
+def _sampling(
+    model: nn.Module, config: Config, name: str, decode: Callable[[list[int]], str], trainable: bool
+) -> tuple[LocalPolicy, nn.Module | None]:
+    """The policy, and the model that it samples with where that is not `model`."""
     length = _context_length(model)
-    sampler = twin(model) if trainable and config.rollout.async_staleness else None
-    policy = LocalPolicy(
-        model if sampler is None else sampler,
+    make = partial(
+        LocalPolicy,
         context_length=length,
         rows=min(config.rollout.concurrency, 256),
         version=name,
         lanes=config.deterministic,
-        decode=tokenizer.decode,
+        decode=decode,
         lane_length=min(length, config.rollout.max_tokens),
         memory=parse_memory(config.rollout.memory),
     )
+    policy, sampler = make(model), None
+    if trainable and config.rollout.async_staleness and not policy.copies_weights:
+        sampler = twin(model)
+        policy = make(sampler)
     if policy.context_length < min(length, config.rollout.max_tokens):
         _LOG.warning(
             "rollout.memory holds %d tokens: episodes end there, not at rollout.max_tokens", policy.context_length
         )
-    return Loaded(policy, chat, model, name, folder, sampler)
+    return policy, sampler
 
 
 def _seeing(chat: Chat, model: nn.Module, folder: Path, config: ModelConfig, base: Path) -> Chat:

@@ -32,7 +32,8 @@ class Loaded:
     """For people: `tiny`, `RUN@best`."""
     folder: Path | None
     sampler: Any = None
-    """What samples, where that is not `model` itself: its twin, for `rollout.async_staleness`."""
+    """What samples, where that is not `model` itself: its twin, for `rollout.async_staleness` and an engine that
+    runs the model's own weights."""
 
     sync: Path | None = None
     """Where new weights are left for a server that samples."""
@@ -40,13 +41,13 @@ class Loaded:
     async def publish(self, version: str) -> None:
         """Let the policy sample with the weights as they are now; what the old ones computed is dropped.
 
-        With a twin, or a server, this waits for the turns that are running; else no episode may be running.
+        Waits for the turns that are running: they end with the weights they began with.
         """
         policy: Any = self.policy
         if self.sync is not None:
             await self._send(self.sync, version)
         elif self.sampler is None:
-            policy.set_version(version)
+            await policy.swap(version, lambda: None)
         else:
             await policy.swap(version, lambda: copy_trained(self.model, self.sampler))
 

@@ -36,6 +36,8 @@ class PlainBatch:
         self.limit = limit
         self.memory = memory
         self._reader = reader_of(model)
+        self.why = ""
+        """Why no faster engine runs this model."""
         self.prefill_tokens = 0
         self.preempted: list[Request] = []
         self.preemptions = 0

@@ -6,16 +6,29 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from agentrl_cli.errors import PolicyError
-from agentrl_cli.policies.local_sampling import Draw, draw, steer
+from agentrl_cli.policies.local_sampling import draw, single_tokens, steer
 from agentrl_cli.types import TOP_K, Generation, Int32, Sampling, StopReason
 
+if TYPE_CHECKING:
+    from agentrl_cli.policies.local_bases import Base
+
 Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Facts:
+    """What one step found out about the tokens it drew, a row each."""
+
+    numbers: Array
+    """[rows, 3] log-probability as sampled, log-probability of the policy, entropy."""
+    top_ids: Array
+    top_logps: Array
 
 
 @dataclass(eq=False)
@@ -28,16 +41,15 @@ class Request:
     sampling: Sampling
     future: asyncio.Future[Generation]
     on_token: Callable[[int], None] | None
-    numbers: Array
-    """[max_new_tokens] float64 uniforms: number i decides token i."""
+    numbers: list[float]
+    """[max_new_tokens] uniforms: number i decides token i."""
     started: float
     decode: Callable[[list[int]], str] | None = None
     order: int = 0
     """Who came first: the younger gives way where memory is short."""
     out: list[int] = field(default_factory=list)
-    facts: list[Array] = field(default_factory=list)
-    """(log-prob as sampled, log-prob of the policy, entropy) per token."""
-    tops: list[tuple[Array, Array]] = field(default_factory=list)
+    facts: list[tuple[Facts, int]] = field(default_factory=list)
+    """Per token the numbers of the step that drew it, and the row in them."""
     forced: list[bool] = field(default_factory=list)
     """Which tokens were the only ones allowed."""
     stop: StopReason | None = None
@@ -45,6 +57,12 @@ class Request:
     """Tokens of `ids`."""
     images: tuple[bytes, ...] = ()
     """Images of the context, in order."""
+    base: Base | None = None
+    """The beginning that it shares with other rows; its own row holds what comes after. Set by `share`."""
+    shared: int = 0
+    """Positions of `base`."""
+    lost: bool = False
+    """It gave way once: it is recomputed alone, so that nothing of what it needs is anybody else's."""
 
     def __post_init__(self) -> None:
         self.given = len(self.ids)
@@ -60,6 +78,15 @@ class Request:
         return self.given + len(self.out)
 
     @property
+    def local(self) -> int:
+        """Positions of its own row: `length` without the shared beginning."""
+        return self.given + len(self.out) - self.shared
+
+    def share(self, base: Base | None) -> None:
+        """Begin with what others begin with, or with nothing that is shared."""
+        self.base, self.shared = base, 0 if base is None else base.length
+
+    @property
     def last(self) -> int:
         """The token that is fed next."""
         return self.out[-1] if self.out else int(self.ids[-1])
@@ -67,28 +94,27 @@ class Request:
     @property
     def number(self) -> float:
         """The random number of the next token."""
-        return float(self.numbers[len(self.out)])
+        return self.numbers[len(self.out)]
 
     @property
     def gone(self) -> bool:
         """True where nobody waits any more: cancelled, failed, or its event loop is closed."""
         return self.future.done() or self.future.get_loop().is_closed()
 
-    def take(self, token: int, facts: Array, top: tuple[Array, Array], limit: int, forced: bool = False) -> None:
+    def take(self, token: int, facts: Facts, row: int, limit: int, forced: bool = False) -> None:
         """Append a drawn token and see whether the turn ends; `limit` is the most positions there may be."""
         self.out.append(token)
         self.forced.append(forced)
-        self.facts.append(facts)
-        self.tops.append(top)
+        self.facts.append((facts, row))
         if token in self.sampling.stop_ids:
             self.stop = StopReason.STOP
-        elif self._said_stop_string():
+        elif self.sampling.stop_strings and self._said_stop_string():
             self.stop = StopReason.STOP_STRING
         elif len(self.out) >= self.sampling.max_new_tokens or self.length >= limit:
             self.stop = StopReason.LENGTH
 
     def _said_stop_string(self) -> bool:
-        if not self.sampling.stop_strings or self.decode is None:
+        if self.decode is None:
             return False
         longest = max(len(text) for text in self.sampling.stop_strings)
         tail = self.decode(self.out[-4 * longest :])
@@ -96,11 +122,13 @@ class Request:
 
     def result(self, version: str) -> Generation:
         """What was drawn, as the policy's answer."""
-        facts = np.asarray(self.facts, np.float32).reshape(-1, 3)
+        facts = np.array([step.numbers[row] for step, row in self.facts], np.float32).reshape(-1, 3)
         top_ids = np.full((len(self.out), TOP_K), -1, np.int32)
         top_logps = np.full((len(self.out), TOP_K), np.nan, np.float32)
-        for n, (ids, logps) in enumerate(self.tops):
-            top_ids[n, : len(ids)], top_logps[n, : len(ids)] = ids, logps
+        if self.facts:
+            known = self.facts[0][0].top_ids.shape[1]  # fewer where the vocabulary is smaller
+            top_ids[:, :known] = [step.top_ids[row] for step, row in self.facts]
+            top_logps[:, :known] = [step.top_logps[row] for step, row in self.facts]
         return Generation(
             ids=np.asarray(self.out, np.int32),
             logp_sampled=facts[:, 0],
@@ -121,22 +149,20 @@ def draw_tokens(logits: torch.Tensor, requests: list[Request], limit: int) -> No
     Raises PolicyError where the probabilities are not numbers, or a request's `allow` allows nothing.
     """
     samplings = [r.sampling for r in requests]
-    steered, forced = steer(
-        logits, samplings, [r.context if r.sampling.steered else r.ids for r in requests], [r.out for r in requests]
-    )
+    # What `allow` says is asked once; a row with one token to say is drawn like any other, and then says that one.
+    allowed = [None if s.allow is None else s.allow(tuple(r.out)) for s, r in zip(samplings, requests, strict=True)]
+    single = single_tokens(allowed, samplings, logits.shape[-1])
+    contexts = [r.context if r.sampling.repetition_penalty != 1.0 else r.ids for r in requests]
+    steered, forced = steer(logits, samplings, contexts, allowed, single)
     numbers = torch.tensor([r.number for r in requests], dtype=torch.float64)
-    drawn = draw(logits, samplings, numbers, steered)
-    _hand_out(drawn, requests, forced, limit)
-
-
-def _hand_out(drawn: Draw, requests: list[Request], forced: list[bool], limit: int) -> None:
+    drawn = draw(logits, samplings, numbers, steered, single)
     ids = drawn.ids.tolist()
-    facts = torch.stack((drawn.logp_sampled, drawn.logp_policy, drawn.entropy), 1).cpu().numpy()
-    if not bool(np.isfinite(facts).all()):
+    found = torch.stack((drawn.logp_sampled, drawn.logp_policy, drawn.entropy), 1).cpu().numpy()
+    if not bool(np.isfinite(found).all()):
         raise PolicyError(
             "The model's probabilities are not numbers.",
             hint="Its weights have diverged: take an older checkpoint.",
         )
-    top_ids, top_logps = drawn.top_ids.cpu().numpy(), drawn.top_logps.cpu().numpy()
+    facts = Facts(found, drawn.top_ids.cpu().numpy(), drawn.top_logps.cpu().numpy())
     for n, request in enumerate(requests):
-        request.take(ids[n], facts[n], (top_ids[n], top_logps[n]), limit, forced[n])
+        request.take(ids[n], facts, n, limit, forced[n])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from agentrl_cli.errors import PolicyError
+from agentrl_cli.policies.local_bases import Base, Bases
 from agentrl_cli.policies.local_cache import BLOCK, Parked, Shelf, blocks, rounded, shelf_length
 from agentrl_cli.policies.local_request import Request
 from agentrl_cli.types import Int32
@@ -43,7 +44,11 @@ class Shelves:
         self.shelves: list[Shelf] = []
         self.lane_of: dict[str, int] = {}
         self.parked: dict[str, Kept] = {}
-        self.prefixes: list[Kept] = []
+        self.bases = Bases(layers)
+        self.prefixes: list[Base] = []
+        """Beginnings that new rows may share."""
+        self.planned: list[Base] = []
+        """Those that rows about to be placed will use."""
         self.preempted: list[Request] = []
         """Those who gave way; the policy lets them wait again."""
         self.preemptions = 0
@@ -58,8 +63,13 @@ class Shelves:
     @property
     def used(self) -> int:
         """Blocks that there is memory for now."""
-        kept = [parked for _, parked in (*self.parked.values(), *self.prefixes)]
-        return sum(shelf.blocks for shelf in self.shelves) + sum(parked.blocks for parked in kept)
+        parked = sum(parked.blocks for _, parked in self.parked.values())
+        return sum(shelf.blocks for shelf in self.shelves) + parked + self.bases.blocks
+
+    def in_use(self) -> list[Base]:
+        """Beginnings that rows, parked episodes or plans hold on to."""
+        held = [r.base for r in self.requests] + [parked.base for _, parked in self.parked.values()]
+        return [*(base for base in held if base is not None), *self.planned]
 
     # --- between two steps, in the event loop -------------------------------------------------------------------------
 
@@ -71,12 +81,13 @@ class Shelves:
         if len(live) + len(taken) >= self.most:
             return False
         held = sum(len(shelf.live) * (shelf.length // BLOCK) for shelf in self.shelves)
+        held += sum(blocks(base.length) for base in {r.base for r in live if r.base is not None})
         return held + sum(blocks(self.wanted(r)) for r in (*taken, request)) <= self.budget
 
     def wanted(self, request: Request) -> int:
         """Positions of the shelf that a request is put on: its context, and some of what it may say."""
-        more = min(request.sampling.max_new_tokens - len(request.out), max(BLOCK, request.length // 2))
-        return self._shelf_length(request.length + max(more, 0))
+        more = min(request.sampling.max_new_tokens - len(request.out), max(BLOCK, request.local // 2))
+        return self._shelf_length(request.local + max(more, 0))
 
     @torch.inference_mode()
     def vacate(self, request: Request) -> None:
@@ -90,7 +101,7 @@ class Shelves:
             return
         mover = shelf.live.pop()
         if mover is not None and mover is not request:
-            shelf.take(row, shelf, len(shelf.live), mover.length)
+            shelf.take(row, shelf, len(shelf.live), mover.local)
             shelf.live[row] = mover
 
     def forget(self, key: str) -> None:
@@ -103,11 +114,13 @@ class Shelves:
         self.version = version
         self.parked.clear()
         self.prefixes.clear()
+        self.bases.trim(self.in_use())
 
     def clear(self) -> None:
         """Drop everything, the memory too."""
-        for kept in (self.shelves, self.lane_of, self.parked, self.prefixes, self.preempted):
+        for kept in (self.shelves, self.lane_of, self.parked, self.prefixes, self.preempted, self.planned):
             kept.clear()
+        self.bases.shelves.clear()
         if self.lanes:  # from the start at its full size: strides are shapes, too
             shelf = Shelf(self.lane_length, self.layers)
             shelf.resize(self.most)
@@ -115,8 +128,12 @@ class Shelves:
 
     # --- in the thread -----------------------------------------------------------------------------------------------
 
-    def place(self, length: int, requests: list[Request]) -> tuple[Shelf, int]:
-        """A shelf of this length and the first of consecutive rows on it for new requests."""
+    def place(self, length: int, requests: list[Request]) -> tuple[Shelf, int] | None:
+        """A shelf of this length and the first of consecutive rows on it for new requests.
+
+        None where memory is short after all, since beginnings take some, too: then they wait again, to be computed
+        without any.
+        """
         if self.lanes:
             shelf, lane = self.shelves[0], self.lane_of[requests[0].key]
             if not shelf.live:
@@ -124,16 +141,26 @@ class Shelves:
             shelf.live[lane] = requests[0]
             return shelf, lane
         shelf = self._shelf(length)
-        self._reserve(shelf, len(requests))
+        if not self._reserve(shelf, len(requests)):
+            if not self.requests and all(r.lost for r in requests):
+                raise PolicyError(
+                    "There is no memory left for keys and values.", hint="Raise rollout.memory, or lower concurrency."
+                )
+            for request in requests:
+                request.share(None)
+                request.lost = True
+            self.preempted += requests
+            return None
         shelf.live.extend(requests)
         return shelf, len(shelf.live) - len(requests)
 
     def set_aside(self, request: Request) -> None:
         """Park a row whose turn is over: its next turn starts from there. Not where memory is short."""
         shelf = next(shelf for shelf in self.shelves if request in shelf.live)
-        held = request.context[:-1]
-        if len(held) and self.make_room(blocks(len(held)), keep=True):
-            self.parked[request.key] = (held, shelf.park(shelf.live.index(request), len(held), self.version))
+        held, local = request.context[:-1], request.local - 1
+        if len(held) and self.make_room(blocks(local), keep=True):
+            parked = shelf.park(shelf.live.index(request), local, self.version, request.base)
+            self.parked[request.key] = (held, parked)
             self.peak = max(self.peak, self.used)
         self.vacate(request)
         if not shelf.live and not self.lanes and 4 * self.used > self.budget:
@@ -143,11 +170,11 @@ class Shelves:
         """Move rows that have become too long for their shelf to a longer one; the oldest first."""
         if self.lanes:
             return
-        tall = [(r, s) for s in self.shelves for r in s.live if r is not None and r.length > s.length]
+        tall = [(r, s) for s in self.shelves for r in s.live if r is not None and r.local > s.length]
         for request, shelf in sorted(tall, key=lambda entry: entry[0].order):
             if request not in shelf.live:
                 continue  # it has given way to an older one
-            need = blocks(self._shelf_length(request.length + BLOCK))
+            need = blocks(self._shelf_length(request.local + BLOCK))
             while not self.make_room(need) and self._preempt():
                 if request not in shelf.live:
                     break
@@ -155,7 +182,7 @@ class Shelves:
                 self._lift(request, shelf)
 
     def make_room(self, need: int, keep: bool = False) -> bool:
-        """See to it that so many blocks are free, by giving up slack, then shared prompts, then parked episodes.
+        """See to it that so many blocks are free, by giving up slack, then beginnings, then parked episodes.
 
         `keep`: give up slack alone.
         """
@@ -164,17 +191,23 @@ class Shelves:
         for shelf in self.shelves:
             shelf.resize(len(shelf.live))
         self._drop_empty()
-        while not keep and self.used + need > self.budget and (self.prefixes or self.parked):
-            if self.prefixes:
-                self.prefixes.pop(0)
-            else:
+        self.bases.trim([*self.in_use(), *self.prefixes])
+        while not keep and self.used + need > self.budget:
+            used = self.in_use()
+            idle = next((base for base in self.prefixes if base not in used), None)
+            if idle is not None:
+                self.prefixes.remove(idle)
+            elif self.parked:
                 self.parked.pop(next(iter(self.parked)))
+            else:
+                break
+            self.bases.trim([*self.in_use(), *self.prefixes])
         return self.used + need <= self.budget
 
     def _lift(self, request: Request, shelf: Shelf) -> None:
-        length = request.length - 1  # the newest token is not fed yet
-        target = self._shelf(self._shelf_length(request.length + BLOCK))
-        self._reserve(target, 1)
+        length = request.local - 1  # the newest token is not fed yet
+        target = self._shelf(self._shelf_length(request.local + BLOCK))
+        assert self._reserve(target, 1), "`grow` made room"
         target.live.append(request)
         target.take(len(target.live) - 1, shelf, shelf.live.index(request), length)
         target.live.pop()  # so that `vacate` finds it where it was
@@ -187,6 +220,8 @@ class Shelves:
         if youngest is None:
             return False
         self.vacate(youngest)
+        youngest.share(None)
+        youngest.lost = True
         self.preempted.append(youngest)
         self.preemptions += 1
         return True
@@ -198,22 +233,21 @@ class Shelves:
         self.shelves.append(Shelf(length, self.layers))
         return self.shelves[-1]
 
-    def _reserve(self, shelf: Shelf, more: int) -> None:
-        """Memory for more rows, with some slack where there is plenty."""
+    def _reserve(self, shelf: Shelf, more: int) -> bool:
+        """Memory for more rows, with some slack where there is plenty; False where there is not enough."""
         rows, each = len(shelf.live) + more, shelf.length // BLOCK
         if rows <= shelf.rows:
-            return
+            return True
         slack = min(max(rows // 2, 8), self.most - rows) if shelf.rows else 0  # rows come one by one
         if self.used + (rows + slack - shelf.rows) * each <= self.budget:
             rows += slack
         elif not self.make_room((rows - shelf.rows) * each):
-            raise PolicyError(
-                "There is no memory left for keys and values.", hint="Raise rollout.memory, or lower concurrency."
-            )
+            return False
         shelf.resize(rows)
         if shelf not in self.shelves:
             self.shelves.append(shelf)
         self.peak = max(self.peak, self.used)
+        return True
 
     def _drop_empty(self) -> None:
         if not self.lanes:

@@ -12,7 +12,7 @@ with the batch's shape, so equal seeds give equal text as far as that arithmetic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,7 +42,11 @@ def uniforms(seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.float6
 
 
 def draw(
-    logits: torch.Tensor, samplings: list[Sampling], numbers: torch.Tensor, steered: torch.Tensor | None = None
+    logits: torch.Tensor,
+    samplings: list[Sampling],
+    numbers: torch.Tensor,
+    steered: torch.Tensor | None = None,
+    single: Mapping[int, int] | None = None,
 ) -> Draw:
     """Sample one token per row.
 
@@ -51,14 +55,16 @@ def draw(
         samplings: One per row.
         numbers: [rows] float64 uniforms; inverse-CDF sampling, so one number decides one token.
         steered: [rows, vocabulary] what `steer` made of the logits; None where it changed nothing.
+        single: Rows that may say one token only, and which: it is certain.
     """
     logits = logits.float()
     heats = [s.temperature if s.temperature > 0 else 1.0 for s in samplings]
     heat = None if all(t == 1.0 for t in heats) else torch.tensor(heats, device=logits.device)[:, None]
     logp = torch.log_softmax(logits if heat is None else logits / heat, dim=-1)
     probs = logp.exp()
-    # A token without probability has logp −inf, and 0 · −inf is no number: it counts nothing.
-    entropy = -torch.einsum("rv,rv->r", probs, logp.clamp(min=-1e4))
+    entropy = -torch.bmm(probs[:, None], logp[:, :, None])[:, 0, 0]
+    if bool(entropy.isnan().any()):  # a token without probability has logp −inf, and counts nothing
+        entropy = -torch.einsum("rv,rv->r", probs, logp.clamp(min=-1e4))
     drawn_logp, drawn_probs = logp, probs
     if steered is not None:
         drawn_logp = torch.log_softmax(steered if heat is None else steered / heat, dim=-1)
@@ -73,12 +79,28 @@ def draw(
         ids = torch.where(greedy, (logits if steered is None else steered).argmax(-1), ids)
         # A greedy choice is certain under the distribution that was really sampled.
         sampled = torch.where(greedy, torch.zeros_like(sampled), sampled)
+    if single:
+        rows = torch.tensor(list(single), device=logits.device)
+        ids[rows] = torch.tensor(list(single.values()), device=logits.device)
+        sampled[rows] = 0.0
     top_logps, top_ids = logp.topk(min(TOP_K, logp.shape[-1]), dim=-1)
     return Draw(ids, sampled, logp.gather(1, ids[:, None])[:, 0], entropy, top_ids, top_logps)
 
 
+def single_tokens(
+    allowed: Sequence[Sequence[int] | None], samplings: Sequence[Sampling], vocabulary: int
+) -> dict[int, int]:
+    """Rows to which `Sampling.allow` left one token, and which. Raises PolicyError where there is no such token."""
+    found = {row: ids for row, ids in enumerate(allowed) if ids is not None and len(ids) == 1}
+    return {row: _checked(ids, vocabulary)[0] for row, ids in found.items() if ids[0] not in samplings[row].bad_ids}
+
+
 def steer(
-    logits: torch.Tensor, samplings: Sequence[Sampling], contexts: Sequence[Int32], outs: Sequence[Sequence[int]]
+    logits: torch.Tensor,
+    samplings: Sequence[Sampling],
+    contexts: Sequence[Int32],
+    allowed: Sequence[Sequence[int] | None],
+    single: Mapping[int, int] | None = None,
 ) -> tuple[torch.Tensor | None, list[bool]]:
     """Apply repetition penalty, `bad_ids` and `allow`: new logits (None: none changed), and who may say one token only.
 
@@ -88,15 +110,18 @@ def steer(
     Args:
         logits: [rows, vocabulary].
         contexts: Per row all ids so far; read for a penalty only.
-        outs: Per row the ids of this turn, for `allow`.
+        allowed: Per row what `Sampling.allow` said: the ids that may come next, None for all.
+        single: Rows whose token is decided already: their logits stay.
     Raises PolicyError where `allow` and `bad_ids` leave no token.
     """
-    forced = [False] * len(samplings)
-    if not any(s.steered for s in samplings):
+    decided = single or {}
+    forced = [row in decided for row in range(len(samplings))]
+    if not any(s.steered and row not in decided for row, s in enumerate(samplings)):
         return None, forced
     out = logits.float().clone()
-    single: dict[int, int] = {}
     for row, sampling in enumerate(samplings):
+        if row in decided:
+            continue
         if sampling.repetition_penalty != 1.0:
             seen = torch.from_numpy(np.unique(contexts[row]).astype(np.int64)).to(out.device)
             old = out[row, seen]
@@ -104,17 +129,9 @@ def steer(
             out[row, seen] = torch.where(old > 0, old / factor, old * factor)
         if sampling.bad_ids:
             out[row, list(sampling.bad_ids)] = -torch.inf
-        allowed = None if sampling.allow is None else sampling.allow(tuple(outs[row]))
-        if allowed is not None and len(allowed) == 1 and allowed[0] not in sampling.bad_ids:
-            single[row] = _checked(allowed, out.shape[-1])[0]
-        elif allowed is not None:
-            forced[row] = _only(out[row], allowed, sampling)
-    if single:  # all rows with one token to say, at once
-        rows, ids = list(single), list(single.values())
-        out[rows] = -torch.inf
-        out[rows, ids] = 0.0
-        for row in rows:
-            forced[row] = True
+        wanted = allowed[row]
+        if wanted is not None:
+            forced[row] = _only(out[row], wanted, sampling)
     return out, forced
 
 
