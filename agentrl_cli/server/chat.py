@@ -3,7 +3,7 @@
     python -m agentrl_cli.server.chat --model tiny --pack code-task [--task ID] [--project DIR] [--db FILE] …
 
 Requests, one JSON object a line: `{"op": "user", "text"}`, `as_model`, `as_tool`, `call` (`name`, `arguments`), `undo`,
-`retry`, `reward` (`value`, or none to let the pack score), `save`, `approve` (`on`), `answer` (`run`, `text`),
+`retry`, `reward` (`value`, or none to let the pack score), `save`, `approve` (`on`), `answer` (`run`, `text`, `rest`),
 `simulate` (`on`, or none to ask the simulated user once), `set` (`temperature`, `max_new_tokens`), `cancel`, `quit`.
 Events: `ready`, `token`, `turn`, `cut`, `ask`, `result`, `reward`, `saved`, `note`, `error`, and `idle` after each
 request. Only this protocol reaches stdout: whatever a library prints goes to stderr.
@@ -37,6 +37,7 @@ class Server:
         self.session: Session | None = None
         self.db: Path | None = None
         self._answer: asyncio.Future[Answer] | None = None
+        self._over = False
         self._job: asyncio.Task[None] | None = None
 
     # -- events ---------------------------------------------------------------------------------------------------
@@ -74,9 +75,14 @@ class Server:
         }
 
     async def ask(self, calls: tuple[ToolCall, ...]) -> Answer:
-        """Asks the person about tool calls and waits for `answer`."""
+        """Asks the person about the first of a turn's calls that are left and waits for `answer`."""
+        if self._over:  # nobody is left to answer
+            return Answer(run=False)
         self._answer = asyncio.get_running_loop().create_future()
-        self.emit({"ev": "ask", "calls": [call_object(call) for call in calls]})
+        turns = self.session.turns if self.session is not None else []
+        of = len(turns[-1].calls) if turns else len(calls)
+        place = {"name": calls[0].name if calls else "", "number": of - len(calls) + 1, "of": of}
+        self.emit({"ev": "ask", **place, "calls": [call_object(call) for call in calls]})
         try:
             return await self._answer
         finally:
@@ -97,7 +103,8 @@ class Server:
                 break
             if op == "answer":
                 if self._answer is not None and not self._answer.done():
-                    self._answer.set_result(Answer(bool(request.get("run", True)), request.get("text")))
+                    decided = Answer(bool(request.get("run", True)), request.get("text"), bool(request.get("rest")))
+                    self._answer.set_result(decided)
                 continue
             if op == "cancel":
                 if self._job is not None:
@@ -105,6 +112,7 @@ class Server:
                 continue
             await self._finished()
             self._job = asyncio.create_task(self._handle(op, request))
+        self._over = True
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(Answer(run=False))
         await self._finished()

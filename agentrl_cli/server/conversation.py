@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli.chat.forcing import forced_text
 from agentrl_cli.chat.images import pictured
 from agentrl_cli.chat.render import Chat, Rendered
-from agentrl_cli.env import AssistantTurn, Env
+from agentrl_cli.env import AssistantTurn, Env, Step
 from agentrl_cli.errors import UsageError
 from agentrl_cli.policies.base import Policy
 from agentrl_cli.rewards import Reward
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 Emit = Callable[[dict[str, Any]], None]
 Approve = Callable[[tuple[ToolCall, ...]], Awaitable["Answer"]]
+"""Is asked about one call at a time: (the calls of the turn from that one on)."""
+REFUSED = "Not run: the person refused this call."
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Answer:
 
     run: bool = True
     text: str | None = None
+    rest: bool = False
+    """The same for the other calls of the turn."""
 
 
 @dataclass
@@ -242,12 +246,31 @@ class Conversation:
         return AssistantTurn(parsed.content, parsed.calls, number)
 
     async def _run_tools(self, turn: AssistantTurn) -> bool:
-        """Runs, refuses or answers the calls of a turn; True where the model should go on."""
-        answer = await self.approve(turn.calls) if self.approve is not None else Answer()
-        if answer.text is not None:
-            self._answer(turn.calls, answer.text)
-            return True
-        return answer.run and await self._world(turn)
+        """Runs, refuses or answers the calls of a turn, one by one; True where the model should go on."""
+        answers = await self._decide(turn.calls)
+        if all(answer.run for answer in answers):
+            return await self._world(turn)
+        if not any(answer.run or answer.text is not None for answer in answers):
+            return False
+        chosen = tuple(call for call, answer in zip(turn.calls, answers, strict=True) if answer.run)
+        step = await step_of(self.env, replace(turn, calls=chosen)) if chosen else Step()
+        given = iter(results_of(step))
+        results = tuple(next(given, ToolResult("")) if answer.run else _in_place(answer) for answer in answers)
+        self._answer(turn.calls, results, heard=not chosen)
+        return not step.terminated
+
+    async def _decide(self, calls: tuple[ToolCall, ...]) -> list[Answer]:
+        """What a person decided about each call; without anybody to ask they are run."""
+        answers: list[Answer] = []
+        for place in range(len(calls)):
+            last = answers[-1] if answers else None
+            if self.approve is None:
+                answers.append(Answer())
+            elif last is not None and last.rest:
+                answers.append(last)
+            else:
+                answers.append(await self.approve(calls[place:]))
+        return answers
 
     async def _world(self, turn: AssistantTurn) -> bool:
         """The world's answer to a turn; True where the model should go on."""
@@ -261,13 +284,15 @@ class Conversation:
             self.emit({"ev": "note", "text": "the conversation is over, says the world: /reward scores it"})
         return not self.over and not step.truncated
 
-    def _answer(self, calls: Sequence[ToolCall], text: str) -> None:
-        """A person's text in the place of the tools' results."""
+    def _answer(self, calls: Sequence[ToolCall], results: tuple[ToolResult, ...], *, heard: bool = True) -> None:
+        """Results in the place of the tools'. `heard`: the world made none of them, and is told."""
         messages: list[Message] = [
-            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text} for call in calls
+            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
+            for call, result in zip(calls, results, strict=True)
         ]
-        self.env.heard(self._last_said, messages)
-        self._extend(messages, tuple(ToolResult(text) for _ in calls))
+        if heard:
+            self.env.heard(self._last_said, messages)
+        self._extend(messages, results)
 
     def _turn(self, role: str, messages: tuple[Message, ...], tokens: Tokens, **facts: Any) -> None:
         start = sum(len(part) for part in self.parts)
@@ -318,3 +343,8 @@ class Conversation:
     def _went(self, world: World) -> None:
         """The world is as it is after these turns."""
         self._earned, self.over = [] if world.earned is None else [(-1, world.earned)], world.over
+
+
+def _in_place(answer: Answer) -> ToolResult:
+    """What stands in the place of a call that was not run."""
+    return ToolResult(REFUSED, error="refused") if answer.text is None else ToolResult(answer.text)

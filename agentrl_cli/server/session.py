@@ -119,7 +119,7 @@ class Session(Conversation):
         if last is None or last.role != "assistant" or not last.calls:
             raise UsageError("No tool call waits for an answer.", hint="/undo goes back to one; --approve asks first.")
         self._marks.append(len(self.turns))
-        self._answer(last.calls, text)
+        self._answer(last.calls, tuple(ToolResult(text) for _ in last.calls))
         await self.reply()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:

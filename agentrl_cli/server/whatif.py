@@ -75,8 +75,10 @@ class WhatIf:
             )
             try:
                 check_tokenizer(past, chat)
-                self.emit({"ev": "ready", "model": self.given.model or past.config.model.name,
-                           "weights": policy.weights_version, "note": _warning(sandbox)})  # fmt: skip
+                model = self.given.model or past.config.model.name
+                told = {"model": model, "weights": policy.weights_version, "note": _warning(sandbox)}
+                self.emit({"ev": "ready", **told})
+                self.emit({"ev": "from", **child_object(past.episode)})
                 await self.reroll(policy, chat, sandbox)
             finally:
                 await policy.close()

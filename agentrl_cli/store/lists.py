@@ -94,10 +94,13 @@ class EpisodeReader(StoreBase):
         graded = f"SELECT id FROM episodes e WHERE {scope} AND reward IS NOT NULL AND outcome NOT IN ({marks(4)})"
         errors = [outcome.value for outcome in Outcome if outcome.is_error]
         pushed = "abs(coalesce(advantage, 0)) DESC"
+        typical = "flags NOT IN ('', '[]'), coalesce(advantage, 0) = 0, abs(coalesce(advantage, 0))"
         queries: dict[str, tuple[str, list[Any]]] = {
             "last": (f"SELECT id FROM episodes e WHERE {scope} ORDER BY outcome IS NULL, started DESC", params),
-            # Of equal ones the one that pushed the weights most: there is more to see in it.
-            "best": (f"{graded} ORDER BY reward DESC, {pushed}, started DESC", [*params, *errors]),
+            # Of equally good ones what is typical, not a fluke: nothing odd in it, trained on, and no lone success of
+            # its group (whose advantage is large); the newest of these.
+            "best": (f"{graded} ORDER BY reward DESC, {typical}, started DESC", [*params, *errors]),
+            # Of equally bad ones the one that pushed the weights most: there is more to see in it.
             "worst": (f"{graded} ORDER BY reward, {pushed}, started DESC", [*params, *errors]),
         }
         if name in queries:

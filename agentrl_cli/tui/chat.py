@@ -92,7 +92,7 @@ class ChatScreen(AgentScreen):
     def _head(self) -> None:
         state = "waits for y or n" if self.asked else "…" if self.busy else "your turn"
         mode = f"   showing {self.mode}" if self.mode else ""
-        text = Text(f"agentrl chat   {self.model}   {state}{mode}", "bold", no_wrap=True)
+        text = Text(f"agentrl chat   {self.model or 'loading the model'}   {state}{mode}", "bold", no_wrap=True)
         self.query_one("#head", Static).update(text)
 
     @property

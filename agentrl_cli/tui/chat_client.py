@@ -136,7 +136,7 @@ text             say it as the user           /as-user TEXT   the same
 /save            keep as an episode           /replay         keep and open in replay
 /simulate        the simulated user answers once (where a task has one); on, off: always, never
 /set KEY VALUE   temperature, max_new_tokens  /help  /quit
-While a call waits: y runs it, n refuses, /as-tool TEXT answers it."""
+While a call waits: y runs it, n refuses, all or none decides the rest too, /as-tool TEXT answers it."""
 
 _TEXTS = {"/as-model": "as_model", "/as-tool": "as_tool", "/as-user": "user"}
 _PLAIN = {"/undo": "undo", "/retry": "retry", "/save": "save"}
@@ -159,6 +159,8 @@ def parse_command(line: str, *, asked: bool = False) -> Command:
     rest = rest.strip().replace("\\n", "\n") if word in _TEXTS else rest.strip()
     if asked and word in ("y", "yes", "n", "no"):
         return Command("answer", {"run": word[0] == "y"})
+    if asked and word in ("all", "none"):
+        return Command("answer", {"run": word == "all", "rest": True})
     if asked and word == "/as-tool":
         return Command("answer", {"run": False, "text": rest})
     if word in _TEXTS:

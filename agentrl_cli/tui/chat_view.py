@@ -27,7 +27,9 @@ def event_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: in
     if kind == "ready":
         return ready_lines(event)
     if kind == "ask":
-        return [Text("run this?  y yes   n no   /as-tool TEXT answers in the tool's place", "bold #ffd75f")]
+        which = f" {event['name']}, call {event['number']} of {event['of']}?" if event.get("of", 1) > 1 else " this?"
+        more = "   all, none: and the rest" if event.get("of", 1) > 1 else ""
+        return [Text(f"run{which}  y yes   n no{more}   /as-tool TEXT answers in the tool's place", "bold #ffd75f")]
     if kind == "result":
         status = f"ERROR {event['error']}" if event["error"] else "ok"
         lines = [Text(f"◂ {event['name']}  {status}  {event['seconds'] * 1000:.0f} ms  (by hand)", FAINT)]
@@ -78,9 +80,10 @@ def turn_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: int
         lines += token_text(event, decoder, lens, width)
     elif role == "tool":
         for result in event["results"]:
-            status = f"ERROR {result['error']}  " if result["error"] else ""
-            lines += [Text(f"  {status}{line}", BAD if status else "") for line in result["text"].splitlines() or [""]]
-            status = ""
+            if result["error"]:
+                lines.append(Text(f"  ERROR {result['error']}", BAD))
+            style = BAD if result["error"] else ""
+            lines += [Text(f"  {line}", style) for line in result["text"].splitlines() or [""]]
     else:
         lines += [Text(f"  {line}") for line in event["content"].strip().splitlines()]
     for call in event["calls"]:

@@ -96,6 +96,8 @@ class EpisodeView:
     """Text being generated right now, where the episode still runs."""
     images: Path | None = None
     """The folder where its images are put, so that they can be opened."""
+    temperature: float | None = None
+    """What its run sampled at, where that is known."""
 
     @property
     def tokens(self) -> Tokens:
@@ -246,6 +248,7 @@ def make_view(
     scores: Sequence[ScoreLine] = (),
     live: str = "",
     images: Path | None = None,
+    temperature: float | None = None,
 ) -> EpisodeView:
     """Builds a view from what was read; repairs lengths, never raises on odd arrays."""
     tokens = fit_tokens(episode.tokens)
@@ -264,6 +267,7 @@ def make_view(
         scores=tuple(scores),
         live=live,
         images=images,
+        temperature=temperature,
     )
     return replace(view, reasons=reasons_of(view, flags))
 

@@ -267,6 +267,8 @@ def head_text(block: Block, view: EpisodeView) -> str:
             parts.append(f"{turn.seconds:.1f} s")
         if turn.stop_reason is not None and turn.stop_reason != "stop":
             parts.append(f"ended by {turn.stop_reason}")
+        if view.temperature is not None:
+            parts.append(f"T={view.temperature:g}")
         if turn.weights_version:
             parts.append(f"weights {turn.weights_version}")
     else:

@@ -14,6 +14,9 @@ def load_view(store: Store, episode_id: str, decoders: dict[str, TokenTexts] | N
     """One episode as a view; what a half-written run has not stored yet is simply missing. Raises NotFound."""
     row = store.episode_row(episode_id)
     episode = store.episode(row.id)
+    run = store.run(row.run_id) if row.run_id else None
+    sampling = run.config.get("rollout") if run is not None and episode.kind == "train" else None
+    temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
     live = ""
     if episode.outcome is None:
         live = next((item.text for item in store.live(row.run_id) if item.episode_id == row.id), "")
@@ -25,11 +28,12 @@ def load_view(store: Store, episode_id: str, decoders: dict[str, TokenTexts] | N
         flags=flags_of(store, episode, row.flags),
         tags=row.tags,
         note=row.note,
-        run=store.run(row.run_id).name if row.run_id else "",
+        run=run.name if run is not None else "",
         scores=[(s.name, s.reward, s.delta, s.advantage, s.turns) for s in store.scores(row.id)],
         picked=store.group_why(row.group_id, row.run_id),
         live=live,
         images=store.path.parent / "images" if isinstance(store.path, Path) else None,
+        temperature=float(temperature) if isinstance(temperature, (int, float)) else None,
     )
 
 

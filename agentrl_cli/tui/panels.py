@@ -44,8 +44,8 @@ def flag_names(flags: Any) -> str:
     return " ".join(names)
 
 
-def header(view: EpisodeView, position: str = "") -> Text:
-    """The first line of the screen: where this episode is."""
+def header(view: EpisodeView, position: str = "", *, brief: bool = False) -> Text:
+    """The first line of the screen: where this episode is. `brief`: without its id, for small terminals."""
     e = view.episode
     where = [
         part
@@ -57,7 +57,8 @@ def header(view: EpisodeView, position: str = "") -> Text:
         if e.id in numbers:
             where.append(f"{numbers.index(e.id) + 1} of {len(numbers)}")
     text = Text(" > ".join(where), style="bold", no_wrap=True, overflow="ellipsis")
-    text.append(f"   ep {e.id}", FAINT)
+    if not brief:
+        text.append(f"   ep {e.id}", FAINT)
     if view.running:
         text.append("   RUNNING", HERE)
     else:
@@ -70,6 +71,14 @@ def header(view: EpisodeView, position: str = "") -> Text:
     if position:
         text.append(f"   {position}", FAINT)
     return text
+
+
+def beside_title(view: EpisodeView) -> Text:
+    """One line over the transcript of a sibling."""
+    e = view.episode
+    text = Text(f"BESIDE #{e.sample}", TITLE, no_wrap=True)
+    text.append(f"  reward {num(e.reward, '.2f')}", GOOD if e.solved else BAD)
+    return text.append(f"  {e.outcome or 'running'}  adv {num(e.advantage)}  {e.id}", FAINT)
 
 
 def group_lines(view: EpisodeView, width: int = 28, limit: int = 16) -> list[Text]:
@@ -274,6 +283,33 @@ def reason_lines(view: EpisodeView, width: int = 28) -> list[Text]:
     if view.note:
         lines += [Text(part, FAINT) for part in wrap(f"NOTE {view.note}", width)]
     return lines
+
+
+def failure_lines(found: tuple[str, int, int] | None, step: int | None, width: int = 28) -> list[Text]:
+    """How many episodes of the step have the same first flag."""
+    if found is None:
+        return []
+    flag, count, total = found
+    return [
+        Text(f"SAME FLAG at step {step}"[:width], TITLE, no_wrap=True),
+        Text(f" {flag} {count} of {total} episodes"[: width - 7].ljust(width - 7) + " x list", FAINT, no_wrap=True),
+    ]
+
+
+def step_lines(kind: str, steps: list[tuple[int, float, int]], here: int | None, width: int) -> list[Text]:
+    """This task's mean reward at the steps that tried it, as many of the last as there is room for."""
+    if not steps:
+        return []
+    what = "evaluations" if kind == "eval" else "training"
+    cells = [f"{step}:{reward:.2f}" for step, reward, _ in steps]
+    while len(cells) > 1 and sum(map(len, cells)) + 2 * len(cells) > width - 2:
+        del cells[0]
+    line = Text(" ", no_wrap=True)
+    for (step, _, _), cell in zip(steps[-len(cells) :], cells, strict=True):
+        line.append(f" {cell}", HERE if step == here else FAINT)
+        line.append(" ")
+    more = "" if len(cells) == len(steps) else f", the last {len(cells)} of {len(steps)}"
+    return [Text(f"BY STEP  this task in {what}, mean reward{more}"[:width], TITLE, no_wrap=True), line]
 
 
 def wrap(text: str, width: int) -> list[str]:

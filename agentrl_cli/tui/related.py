@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,44 @@ def same_flag(store: Store, episode_id: str) -> tuple[str, str | None]:
         return "", row.run_id
     step = f" step:{row.step}" if row.step is not None else ""
     return f"flag:{row.flags[0]}{step}", row.run_id
+
+
+FRESH = 30.0
+"""Seconds after which an episode that says it runs, and was not heard of, counts as left behind by a killed run."""
+
+
+def newest(store: Store, run: str | None) -> str | None:
+    """The episode to follow: of those that run and have said something the one begun last, else the last stored."""
+    now = time.time()
+    going = [row for row in store.live(run) if row.turn and now - row.updated < FRESH]
+    if going:
+        return max(going, key=lambda row: row.started).episode_id
+    rows = store.episode_rows(store.episode_ids("-outcome:none", "-time", run, limit=1))
+    return rows[0].id if rows else None
+
+
+def same_failure(store: Store, episode_id: str) -> tuple[str, int, int] | None:
+    """(first flag, episodes of this step with it, episodes of this step); None where there is no flag or no step."""
+    row = store.episode_row(episode_id)
+    if not row.flags or row.step is None:
+        return None
+    step = f"step:{row.step} kind:{quoted(row.kind)}"
+    with_flag = store.episode_ids(f"{step} flag:{row.flags[0]}", run=row.run_id)
+    return row.flags[0], len(with_flag), len(store.episode_ids(step, run=row.run_id))
+
+
+def by_step(store: Store, episode_id: str) -> tuple[str, list[tuple[int, float, int]]]:
+    """(kind, [(step, mean reward, attempts)]) of this task in this run: in evaluations, else in training."""
+    row = store.episode_row(episode_id)
+    for kind in ("eval", "train"):
+        text = f"task:{quoted(row.task_id)} kind:{kind} -outcome:none -reward:none -step:none"
+        rewards: dict[int, list[float]] = {}
+        for other in store.episode_rows(store.episode_ids(text, "step", row.run_id, limit=MOST)):
+            if other.step is not None and other.reward is not None and other.pack == row.pack:
+                rewards.setdefault(other.step, []).append(other.reward)
+        if len(rewards) > 1:
+            return kind, [(step, sum(found) / len(found), len(found)) for step, found in sorted(rewards.items())]
+    return "", []
 
 
 def change_tags(store: Store, episode_id: str, words: Iterable[str]) -> tuple[tuple[str, ...], str]:

@@ -67,6 +67,7 @@ class ReplayScreen(ReplayBase):
     @work(exclusive=True, group="browse", exit_on_error=False)
     async def open_first(self) -> None:
         """Opens the first episode that the filter lets through."""
+        self.stop_following()
         try:
             ids = await self.reader.call(self.browse.load)
         except AgentRLError as error:
@@ -86,6 +87,17 @@ class ReplayScreen(ReplayBase):
         if self.view is not None:
             self._load_rest(self.view)
 
+    @work(exclusive=True, group="browse", exit_on_error=False)
+    async def action_follow(self) -> None:
+        """Shows the newest episode of the run as it comes, until something is moved."""
+        if self.following or self.view is None:
+            self.stop_following()
+            return
+        self.following = True
+        self._paint_subhead()
+        if not await self._follow():
+            self.tokens.move_to(len(self.view.tokens) - 1)
+
     def action_list(self) -> None:
         from agentrl_cli.tui.episodes import EpisodesScreen
 
@@ -96,6 +108,7 @@ class ReplayScreen(ReplayBase):
     @work(exclusive=True, group="browse", exit_on_error=False)
     async def action_step(self, step: int) -> None:
         """The same task at the previous or next step, at the same turn and token."""
+        self.stop_following()
         place = place_of(self.view, self.tokens.cursor) if self.view is not None else None
         found = await self.reader.call(related.at_step, self.episode_id, step)
         if found is None:

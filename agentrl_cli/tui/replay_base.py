@@ -16,7 +16,7 @@ from textual.events import Resize
 from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.tui import panels
+from agentrl_cli.tui import panels, related
 from agentrl_cli.tui.data import EpisodeView, Fork, place_of, telling_sibling, token_at
 from agentrl_cli.tui.dialogs import AgentScreen
 from agentrl_cli.tui.layers import LAYERS
@@ -50,6 +50,9 @@ class ReplayBase(AgentScreen):
         self._version: int | None = None
         self._block = -1
         self._other = ""
+        self._steps: list[Text] = []
+        self.following = False
+        """Whether the newest episode is shown as it comes (`L`); any movement ends that."""
         self._lines: dict[str, int] = {}
 
     def compose(self) -> ComposeResult:
@@ -64,13 +67,17 @@ class ReplayBase(AgentScreen):
             with Vertical(id="middle", classes="pane"):
                 with Horizontal(id="texts"):
                     yield TokenView(id="tokens")
-                    yield TokenView(id="other")
+                    with Vertical(id="beside"):
+                        yield Static(id="beside-title")
+                        yield TokenView(id="other")
                 yield Static(id="diff")
                 yield Static(id="map")
+                yield Static(id="steps")
             with VerticalScroll(id="right", classes="pane", can_focus=False):
                 yield Static(id="reward")
                 yield Static(id="token", classes="gap")
                 yield Static(id="why", classes="gap")
+                yield Static(id="failure", classes="gap")
         yield Static(
             "This terminal is too small for replay: 60x16 at least,\nor `agentrl replay --plain`.", id="enlarge"
         )
@@ -79,6 +86,7 @@ class ReplayBase(AgentScreen):
 
     def on_mount(self) -> None:
         self.tokens.focus()
+        self.tokens.moved = self._paint_cursor
         self._set("head", Text(f"reading {self.episode_id} …"))
         self.load(self.episode_id, self._place)
         self.set_interval(1.0, self._poll)
@@ -147,6 +155,7 @@ class ReplayBase(AgentScreen):
             self.fork = await self.reader.fork(view, sibling)
             await self._show_other(view, sibling)
         self._paint_diff()
+        await self._load_around(view)
         try:
             if self.browse.ids is None:
                 await self.reader.call(self.browse.load)
@@ -155,28 +164,57 @@ class ReplayBase(AgentScreen):
             return
         self._paint_subhead()
 
+    async def _load_around(self, view: EpisodeView) -> None:
+        """The same task at other steps, the same flag in this step."""
+        failure = await self.reader.call(related.same_failure, view.episode.id)
+        kind, steps = await self.reader.call(related.by_step, view.episode.id)
+        step = view.episode.step
+        self._set("failure", panels.join(panels.failure_lines(failure, step, self._inner("right"))))
+        self._steps = panels.step_lines(kind, steps, step, self._inner("middle"))
+        self._set("steps", panels.join(self._steps))
+        self.query_one("#steps").display = bool(self._steps) and not self._cramped
+
     async def _show_other(self, view: EpisodeView, sibling: str) -> None:
         """The sibling beside the transcript, where there is room for two."""
         if not self.has_class("-wide"):
             return
         other = self.query_one("#other", TokenView)
         other.lens = self.tokens.lens
-        other.show(await self.reader.view(sibling), self.fork.position if self.fork is not None else 0)
+        beside = await self.reader.view(sibling)
+        other.show(beside, self.fork.position if self.fork is not None else 0)
+        self._set("beside-title", panels.beside_title(beside))
         self._other = view.episode.id
 
     @work(exclusive=True, group="poll", exit_on_error=False)
     async def _poll(self) -> None:
         """A running episode is read again when the store changed; the cursor stays where it is."""
-        if self.view is None or not self.view.running:
+        if self.view is None or not (self.view.running or self.following):
             return
         version = await self.reader.call(lambda store: store.data_version())
         if self._version is not None and version != self._version:
+            if self.following and not self.view.running and await self._follow():
+                return
             view = await self.reader.view(self.episode_id)
-            at_end = self.tokens.cursor >= len(self.view.tokens) - 1
+            at_end = self.following or self.tokens.cursor >= len(self.view.tokens) - 1
             self.view, self._block = view, -1
             self.tokens.show(view, len(view.tokens) - 1 if at_end else self.tokens.cursor, keep_scroll=True)
             self._paint()
         self._version = version
+
+    async def _follow(self) -> bool:
+        """Goes on to the newest episode; False where that is shown already."""
+        run = self.view.episode.run_id if self.view is not None else None
+        newest = await self.reader.call(related.newest, run)
+        if newest is None or newest == self.episode_id:
+            return False
+        self.load(newest, (1 << 30, 1 << 30))
+        return True
+
+    def stop_following(self) -> None:
+        """Any movement of a person's ends it."""
+        if self.following:
+            self.following = False
+            self._paint_subhead()
 
     # -- painting -------------------------------------------------------------------------------------------------
 
@@ -188,9 +226,8 @@ class ReplayBase(AgentScreen):
         if self.view is None:
             return
         view = self.view
-        self._set(
-            "head", Text("" if self.has_class("-small") else "agentrl replay   ", panels.TITLE) + panels.header(view)
-        )
+        small = self.has_class("-small")
+        self._set("head", Text("" if small else "agentrl replay   ", panels.TITLE) + panels.header(view, brief=small))
         self._set("group", panels.join(panels.group_lines(view, self._inner("left"))))
         self._set("reward", panels.join(panels.reward_lines(view, self._inner("right"))))
         self._set("why", panels.join(panels.reason_lines(view, self._inner("right"))))
@@ -207,7 +244,8 @@ class ReplayBase(AgentScreen):
         text = self.browse.describe() if self._browse else ""
         if self.browse.ids is not None:
             text += f"   {len(self.browse.ids):,} episodes in the list"
-        marks = [f"TAGS {', '.join(self.view.tags)}"] if self.view.tags else []
+        marks = ["FOLLOWING the newest episode"] if self.following else []
+        marks += [f"TAGS {', '.join(self.view.tags)}"] if self.view.tags else []
         marks += [f"NOTE {self.view.note}"] if self.view.note else []
         line = Text(f"{text}   link {self.link()}", panels.FAINT, no_wrap=True)
         self._set("subhead", Text().append("   ".join([*marks, ""]), panels.HERE) + line)
@@ -216,6 +254,7 @@ class ReplayBase(AgentScreen):
         if self.view is None:
             return
         self.query_one("#diff").display = len(self.view.siblings) > 1 and not self._cramped
+        self.query_one("#steps").display = bool(self._steps) and not self._cramped
         self._set("diff", panels.join(panels.fork_lines(self.fork, self.view, self._inner("middle"))))
 
     def _paint_cursor(self, token: int) -> None:
@@ -234,10 +273,6 @@ class ReplayBase(AgentScreen):
             self._block = block
             self._set("turns", panels.join(panels.turn_lines(view, block, self._inner("left"))))
 
-    def on_token_view_moved(self, event: TokenView.Moved) -> None:
-        if event.view is self.tokens:
-            self._paint_cursor(event.token)
-
     # -- moving ---------------------------------------------------------------------------------------------------
 
     def link(self) -> str:
@@ -248,21 +283,27 @@ class ReplayBase(AgentScreen):
         return f"agentrl:{self.episode_id}@t{turn}.{offset}"
 
     def action_turn(self, step: int) -> None:
+        self.stop_following()
         self.tokens.move_turn(step)
 
     def action_token(self, step: int) -> None:
+        self.stop_following()
         self.tokens.move(step)
 
     def action_line(self, step: int) -> None:
+        self.stop_following()
         self.tokens.move_lines(step)
 
     def action_page(self, sign: int) -> None:
+        self.stop_following()
         self.tokens.move_lines(sign * max(self.tokens.size.height - 2, 1))
 
     def action_end(self, last: int) -> None:
+        self.stop_following()
         self.tokens.move_to(len(self.view.tokens) - 1 if last and self.view else 0)
 
     def action_sibling(self, step: int) -> None:
+        self.stop_following()
         if self.view is None or len(self.view.siblings) < 2:
             self.notify("This episode has no siblings.", timeout=2)
             return
@@ -273,6 +314,7 @@ class ReplayBase(AgentScreen):
     @work(exclusive=True, group="browse", exit_on_error=False)
     async def action_episode(self, step: int) -> None:
         """The next or previous episode of the list (its filter, its sort)."""
+        self.stop_following()
         found = await self.reader.call(self.browse.neighbour, self.episode_id, step)
         if found is None:
             self.notify("No further episode in the list.", timeout=2)

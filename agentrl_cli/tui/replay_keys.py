@@ -19,6 +19,7 @@ j k          next, previous turn        J K ← →   next, previous token
 g G          first, last token          '         next token worth a look (least likely first)
 h l          previous, next sibling of the group, at the same turn and token
 n N          next, previous episode of the list     i  the list itself     f  filter     o  sort
+L            follow: the newest episode of the run as it comes; any movement ends that
 1 gradient weight   2 advantage   3 log-probability   4 entropy   5 ratio and clipping
 6 mask   7 origin   8 plain   9 KL to the reference
 /            find text                  .         the next match
@@ -76,6 +77,7 @@ _BINDINGS: list[BindingType] = [
     Binding("t", "tag", "tag"),
     Binding("m", "note", "note"),
     Binding("b", "bookmark", "bookmark"),
+    Binding("L", "follow", "follow the newest episode"),
     Binding("P", "palette", "colours"),
     Binding("tab", "pane", "pane", show=False),
     Binding("question_mark", "help", "keys"),

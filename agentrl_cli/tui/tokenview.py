@@ -7,6 +7,7 @@ Keeps the cursor (a token), the layer and the folds. Not here: what the numbers 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -85,6 +86,8 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         self.hits: frozenset[int] = frozenset()
         self.compact = False
         """Glyph rows only under the cursor's line (small terminals)."""
+        self.moved: Callable[[int], None] | None = None
+        """Called at once with the token, in place of the message: what it paints comes with the same frame."""
         self._levels: Classes | None = None
         self._strips: dict[int, Strip] = {}
         self._base = BASE
@@ -303,7 +306,10 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
             return
         self._line = self.layout_.line_of(self.cursor)
         self.scroll_to_region(Region(0, max(self._line - 1, 0), 1, 4), animate=False, force=True, immediate=True)
-        self.post_message(self.Moved(self, self.cursor))
+        if self.moved is not None:
+            self.moved(self.cursor)
+        else:
+            self.post_message(self.Moved(self, self.cursor))
 
     def on_click(self, event: events.Click) -> None:
         if self.layout_ is None:

@@ -91,7 +91,7 @@ class WhatIfScreen(AgentScreen):
     @property
     def stored(self) -> list[str]:
         """The ids of the episodes that were stored, in the order they are shown."""
-        return [str(event["episode"]) for event in self.events if event.get("episode")]
+        return [str(event["episode"]) for event in self.events if event.get("episode") and event["ev"] != "from"]
 
     def paint(self) -> None:
         """Everything so far."""
@@ -104,7 +104,7 @@ class WhatIfScreen(AgentScreen):
         lines: list[Text] = []
         for event in self.events:
             shown = event_lines(event, max(self.size.width - 4, 30))
-            if shown and chosen and event.get("episode") == chosen:
+            if shown and chosen and event.get("episode") == chosen and event["ev"] != "from":
                 shown[0].stylize(panels.HERE)
             lines += shown
         children = [event for event in self.events if event["ev"] == "child"]

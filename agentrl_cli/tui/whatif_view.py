@@ -20,6 +20,8 @@ def event_lines(event: dict[str, Any], width: int = 100) -> list[Text]:
         return rerun_lines(event, width)
     if kind == "rewards":
         return reward_lines(event)
+    if kind == "from":
+        return parent_lines(event)
     if kind == "child":
         return [child_line(event, width)]
     if kind == "fatal":
@@ -70,6 +72,19 @@ def reward_lines(event: dict[str, Any]) -> list[Text]:
     elif not event["same"]:
         lines.append(Text("not stored: other answers would be other tokens; re-roll from that turn instead", FAINT))
     return lines
+
+
+def parent_lines(event: dict[str, Any]) -> list[Text]:
+    """The episode itself and the columns of what comes of it."""
+    solved = event["outcome"] == "solved"
+    text = (
+        f"    {event['episode']}  {num(event['reward'], '5.2f')} {num(event['advantage']):>5}  {event['outcome']:<16}"
+    )
+    head = (
+        f"    {'episode':<15} {'reward':>6} {'adv':>5}  {'outcome':<16} {'turns':>8} {'sampled':>9}  flags, last words"
+    )
+    return [Text(head, TITLE), Text(f"{text} {event['turns']:>2} turns {event['tokens']:>5} tok  as recorded",
+                                    GOOD if solved else FAINT)]  # fmt: skip
 
 
 def child_line(event: dict[str, Any], width: int) -> Text:
