@@ -130,6 +130,7 @@ async def test_a_sibling_beside_the_transcript_where_there_is_room(db: Path) -> 
         await until(pilot, lambda: pilot.app.screen.query_one("#other", TokenView).view is not None)
         text = visible(pilot.app)
         assert "12 * 4.5 + 3.9" in text and "12 * 4,5 + 3.9" in text
+        assert "BESIDE #1  reward 1.20" in text and "BY STEP  this task in training" in text
         await pilot.resize_terminal(120, 40)
         await until(pilot, lambda: "12 * 4.5 + 3.9" not in visible(pilot.app))
 

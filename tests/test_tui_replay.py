@@ -19,7 +19,7 @@ from agentrl_cli.tui.episode_table import Browse, EpisodeTable
 from agentrl_cli.tui.episodes import EpisodesScreen
 from agentrl_cli.tui.replay import ReplayScreen
 from agentrl_cli.tui.tokenview import TokenView
-from agentrl_cli.types import Episode, Tokens, Turn
+from agentrl_cli.types import Episode, Outcome, RewardPart, Tokens, Turn
 from tests.tui_helpers import until, until_text, visible
 
 WIDE, SMALL = (120, 40), (80, 24)
@@ -339,3 +339,59 @@ def test_without_colours_the_glyphs_say_the_same(db: Path, tmp_path: Path) -> No
 def test_mistakes_get_a_message(db: Path, arguments: list[str], said: str) -> None:
     done = cli(*arguments, "--db", str(db), code=2)
     assert said in done.stderr and "Traceback" not in done.stderr
+
+
+async def test_following_goes_on_to_the_newest_episode_until_something_moves(tmp_path: Path) -> None:
+    db = tmp_path / "a.db"
+    demo.fill(db, steps=2)
+    words = demo.Words()
+    async with replay(db, "ep0002003").run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        screen = pilot.app.screen
+        assert isinstance(screen, ReplayScreen)
+        await pilot.press("L")
+        assert "FOLLOWING" in await until_text(pilot, "FOLLOWING")
+        await until(pilot, lambda: screen.episode_id != "ep0002003" and screen._version is not None)
+        newer = demo.episode(words, 5, solved=True, step=3).with_(id="newer", started=4e9, ended=4e9)
+        with Store.open(db) as store:
+            store.clear_live("run7")
+            store.finish_episode(newer)
+        await until(pilot, lambda: screen.episode_id == "newer" and screen.view is not None)
+        await until(pilot, lambda: tokens(pilot.app).cursor == len(newer.tokens) - 1)
+        assert "FOLLOWING" in visible(pilot.app)
+        await pilot.press("K")
+        await until(pilot, lambda: "FOLLOWING" not in visible(pilot.app))
+        with Store.open(db) as store:
+            store.finish_episode(newer.with_(id="newest", started=5e9))
+        await pilot.pause(1.2)
+        assert screen.episode_id == "newer"
+
+
+async def test_the_screen_says_what_else_failed_so_and_how_the_task_went_by_step(db: Path) -> None:
+    from agentrl_cli.tui import related
+    from agentrl_cli.tui.panels import step_lines
+
+    with Store.open(db, readonly=True) as store:
+        assert related.same_failure(store, EP) == ("BADARG", 5, 8)
+        assert related.same_failure(store, "ep0120001") is None
+        assert related.by_step(store, EP) == ("", [])
+    async with replay(db).run_test(notifications=True, size=(120, 60)) as pilot:
+        text = await until_text(pilot, "SAME FLAG at step 120")
+        assert "BADARG 5 of 8" in text and "BY STEP" not in text
+    many = [(step, step / 100, 4) for step in range(0, 100, 10)]
+    title, line = step_lines("eval", many, 90, 40)
+    assert title.plain.startswith("BY STEP  this task in evaluations") and line.plain.split() == [
+        "60:0.60", "70:0.70", "80:0.80", "90:0.90"
+    ]  # fmt: skip
+
+
+def test_best_is_what_is_typical_and_not_a_fluke(tmp_path: Path) -> None:
+    part = (RewardPart("r", 1.0, primary=True),)
+    rows = [("lone", 2.5, ()), ("odd", 0.3, ("NOTOOL",)), ("often", 0.4, ()), ("untrained", None, ())]
+    with Store.open(tmp_path / "b.db") as store:
+        for n, (name, advantage, flags) in enumerate(rows):
+            store.finish_episode(
+                Episode(name, "t", reward_parts=part, outcome=Outcome.SOLVED, advantage=advantage, flags=flags,
+                        started=1.0 + n)
+            )  # fmt: skip
+        assert store.resolve_episode("best") == "often"

@@ -292,7 +292,7 @@ def failure_lines(found: tuple[str, int, int] | None, step: int | None, width: i
     flag, count, total = found
     return [
         Text(f"SAME FLAG at step {step}"[:width], TITLE, no_wrap=True),
-        Text(f" {flag} {count} of {total} episodes"[: width - 7].ljust(width - 7) + " x list", FAINT, no_wrap=True),
+        Text(f" {flag} {count} of {total}"[: width - 7].ljust(width - 7) + " x list", FAINT, no_wrap=True),
     ]
 
 

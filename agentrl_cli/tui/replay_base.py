@@ -191,15 +191,15 @@ class ReplayBase(AgentScreen):
         if self.view is None or not (self.view.running or self.following):
             return
         version = await self.reader.call(lambda store: store.data_version())
-        if self._version is not None and version != self._version:
-            if self.following and not self.view.running and await self._follow():
-                return
+        changed, self._version = self._version is not None and version != self._version, version
+        if changed and self.view.running:
             view = await self.reader.view(self.episode_id)
             at_end = self.following or self.tokens.cursor >= len(self.view.tokens) - 1
             self.view, self._block = view, -1
             self.tokens.show(view, len(view.tokens) - 1 if at_end else self.tokens.cursor, keep_scroll=True)
             self._paint()
-        self._version = version
+        if changed and self.following and not self.view.running:
+            await self._follow()
 
     async def _follow(self) -> bool:
         """Goes on to the newest episode; False where that is shown already."""
