@@ -10,39 +10,23 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from textual.app import App
-from textual.screen import Screen
 
-from agentrl_cli.store import Store
-from agentrl_cli.tui import demo
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.compare import CompareScreen
 from agentrl_cli.tui.episodes import EpisodesScreen
-from agentrl_cli.tui.reader import Reader
 from agentrl_cli.tui.replay import ReplayScreen
 from agentrl_cli.tui.runs import RunsScreen
-from agentrl_cli.tui.versus import VersusScreen
 from agentrl_cli.tui.watch import WatchScreen
 from tests.tui_helpers import until_text, visible
+from tests.tui_shots import MORE, Make, fill_still, versus
 
 FOLDER = Path(__file__).with_name("snapshots")
 SIZES = ((120, 40), (80, 24))
-STOOD = 1.7e9 + 5000
-"""When the clock stopped."""
-Make = Callable[[Reader], Screen[Any]]
-
-
-def versus(reader: Reader) -> Screen[Any]:
-    with Store.open(reader.path, readonly=True) as store:
-        return VersusScreen(reader, store.siblings("ep0120003"), (0, 2))
-
-
 SCREENS: dict[str, tuple[Make, tuple[str, ...], str]] = {
     "runs": (RunsScreen, (), "took 83 min"),
     "episodes": (EpisodesScreen, (), "ep0120003"),
@@ -60,33 +44,18 @@ SCREENS: dict[str, tuple[Make, tuple[str, ...], str]] = {
     "watch-log": (lambda reader: WatchScreen(reader, "grpo-07"), ("7",), "LOG"),
     "watch-config": (lambda reader: WatchScreen(reader, "grpo-07"), ("8",), "prompts_per_step"),
     "watch-health": (lambda reader: WatchScreen(reader, "grpo-07"), ("9",), "disk left"),
+    **MORE,
 }
 """name → (screen, keys, text that tells it is painted)."""
 
 
 @pytest.fixture(scope="module")
 def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The invented run and a small earlier one, finished, every time of day the same."""
+    """The invented run, in a project."""
     folder = tmp_path_factory.mktemp("shots") / "project" / "runs"
     folder.mkdir(parents=True)
     path = folder / "agentrl.db"
-    demo.fill(path)
-    from agentrl_cli.store import RunRow
-
-    with Store.open(path) as store:
-        store.add_run(RunRow("run6", "grpo-06", model="tiny", pack="calc-task", status="finished", total_steps=400))
-        for step in range(1, 41):
-            store.add_step("run6", step, {"reward": 0.3})
-        store.update_run("run7", status="finished")
-    with sqlite3.connect(path) as conn:
-        conn.execute("UPDATE steps SET at=? + 40 * step", (1.7e9,))
-        conn.execute("UPDATE episodes SET started=? WHERE outcome IS NULL", (STOOD - 3,))
-        conn.execute("UPDATE live SET started=?, updated=?", (STOOD - 3, STOOD))
-        conn.execute("UPDATE runs SET started=?, ended=?, heartbeat=?, host='', pid=0", (1.7e9, STOOD, STOOD))
-        conn.execute("UPDATE runs SET started=started - 9000, ended=ended - 9000 WHERE id='run6'")
-        for table in ("logs", "alerts", "evals", "checkpoints"):
-            conn.execute(f"UPDATE {table} SET at=?", (STOOD,))
-    conn.close()
+    fill_still(path)
     return path
 
 
@@ -106,13 +75,16 @@ def shot(app: App[Any]) -> str:
     return f"{text}\n-- colours {hashlib.sha256('|'.join(runs).encode()).hexdigest()[:16]}\n"
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("name", SCREENS)
+CASES = [*((name, size) for name in SCREENS for size in SIZES), ("replay", (160, 50))]
+
+
+@pytest.mark.parametrize(("name", "size"), CASES, ids=[f"{name}-{size[0]}x{size[1]}" for name, size in CASES])
 async def test_the_screen_is_as_it_was(name: str, size: tuple[int, int], db: Path) -> None:
     make, keys, marker = SCREENS[name]
     app = AgentApp(db, make)
     async with app.run_test(size=size) as pilot:
         early = "step 120/400" if name.startswith("watch") else "grpo-07" if name in ("runs", "compare") else "calc"
+        early = "agentrl what if" if name.startswith("whatif") else early
         await until_text(pilot, early)
         await app.reader.call(lambda store: None)
         await pilot.pause()
