@@ -11,7 +11,7 @@ JOBS   ?= auto
 AGENTRL := $(BIN)/agentrl
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check docs clean need need-sandbox
+.PHONY: help demo test lint types check docs screens clean need need-sandbox
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ check: lint types test  ## everything that .ci/run checks
 docs: $(VENV)/.docs  ## the documentation into site/, its generated pages made anew
 	$(BIN)/python docs/make_cli.py && $(BIN)/python docs/make_config.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+screens: $(VENV)/.dev  ## the pictures of the screens in docs/screens
+	PYTHONPATH=. $(BIN)/python docs/make_screens.py
 
 clean:  ## remove .venv, the demo, caches and builds (runs/ stays)
 	rm -rf $(VENV) $(DEMO) site dist build .mypy_cache .ruff_cache .pytest_cache

@@ -376,8 +376,8 @@ async def test_the_screen_says_what_else_failed_so_and_how_the_task_went_by_step
         assert related.same_failure(store, "ep0120001") is None
         assert related.by_step(store, EP) == ("", [])
     async with replay(db).run_test(notifications=True, size=(120, 60)) as pilot:
-        text = await until_text(pilot, "SAME FLAG at step 120")
-        assert "BADARG 5 of 8" in text and "BY STEP" not in text
+        text = await until_text(pilot, "in step 120")
+        assert "BADARG: 5 of 8 in step 120" in text and "BY STEP" not in text
     many = [(step, step / 100, 4) for step in range(0, 100, 10)]
     title, line = step_lines("eval", many, 90, 40)
     assert title.plain.startswith("BY STEP  this task in evaluations") and line.plain.split() == [

@@ -20,8 +20,10 @@ from agentrl_cli.tui.chat import ChatScreen
 from agentrl_cli.tui.chat_client import ChatClient
 from agentrl_cli.tui.reader import Reader
 from agentrl_cli.tui.replay import ReplayScreen
+from agentrl_cli.tui.runs import RunsScreen
 from agentrl_cli.tui.text import TokenTexts
 from agentrl_cli.tui.versus import VersusScreen
+from agentrl_cli.tui.watch import WatchScreen
 from agentrl_cli.tui.whatif import WhatIfScreen
 from agentrl_cli.types import Episode, Turn
 
@@ -172,7 +174,7 @@ MORE: dict[str, tuple[Make, tuple[str, ...], str]] = {
     "chat": (chat, (), "saved: agentrl replay"),
     "chat-mask": (chat, ("f3",), "saved: agentrl replay"),
     "chat-ids": (chat, ("f5",), "CONTEXT"),
-    "chat-help": (chat, ("f1",), "any key closes"),
+    "chat-help": (chat, ("f1",), "/as-model TEXT"),
     "whatif": (reroll, (), "2 of 4 solved"),
     "whatif-rerun": (rerun, (), "diverged at call 2"),
     "dialog-whatif": (replay, ("R",), "re-roll from turn 2"),
@@ -181,3 +183,14 @@ MORE: dict[str, tuple[Make, tuple[str, ...], str]] = {
     "dialog-filter": (replay, ("f",), "enter: go"),
 }
 """name → (screen, keys, text that tells it is painted)."""
+
+DOCUMENTED: dict[str, tuple[Make, tuple[str, ...], str]] = {
+    "runs": (RunsScreen, (), "took 83 min"),
+    "watch": (lambda reader: WatchScreen(reader, "grpo-07"), (), "worth a look"),
+    "replay": (replay, (), "BADARG: 5 of 8"),
+    "replay-logp": (replay, ("3", "j"), "BADARG: 5 of 8"),
+    "whatif": MORE["whatif"],
+    "chat": MORE["chat"],
+    "chat-ids": MORE["chat-ids"],
+}
+"""Those that docs/make_screens.py draws at 120x40."""

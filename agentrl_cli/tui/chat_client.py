@@ -126,17 +126,23 @@ class Command:
 
 
 HELP = """\
-text             say it as the user           /as-user TEXT   the same
-/as-model TEXT   answer in the model's place  /as-tool TEXT   answer in the tool's place
-/call NAME {..}  call a tool by hand          /retry          let the model answer again
-/edit            change what was said last     /context        the exact ids, and the template
-/undo            take the last exchange back  /reward [X]     score by the pack, or give X
-/tokens          show every token             /mask           show which tokens could be trained
-/logprobs        show how likely they were    /approve [off]  ask before tools run
-/save            keep as an episode           /replay         keep and open in replay
-/simulate        the simulated user answers once (where a task has one); on, off: always, never
-/set KEY VALUE   temperature, max_new_tokens  /help  /quit
-While a call waits: y runs it, n refuses, all or none decides the rest too, /as-tool TEXT answers it."""
+text                  say it as the user (/as-user TEXT too)
+/as-model TEXT        answer in the model's place
+/as-tool TEXT         answer in the tool's place
+/call NAME {"a": 1}   call a tool by hand
+/retry                let the model answer again
+/undo                 take the last exchange back
+/edit                 change what was said last
+/tokens /mask /logprobs   tokens; which may train; how likely
+/context              the exact ids, and the template (F5)
+/reward [X]           score by the pack, or give X
+/save /replay         keep as an episode; and open it in replay
+/approve [off]        ask before tools run
+/simulate [on|off]    the simulated user: once, always, never
+/set KEY VALUE        temperature, max_new_tokens, top_p …
+/help  /quit
+While a call waits: y runs it, n refuses, all or none decides the
+rest too, /as-tool TEXT answers it."""
 
 _TEXTS = {"/as-model": "as_model", "/as-tool": "as_tool", "/as-user": "user"}
 _PLAIN = {"/undo": "undo", "/retry": "retry", "/save": "save"}

@@ -70,7 +70,7 @@ def turn_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: int
     role = event["role"]
     head = Text(f"{role}", ROLES.get(role, "bold"))
     head.append(f"  {len(event['ids'])} tokens", FAINT)
-    if event.get("seconds"):
+    if event.get("seconds", 0) >= 0.05:
         head.append(f"  {event['seconds']:.1f} s", FAINT)
     if event.get("stop") and event["stop"] != "stop":
         head.append(f"  ended by {event['stop']}", BAD)
@@ -137,7 +137,7 @@ def context_lines(turns: list[dict[str, Any]], decoder: TokenTexts, template: st
     for event in turns:
         style = ROLES.get(event["role"], "bold")
         lines.append(Text(f"{event['role']}  {len(event['ids'])} ids", style))
-        lines += [Text(line) for line in decoder.text(event["ids"]).split("\n")]
+        lines += [Text(line) for line in decoder.text(event["ids"]).removesuffix("\n").split("\n")]
         lines.append(Text(" ".join(str(i) for i in event["ids"]), FAINT))
     if template:
         lines += [Text(""), Text("CHAT TEMPLATE", TITLE), *(Text(line, FAINT) for line in template.splitlines())]

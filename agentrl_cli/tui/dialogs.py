@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
+from textual.containers import Vertical, VerticalScroll
 from textual.events import Key
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, Static
@@ -34,22 +35,40 @@ class AgentScreen(Screen[None]):
         self.notify(f"{error.message}\n{error.hint}".strip(), severity="error", markup=False)
 
 
+SCROLLS = {"down": 1, "j": 1, "up": -1, "k": -1, "pagedown": 10, "space": 10, "pageup": -10}
+
+
 class Help(ModalScreen[None]):
-    """The keys of a screen. Any key closes it."""
+    """The keys of a screen. ↑ ↓ and pages scroll where it does not fit, any other key closes it."""
 
     def __init__(self, title: str, text: str, what: str = ": keys") -> None:
         super().__init__()
         self.title_, self.text = title + what, text
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog"):
+        with VerticalScroll(classes="dialog", can_focus=False):
             yield Static(Text(f"agentrl {self.title_}", "bold #8fbfff"))
+            yield Static(Text("any key closes this", "#8a8a8a"), id="how")
             yield Static(Text(self.text))
-            yield Static(Text("any key closes this", "#8a8a8a"))
+
+    @property
+    def body(self) -> VerticalScroll:
+        return self.query_one(VerticalScroll)
+
+    def on_mount(self) -> None:
+        self.call_after_refresh(self._tell)
+
+    def _tell(self) -> None:
+        """Says that there is more, where there is."""
+        if self.body.max_scroll_y > 0:
+            self.query_one("#how", Static).update(Text("↓ ↑ scroll, any other key closes this", "#8a8a8a"))
 
     def on_key(self, event: Key) -> None:
         event.stop()
-        self.dismiss()
+        if event.key in SCROLLS and self.body.max_scroll_y > 0:
+            self.body.scroll_relative(y=SCROLLS[event.key], animate=False)
+        else:
+            self.dismiss()
 
     def on_click(self) -> None:
         self.dismiss()
@@ -130,8 +149,12 @@ def named(screen: str, bindings: Iterable[BindingType]) -> list[BindingType]:
 
 
 def picture(app: App[Any], title: str) -> str:
-    """What is on the screen as SVG; `xml:space` keeps leading blanks in every renderer."""
-    return app.export_screenshot(title=title).replace("<svg ", '<svg xml:space="preserve" ', 1)
+    """What is on the screen as SVG that asks for nothing: without the web fonts that rich links to.
+
+    `xml:space` keeps leading blanks in every renderer.
+    """
+    svg = app.export_screenshot(title=title).replace("<svg ", '<svg xml:space="preserve" ', 1)
+    return re.sub(r"@font-face \{.*?\}\s*|<!-- Generated .*? -->\s*", "", svg, flags=re.DOTALL)
 
 
 def leave(app: App[Any]) -> None:

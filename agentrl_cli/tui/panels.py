@@ -73,10 +73,10 @@ def header(view: EpisodeView, position: str = "", *, brief: bool = False) -> Tex
     return text
 
 
-def beside_title(view: EpisodeView) -> Text:
-    """One line over the transcript of a sibling."""
+def side_title(word: str, view: EpisodeView) -> Text:
+    """One line over a transcript where there are two."""
     e = view.episode
-    text = Text(f"BESIDE #{e.sample}", TITLE, no_wrap=True)
+    text = Text(f"{word} #{e.sample}", TITLE, no_wrap=True)
     text.append(f"  reward {num(e.reward, '.2f')}", GOOD if e.solved else BAD)
     return text.append(f"  {e.outcome or 'running'}  adv {num(e.advantage)}  {e.id}", FAINT)
 
@@ -290,10 +290,7 @@ def failure_lines(found: tuple[str, int, int] | None, step: int | None, width: i
     if found is None:
         return []
     flag, count, total = found
-    return [
-        Text(f"SAME FLAG at step {step}"[:width], TITLE, no_wrap=True),
-        Text(f" {flag} {count} of {total}"[: width - 7].ljust(width - 7) + " x list", FAINT, no_wrap=True),
-    ]
+    return [Text(f" {flag}: {count} of {total} in step {step}, x"[:width], FAINT, no_wrap=True)]
 
 
 def step_lines(kind: str, steps: list[tuple[int, float, int]], here: int | None, width: int) -> list[Text]:

@@ -62,11 +62,14 @@ class ReplayBase(AgentScreen):
         with Horizontal(id="body"):
             with VerticalScroll(id="left", classes="pane", can_focus=False):
                 yield Static(id="group")
+                yield Static(id="failure")
                 yield Static(id="turns", classes="gap")
                 yield Static(id="legend", classes="gap")
             with Vertical(id="middle", classes="pane"):
                 with Horizontal(id="texts"):
-                    yield TokenView(id="tokens")
+                    with Vertical(id="mine"):
+                        yield Static(id="mine-title")
+                        yield TokenView(id="tokens")
                     with Vertical(id="beside"):
                         yield Static(id="beside-title")
                         yield TokenView(id="other")
@@ -77,7 +80,6 @@ class ReplayBase(AgentScreen):
                 yield Static(id="reward")
                 yield Static(id="token", classes="gap")
                 yield Static(id="why", classes="gap")
-                yield Static(id="failure", classes="gap")
         yield Static(
             "This terminal is too small for replay: 60x16 at least,\nor `agentrl replay --plain`.", id="enlarge"
         )
@@ -169,7 +171,7 @@ class ReplayBase(AgentScreen):
         failure = await self.reader.call(related.same_failure, view.episode.id)
         kind, steps = await self.reader.call(related.by_step, view.episode.id)
         step = view.episode.step
-        self._set("failure", panels.join(panels.failure_lines(failure, step, self._inner("right"))))
+        self._set("failure", panels.join(panels.failure_lines(failure, step, self._inner("left"))))
         self._steps = panels.step_lines(kind, steps, step, self._inner("middle"))
         self._set("steps", panels.join(self._steps))
         self.query_one("#steps").display = bool(self._steps) and not self._cramped
@@ -182,7 +184,7 @@ class ReplayBase(AgentScreen):
         other.lens = self.tokens.lens
         beside = await self.reader.view(sibling)
         other.show(beside, self.fork.position if self.fork is not None else 0)
-        self._set("beside-title", panels.beside_title(beside))
+        self._set("beside-title", panels.side_title("BESIDE", beside))
         self._other = view.episode.id
 
     @work(exclusive=True, group="poll", exit_on_error=False)
@@ -228,6 +230,7 @@ class ReplayBase(AgentScreen):
         view = self.view
         small = self.has_class("-small")
         self._set("head", Text("" if small else "agentrl replay   ", panels.TITLE) + panels.header(view, brief=small))
+        self._set("mine-title", panels.side_title("HERE", view))
         self._set("group", panels.join(panels.group_lines(view, self._inner("left"))))
         self._set("reward", panels.join(panels.reward_lines(view, self._inner("right"))))
         self._set("why", panels.join(panels.reason_lines(view, self._inner("right"))))

@@ -14,28 +14,32 @@ KEYS = (
 KEYS_SMALL = "j/k turn ←/→ token h/l sibling 1-9 layer tab pane / find ? keys q back"
 
 HELP = """\
-j k          next, previous turn        J K ← →   next, previous token
-↑ ↓          a line down, up            pgup pgdn a page
-g G          first, last token          '         next token worth a look (least likely first)
-h l          previous, next sibling of the group, at the same turn and token
-n N          next, previous episode of the list     i  the list itself     f  filter     o  sort
-L            follow: the newest episode of the run as it comes; any movement ends that
-1 gradient weight   2 advantage   3 log-probability   4 entropy   5 ratio and clipping
-6 mask   7 origin   8 plain   9 KL to the reference
-/            find text                  .         the next match
-v            where this parts from a sibling        space   fold the turn
-[ ]          the same task at the previous, next step
-V            two checkpoints side by side on this task
-R            what if: run its tool calls again, re-roll from this turn, edit it and go on; what-ifs so far
-c            chat from here             x         all episodes of this step with the same flag
-t m b        tags, note, bookmark (tag:mark lists them)
-e            export: JSON lines, HTML page (episode or group), SVG       s    this screen as SVG
-P            other colours (the glyphs stay)
-y            copy (token, turn, text, id, link)     tab     next pane on small terminals
-q            back
+j k  next, previous turn          J K ← →  next, previous token
+↑ ↓  a line down, up              pgup pgdn  a page
+g G  first, last token            '  next token worth a look
+h l  previous, next sibling of the group, at the same place
+n N  next, previous episode of the list
+i    the list itself              f  filter     o  sort
+L    follow the newest episode of the run, until something moves
+[ ]  the same task at the previous, next step
+V    two checkpoints side by side on this task
+v    where this parts from a sibling
+/    find text                    .  the next match
+R    what if: its calls again, re-roll from this turn, edit it
+c    chat from here               x  episodes with the same flag
+t m b  tags, note, bookmark (tag:mark lists them)
+e    export: JSON lines, HTML page (episode or group), SVG
+s    this screen as SVG           y  copy token, turn, link
+P    other colours                space  fold the turn
+tab  next pane (small terminals)  q  back
 
-Glyphs under the text are the layer: + # pushed up (weak, strong), - = pushed down, ~ clipped, . not trained.
-Filter: reward:<0.5 step:100..120 task:calc/* tool:calculator flag:LOOP text:"4,5" outcome:failed -tag:seen
+1 gradient weight     2 advantage     3 log-probability
+4 entropy             5 ratio and clipping
+6 mask     7 origin     8 plain     9 KL to the reference
+Glyphs under the text are the layer: + # pushed up (weak, strong)
+- = pushed down    ~ clipped    . not trained
+Filter: reward:<0.5 step:100..120 task:calc/* tool:calculator
+flag:LOOP text:"4,5" outcome:failed -tag:seen
 """
 
 _BINDINGS: list[BindingType] = [

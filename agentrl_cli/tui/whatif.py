@@ -22,7 +22,7 @@ from agentrl_cli.tui.whatif_view import event_lines
 if TYPE_CHECKING:
     from agentrl_cli.tui.reader import Reader
 
-KEYS = "j/k choose  enter open  i all what-ifs of this episode  ? keys  q back (stops what runs)"
+KEYS = "j/k choose  enter open  i all what-ifs of this episode  ? keys  q back"
 HELP = """\
 j k ↑ ↓      choose an episode that was stored      enter   open it in replay
 i            all what-ifs of this episode           q       back; what still runs is stopped

@@ -21,7 +21,7 @@ def event_lines(event: dict[str, Any], width: int = 100) -> list[Text]:
     if kind == "rewards":
         return reward_lines(event)
     if kind == "from":
-        return parent_lines(event)
+        return parent_lines(event, width)
     if kind == "child":
         return [child_line(event, width)]
     if kind == "fatal":
@@ -34,7 +34,8 @@ def rerun_lines(event: dict[str, Any], width: int) -> list[Text]:
     arguments = "" if event["arguments"] is None else json.dumps(event["arguments"], ensure_ascii=False)
     verdict = "same" if event["same"] else "not recorded" if event["before"] is None else event["diverged"]
     head = f"turn {event['turn']}  {event['name']} {arguments}"
-    lines = [Text(clip(" ".join(head.split()), max(width - 24, 20)), no_wrap=True)]
+    room = width - len(verdict) - 12
+    lines = [Text(clip(" ".join(head.split()), max(room, 20)), no_wrap=True)]
     lines[0].append(f"   {verdict}", GOOD if event["same"] else BAD)
     lines[0].append(f"  {event['seconds'] * 1000:.0f} ms", FAINT)
     if event["same"]:
@@ -74,24 +75,28 @@ def reward_lines(event: dict[str, Any]) -> list[Text]:
     return lines
 
 
-def parent_lines(event: dict[str, Any]) -> list[Text]:
-    """The episode itself and the columns of what comes of it."""
-    solved = event["outcome"] == "solved"
-    text = (
-        f"    {event['episode']}  {num(event['reward'], '5.2f')} {num(event['advantage']):>5}  {event['outcome']:<16}"
-    )
+def parent_lines(event: dict[str, Any], width: int) -> list[Text]:
+    """The columns of what comes of an episode, and the episode itself."""
     head = (
-        f"    {'episode':<15} {'reward':>6} {'adv':>5}  {'outcome':<16} {'turns':>8} {'sampled':>9}  flags, last words"
+        f"    {'episode':<14} {'reward':>6} {'adv':>5}  {'outcome':<16} {'turns':>5} {'sampled':>7}  flags, last words"
     )
-    return [Text(head, TITLE), Text(f"{text} {event['turns']:>2} turns {event['tokens']:>5} tok  as recorded",
-                                    GOOD if solved else FAINT)]  # fmt: skip
+    first = f"    {_columns(event)}  as recorded"
+    return [
+        Text(clip(head, width), TITLE, no_wrap=True),
+        Text(clip(first, width), GOOD if event["outcome"] == "solved" else FAINT, no_wrap=True),
+    ]
+
+
+def _columns(event: dict[str, Any]) -> str:
+    return (
+        f"{event['episode']:<14} {num(event['reward'], '6.2f'):>6} {num(event['advantage']):>5}  "
+        f"{event['outcome']:<16} {event['turns']:>5} {event['tokens']:>7}"
+    )
 
 
 def child_line(event: dict[str, Any], width: int) -> Text:
     """One re-rolled episode."""
-    solved = event["outcome"] == "solved"
-    text = f"#{event['sample']:<2} {event['episode']}  {num(event['reward'], '5.2f')} {num(event['advantage']):>5}"
-    text += f"  {event['outcome']:<16} {event['turns']:>2} turns {event['tokens']:>5} tok  {' '.join(event['flags'])}"
-    room = width - len(text) - 3
     said = " ".join(event["text"].split())
-    return Text(f"{text}  {clip(said, room)}" if room > 8 else text, GOOD if solved else "", no_wrap=True)
+    more = "  ".join(filter(None, [" ".join(event["flags"]), said]))
+    text = f"#{event['sample']:<2} {_columns(event)}  {more}"
+    return Text(clip(text, width), GOOD if event["outcome"] == "solved" else "", no_wrap=True)
