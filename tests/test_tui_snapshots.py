@@ -94,6 +94,8 @@ async def test_the_screen_is_as_it_was(name: str, size: tuple[int, int], db: Pat
         for _ in range(3):
             await app.reader.call(lambda store: None)
             await pilot.pause(0.05)
+        app.screen.refresh()  # what is under a dialog may have been painted before it was complete
+        await pilot.pause(0.05)
         found = shot(app)
     path = FOLDER / f"{name}-{size[0]}x{size[1]}.txt"
     if os.environ.get("AGENTRL_SNAPSHOTS") == "update":

@@ -76,13 +76,17 @@ FRESH = 30.0
 """Seconds after which an episode that says it runs, and was not heard of, counts as left behind by a killed run."""
 
 
-def newest(store: Store, run: str | None) -> str | None:
-    """The episode to follow: of those that run and have said something the one begun last, else the last stored."""
+def newest(store: Store, run: str | None, only: str | None = None) -> str | None:
+    """The episode to follow: of those that run and have said something the one begun last, else the last stored.
+
+    Of this run where it has such, else of any; `only`: a run that the list is limited to.
+    """
     now = time.time()
-    going = [row for row in store.live(run) if row.turn and now - row.updated < FRESH]
+    going = [row for row in store.live(only) if row.turn and now - row.updated < FRESH]
+    own = [row for row in going if row.run_id == run]
     if going:
-        return max(going, key=lambda row: row.started).episode_id
-    rows = store.episode_rows(store.episode_ids("-outcome:none", "-time", run, limit=1))
+        return max(own or going, key=lambda row: row.started).episode_id
+    rows = store.episode_rows(store.episode_ids("-outcome:none", "-time", only, limit=1))
     return rows[0].id if rows else None
 
 

@@ -206,7 +206,7 @@ class ReplayBase(AgentScreen):
     async def _follow(self) -> bool:
         """Goes on to the newest episode; False where that is shown already."""
         run = self.view.episode.run_id if self.view is not None else None
-        newest = await self.reader.call(related.newest, run)
+        newest = await self.reader.call(related.newest, run, self.browse.run)
         if newest is None or newest == self.episode_id:
             return False
         self.load(newest, (1 << 30, 1 << 30))
