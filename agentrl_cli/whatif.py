@@ -18,7 +18,7 @@ from agentrl_cli.algos.inputs import AdvantageInput
 from agentrl_cli.env import AssistantTurn, Env, Step, as_env_error
 from agentrl_cli.errors import UsageError
 from agentrl_cli.rewards import Reward, RewardContext, finite, score
-from agentrl_cli.types import Episode, Message, RewardPart, Task, Tokens, ToolResult, Turn
+from agentrl_cli.types import Episode, Message, RewardPart, StopReason, Task, Tokens, ToolResult, Turn
 
 CUT_MARK = "[… "
 """How an observation begins the words that say how much of it was cut (rollout.cut_text)."""
@@ -91,7 +91,7 @@ async def rerun_calls(episode: Episode, env: Env, until: int | None = None) -> W
     for place, turn in enumerate(episode.turns):
         if turn.role != "assistant" or (until is not None and turn.index >= until):
             continue
-        if turn.calls or env.talks:
+        if (turn.calls or env.talks) and not was_cut(turn.stop_reason):
             step = await step_of(env, AssistantTurn(_content(turn), turn.calls, said))
             earned = earned if step.reward is None else (earned or 0.0) + step.reward
             over = step.terminated or not step.messages
@@ -103,6 +103,11 @@ async def rerun_calls(episode: Episode, env: Env, until: int | None = None) -> W
                 out += _said_again(turn, step, answers)
         said += 1
     return World(out, earned, over)
+
+
+def was_cut(reason: str | None) -> bool:
+    """Whether a turn ended before the model ended it: nobody answered it then, and its calls were not run."""
+    return reason not in (None, StopReason.STOP, StopReason.STOP_STRING)
 
 
 async def opened(env: Env, task: Task) -> list[Message]:

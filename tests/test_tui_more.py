@@ -141,7 +141,12 @@ async def test_export_asks_in_which_form_and_palettes_change(
     monkeypatch.chdir(tmp_path)
     async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "TOKEN 1/64")
-        for key, name in (("1", f"{EP}.jsonl"), ("2", f"{EP}.html"), ("4", f"{EP}-group.html")):
+        for key, name in (
+            ("1", f"{EP}.jsonl"),
+            ("2", f"{EP}.html"),
+            ("4", f"{EP}-group.html"),
+            ("5", f"{EP}-group.jsonl"),
+        ):
             await pilot.press("e")
             await until_text(pilot, "one HTML page")
             await pilot.press(key)

@@ -149,6 +149,20 @@ async def test_a_reroll_goes_on_with_the_simulated_user_from_where_it_was(tmp_pa
     assert values["interaction"] == pytest.approx(1.2) and values["env"] == pytest.approx(1.2)
 
 
+async def test_a_turn_that_was_cut_is_answered_by_nobody(tmp_path: Path) -> None:
+    db, pack = tmp_path / "a.db", load_pack("calc-task")
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+1"}}\n</tool_call>'
+    episode = await play(db, pack, pack.tasks("train")[0], [call + "x" * 300], {})
+    with Store.open(db, readonly=True) as store:
+        made = store.episode(episode)
+    assert made.outcome is Outcome.TRUNCATED_TOKENS and made.tool_calls == 1
+    code, events = await what_if(db, episode, "--rerun")
+    assert code == 0 and not [event for event in events if event["ev"] == "rerun"]
+    code, events = await what_if(db, episode, "--turn", "2", *scripted(tmp_path, call + "x" * 300))
+    (found,) = [event for event in events if event["ev"] == "child"]
+    assert code == 0 and found["outcome"] == "truncated_tokens" and found["turns"] == 3
+
+
 async def test_a_world_that_answers_otherwise_diverges(tmp_path: Path) -> None:
     db, (pack, task) = tmp_path / "a.db", guess()
     episode = await play(db, pack, task, ["10", "12"], {})

@@ -14,7 +14,7 @@ from agentrl_cli.env import AssistantTurn
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.server.conversation import Answer, Approve, Conversation, Emit
 from agentrl_cli.types import Episode, Message, Origin, RewardPart, StopReason, Tokens, ToolCall, ToolResult
-from agentrl_cli.whatif import World, beginning, marked, opened, rescore, results_of, step_of
+from agentrl_cli.whatif import World, beginning, marked, opened, rescore, results_of, step_of, was_cut
 
 __all__ = ["SETTINGS", "Answer", "Approve", "Emit", "Session"]
 
@@ -91,7 +91,9 @@ class Session(Conversation):
             parsed = self._said(generation, forced)
             if not parsed.calls and not (self.simulate and self.env.talks):
                 return
-            if generation.stop_reason not in (StopReason.STOP, StopReason.STOP_STRING) and not parsed.calls:
+            if was_cut(generation.stop_reason):
+                if parsed.calls:
+                    self.emit({"ev": "note", "text": "the turn was cut off, so its calls are not run: /retry, /set"})
                 return
             if not await (self._run_tools(parsed) if parsed.calls else self._world(parsed)):
                 return

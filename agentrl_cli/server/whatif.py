@@ -26,8 +26,8 @@ from agentrl_cli.rollout import seed_of
 from agentrl_cli.server.open import Past, check_tokenizer, make_env, open_past, open_policy
 from agentrl_cli.server.session import Session
 from agentrl_cli.store.flags import flag_names
-from agentrl_cli.types import Episode, Outcome, RewardPart, StopReason, new_id
-from agentrl_cli.whatif import Rerun, World, advantages, opened, rerun_calls, rescore
+from agentrl_cli.types import Episode, Outcome, RewardPart, new_id
+from agentrl_cli.whatif import Rerun, World, advantages, opened, rerun_calls, rescore, was_cut
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.render import Chat
@@ -224,7 +224,7 @@ def _outcome(episode: Episode, parts: Sequence[RewardPart], *, over: bool) -> Ou
     if primary is not None and primary >= 1.0:
         return Outcome.SOLVED
     said = [turn for turn in episode.turns if turn.role == "assistant"]
-    if said and said[-1].stop_reason not in (None, StopReason.STOP, StopReason.STOP_STRING):
+    if said and was_cut(said[-1].stop_reason):
         return Outcome.TRUNCATED_TOKENS
     if episode.turns[-1].role != "assistant" and not over:
         return Outcome.TRUNCATED_TURNS

@@ -7,7 +7,7 @@ reader's thread. Writing (controls, tags, notes) opens a second, writing connect
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -56,11 +56,11 @@ class Reader:
         """The first differing token between the shown episode and a sibling."""
         return await self.call(lambda store: fork_of(view, store.episode(sibling)))
 
-    async def export(self, episode_id: str, path: Path) -> None:
-        """Writes one episode as a JSON line. Raises StoreError where the file cannot be written."""
+    async def export(self, episode_ids: Sequence[str], path: Path) -> None:
+        """Writes episodes, a JSON line each. Raises StoreError where the file cannot be written."""
         from agentrl_cli.store.export import export_jsonl
 
-        await self.call(lambda store: export_jsonl(store, [episode_id], path))
+        await self.call(lambda store: export_jsonl(store, episode_ids, path))
 
     def close(self) -> None:
         """Closes the connections once what is queued is done."""

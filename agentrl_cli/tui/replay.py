@@ -272,7 +272,8 @@ class ReplayScreen(ReplayBase):
     def action_export(self) -> None:
         """Asks in which form."""
         many = self.view is not None and len(self.view.siblings) > 1
-        choices = ["JSON lines", "one HTML page", "SVG of this screen", *(["the whole group as one HTML page"] * many)]
+        choices = ["JSON lines", "one HTML page", "SVG of this screen"]
+        choices += ["the whole group as one HTML page", "the whole group as JSON lines"] if many else []
 
         def done(choice: int | None) -> None:
             if choice == 2:
@@ -287,10 +288,11 @@ class ReplayScreen(ReplayBase):
         from agentrl_cli.store.html import export_html
         from agentrl_cli.tui.related import token_texts
 
-        ids = [row.id for row in self.view.siblings] if choice == 3 and self.view is not None else [self.episode_id]
-        path = Path(f"{self.episode_id}{'-group' * (choice == 3)}.{'jsonl' if choice == 0 else 'html'}").absolute()
-        if choice == 0:
-            await self.reader.export(self.episode_id, path)
+        group, lines = choice > 2, choice in (0, 4)
+        ids = [row.id for row in self.view.siblings] if group and self.view is not None else [self.episode_id]
+        path = Path(f"{self.episode_id}{'-group' * group}.{'jsonl' if lines else 'html'}").absolute()
+        if lines:
+            await self.reader.export(ids, path)
         else:
             await self.reader.call(export_html, ids, path, token_texts, title=f"agentrl {self.episode_id}")
         self.notify(f"wrote {path}", markup=False)

@@ -209,6 +209,7 @@ class ReplayBase(AgentScreen):
         newest = await self.reader.call(related.newest, run, self.browse.run)
         if newest is None or newest == self.episode_id:
             return False
+        self.browse.ids = None
         self.load(newest, (1 << 30, 1 << 30))
         return True
 
