@@ -8,6 +8,7 @@ cannot fit is refused, with what to change.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -92,6 +93,8 @@ def plan(config: Config, folder: Path, held: float = 0.0) -> Plan:
 
     device = pick_device(config.model.device)
     full = config.model.dtype == "auto" and not config.adapter.enabled  # full weights are trained in float32
+    given = folder
+    folder, config = _under(folder, config)
     size = 4 if full else _bytes(str(pick_dtype(config.model.dtype, device)))
     shape = _shape(folder)
     count = shape["parameters"]
@@ -113,7 +116,7 @@ def plan(config: Config, folder: Path, held: float = 0.0) -> Plan:
     copied = shape["fused"] and device.type == "cpu" and size == 4 and count * size <= FAIR_SHARE * available
     if copied:
         rollout["sampling weights"] = update["sampling weights"] = count * size  # the fused engine's copy
-    if config.algo.kl_coef and not config.adapter.enabled:
+    if config.algo.kl_coef and not (config.adapter.enabled and folder == given):  # a fresh adapter is switched off
         rollout["reference"] = update["reference"] = count * size
     if config.rollout.async_staleness:  # both phases at once, and the sampler has weights of its own
         both: dict[str, float] = {"keys and values": cache}
@@ -140,6 +143,20 @@ def _kept(shape: Mapping[str, int], size: int) -> int:
     return wide * 4 + (3 * shape["q_width"] + 2 * shape["kv_width"] + 4 * shape["inner"]) * size
 
 
+def _under(folder: Path, config: Config) -> tuple[Path, Config]:
+    """The base of an adapter that is trained on, and the configuration with the adapter's rank."""
+    from agentrl_cli.policies.local_load import ADAPTER_FILE, adapter_base
+
+    if not (folder / ADAPTER_FILE).is_file() or (folder / "config.json").is_file():
+        return folder, config
+    try:
+        rank = int(json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))["r"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{folder / ADAPTER_FILE} cannot be read: {error!r}") from error
+    adapter = config.adapter.model_copy(update={"enabled": True, "r": rank})
+    return adapter_base(folder, config.model, base=folder), config.model_copy(update={"adapter": adapter})
+
+
 def _shape(folder: Path) -> dict[str, int]:
     """Sizes of a model, built without memory."""
     import torch
@@ -148,8 +165,6 @@ def _shape(folder: Path) -> dict[str, int]:
     from agentrl_cli.policies.local_fused import FAMILIES
     from agentrl_cli.policies.local_load import auto_class
 
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} is an adapter; the plan needs its base model.", hint="Name the base: --model …")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):

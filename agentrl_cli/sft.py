@@ -27,9 +27,12 @@ from torch import nn
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer, tiny_template
+from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.paths import models_dir
 from agentrl_cli.policies.forward import Segment, chosen, micro_batches, trained_logprobs
+from agentrl_cli.policies.local_load import load_policy, name_base
+from agentrl_cli.policies.local_loaded import save_model
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Origin, Task
 
@@ -72,6 +75,8 @@ class Recipe:
     """Conversations that the tokenizer is trained on."""
     architecture: Mapping[str, Any] | None = None
     """Arguments of Qwen3Config; None: fine-tune a given model."""
+    adapter: Mapping[str, Any] | None = None
+    """Keys of the section `adapter` of the configuration: train a LoRA adapter of the bundled model."""
     seed: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -200,7 +205,9 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     inner = [p for name, p in trained if recipe.muon_lr and p.ndim == 2 and "embed" not in name and "head" not in name]
     chosen = {id(p) for p in inner}
     rest = [p for _, p in trained if id(p) not in chosen]
-    found: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0)]
+    found: list[torch.optim.Optimizer] = []
+    if rest:
+        found.append(torch.optim.AdamW(rest, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0))
     if inner:
         found.append(torch.optim.Muon(inner, lr=recipe.muon_lr, weight_decay=0.01, momentum=0.95))
     return found
@@ -284,13 +291,36 @@ def with_demonstrations(
 
 
 def make(recipe: Recipe, folder: Path, report: Callable[[int, float, float], None] | None = None) -> None:
-    """Make a model from nothing by a recipe and write it into `folder` (bfloat16 safetensors)."""
-    if recipe.architecture is None:
-        raise ConfigError("The recipe has no `architecture`, so there is nothing to start from.")
+    """Make what a recipe describes and write it into `folder`.
+
+    With `architecture` a model from nothing (bfloat16 safetensors), with `adapter` an adapter of the bundled model
+    (float16, and the tokenizer). Raises ConfigError for a recipe with neither.
+    """
+    if recipe.architecture is None and recipe.adapter is None:
+        raise ConfigError(
+            "The recipe has neither `architecture` nor `adapter`: it would train all weights of a model that is there.",
+            hint="That is: agentrl sft OUT --model MODEL --pack PACK",
+        )
     # One thread: the sums of a step then come in the same order on every number of cores.
     torch.set_num_threads(1)
     packs = {name: load_pack(name) for name in recipe.packs}
+    if recipe.adapter is not None:
+        return _make_adapter(recipe, packs, folder, report)
     tokenizer = make_tokenizer(recipe, packs, folder)
     model = make_model(recipe, tokenizer.vocab_size)
     train(model, Chat(tokenizer), packs, recipe, report)
     model.to(torch.bfloat16).save_pretrained(folder)  # type: ignore[operator]  # a transformers model
+
+
+def _make_adapter(recipe: Recipe, packs: Mapping[str, Pack], folder: Path, report: Any) -> None:
+    tree = {"adapter": {**(recipe.adapter or {}), "enabled": True}, "seed": recipe.seed}
+    config = Config.model_validate({**tree, "model": {"dtype": "float32", "device": "cpu"}})
+    loaded = load_policy("tiny", config, base=Path(), trainable=True)
+    train(loaded.model, loaded.chat, packs, recipe, report)
+    for parameter in loaded.model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.float16)
+    name_base(loaded.model, "tiny", None)
+    assert loaded.folder is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    save_model(loaded.model, loaded.folder, folder)

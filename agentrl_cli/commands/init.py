@@ -116,13 +116,17 @@ def _settings(source: Path, model: str | None, isolation: dict[str, str]) -> str
     from agentrl_cli.config.show import get, non_defaults, to_yaml
 
     flags: dict[str, Any] = {**isolation, "task.packs": [str(source)]}
-    if model is not None and model != "tiny":
+    if model == "tiny":
+        flags["model.name"] = model  # without the adapter that the pack may bring
+    elif model is not None:
         # Real models: an adapter trains on a small GPU, and they say more than the tiny one in a turn.
         flags |= {"model.name": model, "adapter.enabled": True}
         flags |= {"rollout.max_new_tokens": 256, "rollout.max_tokens": 2048}
     config, sources = load_config(flags=flags)
     tree = config.model_dump(mode="json")
     settings = {key: get(tree, key) for key in ALWAYS_WRITTEN} | non_defaults(config, sources) | {"task.packs": ["."]}
+    if Path(config.model.name).is_relative_to(source):  # the pack's adapter, which the project gets a copy of
+        settings["model.name"] = str(Path(config.model.name).relative_to(source))
     return f"{HEADER}\n{to_yaml(settings)}"
 
 

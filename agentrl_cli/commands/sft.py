@@ -72,14 +72,14 @@ def command(
     sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train on demonstrations: a warm start before RL, or with --recipe a model from nothing.
+    """Train on demonstrations: a warm start before RL, or with --recipe a model from nothing or a pack's adapter.
 
     The packs' own demonstrations, or with --from-store or --best-of the store's best episodes (rejection-sampling
     fine-tuning): their sampled tokens as they are, each task's best few; --demonstrations mixes both. The result goes
     on with `train --model OUT`.
     """
     if recipe is not None and (from_store is not None or best_of is not None):
-        raise UsageError("--recipe makes a model from nothing, --from-store trains one on its own episodes.")
+        raise UsageError("--recipe makes a model or an adapter anew, --from-store trains one on its own episodes.")
     stored = from_store is not None or best_of is not None
     if tool_rate is not None and stored and demonstrations is None:
         raise UsageError("--tool-rate is about the packs' demonstrations; what is in the store is trained as it is.")

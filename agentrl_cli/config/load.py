@@ -87,8 +87,16 @@ def _from_packs(packs: Value | None, base: Path | None) -> dict[str, Value]:
         if folder is None:
             continue
         for key, value in read_yaml(folder / "task.yaml", only="defaults").items():
-            layer[key.removeprefix("defaults.")] = Value(value.value, f"pack:{folder.name}", value.source)
+            key, given = key.removeprefix("defaults."), value.value
+            if key == "model.name" and (folder / str(given)).is_dir():
+                given = own_model(folder, str(given), base)
+            layer[key] = Value(given, f"pack:{folder.name}", value.source)
     return layer
+
+
+def own_model(folder: Path, name: str, base: Path | None) -> str:
+    """How a project in `base` names the model that the pack in `folder` brings: its own relative to itself."""
+    return name if base is not None and base.resolve() == folder.resolve() else str(folder / name)
 
 
 def _check(layers: Mapping[str, Value]) -> Config:

@@ -237,7 +237,7 @@ def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
             raise ModelError(
                 f"There is no adapter in {path}.", hint="adapter.path is a folder with adapter_config.json."
             )
-        with _without_deprecation():
+        with _quiet_peft():
             loaded: nn.Module = PeftModel.from_pretrained(model, str(path), is_trainable=True)
         return loaded
     lora = PeftLora(
@@ -250,7 +250,7 @@ def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
         task_type="CAUSAL_LM",
     )
     try:
-        with _without_deprecation():
+        with _quiet_peft():
             adapted: nn.Module = get_peft_model(model, lora)
     except ValueError as error:
         raise ModelError(
@@ -292,7 +292,7 @@ def _with_adapter(folder: Path, config: ModelConfig, base: Path) -> nn.Module:
     from peft import PeftModel
 
     under = load_model(adapter_base(folder, config, base=base), config, base=base)
-    with _without_deprecation():
+    with _quiet_peft():
         model: nn.Module = PeftModel.from_pretrained(under, str(folder), is_trainable=True)
     return model.eval()
 
@@ -387,8 +387,13 @@ def _short(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _without_deprecation() -> Iterator[None]:
-    """peft 0.19 asks transformers 5 for a name that is on its way out: nothing that a user could do about."""
+def _quiet_peft() -> Iterator[None]:
+    """What peft 0.19 says and no user could do anything about.
+
+    It asks transformers 5 for a name that is on its way out; and it warns that an adapter on a tied head is not to be
+    merged as it is, which `merge` sees to.
+    """
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Model has `tie_word_embeddings=True` and a tied layer", UserWarning)
         warnings.filterwarnings("ignore", r"`is_gradient_checkpointing` is deprecated", FutureWarning)
         yield

@@ -25,6 +25,7 @@ from agentrl_cli.hooks import HookList
 from agentrl_cli.metrics import cpu_seconds, step_metrics
 from agentrl_cli.plan import checkpoints
 from agentrl_cli.policies.local_checkpoint import load_weights, save_checkpoint
+from agentrl_cli.policies.local_load import ADAPTER_FILE
 from agentrl_cli.policies.local_loaded import Loaded
 from agentrl_cli.rollout import Rollout, seed_of
 from agentrl_cli.steering import Steering, keep_settings
@@ -299,9 +300,17 @@ class Trainer:
         return [tasks[int(i)] for i in np.linspace(0, len(tasks) - 1, count)]
 
     def _frozen_reference(self) -> Any:
-        """A copy of the weights for the KL term, where no adapter can be switched off instead."""
-        if not self.config.algo.kl_coef or hasattr(self.loaded.model, "disable_adapter"):
+        """A copy of the weights for the KL term, where no adapter can be switched off instead.
+
+        One that was there before is part of what the training starts from.
+        """
+        if not self.config.algo.kl_coef or (hasattr(self.loaded.model, "disable_adapter") and not self._adapted()):
             return None
         import copy
 
         return copy.deepcopy(self.loaded.model).requires_grad_(False).eval()
+
+    def _adapted(self) -> bool:
+        """Whether the training starts from an adapter, not from a fresh one."""
+        folder = self.loaded.folder
+        return self.config.adapter.path is not None or (folder is not None and (folder / ADAPTER_FILE).is_file())

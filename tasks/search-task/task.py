@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,25 @@ Row = dict[str, Any]
 
 HERE = Path(__file__).parent
 CORPUS = HERE / "corpus" / "facts.jsonl"
+WORDS = ("bird", "stone", "river", "lamp", "cloud", "chair", "green", "north", "apple", "wheel")
 HEADS = ("vel", "tar", "on", "mir", "sa", "dro", "kel", "bru", "fen", "ga", "lo", "pi")
 TAILS = ("nor", "bek", "dra", "lin", "vash", "moor", "tis", "quel", "ran", "zet")
 
 
 @cache
 def facts() -> dict[str, list[dict[str, Any]]]:
-    """The made-up world: 120 each of rivers, cities and people. The same at every call."""
+    """The made-up world: 120 things, and 120 each of rivers, cities and people. The same at every call."""
+    rng = random.Random("search-task things")
+    codes = [f"{word}{number}" for word in WORDS for number in rng.sample(range(100, 999), 12)]
+    rng.shuffle(codes)
+    things = [
+        {"name": name, "code": code, "box": box, "sold": sold}
+        for name, code, box, sold in zip(
+            codes,
+            *(rng.sample(range(low, high), 120) for low, high in ((1000, 9999), (100, 999), (100, 999))),
+            strict=True,
+        )
+    ]
     rng = random.Random("search-task world")
     names = [(head + tail).capitalize() for head in HEADS for tail in TAILS]
     rivers = [{"name": name, "length": length} for name, length in _numbered(rng, names, 100, 999)]
@@ -32,7 +45,7 @@ def facts() -> dict[str, list[dict[str, Any]]]:
         {"name": f"{first.capitalize()} {rng.choice(HEADS).capitalize()}{rng.choice(TAILS)}", "city": city["name"]}
         for first, city in zip(firsts, rng.sample(cities, len(cities)), strict=True)
     ]
-    return {"river": rivers, "city": cities, "person": people}
+    return {"thing": things, "river": rivers, "city": cities, "person": people}
 
 
 def _numbered(rng: random.Random, names: list[str], low: int, high: int) -> list[tuple[str, int]]:
@@ -47,42 +60,98 @@ def _ended(rng: random.Random, names: list[str], low: int, high: int) -> list[tu
 def documents() -> list[dict[str, str]]:
     """The corpus."""
     world = facts()
-    lines = [(f["name"], f"The river {f['name']} is {f['length']} km long.") for f in world["river"]]
-    lines += [(f["name"], f"{f['people']} people live in the city {f['name']}.") for f in world["city"]]
-    lines += [(f["name"], f"{f['name']} is from the city {f['city']}.") for f in world["person"]]
-    return [{"id": f"{n:03d}", "text": text} for n, (_, text) in enumerate(lines)]
+    lines = [f"The code of {f['name']} is {f['code']}." for f in world["thing"]]
+    lines += [f"The box of {f['name']} is {f['box']}." for f in world["thing"]]
+    lines += [f"Of {f['name']} were sold {f['sold']}." for f in world["thing"]]
+    lines += [f"The river {f['name']} is {f['length']} km long." for f in world["river"]]
+    lines += [f"{f['people']} people live in the city {f['name']}." for f in world["city"]]
+    lines += [f"{f['name']} is from the city {f['city']}." for f in world["person"]]
+    random.Random("search-task order").shuffle(lines)
+    return [{"id": f"{n:03d}", "text": text} for n, text in enumerate(lines)]
 
 
-def _row(prompt: str, searches: list[str], answer: Any) -> Row:
-    return {"prompt": prompt, "search": searches, "answer": str(answer)}
+OPENINGS = ("", "Tell me: ", "Find this: ", "Look up: ")
 
 
-def _river(rng: random.Random) -> Row:
-    fact = rng.choice(facts()["river"])
-    return _row(f"How long is the river {fact['name']} in km?", [f"river {fact['name']}"], fact["length"])
+@dataclass(frozen=True)
+class Draw:
+    """Where a task's fact and wording are drawn from: every fourth fact is the test split's alone."""
+
+    rng: random.Random
+    held: bool
+
+    def fact(self, kind: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.rng.choice([f for n, f in enumerate(facts()[kind]) if (n % 4 == 3) == self.held])
+        return found
+
+    def row(self, wordings: tuple[str, str, str], searches: list[str], answer: Any) -> Row:
+        """An opening and a wording that meet in the test split never meet in training."""
+        pairs = [(i, j) for i in range(len(OPENINGS)) for j in range(3) if ((i + j) % 4 == 3) == self.held]
+        i, j = self.rng.choice(pairs)
+        return {"prompt": f"{OPENINGS[i]}{wordings[j]}", "search": searches, "answer": str(answer)}
 
 
-def _city(rng: random.Random) -> Row:
-    fact = rng.choice(facts()["city"])
-    return _row(f"How many people live in {fact['name']}?", [f"city {fact['name']}"], fact["people"])
+def _code(draw: Draw) -> Row:
+    fact = draw.fact("thing")
+    name = fact["name"]
+    said = (f"What is the code of {name}?", f"Which code has {name}?", f"The code of {name}?")
+    return draw.row(said, [f"code {name}"], fact["code"])
 
 
-def _person(rng: random.Random) -> Row:
-    fact = rng.choice(facts()["person"])
-    return _row(f"Which city is {fact['name']} from?", [fact["name"]], fact["city"])
+def _box(draw: Draw) -> Row:
+    fact = draw.fact("thing")
+    name = fact["name"]
+    said = (f"Which box holds {name}?", f"What is the box of {name}?", f"{name} is in which box?")
+    return draw.row(said, [f"box {name}"], fact["box"])
 
 
-def _two_hops(rng: random.Random) -> Row:
-    fact = rng.choice(facts()["person"])
+def _sold(draw: Draw) -> Row:
+    fact = draw.fact("thing")
+    name = fact["name"]
+    said = (f"How many of {name} were sold?", f"How many {name} sold?", f"The number of {name} sold?")
+    return draw.row(said, [f"sold {name}"], fact["sold"])
+
+
+def _river(draw: Draw) -> Row:
+    fact = draw.fact("river")
+    name = fact["name"]
+    said = (f"How long is the river {name} in km?", f"The length of the river {name}?", f"How many km is {name} long?")
+    return draw.row(said, [f"river {name}"], fact["length"])
+
+
+def _city(draw: Draw) -> Row:
+    fact = draw.fact("city")
+    name = fact["name"]
+    said = (f"How many people live in {name}?", f"How many people has {name}?", f"People in the city {name}?")
+    return draw.row(said, [f"city {name}"], fact["people"])
+
+
+def _person(draw: Draw) -> Row:
+    fact = draw.fact("person")
+    name = fact["name"]
+    said = (f"Which city is {name} from?", f"The city of {name}?", f"Where is {name} from?")
+    return draw.row(said, [name], fact["city"])
+
+
+def _two_hops(draw: Draw) -> Row:
+    fact = draw.fact("person")
+    name = fact["name"]
     people = next(city["people"] for city in facts()["city"] if city["name"] == fact["city"])
-    prompt = f"How many people live in the city that {fact['name']} is from?"
-    return _row(prompt, [fact["name"], f"city {fact['city']}"], people)
+    said = (
+        f"How many people live in the city that {name} is from?",
+        f"How many people has the city of {name}?",
+        f"People in the city where {name} is from?",
+    )
+    return draw.row(said, [name, f"city {fact['city']}"], people)
 
 
-FAMILIES: dict[str, tuple[Callable[[random.Random], Row], int]] = {
-    "river": (_river, 1),
-    "city": (_city, 1),
-    "person": (_person, 1),
+FAMILIES: dict[str, tuple[Callable[[Draw], Row], int]] = {
+    "code": (_code, 1),
+    "box": (_box, 1),
+    "sold": (_sold, 1),
+    "river": (_river, 0),
+    "city": (_city, 0),
+    "person": (_person, 0),
     "two_hops": (_two_hops, 0),
 }
 """Family → (generator, how often it is drawn for training and test; 0: held out)."""
@@ -91,27 +160,31 @@ FAMILIES: dict[str, tuple[Callable[[random.Random], Row], int]] = {
 SPLITS = {"train": 220, "test": 80, "heldout": 40}
 
 
-def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
-    """Endless rows without ids; the same seed gives the same rows."""
-    rng = random.Random(f"search-task {seed}")
+def generate(seed: int, families: list[str] | None = None, held: bool = False) -> Iterator[Row]:
+    """Endless rows without ids, about facts and in words of training or (`held`) of the test split; seeded."""
+    draw = Draw(random.Random(f"search-task {seed}"), held)
     names = families or [name for name, (_, weight) in FAMILIES.items() for _ in range(weight)]
     while True:
-        family = rng.choice(names)
-        yield {"family": family, **FAMILIES[family][0](rng)}
+        family = draw.rng.choice(names)
+        yield {"family": family, **FAMILIES[family][0](draw)}
+
+
+def rich(seed: int) -> Iterator[Row]:
+    """The harder level: made-up names, questions of two hops. In task.yaml: `train: {generate: "task.py:rich"}`."""
+    return generate(seed, [name for name, (_, weight) in FAMILIES.items() if not weight])
 
 
 def build() -> dict[str, list[Row]]:
-    """The rows checked into `data/`: no task stands in two splits."""
+    """The rows checked into `data/`: no fact and no wording of the test split stands in training."""
     seen: set[str] = set()
     splits: dict[str, list[Row]] = {}
     heldout = [name for name, (_, weight) in FAMILIES.items() if not weight]
     for number, (split, count) in enumerate(SPLITS.items()):
         rows: list[Row] = []
-        for row in generate(number, heldout if split == "heldout" else None):
-            key = f"{row['prompt']}{row.get('setup', '')}{row.get('database', '')}"
-            if key in seen:
+        for row in generate(number, heldout if split == "heldout" else None, held=split == "test"):
+            if row["prompt"] in seen:
                 continue
-            seen.add(key)
+            seen.add(row["prompt"])
             rows.append({"id": f"{split}-{len(rows):04d}", **row})
             if len(rows) == count:
                 break

@@ -35,6 +35,11 @@ def test_every_fact_is_found_first() -> None:
         assert task.data["answer"] in found
 
 
+def test_no_fact_of_the_test_split_stands_in_training() -> None:
+    found = {split: {tuple(task.data["search"]) for task in PACK.tasks(split)} for split in ("train", "test")}
+    assert len(found["test"]) > 50 and not found["train"] & found["test"]
+
+
 def test_answers_and_guesses() -> None:
     assert PACK.module.answer_of("Answer: 1,234.") == "1234" and PACK.module.answer_of("1234") is None
     row = dict(PACK.tasks("train")[0].data)

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,68 +14,141 @@ from agentrl_cli.tools.sql import SqlTool, open_database
 
 Row = dict[str, Any]
 
-THINGS = ("lamp", "rope", "cup", "bell", "drum", "fork", "kite", "nail", "oar", "pan", "ring", "saw", "tent", "vase")
-KINDS = ("tool", "home", "play")
-SCHEMA = "CREATE TABLE items (name TEXT, kind TEXT, price INTEGER, stock INTEGER)"
+
+@dataclass(frozen=True)
+class Words:
+    """What tables and columns are called."""
+
+    tables: tuple[str, ...]
+    key: str
+    groups: tuple[str, ...]
+    numbers: tuple[str, ...]
+    keys: tuple[Any, ...]
+    """Values of the key column, one a row."""
+    kinds: tuple[Any, ...]
+    """Values of the group column, shared by rows."""
 
 
-def _database(rng: random.Random) -> tuple[str, list[tuple[str, str, int, int]]]:
-    """(script, rows) of a table without ties, so that every question has one answer."""
-    names = rng.sample(THINGS, rng.randint(5, 9))
-    prices, stocks = rng.sample(range(11, 99), len(names)), rng.sample(range(11, 99), len(names))
-    rows = [(name, rng.choice(KINDS), p, s) for name, p, s in zip(names, prices, stocks, strict=True)]
-    values = ", ".join(str(row) for row in rows)
-    return f"{SCHEMA};\nINSERT INTO items VALUES {values};", rows
+PLAIN = Words(
+    tables=("stone", "lamp", "glass", "items"),
+    key="id",
+    groups=("box",),
+    numbers=("apple", "bird", "chair", "wheel", "river", "cloud", "green", "north"),
+    keys=tuple(range(11, 99)),
+    kinds=(2, 3, 4),
+)
+"""Words that the bundled model can copy: it was trained on few."""
+
+RICH = Words(
+    tables=("items", "goods", "parts", "things", "sales", "boxes", "wares", "orders"),
+    key="name",
+    groups=("kind", "type", "class", "sort"),
+    numbers=("price", "stock", "size", "mass", "age", "cost", "rank", "score"),
+    keys=("lamp", "rope", "cup", "bell", "drum", "fork", "kite", "nail", "oar", "pan", "ring", "saw", "tent", "vase"),
+    kinds=("tool", "home", "play", "work"),
+)
+"""The harder level, for real models."""
+
+OPENINGS = ("", "Tell me: ", "Find this: ", "Run: ")
 
 
-def _row(rng: random.Random, script: str, question: str, query: str, ordered: bool = False) -> Row:
-    prompt = f"{SCHEMA}\n{question}"
-    return {"prompt": prompt, "database": script, "query": query, "answer": run(script, query), "ordered": ordered}
+@dataclass(frozen=True)
+class World:
+    """The database of one task, and how its question is worded."""
+
+    rng: random.Random
+    words: Words
+    table: str
+    group: str
+    numbers: tuple[str, str]
+    rows: list[tuple[Any, Any, int, int]]
+    held: bool
+    """Worded as in the test split."""
+
+    @property
+    def schema(self) -> str:
+        kind = "int" if isinstance(self.rows[0][0], int) else "text"
+        first, second = self.numbers
+        return f"create table {self.table} ({self.words.key} {kind}, {self.group} {kind}, {first} int, {second} int)"
+
+    @property
+    def script(self) -> str:
+        return f"{self.schema};\ninsert into {self.table} values {', '.join(map(str, self.rows))};"
+
+    def number(self) -> str:
+        """One of the columns of numbers."""
+        return self.rng.choice(self.numbers)
+
+    def task(self, wordings: tuple[str, str, str], query: str, ordered: bool = False) -> Row:
+        """The row of a question. An opening and a wording that meet in the test split never meet in training."""
+        pairs = [(i, j) for i in range(len(OPENINGS)) for j in range(3) if ((i + j) % 4 == 3) == self.held]
+        i, j = self.rng.choice(pairs)
+        answer = run(self.script, query)
+        prompt = f"{self.schema}\n{OPENINGS[i]}{wordings[j]}"
+        return {"prompt": prompt, "database": self.script, "query": query, "answer": answer, "ordered": ordered}
 
 
-def _lookup(rng: random.Random) -> Row:
-    script, rows = _database(rng)
-    name, column = rng.choice(rows)[0], rng.choice(("price", "stock"))
-    return _row(rng, script, f"What is the {column} of {name}?", f"SELECT {column} FROM items WHERE name = '{name}'")
+def _world(rng: random.Random, held: bool, words: Words) -> World:
+    """A table without ties, so that every question has one answer."""
+    keys = rng.sample(words.keys, rng.randint(5, 9))
+    firsts, seconds = rng.sample(range(11, 99), len(keys)), rng.sample(range(11, 99), len(keys))
+    rows = [(key, rng.choice(words.kinds), a, b) for key, a, b in zip(keys, firsts, seconds, strict=True)]
+    first, second = rng.sample(words.numbers, 2)
+    return World(rng, words, rng.choice(words.tables), rng.choice(words.groups), (first, second), rows, held)
 
 
-def _count(rng: random.Random) -> Row:
-    script, _ = _database(rng)
-    column, than = rng.choice(("price", "stock")), rng.randint(25, 80)
-    side, sign = rng.choice((("above", ">"), ("below", "<")))
-    query = f"SELECT count(*) FROM items WHERE {column} {sign} {than}"
-    return _row(rng, script, f"How many items have {column} {side} {than}?", query)
+def _lookup(w: World) -> Row:
+    value, x, key = w.rng.choice(w.rows)[0], w.number(), w.words.key
+    said = (f"What is the {x} of {key} {value}?", f"Which {x} has {key} {value}?", f"The {x} of {key} {value}?")
+    return w.task(said, f"select {x} from {w.table} where {key} = {value!r}")
 
 
-def _total(rng: random.Random) -> Row:
-    script, rows = _database(rng)
-    kind, column = rng.choice(rows)[1], rng.choice(("price", "stock"))
-    query = f"SELECT sum({column}) FROM items WHERE kind = '{kind}'"
-    return _row(rng, script, f"What is the total {column} of kind {kind}?", query)
+def _count(w: World) -> Row:
+    x, than = w.number(), w.rng.randint(25, 80)
+    side, sign = w.rng.choice((("larger", ">"), ("smaller", "<")))
+    said = (
+        f"How many have {x} {side} than {than}?",
+        f"How many of {x} {side} than {than}?",
+        f"{x} {side} than {than}?",
+    )
+    return w.task(said, f"select count(*) from {w.table} where {x} {sign} {than}")
 
 
-def _top(rng: random.Random) -> Row:
-    script, _ = _database(rng)
-    column = rng.choice(("price", "stock"))
-    side, order = rng.choice((("highest", " DESC"), ("lowest", "")))
-    query = f"SELECT name FROM items ORDER BY {column}{order} LIMIT 1"
-    return _row(rng, script, f"Which item has the {side} {column}?", query)
+def _total(w: World) -> Row:
+    value, x, group = w.rng.choice(w.rows)[1], w.number(), w.group
+    said = (
+        f"What is the sum of {x} in {group} {value}?",
+        f"The sum of {x} for {group} {value}?",
+        f"Add {x} of {group} {value}.",
+    )
+    return w.task(said, f"select sum({x}) from {w.table} where {group} = {value!r}")
 
 
-def _mean(rng: random.Random) -> Row:
-    script, _ = _database(rng)
-    column = rng.choice(("price", "stock"))
-    return _row(rng, script, f"What is the average {column}?", f"SELECT avg({column}) FROM items")
+def _top(w: World) -> Row:
+    x, key = w.number(), w.words.key
+    side, order = w.rng.choice((("largest", " desc"), ("smallest", "")))
+    said = (f"Which {key} has the {side} {x}?", f"The {key} of the {side} {x}?", f"What {key} has the {side} {x}?")
+    return w.task(said, f"select {key} from {w.table} order by {x}{order} limit 1")
 
 
-def _listing(rng: random.Random) -> Row:
-    script, rows = _database(rng)
-    kind, column = rng.choice(rows)[1], rng.choice(("price", "stock"))
-    query = f"SELECT name FROM items WHERE kind = '{kind}' ORDER BY {column}"
-    return _row(rng, script, f"List the names of kind {kind}, by rising {column}.", query, ordered=True)
+def _mean(w: World) -> Row:
+    x = w.number()
+    said = (f"What is the average {x}?", f"The mean of {x}?", f"How much {x} on average?")
+    return w.task(said, f"select avg({x}) from {w.table}")
 
 
-FAMILIES: dict[str, tuple[Callable[[random.Random], Row], int]] = {
+def _listing(w: World) -> Row:
+    value, x, key, group = w.rng.choice(w.rows)[1], w.number(), w.words.key, w.group
+    said = (
+        f"List every {key} of {group} {value}, by rising {x}.",
+        f"Each {key} of {group} {value}, {x} rising?",
+        f"Every {key} of {group} {value}, least {x} first.",
+    )
+    query = f"select {key} from {w.table} where {group} = {value!r} order by {x}"
+    return w.task(said, query, ordered=True)
+
+
+FAMILIES: dict[str, tuple[Callable[[World], Row], int]] = {
     "lookup": (_lookup, 3),
     "count": (_count, 3),
     "total": (_total, 2),
@@ -97,24 +171,29 @@ WORLD = ("database",)
 SPLITS = {"train": 300, "test": 100, "heldout": 40}
 
 
-def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
-    """Endless rows without ids; the same seed gives the same rows."""
+def generate(seed: int, families: list[str] | None = None, held: bool = False, words: Words = PLAIN) -> Iterator[Row]:
+    """Endless rows without ids, worded as in training or (`held`) as in the test split; a seed gives the same rows."""
     rng = random.Random(f"sql-task {seed}")
     names = families or [name for name, (_, weight) in FAMILIES.items() for _ in range(weight)]
     while True:
         family = rng.choice(names)
-        yield {"family": family, **FAMILIES[family][0](rng)}
+        yield {"family": family, **FAMILIES[family][0](_world(rng, held, words))}
+
+
+def rich(seed: int) -> Iterator[Row]:
+    """The harder level: all families, texts as keys, more words. In task.yaml: `train: {generate: "task.py:rich"}`."""
+    return generate(seed, list(FAMILIES), words=RICH)
 
 
 def build() -> dict[str, list[Row]]:
-    """The rows checked into `data/`: no task stands in two splits."""
+    """The rows checked into `data/`: no task stands in two splits, and no prompt of the test split in training."""
     seen: set[str] = set()
     splits: dict[str, list[Row]] = {}
     heldout = [name for name, (_, weight) in FAMILIES.items() if not weight]
     for number, (split, count) in enumerate(SPLITS.items()):
         rows: list[Row] = []
-        for row in generate(number, heldout if split == "heldout" else None):
-            key = f"{row['prompt']}{row.get('setup', '')}{row.get('database', '')}"
+        for row in generate(number, heldout if split == "heldout" else None, held=split == "test"):
+            key = row["prompt"] + row["database"]
             if key in seen:
                 continue
             seen.add(key)
@@ -129,7 +208,7 @@ def solve(row: Row) -> list[dict[str, Any]]:
     """Messages of a full solution: the query, what it returns, and the answer in words."""
     answer = run(row["database"], row["query"])
     call = {"type": "function", "function": {"name": "sql", "arguments": {"query": row["query"]}}}
-    said = ", ".join(answer.splitlines()[1:])
+    said = ", ".join(answer.splitlines()[1:]) or "unknown"
     return [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": "sql", "content": answer},
@@ -138,11 +217,18 @@ def solve(row: Row) -> list[dict[str, Any]]:
 
 
 def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[dict[str, Any]]:
-    """The solver, or for a share `1 - tool_rate` of the rows a query with another column."""
+    """The solver, or for a share `1 - tool_rate` of the rows what goes wrong without a look.
+
+    Half of those say a number without any query, half query a table or a column that this database does not have.
+    """
     if rng.random() < tool_rate:
         return solve(row)
-    wrong = row["query"].replace("price", "cost") if "price" in row["query"] else row["query"].replace("stock", "size")
-    return solve({**row, "query": wrong})
+    if rng.random() < 0.5:
+        return [{"role": "assistant", "content": f"Answer: {rng.randint(11, 98)}"}]
+    words = PLAIN.tables if rng.random() < 0.5 else PLAIN.numbers
+    other = rng.choice([word for word in words if word not in row["prompt"]])
+    said = next(word for word in words if word in row["query"])
+    return solve({**row, "query": row["query"].replace(said, other)})
 
 
 def result(episode: Any, ctx: Any) -> Any:
