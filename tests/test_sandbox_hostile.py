@@ -43,6 +43,12 @@ async def test_every_attack_is_contained(level: str) -> None:
     assert len(verdicts) == len(chosen)
 
 
+async def test_an_attack_that_meets_the_clock_before_its_limit_has_time_to_meet_it(sandbox: Sandbox) -> None:
+    one = next(one for one in attacks() if one.name == "fills-the-disk")
+    (verdict,) = await attack(sandbox, [one], wall=0.002)
+    assert (verdict.status, verdict.problems) == ("disk_limit", ())
+
+
 async def test_the_probe_says_what_holds_here(sandbox: Sandbox) -> None:
     rows = await probe(sandbox)
     assert {row.name: row.held for row in rows} == dict.fromkeys(

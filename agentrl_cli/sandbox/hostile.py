@@ -23,6 +23,8 @@ from agentrl_cli.sandbox.results import ExecResult
 
 _MARK = "98765.25"
 """Argument of the daemons that attacks try to leave behind."""
+PATIENCE = 15.0
+"""Seconds of the wall limit for an attack that another limit has to stop, where the machine was too slow for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +128,26 @@ async def attack(
     on_verdict: Callable[[Verdict], None] | None = None,
     wall: float = 1.5,
 ) -> tuple[Verdict, ...]:
-    """Runs attacks (default: all) one after the other, each in a session of its own."""
+    """Runs attacks (default: all) one after the other, each in a session of its own.
+
+    `wall`: seconds for each. One that another limit than time has to stop runs once more with PATIENCE where time came
+    first: a busy machine fills no disk in half a second.
+    """
     verdicts: list[Verdict] = []
     async with canaries() as targets:
         for one in attacks() if chosen is None else chosen:
             verdict = await _one(sandbox, one, targets, wall)
+            if _only_slow(one, verdict):
+                verdict = await _one(sandbox, one, targets, PATIENCE)
             verdicts.append(verdict)
             if on_verdict:
                 on_verdict(verdict)
     return tuple(verdicts)
+
+
+def _only_slow(one: Attack, verdict: Verdict) -> bool:
+    """Whether nothing went wrong but that the wall limit came before the one that the attack runs into."""
+    return verdict.status == "timeout" and "timeout" not in one.right and len(verdict.problems) == 1
 
 
 async def _one(sandbox: Sandbox, one: Attack, targets: Canaries, wall: float) -> Verdict:
