@@ -248,6 +248,25 @@ def test_a_cgroup_holds_memory_where_one_can_be_made() -> None:
     assert not group.folder.exists() and "cgroup" in cgroup.describe()
 
 
+def test_a_cgroup_bounds_the_processes_of_a_level_without_namespaces() -> None:
+    """Outside of namespaces RLIMIT_NPROC does not hold root, and a watch may be outrun on a busy machine."""
+    group = cgroup.Cgroup.make(256 << 20, tasks=20) if cgroup.place() else None
+    if group is None or not (group.tasks or (group.folder / "pids.max").exists()):
+        pytest.skip("no cgroup that counts processes can be made here")
+    program = (
+        "import os, time\nmade = []\ntry:\n    for _ in range(60):\n        pid = os.fork()\n"
+        "        if not pid: time.sleep(5); os._exit(0)\n        made.append(pid)\nexcept BlockingIOError: pass\n"
+        "print(len(made))\nfor pid in made: os.kill(pid, 9); os.waitpid(pid, 0)"
+    )
+    try:
+        command = group.command([sys.executable, "-I", "-S", "-c", program])
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and 10 <= int(done.stdout) < 20, done.stderr
+    finally:
+        group.remove()
+    assert not group.folder.exists() and not (group.tasks and group.tasks.exists())
+
+
 HOST = """
 import asyncio, sys
 from agentrl_cli.config import SandboxConfig

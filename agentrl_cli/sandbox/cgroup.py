@@ -1,5 +1,6 @@
 """Memory limits that the kernel holds, where this process may make cgroups (v1 or v2): one for all of a runner, and
 below it one for each box, so that a box that runs out of memory takes nobody else along, and both are told apart.
+The runner's also bounds the number of its processes: outside of namespaces nothing else does that for root.
 
 Without them memory is watched ten times a second inside (`sandbox/watch.py`), which a burst may outrun.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -35,19 +37,25 @@ class Cgroup:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.tasks: Path | None = None
+        """Where version 1 counts its processes: another hierarchy, another folder."""
         self._made = 0
         self._free: list[Path] = []
 
     @classmethod
-    def make(cls, limit: int) -> Cgroup | None:
-        """A cgroup for a runner, limited to `limit` bytes; None where none can be made."""
+    def make(cls, limit: int, tasks: int = 0) -> Cgroup | None:
+        """A cgroup for a runner, limited to `limit` bytes and `tasks` threads (0: any); None where none can be made."""
         parent = place()
-        return _make(parent, f"{_NAME}{owner.name()}-{next(_NUMBERS)}", limit) if parent else None
+        group = _make(parent, f"{_NAME}{owner.name()}-{next(_NUMBERS)}", limit) if parent else None
+        if group and tasks:
+            group.tasks = _bound_tasks(group.folder, tasks)
+        return group
 
     def command(self, command: list[str]) -> list[str]:
         """The command that joins the cgroup before it becomes `command`, so that nothing is forked outside."""
-        procs = self.folder / "runner" / "cgroup.procs"
-        return ["/bin/sh", "-c", 'echo $$ >"$0" && exec "$@"', str(procs), *command]
+        groups = [self.folder / "runner", *([self.tasks] if self.tasks else [])]
+        join = " && ".join(f"echo $$ >{shlex.quote(str(group / 'cgroup.procs'))}" for group in groups)
+        return ["/bin/sh", "-c", f'{join} && exec "$@"', "sh", *command]
 
     def take(self, limit: int) -> Path | None:
         """A cgroup for a box, limited to `limit` bytes; one of an earlier box where nothing of that is left."""
@@ -96,10 +104,30 @@ class Cgroup:
 
     def remove(self) -> None:
         """Takes the cgroup away; the kernel needs a moment after the end of its last process."""
-        for _ in range(100):
-            if _delete(self.folder):
-                return
-            time.sleep(0.005)
+        for folder in [self.folder, *([self.tasks] if self.tasks else [])]:
+            for _ in range(100):
+                if _delete(folder):
+                    break
+                time.sleep(0.005)
+
+
+def _bound_tasks(folder: Path, most: int) -> Path | None:
+    """No more than `most` threads in a runner's cgroup. Returns the folder of that name where version 1 counts them.
+
+    Nothing where the kernel or the rights for it are missing: then the box's watch is all there is, as before.
+    """
+    with contextlib.suppress(OSError):
+        if (folder / "memory.max").exists():
+            if (folder / "pids.max").exists():
+                (folder / "pids.max").write_text(str(most))
+            return None
+        tasks = _ROOT / "pids" / folder.name
+        if not tasks.parent.is_dir():
+            return None
+        tasks.mkdir()
+        (tasks / "pids.max").write_text(str(most))
+        return tasks
+    return None
 
 
 def _idle(folder: Path) -> bool:
@@ -196,7 +224,7 @@ def sweep(root: Path | None = None) -> int:
     An earlier start may have run in another cgroup than we do, so everything below the root is looked through.
     """
     removed = 0
-    for top in [root] if root else [_ROOT / "memory", _ROOT]:
+    for top in [root] if root else [_ROOT / "memory", _ROOT / "pids", _ROOT]:
         if not ((top / "cgroup.procs").exists() or root):
             continue
         for at, names, _ in os.walk(top):

@@ -30,6 +30,8 @@ PATIENCE = 10.0
 """Seconds a runner may leave a ping unanswered before it counts as stuck: those on a busy machine are slow."""
 _BOX_OWN = 64
 """MiB for what a box needs itself: its init, and the pages that its processes copy."""
+_KEPT = 1024
+"""Processes of all boxes of a runner that wait: inits, sessions, earlier states."""
 
 
 class Runner(ABC):
@@ -162,7 +164,8 @@ class Process(Runner):
     @classmethod
     async def start(cls, launch: Launch, number: int, limits: Limits) -> Self:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        group = Cgroup.make(_most(_own(asdict(limits)))) if launch.level != "bare" else None
+        tasks = 0 if launch.level == "ns" else _KEPT + AT_ONCE * limits.processes
+        group = Cgroup.make(_most(_own(asdict(limits))), tasks) if launch.level != "bare" else None
         try:
             process, err = launching.start(launch, theirs.fileno(), number, group)
         except BaseException as error:
