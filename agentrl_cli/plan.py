@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli.algos.advantages import needs
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError
 
 GiB = 1024**3
 STATE = {"adamw": (8, 8), "adamw8bit": (2, 2), "adamw_offload": (12, 0), "muon": (8, 8)}
 """Bytes of optimizer state a trained weight: where the CPU trains, and on a GPU."""
+BYTES = {"4bit": 0.516, "8bit": 1.01}
+"""Of a quantised weight: nf4 with a byte for 64 and a float for 256 of those, int8 with a float a row."""
 OVERHEAD = {"cpu": 0.45, "cuda": 0.5}
 """GiB of the interpreter with torch, or of the CUDA context."""
 SMALL = 50_000_000
@@ -60,7 +63,9 @@ class Plan:
         if self.fits:
             return []
         tips = {
-            "keys and values": "lower rollout.concurrency or rollout.max_tokens",
+            "keys and values": "lower rollout.concurrency or rollout.max_tokens, or set rollout.memory (what does not"
+            " fit then waits, or is computed again)",
+            "value head": "lower train.token_budget",
             "activations": "lower train.token_budget",
             "optimizer": "train an adapter: --lora, or train.optimizer=adamw_offload",
             "gradients": "train an adapter: --lora",
@@ -89,7 +94,6 @@ def plan(config: Config, folder: Path, held: float = 0.0) -> Plan:
     """
     from agentrl_cli.policies.local_engine import FAIR_SHARE
     from agentrl_cli.policies.local_load import pick_device, pick_dtype
-    from agentrl_cli.policies.local_memory import parse_memory
 
     device = pick_device(config.model.device)
     full = config.model.dtype == "auto" and not config.adapter.enabled  # full weights are trained in float32
@@ -99,38 +103,69 @@ def plan(config: Config, folder: Path, held: float = 0.0) -> Plan:
     shape = _shape(folder)
     count = shape["parameters"]
     trained = _adapter(config, shape) if config.adapter.enabled else count
-    weights = float(count * size + (trained * 4 if config.adapter.enabled else 0))
-    rows = min(config.rollout.concurrency, config.rollout.group_size * config.rollout.prompts_per_step)
-    cache = rows * config.rollout.max_tokens * shape["layers"] * 2 * shape["kv_width"] * size
-    cache = min(cache, parse_memory(config.rollout.memory) or cache)
-    tokens = config.train.token_budget
-    rollout = {"weights": weights, "keys and values": cache}
-    update = {
-        "weights": weights,
-        "gradients": trained * 4,
-        "optimizer": trained * STATE[config.train.optimizer][device.type != "cpu"],
-        "activations": tokens * shape["layers"] * _kept(shape, size),
-        "logits": min(256, max(16, 2**24 // shape["vocabulary"])) * shape["vocabulary"] * 12,  # forward_head's chunk
+    both = {
+        "weights": _weights(config, shape, size) + (trained * 4.0 if config.adapter.enabled else 0.0),
+        "optimizer": float(trained * STATE[config.train.optimizer][device.type != "cpu"]),
+        "runtime": OVERHEAD[device.type if device.type in OVERHEAD else "cuda"] * GiB,
     }
     available = _available(device) + held
     copied = shape["fused"] and device.type == "cpu" and size == 4 and count * size <= FAIR_SHARE * available
     if copied:
-        rollout["sampling weights"] = update["sampling weights"] = count * size  # the fused engine's copy
+        both["sampling weights"] = float(count * size)  # the fused engine's copy
     if config.algo.kl_coef and not (config.adapter.enabled and folder == given):  # a fresh adapter is switched off
-        rollout["reference"] = update["reference"] = count * size
+        both["reference"] = float(count * size)
+    rollout = both | _sampling(config, shape, size)
+    update = both | _updating(config, shape, size, trained, again=False)
     if config.rollout.async_staleness:  # both phases at once, and the sampler has weights of its own
-        both: dict[str, float] = {"keys and values": cache}
-        if not copied:
-            both["sampler"] = float(trained * (4 if config.adapter.enabled else size))
-        rollout = update = {**both, **update}
-    base = OVERHEAD[device.type if device.type in OVERHEAD else "cuda"] * GiB
-    rollout["runtime"] = update["runtime"] = base
+        more = {} if copied else {"sampler": float(trained * (4 if config.adapter.enabled else size))}
+        rollout = update = rollout | more | update
     choice = config.train.checkpointing
     again = choice == "on" or (choice == "auto" and sum(update.values()) > available)
-    if again:  # each layer's input is kept, and one layer at a time recomputed
-        update["activations"] = tokens * (shape["layers"] * shape["hidden"] * size + _kept(shape, size))
+    if again:
+        update = update | _updating(config, shape, size, trained, again=True)
     seconds = _step_seconds(config, count, device) * (4 / 3 if again else 1)
     return Plan(rollout, update, available, str(device), count, trained, seconds, again)
+
+
+def _sampling(config: Config, shape: Mapping[str, int], size: int) -> dict[str, float]:
+    """What the rollout takes besides weights; the optimizer's state stays where it is meanwhile, a value head's too."""
+    from agentrl_cli.policies.local_memory import parse_memory
+    from agentrl_cli.policies.local_sampling import draw_rows
+
+    rows = min(config.rollout.concurrency, config.rollout.group_size * config.rollout.prompts_per_step)
+    cache = rows * config.rollout.max_tokens * shape["layers"] * 2 * shape["kv_width"] * size
+    drawn = 20 * min(rows, draw_rows(shape["vocabulary"])) + size * rows  # five float32 of a part, and the step's own
+    found = {
+        "keys and values": float(min(cache, parse_memory(config.rollout.memory) or cache)),
+        "logits": float(drawn * shape["vocabulary"]),
+        "prefill": float(shape[f"prefill{size}"] * (3 * shape["inner"] + 6 * shape["hidden"]) * size),
+    }
+    return found | ({"value head": _head(shape) * 12.0} if needs(config.algo.advantage) == "values" else {})
+
+
+def _updating(config: Config, shape: Mapping[str, int], size: int, trained: int, *, again: bool) -> dict[str, float]:
+    """What the update takes besides weights and optimizer.
+
+    `again`: each layer's input is kept, and one layer at a time recomputed.
+    """
+    fuses = _fuses(config, shape)
+    kept = _kept_fused(shape, size) if fuses else _kept(shape, size)
+    passing = fuses * 4 * (shape["inner"] + shape["hidden"]) * size  # of a token, in one layer's backward pass
+    layers = shape["layers"] * shape["hidden"] * size + kept if again else shape["layers"] * kept
+    tokens = config.train.token_budget
+    found = {
+        "gradients": trained * 4.0,
+        "activations": float(tokens * (layers + passing)),
+        "logits": min(256, max(16, 2**24 // shape["vocabulary"])) * shape["vocabulary"] * 12.0,  # forward_head's chunk
+    }
+    if needs(config.algo.advantage) == "values":
+        found["value head"] = _head(shape) * 16.0 + tokens * shape["hidden"] * 12.0
+    return found
+
+
+def _head(shape: Mapping[str, int]) -> int:
+    """Weights of PPO's value head (algos/value.py); in float32, with an AdamW of its own."""
+    return shape["hidden"] ** 2 + 2 * shape["hidden"] + 1
 
 
 def _kept(shape: Mapping[str, int], size: int) -> int:
@@ -157,6 +192,28 @@ def _under(folder: Path, config: Config) -> tuple[Path, Config]:
     return adapter_base(folder, config.model, base=folder), config.model_copy(update={"adapter": adapter})
 
 
+def _kept_fused(shape: Mapping[str, int], size: int) -> int:
+    """The same where our own forward runs under an adapter: what its two functions and attention save of a token."""
+    heads = 4 * shape["q_width"] + shape["head_norms"] * (shape["q_width"] + shape["kv_width"])
+    return (2 * shape["hidden"] + heads + 2 * shape["inner"]) * size
+
+
+def _fuses(config: Config, shape: Mapping[str, int]) -> bool:
+    """Whether forward_fused.py will train it: plain LoRA on all linear layers of a family that it knows."""
+    lora = config.adapter
+    plain = lora.enabled and not lora.dropout and not lora.use_dora and config.model.quantization == "none"
+    return bool(plain and shape["fused"])
+
+
+def _weights(config: Config, shape: Mapping[str, int], size: int) -> float:
+    """Bytes of the base model; quantised, its linear layers without the head in 4 or 8 bits with their constants."""
+    bits = config.model.quantization
+    if bits == "none":
+        return float(shape["parameters"] * size)
+    rest = (shape["parameters"] - shape["linear_weights"]) * size
+    return float(rest + shape["linear_weights"] * BYTES[bits])
+
+
 def _shape(folder: Path) -> dict[str, int]:
     """Sizes of a model, built without memory."""
     import torch
@@ -164,6 +221,7 @@ def _shape(folder: Path) -> dict[str, int]:
 
     from agentrl_cli.policies.local_fused import FAMILIES
     from agentrl_cli.policies.local_load import auto_class
+    from agentrl_cli.policies.local_memory import prefill_tokens
 
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -184,6 +242,10 @@ def _shape(folder: Path) -> dict[str, int]:
         "fused": int(getattr(config, "model_type", "") in FAMILIES),
         "q_width": int(text.num_attention_heads * width),
         "inner": int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),
+        "linear_weights": sum(m.in_features * m.out_features for m in linear),
+        "head_norms": int(any(name.endswith(".q_norm") for name, _ in model.named_modules())),
+        "prefill4": prefill_tokens(text, 4),
+        "prefill2": prefill_tokens(text, 2),
         "linear_in_out": sum(m.in_features + m.out_features for m in linear),
     }
 

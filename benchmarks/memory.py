@@ -4,8 +4,9 @@
 
 `update`: peak resident memory of a process that makes two updates (the optimizer's state is there in the second), for
 three shapes on a CPU, beside plan.py's sum for the update. `head`: forward and backward of the log-probabilities of
-2,048 tokens over 151,936 words from hidden states of 64, ours beside the naive [T, V] log_softmax; what the process
-takes above its start. Each figure is a process of its own. Writes benchmarks/results/memory.json.
+2,048 tokens over 151,936 words from hidden states of 64, ours beside the naive [T, V] log_softmax and, where it is
+installed (benchmarks/peers.txt), TRL's fused head; what the process takes above its start. Each figure is a process of
+its own, without a sampler, whose copy of the weights is left out of the plan. Writes benchmarks/results/memory.json.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import json
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +101,13 @@ def head(name: str) -> dict[str, float]:
     linear = torch.nn.Linear(HEAD["hidden"], HEAD["vocabulary"], bias=False).requires_grad_(False)
     hidden = torch.randn(HEAD["rows"], HEAD["hidden"], requires_grad=True)
     targets = torch.randint(HEAD["vocabulary"], (HEAD["rows"],))
+    if name == "trl":
+        from trl.trainer import utils
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if name == "naive":
+    if name == "trl":  # as its GRPOTrainer calls it, with the entropy
+        given = (1.0, utils._CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, ("log_probs", "entropy"))
+        logp = utils._ChunkedLogProbFunction.apply(hidden, linear.weight, None, targets, *given)[0]
+    elif name == "naive":
         logp = torch.log_softmax(linear(hidden), -1).gather(-1, targets[:, None])[:, 0]
     else:
         logp, _ = head_logprobs(linear, hidden, targets)
@@ -127,7 +135,7 @@ def measure_updates() -> list[dict[str, Any]]:
             write_shape(shape, folder)
             planned = plan(config_of(shape, folder), Path(folder))
             measured = child("update", name, folder)["measured"]
-        total = sum(planned.update.values())
+        total = sum(planned.update.values()) - planned.update.get("sampling weights", 0.0)
         rows.append({"shape": name, "planned": total, "measured": measured, "error": total / measured - 1,
                      "parts": dict(planned.update)})  # fmt: skip
         print(f"{name}: planned {total / 2**20:.0f} MiB, measured {measured / 2**20:.0f} ({total / measured - 1:+.1%})")
@@ -137,10 +145,15 @@ def measure_updates() -> list[dict[str, Any]]:
 def measure_head() -> dict[str, Any]:
     """Ours beside the naive way."""
     ours, naive = child("head", "ours", ""), child("head", "naive", "")
-    assert abs(ours["logp"] - naive["logp"]) < 1e-3
+    theirs = child("head", "trl", "") if find_spec("trl") else None
+    assert all(abs(one["logp"] - naive["logp"]) < 1e-3 for one in (ours, theirs) if one is not None)
     print(f"head: ours {ours['bytes'] / 2**20:.0f} MiB, naive {naive['bytes'] / 2**20:.0f} MiB:"
           f" 1/{naive['bytes'] / ours['bytes']:.1f}")  # fmt: skip
-    return {**HEAD, "ours": ours["bytes"], "naive": naive["bytes"], "ratio": naive["bytes"] / ours["bytes"]}
+    found = {**HEAD, "ours": ours["bytes"], "naive": naive["bytes"], "ratio": naive["bytes"] / ours["bytes"]}
+    if theirs is None:
+        return found
+    print(f"TRL's fused head: {theirs['bytes'] / 2**20:.0f} MiB")
+    return {**found, "trl": theirs["bytes"], "trl_version": version("trl")}
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 import torch
 
 from agentrl_cli.errors import PolicyError
-from agentrl_cli.policies import local_batch
+from agentrl_cli.policies import local_batch, local_sampling
 from agentrl_cli.policies.local import LocalPolicy
+from agentrl_cli.policies.local_memory import prefill_tokens
 from agentrl_cli.policies.local_sampling import draw, uniforms
 from agentrl_cli.types import TOP_K, Generation, Sampling, StopReason
 from tests.local_helpers import STOP, VOCAB, greedy, policy_of, prompts, tiny
@@ -26,6 +28,28 @@ async def test_long_prompts_go_in_pieces() -> None:
     said = await policy.generate("a", long, Sampling(temperature=0, max_new_tokens=3))
     assert said.ids.tolist() == greedy(model, long, 3)[0]
     await policy.close()
+
+
+async def test_small_parts_of_prompts_and_draws_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where layers are wide or the vocabulary is large, prompts go in shorter pieces and tokens are drawn in parts."""
+    found = []
+    for small in (False, True):
+        if small:
+            monkeypatch.setattr(local_sampling, "DRAWN", 3 * VOCAB)
+        policy = LocalPolicy(tiny(), context_length=256, rows=8)
+        if small:
+            policy._batch.together = 16  # type: ignore[union-attr]
+            assert local_sampling.draw_rows(VOCAB) == 3
+        sampling = [Sampling(max_new_tokens=6, seed=n) for n in range(8)]
+        many = (
+            policy.generate(f"e{n}", ids, one) for n, (ids, one) in enumerate(zip(prompts(), sampling, strict=False))
+        )
+        found.append([said.ids.tolist() for said in await asyncio.gather(*many)])
+        await policy.close()
+    assert found[0] == found[1] and any(len(ids) > 1 for ids in found[0])
+    assert prefill_tokens(tiny().config, 4) == 8192
+    wide = SimpleNamespace(intermediate_size=4864, hidden_size=896)
+    assert (prefill_tokens(wide, 2), prefill_tokens(wide, 4)) == (2**26 // (6 * 4864), 2**26 // (12 * 4864))
 
 
 async def test_what_is_shared_is_computed_once() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,3 +73,59 @@ def test_optimizer_state_by_name() -> None:
         return found.update["optimizer"] / found.trainable
 
     assert [state(name) for name in ("adamw", "adamw8bit", "adamw_offload")] == [8, 2, 12]
+
+
+def qwen2_half_billion(folder: Path) -> Path:
+    """Qwen2-0.5B's configuration, without weights."""
+    from transformers import Qwen2Config
+
+    make: Any = Qwen2Config
+    sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+    config = make(**sizes, num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True)
+    config.architectures = ["Qwen2ForCausalLM"]
+    config.save_pretrained(folder)
+    return folder
+
+
+def sections(**more: Any) -> Config:
+    base: dict[str, Any] = {
+        "model": {"device": "cpu", "dtype": "bfloat16"},
+        "adapter": {"enabled": True, "r": 8, "alpha": 16},
+        "rollout": {"group_size": 8, "prompts_per_step": 4, "max_tokens": 2048},
+        "train": {"token_budget": 2048, "checkpointing": "on"},
+    }
+    for name, values in more.items():
+        base[name] = {**base.get(name, {}), **values}
+    return Config.model_validate(base)
+
+
+def test_half_a_billion_weights_under_an_adapter_fit_a_small_card(tmp_path: Path) -> None:
+    """4.4 M of 494 M trained, episodes of 2,048 tokens: each phase at most 2.2 GB, the runtime's half GB included."""
+    folder = qwen2_half_billion(tmp_path)
+    found = plan(sections(), folder)
+    assert (found.parameters, found.trainable) == (494_032_768, 4_399_104)
+    assert sum(found.update.values()) < 2.2e9
+    # 32 rows of 2,048 tokens at once: keys and values of 24 layers, 2 heads of 64, in 16 bits
+    assert found.rollout["keys and values"] == 32 * 2048 * 24 * 2 * 128 * 2
+    assert found.rollout["optimizer"] == found.trainable * 8, "it stays where it is while episodes are sampled"
+    bounded = plan(sections(rollout={"memory": "480MiB"}), folder)
+    assert sum(bounded.rollout.values()) < 2.2e9
+
+
+def test_quantised_weights_are_counted_as_they_are_kept(tmp_path: Path) -> None:
+    folder = qwen2_half_billion(tmp_path)
+    linear = 24 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864)
+    rest, adapter = (494_032_768 - linear) * 2, 4_399_104 * 4
+    for bits, each in (("none", 2.0), ("8bit", 1.01), ("4bit", 0.516)):
+        found = plan(sections(model={"quantization": bits}), folder)
+        assert found.rollout["weights"] == found.update["weights"] == pytest.approx(rest + linear * each + adapter)
+
+
+def test_a_value_head_is_counted() -> None:
+    plain, ppo = (
+        plan(Config.model_validate({"algo": {"advantage": name}}), bundled_model()) for name in ("grpo", "gae")
+    )
+    head = 160 * 160 + 160 + 160 + 1  # two layers
+    assert "value head" not in plain.update
+    assert ppo.rollout["value head"] == pytest.approx(head * 12, rel=0.01)
+    assert ppo.update["value head"] == pytest.approx(head * 16 + 4096 * 160 * 12, rel=0.01)

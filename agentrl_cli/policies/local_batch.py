@@ -18,6 +18,7 @@ from agentrl_cli.policies.local_attention import Part, Rows, one_part
 from agentrl_cli.policies.local_bases import Base, base_length
 from agentrl_cli.policies.local_cache import Parked, Shelf, blocks, rounded
 from agentrl_cli.policies.local_engine import Engine, sampling_mode
+from agentrl_cli.policies.local_memory import prefill_tokens
 from agentrl_cli.policies.local_request import Request, draw_tokens
 from agentrl_cli.policies.local_rows import Shelves
 from agentrl_cli.policies.local_sharing import Sharing, share
@@ -29,8 +30,6 @@ PREFIXES = 64
 """How many shared prompts are kept."""
 PIECE = 2048
 """Prompt tokens of one row in one forward; a longer prompt is computed in pieces."""
-PREFILL = 8192
-"""Prompt tokens of all rows together, padding included, in one forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +58,8 @@ class DecodeBatch(Shelves):
         """Rows attend to common beginnings where those are; else they start from copies."""
         self._shared: tuple[list[Base | None], Sharing | None] = ([], None)
         """What the rows of the newest step begin with."""
+        self.together = prefill_tokens(model.config.get_text_config(), embedding.dtype.itemsize)
+        """Most prompt tokens of all rows in one forward."""
 
     def renew(self, version: str) -> None:
         """New weights: what the old ones computed is dropped. Between two steps, in the event loop."""
@@ -176,9 +177,9 @@ class DecodeBatch(Shelves):
             self.planned += [base for base in (begin.base, begin.source) if isinstance(base, Base)]
         batches: list[tuple[int, list[Request], list[Begin]]] = []
         for request in sorted(fresh, key=lambda r: (self.wanted(r), r.length - begins[id(r)].start)):
-            width = min(request.length - 1 - begins[id(request)].start, PIECE)
+            width = min(request.length - 1 - begins[id(request)].start, PIECE, self.together)
             length = self.wanted(request)
-            if batches and batches[-1][0] == length and (len(batches[-1][1]) + 1) * width <= PREFILL:
+            if batches and batches[-1][0] == length and (len(batches[-1][1]) + 1) * width <= self.together:
                 batches[-1][1].append(request)
             else:
                 batches.append((length, [request], []))
@@ -219,7 +220,8 @@ class DecodeBatch(Shelves):
         """
         self.prefill_tokens += sum(len(new) for new in news)
         while any(len(new) for new in news):
-            pieces = [new[:PIECE] for new in news]
+            size = min(PIECE, self.together)
+            pieces = [new[:size] for new in news]
             width = max(len(piece) for piece in pieces)
             padded = np.zeros((len(pieces), width), np.int64)
             for n, piece in enumerate(pieces):
@@ -230,7 +232,7 @@ class DecodeBatch(Shelves):
             view = Rows(parts, starts, width, self.device, share(bases, self.device))
             self.engine(torch.from_numpy(padded).to(self.device), view, head=False)
             starts = [start + len(piece) for start, piece in zip(starts, pieces, strict=True)]
-            news = [new[PIECE:] for new in news]
+            news = [new[size:] for new in news]
 
 
 def _common(a: Int32, b: Int32) -> int:

@@ -12,6 +12,10 @@ from agentrl_cli.policies.local_engine import free_memory
 
 AUTO_SHARE = 0.5
 """Of the memory that is free when the policy is made."""
+PREFILL = 8192
+"""Prompt tokens of all rows together, padding included, in one forward; fewer in wide models, see `prefill_tokens`."""
+PREFILL_BYTES = 2**26
+"""What the three tensors of the feed-forward part may take in such a forward."""
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -31,6 +35,12 @@ def parse_memory(text: str) -> int | None:
 def auto_memory(device: torch.device) -> int:
     """Bytes that keys and values may take where nobody says: half of what is free on the device."""
     return int(AUTO_SHARE * free_memory(device))
+
+
+def prefill_tokens(config: Any, itemsize: int) -> int:
+    """Most prompt tokens in one forward, by the text configuration: 8,192, down to 512 where a layer is wide."""
+    inner = int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    return max(512, min(PREFILL, PREFILL_BYTES // (3 * inner * itemsize)))
 
 
 def position_bytes(config: Any, dtype: torch.dtype) -> int:

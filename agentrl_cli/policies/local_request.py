@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from agentrl_cli.errors import PolicyError
-from agentrl_cli.policies.local_sampling import draw, single_tokens, steer
+from agentrl_cli.policies.local_sampling import draw, draw_rows, single_tokens, steer
 from agentrl_cli.types import TOP_K, Generation, Int32, Sampling, StopReason
 
 if TYPE_CHECKING:
@@ -144,10 +144,15 @@ class Request:
 
 
 def draw_tokens(logits: torch.Tensor, requests: list[Request], limit: int) -> None:
-    """Draw the next token of each request from its row of logits [rows, vocabulary].
+    """Draw the next token of each request from its row of logits [rows, vocabulary], in parts where that is large.
 
     Raises PolicyError where the probabilities are not numbers, or a request's `allow` allows nothing.
     """
+    most = draw_rows(logits.shape[-1])
+    if len(requests) > most:
+        for start in range(0, len(requests), most):
+            draw_tokens(logits[start : start + most], requests[start : start + most], limit)
+        return
     samplings = [r.sampling for r in requests]
     # What `allow` says is asked once; a row with one token to say is drawn like any other, and then says that one.
     allowed = [None if s.allow is None else s.allow(tuple(r.out)) for s, r in zip(samplings, requests, strict=True)]

@@ -22,6 +22,8 @@ from agentrl_cli.errors import PolicyError
 from agentrl_cli.types import TOP_K, Int32, Sampling
 
 _STRIDE = 64
+DRAWN = 2**21
+"""Rows times vocabulary of one draw: a step with more is drawn in parts."""
 
 
 @dataclass(slots=True)
@@ -39,6 +41,11 @@ class Draw:
 def uniforms(seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """[count] float64 in [0, 1), a function of the seed alone."""
     return np.random.Generator(np.random.Philox(key=seed & (2**64 - 1))).random(count)
+
+
+def draw_rows(vocabulary: int) -> int:
+    """Most rows of logits that tokens are drawn from at once."""
+    return max(1, DRAWN // vocabulary)
 
 
 def draw(

@@ -1,0 +1,202 @@
+"""A whole training step of three-turn tool episodes, rollout included: ours and TRL's GRPOTrainer by its defaults.
+
+    python -m venv /tmp/peers && /tmp/peers/bin/pip install -r benchmarks/peers.txt sqlite-utils
+    /tmp/peers/bin/python benchmarks/whole_step.py [--model 3M|60M] [--episodes 64] [--rounds 2] [--out FILE]
+
+The same model under LoRA r=8, threads (1) and dtype (float32). What is said is scripted token by token on both sides,
+as in rollout_tools.py: two turns with a call of `add`, one that answers; forwards, caches, tools, templates and parsing
+are the real ones. TRL's step is what lies between `on_step_begin` and `on_step_end` of `trainer.train()`: generation,
+tools, scoring, micro-batches of 8 with gradient checkpointing, optimizer. Ours runs after each of its steps in the same
+process: `Rollout` with log-probabilities, drift check and store, `Learner.update`, per-token numbers into the store,
+new weights for the sampler. CPU seconds of the process; the first step of both warms up. Writes
+results/whole_step.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from agentrl_cli.algos.update import Learner  # noqa: E402  # works without an installation
+from agentrl_cli.chat.render import Chat  # noqa: E402
+from agentrl_cli.chat.tokenizer import Tokenizer  # noqa: E402
+from agentrl_cli.config import Config  # noqa: E402
+from agentrl_cli.paths import bundled_model  # noqa: E402
+from agentrl_cli.rewards import Reward  # noqa: E402
+from agentrl_cli.rollout import Job, Rollout  # noqa: E402
+from agentrl_cli.store import RunRow, Store  # noqa: E402
+from agentrl_cli.tasks import Pack  # noqa: E402
+from benchmarks.rollout_tools import MOST, SYSTEM, Scripted, add, script  # noqa: E402
+from benchmarks.train_step import GROUP, LR, SHAPES, make_model  # noqa: E402
+
+Turns = list[list[list[int]]]
+
+
+class Sampler(Scripted):
+    """The scripted policy, whose tokens count as sampled: a token that was the only one allowed is not trained."""
+
+    async def generate(self, key: str, ids: Any, sampling: Any, **options: Any) -> Any:
+        return replace(await super().generate(key, ids, sampling, **options), forced=None)
+
+
+class Ours:
+    """Steps of ours over one store."""
+
+    def __init__(self, model: Any, chat: Chat, prompts: Sequence[str], turns: Turns, folder: Path) -> None:
+        limits = {"max_tokens": 1024, "max_new_tokens": 400, "max_turns": 3, "concurrency": len(prompts)}
+        settings = {"rollout": limits | {"episode_timeout": 3600}, "train": {"lr": LR, "warmup_steps": 0}}
+        self.config = Config.model_validate(settings)
+        rows = [{"prompt": text, "answer": "5"} for text in prompts[::GROUP]]
+        rewards = [Reward("half", lambda episode, ctx: float(episode.sample % 2))]
+        self.pack = Pack.of("sums", rows, rewards, tools=[add], system=SYSTEM)
+        self.chat, self.turns = chat, turns
+        self.learner = Learner(model, self.config)
+        self.policy = Sampler(model, context_length=4096, rows=len(prompts))
+        self.store = Store.open(folder / "bench.db")
+        self.run = self.store.add_run(RunRow(id="", name="bench", model="random", pack="sums", total_steps=1))
+        self.steps = 0
+        self.parts: list[dict[str, float]] = []
+
+    def step(self) -> float:
+        """CPU seconds of one step."""
+        started = time.process_time()
+        self.policy.turns, self.policy.told = self.turns, {}
+        groups = asyncio.run(self._sample())
+        sampled = time.process_time()
+        update = self.learner.update(groups, self.steps)
+        with self.store.transaction():
+            for name, signals in update.signals.items():
+                self.store.add_signals(name, signals)
+            self.store.add_step(self.run.id, self.steps + 1, update.metrics)
+        self.steps += 1
+        self.policy.set_version(f"bench@{self.steps}")
+        ended = time.process_time()
+        self.parts.append({"rollout": round(sampled - started, 3), "update": round(ended - sampled, 3)})
+        return ended - started
+
+    async def _sample(self) -> list[list[Any]]:
+        rollout = Rollout(self.policy, self.chat, {"sums": self.pack}, self.config, store=self.store)
+        tasks = self.pack.tasks("train")
+        jobs = [
+            Job(
+                tasks[n // GROUP],
+                seed=n,
+                sample=n % GROUP,
+                group_id=f"{self.steps}-{n // GROUP}",
+                run_id=self.run.id,
+                slot=n,
+            )
+            for n in range(len(self.turns))
+        ]
+        groups: dict[str, list[Any]] = {}
+        for episode in await rollout.run(jobs):
+            assert sum(turn.role == "assistant" for turn in episode.turns) == 3, episode.error
+            groups.setdefault(str(episode.group_id), []).append(episode)
+        return list(groups.values())
+
+
+def train_theirs(
+    model: Any, prompts: Sequence[str], turns: Turns, ours: Ours, rounds: int
+) -> tuple[list[float], list[float]]:
+    """(CPU seconds of TRL's steps, of ours after each), the warm-up left out."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer, LogitsProcessorList, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
+    from trl.chat_template_utils import qwen3_template  # type: ignore[import-not-found]
+
+    from benchmarks.rollout_trl import Script
+    from benchmarks.rollout_trl import add as their_add
+
+    load: Any = AutoTokenizer
+    tokenizer = load.from_pretrained(bundled_model())
+    tokenizer.response_template = qwen3_template
+    calls, plain = [0], model.generate
+
+    def generate(**options: Any) -> Any:
+        said = [episode[calls[0] % 3] for episode in turns]
+        calls[0] += 1
+        width = options["input_ids"].shape[1]
+        return plain(**options, logits_processor=LogitsProcessorList([Script(said, width, tokenizer.eos_token_id)]))
+
+    model.generate = generate
+    theirs: list[float] = []
+    mine: list[float] = []
+
+    class Timer(TrainerCallback):
+        def on_step_begin(self, *args: Any, **more: Any) -> None:
+            self.started = time.process_time()
+
+        def on_step_end(self, *args: Any, **more: Any) -> None:
+            theirs.append(time.process_time() - self.started)
+            assert calls[0] == 3 * len(theirs), calls
+            mine.append(ours.step())
+            print(f"TRL {theirs[-1]:.2f} s, ours {mine[-1]:.2f} s {ours.parts[-1]}", flush=True)
+
+    texts = [
+        {"prompt": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]}
+        for text in prompts[::GROUP]
+    ]
+    arguments = GRPOConfig(
+        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=8, gradient_accumulation_steps=len(prompts) // 8,
+        num_generations=GROUP, max_completion_length=MOST, max_tool_calling_iterations=2, learning_rate=LR,
+        max_steps=rounds + 1, use_cpu=True, bf16=False, report_to="none", logging_strategy="no", save_strategy="no",
+        disable_tqdm=True, shuffle_dataset=False,
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        model=model, args=arguments, train_dataset=Dataset.from_list(texts), processing_class=tokenizer,
+        reward_funcs=lambda completions, **_: [float(n % 2) for n in range(len(completions))],
+        tools=[their_add], callbacks=[Timer()],
+    )  # fmt: skip
+    trainer.train()
+    return theirs[1:], mine[1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=list(SHAPES), default="3M")
+    parser.add_argument("--episodes", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=2, help="after one that warms up")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "whole_step.json")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    tokenizer = Tokenizer.load(bundled_model())
+    turns = script(tokenizer, given.episodes)
+    prompts = [f"Task {n // GROUP}: add {n // GROUP + 11} and 7, then add 5." for n in range(given.episodes)]
+    with tempfile.TemporaryDirectory() as folder:
+        ours = Ours(make_model(given.model, True), Chat(tokenizer), prompts, turns, Path(folder))
+        theirs, mine = train_theirs(make_model(given.model, True), prompts, turns, ours, given.rounds)
+        ours.store.close()
+    row = {
+        "model": given.model, "episodes": given.episodes, "adapter": "LoRA r=8", "turns": 3,
+        "said_tokens": sum(len(turn) for episode in turns for turn in episode),
+        "ours": [round(t, 3) for t in mine], "parts": ours.parts[1:], "trl": [round(t, 3) for t in theirs],
+        "ratio": round(min(theirs) / min(mine), 2),
+        "ratio_by_round": [round(a / b, 2) for a, b in zip(theirs, mine, strict=True)],
+        "clock": "process CPU seconds, 1 thread, float32",
+        "versions": {name: version(name) for name in ("torch", "transformers", "peft", "trl")},
+    }  # fmt: skip
+    kept = json.loads(given.out.read_text()) if given.out.is_file() else []
+    kept = [old for old in kept if any(old[key] != row[key] for key in ("model", "episodes"))]
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps([*kept, row], indent=1) + "\n")
+    print(f"{given.model}: ours {min(mine):.2f} s, TRL {min(theirs):.2f} s: {row['ratio']} times")
+
+
+if __name__ == "__main__":
+    main()
