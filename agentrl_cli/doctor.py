@@ -23,6 +23,7 @@ from agentrl_cli.paths import bundled_model, pack_names
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.audit import AuditReport
+    from agentrl_cli.config.models import ModelConfig
 
 TORCH_PROBE = """
 import json, torch
@@ -46,10 +47,12 @@ class Check:
     """What to do about it."""
 
 
-def check_machine(db: Path, min_level: str = "ns") -> Iterator[Check]:
-    """Every check of the machine, each as soon as it is known; the slow one (torch, seconds) comes last.
+def check_machine(
+    db: Path, min_level: str = "ns", model: ModelConfig | None = None, base: Path | None = None
+) -> Iterator[Check]:
+    """Every check of the machine, each as soon as it is known; the slow ones (torch, engine: seconds) come last.
 
-    `db` is the path of the store, which need not exist.
+    `db` is the path of the store, which need not exist; `model` that of the project, whose folder is `base`.
     """
     yield _python()
     yield _packages()
@@ -60,6 +63,7 @@ def check_machine(db: Path, min_level: str = "ns") -> Iterator[Check]:
     yield _model()
     yield _store(db)
     yield _torch()
+    yield _engine(model, base or Path.cwd())
 
 
 def sandbox_level() -> tuple[str | None, str]:
@@ -214,6 +218,26 @@ def _store(db: Path) -> Check:
     except AgentRLError as error:
         return Check("store", "fail", error.message, error.hint)
     return Check("store", "ok", f"{db}: {runs} run{'' if runs == 1 else 's'}, {db.stat().st_size / 1e6:.1f} MB")
+
+
+def _engine(model: ModelConfig | None, base: Path) -> Check:
+    """Which engine would sample from the project's model."""
+    from agentrl_cli.config.models import ModelConfig as Default
+
+    settings = model or Default()
+    folder = bundled_model() if settings.name == "tiny" else base / Path(settings.name).expanduser()
+    if not (folder / "config.json").is_file():
+        return Check("engine", "ok", f"known when {settings.name} is loaded: it is no folder here")
+    command = [sys.executable, "-m", "agentrl_cli.policies.local_probe", str(folder), settings.device, settings.dtype]
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except subprocess.TimeoutExpired:
+        return Check("engine", "warn", f"it was not found out within two minutes for {settings.name}")
+    if child.returncode != 0:
+        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        return Check("engine", "fail", f"{settings.name}: {last}", "Mend model.name, or copy its folder again.")
+    name, _, why = child.stdout.strip().partition("\n")
+    return Check("engine", "ok", f"{name} for {settings.name}{f': {why}' if why else ''}")
 
 
 def _torch() -> Check:

@@ -8,8 +8,8 @@
 interleaved. transformers keeps each step's logits (`output_logits`) and takes the log-probabilities from them: that is
 how its `generate` gives them. A token counts where an episode wanted it: what is computed behind a stop does not.
 `turns`: what one turn costs after 0 to 15 turns before it. `memory`: peak bytes of keys and values against live tokens.
-On a GPU (`--device cuda`) models are bf16, transformers' continuous batching is measured beside it, and a
-Qwen2-0.5B-shaped model (`--model 0.5B`) at 64 and 256 episodes is the case of interest.
+On a GPU (`--device cuda`) models are bf16, transformers' continuous batching is measured beside it (on a CPU with
+`--batching`), and a Qwen2-0.5B-shaped model (`--model 0.5B`) at 64 and 256 episodes is the case of interest.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def bench_generate(arguments: argparse.Namespace) -> dict[str, Any]:
     model = make_model(arguments.model, arguments.device)
     prompts, wanted = work(model.config.vocab_size, arguments.episodes)
     engines: dict[str, Callable[..., int]] = {"agentrl": ours, "transformers generate": theirs}
-    if arguments.device != "cpu":
+    if arguments.device != "cpu" or arguments.batching:
         engines["transformers continuous batching"] = their_batching
     for engine in engines.values():
         engine(model, prompts[:GROUP], wanted[:GROUP])
@@ -221,6 +221,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batching", action="store_true", help="measure their continuous batching on a CPU, too")
     parser.add_argument("--out", type=Path, help="a JSON file for the result")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

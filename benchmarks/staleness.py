@@ -1,9 +1,10 @@
-"""Wall time of a training step with a slow tool, sampled in turn and sampled ahead (`rollout.async_staleness`).
+"""Wall and CPU time of a training step with a slow tool, sampled in turn and sampled ahead (`rollout.async_staleness`).
 
     python benchmarks/staleness.py [--delay 0.5] [--steps 6] [--staleness 0 1 2]
 
 The bundled model on calc-task; the calculator takes `--delay` seconds more. The first step, in which everything is
-loaded and nothing runs ahead yet, is left out. Prints a JSON line per setting.
+loaded and nothing runs ahead yet, is left out. Prints a JSON line per setting: means per step of wall seconds (`step`,
+`rollout`, `update`) and CPU seconds (`cpu`), and how many times the steps of the first setting it is as fast.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def measure(staleness: int, delay: float, steps: int) -> dict[str, Any]:
         wall = time.monotonic() - started
         with Store.open(Path(folder) / "runs" / "agentrl.db") as store:
             rows = store.steps(run.id)[1:]
-    mean = {name: sum(row[f"time/{name}"] for row in rows) / len(rows) for name in ("step", "rollout", "update")}
+    mean = {name: sum(row[f"time/{name}"] for row in rows) / len(rows) for name in ("step", "rollout", "update", "cpu")}
     ages = {"staleness": max(row.get("staleness/max", 0.0) for row in rows)}
     calls = {"tool_calls": sum(row["tools/call_frequency"] for row in rows) / len(rows)}
     return {"async_staleness": staleness, **mean, **ages, **calls, "wall": wall}
@@ -54,5 +55,9 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2])
     given = parser.parse_args()
+    first: dict[str, Any] = {}
     for number in given.staleness:
-        print(json.dumps({k: round(v, 3) for k, v in measure(number, given.delay, given.steps).items()}), flush=True)
+        found = measure(number, given.delay, given.steps)
+        first = first or found
+        found |= {f"{name}_gain": first[name] / found[name] for name in ("step", "cpu")}
+        print(json.dumps({k: round(v, 3) for k, v in found.items()}), flush=True)

@@ -14,7 +14,19 @@ from tests.train_helpers import write_tokenizer
 
 def test_every_check_answers(tmp_path: Path) -> None:
     checks = {check.name: check for check in check_machine(tmp_path / "runs" / "agentrl.db")}
-    assert list(checks) == ["python", "packages", "machine", "disk", "sandbox", "packs", "model", "store", "torch"]
+    assert list(checks) == [
+        "python",
+        "packages",
+        "machine",
+        "disk",
+        "sandbox",
+        "packs",
+        "model",
+        "store",
+        "torch",
+        "engine",
+    ]
+    assert checks["engine"] == Check("engine", "ok", "fused for tiny")
     assert checks["python"].status == checks["torch"].status == checks["packs"].status == "ok"
     assert checks["store"] == Check("store", "ok", f"none yet; it will be {tmp_path}/runs/agentrl.db")
     assert all(check.fix for check in checks.values() if check.status == "fail")

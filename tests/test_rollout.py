@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from agentrl_cli.chat.render import Chat, Rendered
+from agentrl_cli.algos.facts import decide
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.rendered import Rendered
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
-from agentrl_cli.errors import NotFound, PolicyError, StoreError
-from agentrl_cli.hooks import HookList
+from agentrl_cli.config.models import DriftConfig
+from agentrl_cli.errors import ConfigError, NotFound, PolicyError, StoreError
+from agentrl_cli.hooks import Hook, HookList
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout, seed_of
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack
 from agentrl_cli.tools import Tool, tool
-from agentrl_cli.types import Episode, Generation, Origin, Outcome, Sampling, StopReason, ToolResult
+from agentrl_cli.types import Episode, Fact, Generation, Origin, Outcome, Sampling, StopReason, Task, ToolResult
 
 BYTES = ByteTokenizer()
 CHAT = Chat(BYTES)
@@ -553,3 +557,63 @@ async def test_structural_drift_is_found_at_its_turn(tmp_path: Path) -> None:
     assert found == [[], [("structural", 3)], [("structural", 3)]]
     assert rows == [("structural", 3)] and rollout.drift == {episode.id: "structural"}
     assert rollout.guard_seconds > 0
+
+
+@pytest.mark.parametrize(("structural", "outcome"), [("skip", Outcome.DRIFT), ("train", Outcome.TRUNCATED_TURNS)])
+async def test_a_training_episode_ends_at_its_first_structural_drift(structural: str, outcome: Outcome) -> None:
+    pack = pack_of()
+    rollout = rollout_of(pack, ScriptedPolicy(lambda key, ids: call("add", a=2, b=3), BYTES), max_turns=3)
+    rollout.config = rollout.config.model_copy(update={"drift": DriftConfig.model_validate({"structural": structural})})
+    rollout.chat = Lossy(BYTES)
+    episode = await rollout.episode(replace(job_of(pack), kind="train"))
+    turns = 1 if structural == "skip" else 3
+    assert episode.outcome is outcome and sum(turn.role == "assistant" for turn in episode.turns) == turns
+    fact = decide([[episode]], drift=rollout.drift, train_drifted=structural == "train", drop_zero_variance=False)
+    if structural == "skip":
+        assert "structural drift: the template writes" in episode.error and episode.reward_parts == ()
+        assert fact == {episode.id: Fact.SKIPPED_DRIFT}
+    else:
+        assert fact == {episode.id: Fact.TRAINED}
+
+
+# --- how turns are sampled -------------------------------------------------------------------------------------------
+
+
+class Draws(Hook):
+    """Forces the first token of the second turn."""
+
+    def on_sample(self, sampling: Sampling, task: Task, turn: int) -> Sampling | None:
+        return replace(sampling, allow=lambda out: [7] if not out else None) if turn == 1 else None
+
+
+async def test_stops_bad_tokens_and_a_hook_reach_the_policy() -> None:
+    seen: list[Sampling] = []
+
+    class Noting(ScriptedPolicy):
+        async def generate(self, key: str, ids: Any, sampling: Sampling, **more: Any) -> Generation:
+            seen.append(sampling)
+            return await super().generate(key, ids, sampling, **more)
+
+    pack = pack_of()
+    policy = Noting([call("add", a=1, b=1), "5"], BYTES)
+    rollout = rollout_of(pack, policy, stop=["Done."], bad_tokens=["<think>", "z"])
+    rollout.hooks = HookList([Draws()])
+    assert rollout.config.rollout.truncates
+    await rollout.episode(job_of(pack))
+    assert [s.stop_strings for s in seen] == [("Done.",)] * 2
+    assert [s.bad_ids for s in seen] == [(BYTES.id_of("<think>"), ord("z"))] * 2
+    assert seen[0].allow is None and seen[1].allow is not None and seen[1].allow(()) == [7]
+    with pytest.raises(ConfigError, match="'no' is 2 tokens, not one"):
+        rollout_of(pack, policy, bad_tokens=["no"])
+
+
+async def test_a_sampling_hook_that_fails_masks_its_episode() -> None:
+    class Wrong(Hook):
+        def on_sample(self, sampling: Sampling, task: Task, turn: int) -> Any:
+            return "no sampling"
+
+    pack = pack_of()
+    rollout = rollout_of(pack, ["5"])
+    rollout.hooks = HookList([Wrong()])
+    episode = await rollout.episode(job_of(pack))
+    assert episode.outcome is Outcome.ENV_ERROR and "it returned str; a Sampling or None" in episode.error

@@ -12,6 +12,7 @@ _BY_OUTCOME: Mapping[Outcome, Fact] = {
     Outcome.TIMEOUT: Fact.SKIPPED_TIMEOUT,
     Outcome.CANCELLED: Fact.SKIPPED_CANCELLED,
     Outcome.TOO_LONG: Fact.SKIPPED_TOO_LONG,
+    Outcome.DRIFT: Fact.SKIPPED_DRIFT,
 }
 
 CUT = frozenset({Outcome.TRUNCATED_TURNS, Outcome.TRUNCATED_TOKENS})

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl_cli.chat.render import Chat, Rendered
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.rendered import Rendered
 from agentrl_cli.types import Message, ToolResult
 
 

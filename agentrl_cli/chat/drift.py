@@ -101,7 +101,7 @@ def check_episode(episode: Episode, chat: Chat, tools: Tools = None) -> list[Dri
     got = [int(id_) for id_ in episode.tokens.ids]
     try:
         open_end = messages[-1].get("role") != "assistant"
-        expected = chat.render(messages, tools, add_generation_prompt=open_end).ids
+        expected = chat.rendered_ids(messages, tools, add_generation_prompt=open_end)
     except TemplateError as error:
         return [_refused(error, -1, 0)]
     if expected[: len(got)] == got:

@@ -12,9 +12,9 @@ What the model sampled never passes through here; `parse` reads it and leaves it
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from agentrl_cli.chat.locate import ORIGINS, Region, locate, origins, shared_pre
 from agentrl_cli.chat.parse import THINK, THINK_END, Parsed, parse_text
 from agentrl_cli.chat.parsers import detect_parser, load_parser
 from agentrl_cli.chat.probe import MARK, PROBE_TOOL, Stops, assistant, find_stops, tool, user
+from agentrl_cli.chat.rendered import Rendered, joined
 from agentrl_cli.chat.template import ChatTemplate
 from agentrl_cli.chat.tokenizer import BaseTokenizer, Offsets
 from agentrl_cli.errors import TemplateError
@@ -35,21 +36,8 @@ if TYPE_CHECKING:
     from agentrl_cli.chat.audit import AuditReport
 
 Tools = Sequence[ToolSchema] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """Token ids of a piece of conversation. `ids` and `origin` have the same length n."""
-
-    ids: list[int]
-    origin: list[int]
-    """An `Origin` per token; SYSTEM, USER and TOOL for contents, TEMPLATE for everything around them."""
-    spans: tuple[tuple[str, int, int], ...]
-    """(role, start, end): the tokens of consecutive messages of one role; together they cover [0, n)."""
-    text: str = ""
-
-    def __len__(self) -> int:
-        return len(self.ids)
+PROMPTS = 64
+"""How many prompts a Chat remembers."""
 
 
 class Chat:
@@ -81,6 +69,7 @@ class Chat:
         self.tokenizer = tokenizer
         self.append_only = append_only
         self.images = images
+        self._prompts: dict[str, Rendered] = {}
         now = now or datetime.now()
         self._template = ChatTemplate(tokenizer.chat_template, tokenizer.specials, variables=variables, now=now)
         source = tokenizer.tool_template or tokenizer.chat_template
@@ -116,8 +105,27 @@ class Chat:
             return False
 
     def prompt(self, messages: Sequence[Message], tools: Tools = None) -> Rendered:
-        """The whole of `messages` and the generation prompt, ready for the model's first turn."""
-        return self.render(messages, tools, add_generation_prompt=True)
+        """The whole of `messages` and the generation prompt, ready for the model's first turn.
+
+        The newest ones are remembered: the members of a group begin alike. Not to be changed.
+        """
+        try:
+            key = json.dumps([messages, tools])
+        except TypeError:  # something in it is no JSON
+            return self.render(messages, tools, add_generation_prompt=True)
+        found = self._prompts.pop(key, None) or self.render(messages, tools, add_generation_prompt=True)
+        self._prompts[key] = found
+        if len(self._prompts) > PROMPTS:
+            self._prompts.pop(next(iter(self._prompts)))
+        return found
+
+    def rendered_ids(
+        self, messages: Sequence[Message], tools: Tools = None, *, add_generation_prompt: bool = False
+    ) -> list[int]:
+        """The ids of `render`, at a fraction of its cost: whose they are is not looked for."""
+        safe, safe_tools, hidden = self._guard.hide(messages, tools)
+        text, plain = hidden.reveal(self._text(safe, safe_tools, add_generation_prompt))
+        return self._encode(text, plain, messages)[0]
 
     def render(
         self, messages: Sequence[Message], tools: Tools = None, *, add_generation_prompt: bool = False
@@ -233,7 +241,7 @@ class Chat:
             parts.append(Rendered(ids, [int(Origin.MODEL)] * len(ids), (("assistant", 0, len(ids)),)))
             if at + 1 < following:
                 parts.append(self.extend(messages[: at + 1], messages[at + 1 : following], tools, last_id=ids[-1]))
-        return _joined(parts)
+        return joined(parts)
 
     def audit(self) -> AuditReport:
         """Whether this template can be trained with, and what is odd about it (`agentrl doctor --template`)."""
@@ -374,14 +382,3 @@ class Chat:
 
 def _within(span: tuple[int, int], ranges: Sequence[Range]) -> bool:
     return any(start < span[1] and span[0] < end for start, end in ranges)
-
-
-def _joined(parts: Sequence[Rendered]) -> Rendered:
-    ids: list[int] = []
-    origin: list[int] = []
-    joined: list[tuple[str, int, int]] = []
-    for part in parts:
-        joined += [(role, start + len(ids), end + len(ids)) for role, start, end in part.spans]
-        ids += part.ids
-        origin += part.origin
-    return Rendered(ids, origin, tuple(joined))

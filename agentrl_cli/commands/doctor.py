@@ -22,6 +22,7 @@ from agentrl_cli.commands.common import (
 from agentrl_cli.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
+    from agentrl_cli.config.models import ModelConfig
     from agentrl_cli.doctor import Check
 
 TemplateOption = Annotated[
@@ -57,9 +58,8 @@ def command(
         _audit(template, as_json)
         return
     store = find_db(project, db, must_exist=False)
-    minimum = "ns" if sandbox else _minimum(project)
     found = []
-    for check in _guarantees(level) if sandbox else check_machine(store, minimum):
+    for check in _guarantees(level) if sandbox else check_machine(store, *_settings(project)):
         found.append(check)
         if not as_json:
             echo(f"{_mark(check.status)} {check.name:10} {check.detail}")
@@ -71,13 +71,14 @@ def command(
         raise typer.Exit(3)
 
 
-def _minimum(project: Path | None) -> str:
-    """The weakest sandbox that the project accepts; the default where there is no project, or one that is broken."""
+def _settings(project: Path | None) -> tuple[str, ModelConfig | None, Path | None]:
+    """The project's weakest sandbox, its model and its folder; the defaults where there is none, or a broken one."""
     try:
-        return open_project(project, required=False).config.sandbox.min_level
+        found = open_project(project, required=False)
+        return found.config.sandbox.min_level, found.config.model, found.project
     except ConfigError as problem:
         warn(f"{problem.message} The default sandbox.min_level is taken.")
-        return "ns"
+        return "ns", None, None
 
 
 def _guarantees(level: str | None) -> list[Check]:

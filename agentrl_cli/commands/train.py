@@ -167,13 +167,15 @@ async def _train(context: Context, resume: str | None, run_id: str | None, as_js
         run = _row(runtime, context, resume, run_id)
         warn_unsafe(runtime.sandbox)
         narrate(
-            f"{run.name}: {runtime.loaded.name}, engine {getattr(runtime.loaded.policy, 'engine', '-')},"
+            f"{run.name}: {runtime.loaded.name}, engine {getattr(runtime.loaded.policy, 'engine_line', '-')},"
             f" {config.train.steps} steps, sandbox {_level(runtime)}, {context.db}"
         )
         if config.rollout.truncates:
             how = {"auto": "truncated importance sampling (tis)", "none": "nothing: algo.correction is none"}
             by = how.get(config.algo.correction, config.algo.correction)
-            warn(f"Sampling is truncated (top_p, top_k, min_p or repetition_penalty): the loss is corrected by {by}.")
+            warn(
+                f"Sampling is truncated (top_p, top_k, min_p, a penalty or bad tokens): the loss is corrected by {by}."
+            )
         from agentrl_cli.trainer import Trainer
 
         on_step = (lambda step, metrics: echo_jsonl([{"type": "step", "step": step, **metrics}])) if as_json else None

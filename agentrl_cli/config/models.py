@@ -143,6 +143,12 @@ class RolloutConfig(Section):
     repetition_penalty: float = Field(
         default=1.0, gt=0, description="above 1 makes tokens of the context less likely; like top_p a truncation"
     )
+    stop: list[str] = Field(
+        default_factory=list, description="texts that end an assistant turn, besides the template's own stop tokens"
+    )
+    bad_tokens: list[str] = Field(
+        default_factory=list, description="tokens that are never sampled, by their text; like top_p a truncation"
+    )
     memory: str = Field(
         default="auto", description="what keys and values may take: 2GiB, 512MB …; auto: half of what is free"
     )
@@ -150,7 +156,7 @@ class RolloutConfig(Section):
     @property
     def truncates(self) -> bool:
         """True where what is sampled is not the policy's own distribution: a training corrects for it."""
-        return self.sampling().truncated
+        return self.sampling().truncated or bool(self.bad_tokens)
 
     def sampling(self, **changes: Any) -> Sampling:
         """How the tokens of a turn are drawn, `changes` in place of what is configured."""
@@ -160,6 +166,7 @@ class RolloutConfig(Section):
             "top_k": self.top_k,
             "min_p": self.min_p,
             "repetition_penalty": self.repetition_penalty,
+            "stop_strings": tuple(self.stop),
             "max_new_tokens": self.max_new_tokens,
         }
         return Sampling(**given | changes)
@@ -248,7 +255,10 @@ class StoreConfig(Section):
 class DriftConfig(Section):
     """What happens where a rendering of the conversation differs from the ids that were sampled."""
 
-    structural: Literal["skip", "train"] = Field(default="skip", description="episodes whose turn structure drifted")
+    structural: Literal["skip", "train"] = Field(
+        default="skip",
+        description="episodes whose turn structure drifted: skip ends and skips them, train goes on and trains",
+    )
 
 
 class Config(Section):

@@ -4,6 +4,8 @@
     on_step_start     (run, step)          a training step begins; steps are counted from 1, in every event
     on_rollout_start  (task, run)          a rollout, which is one episode, begins
     on_trace_start    (task, run)          its agent loop begins (tools and sandbox are ready)
+    on_sample         (sampling, task, turn, run)  before each assistant turn, counted from 0; may return another
+                                           Sampling: forbidden and forced tokens, stop strings (local policies)
     on_trace_end      (rollout, task, run) the loop ended; `rollout` is the Episode, not yet graded
     on_rollout_end    (rollout, task, context, run)  graded; may return reward parts; `context` is the RewardContext,
                                            whose sandbox session is still open
@@ -15,8 +17,8 @@
 
 A method may be sync or async and may name just the arguments it needs, in any order: arguments are given by name.
 `episode` is another name for `rollout`. A method that names others gets the arguments above by position. `run` is None
-in rollouts that belong to no run. An exception in on_rollout_end is an EnvError (the episode becomes an `env_error`,
-never a zero); elsewhere it is logged with its traceback and the run goes on.
+in rollouts that belong to no run. An exception in on_sample or on_rollout_end is an EnvError (the episode becomes an
+`env_error`, never a zero); elsewhere it is logged with its traceback and the run goes on.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from typing import Any
 
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.registry import resolve
-from agentrl_cli.types import Episode, RewardPart, Task
+from agentrl_cli.types import Episode, RewardPart, Sampling, Task
 
 Facts = Mapping[str, Any]
 """The arguments of one call, by name."""
@@ -40,6 +42,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "on_step_start": ("run", "step"),
     "on_rollout_start": ("task", "run"),
     "on_trace_start": ("task", "run"),
+    "on_sample": ("sampling", "task", "turn", "run"),
     "on_trace_end": ("rollout", "task", "run"),
     "on_rollout_end": ("rollout", "task", "context", "run"),
     "on_batch": ("batch", "step", "run"),
@@ -75,6 +78,9 @@ class Hook:
     def on_rollout_start(self, task: Task, run: Any) -> Any: ...
 
     def on_trace_start(self, task: Task, run: Any) -> Any: ...
+
+    def on_sample(self, sampling: Sampling, task: Task, turn: int) -> Any:
+        """May return another Sampling, `dataclasses.replace(sampling, allow=…)` for instance."""
 
     def on_trace_end(self, rollout: Episode, task: Task, run: Any) -> Any: ...
 
@@ -133,6 +139,22 @@ class HookList:
     async def drain(self) -> None:
         """Wait for what `notify` started."""
         await asyncio.gather(*self._waiting)
+
+    def has(self, event: str) -> bool:
+        """True where a hook overrides this event."""
+        return bool(self._calls[event])
+
+    async def sampling(self, sampling: Sampling, **facts: Any) -> Sampling:
+        """How a turn is drawn, after every on_sample. Raises EnvError where one raises or returns something else."""
+        for method in self._calls["on_sample"]:
+            try:
+                answer = await method.run({**facts, "sampling": sampling})
+                if not isinstance(answer, Sampling | None):
+                    raise TypeError(f"it returned {type(answer).__name__}; a Sampling or None is expected")
+            except Exception as error:
+                raise EnvError(f"The hook {method.owner}.on_sample raised {type(error).__name__}: {error}") from error
+            sampling = answer or sampling
+        return sampling
 
     async def rollout_end(self, rollout: Episode, task: Task, **facts: Any) -> list[RewardPart]:
         """Call on_rollout_end and gather the reward parts that hooks return, in order.

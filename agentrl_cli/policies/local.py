@@ -104,6 +104,11 @@ class LocalPolicy:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
 
     @property
+    def engine_line(self) -> str:
+        """The engine, and why it is no faster one, for people."""
+        return f"{self.engine} ({self.engine_why})" if self.engine_why else self.engine
+
+    @property
     def prefill_tokens(self) -> int:
         """Prompt positions computed so far; tests and metrics read it."""
         return self._batch.prefill_tokens

@@ -16,6 +16,8 @@ from agentrl_cli.policies.local_cache import BLOCK, Parked, Shelf, blocks, round
 from agentrl_cli.policies.local_request import Request
 from agentrl_cli.types import Int32
 
+FEW = 8
+"""A shelf of so many rows is not made smaller when turns end."""
 Kept = tuple[Int32, Parked]
 """Token ids, and their keys and values."""
 
@@ -165,6 +167,8 @@ class Shelves:
         self.vacate(request)
         if not shelf.live and not self.lanes and 4 * self.used > self.budget:
             self.shelves.remove(shelf)  # else it is kept: the next turns will want it
+        elif not self.lanes and shelf.rows > FEW and 2 * len(shelf.live) <= shelf.rows:
+            shelf.resize(max(len(shelf.live), FEW))  # what was set aside has its own memory
 
     def grow(self) -> None:
         """Move rows that have become too long for their shelf to a longer one; the oldest first."""

@@ -180,7 +180,10 @@ class Attempt:
             stop_ids=chat.stop_ids,
             seed=seed_of(self.job.seed, "turn", done),
             slot=self.job.slot,
+            bad_ids=self.rollout.bad_ids,
         )
+        hooked = {"task": self.job.task, "turn": done, "run": self.rollout.run_row}
+        sampling = await self.rollout.hooks.sampling(sampling, **hooked)
         observe = getattr(self.rollout.policy, "observe", None)
         if observe is not None:  # a server that renders the messages itself
             observe(self.episode.id, self.messages, self.env.schemas)
@@ -281,6 +284,12 @@ class Attempt:
         found = self.guard.turn(self.ids[turn.start :], delta_ids, [turn.messages[0], *new], turn.index, turn.start)
         self.rollout.guard_seconds += time.perf_counter() - started
         self._drifted(found)
+        lost = next((drift for drift in found if drift.kind == "structural"), None)
+        if lost is not None and self.job.kind == "train" and self.rollout.config.drift.structural == "skip":
+            self.cut = Outcome.DRIFT
+            self.why = (
+                f"structural drift: the template writes {lost.expected[:40]!r} where {lost.got[:40]!r} was appended"
+            )
 
     def _drifted(self, found: Sequence[Drift]) -> None:
         if self.rollout.store is not None:
@@ -299,7 +308,7 @@ class Attempt:
 
     async def _score(self) -> tuple[RewardPart, ...]:
         """Reward parts of the pack, the world and the hooks, in this order."""
-        if self.cut is Outcome.TOO_LONG:
+        if self.cut in (Outcome.TOO_LONG, Outcome.DRIFT):
             return ()
         said = [turn.messages[0].get("content") or "" for turn in self.turns if turn.role == "assistant"]
         context = getattr(self.env, "context", None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.config import Config
 from agentrl_cli.env import Env, tool_env
-from agentrl_cli.errors import NotFound
+from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.hooks import HookList
 from agentrl_cli.policies.base import Policy
 from agentrl_cli.rollout.attempt import Attempt
@@ -20,6 +20,20 @@ from agentrl_cli.types import Episode
 if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
     from agentrl_cli.store import Store
+
+
+def bad_ids(chat: Chat, texts: Sequence[str]) -> tuple[int, ...]:
+    """The ids of `rollout.bad_tokens`. Raises ConfigError for a text that is no single token."""
+    found = []
+    for text in texts:
+        ids = chat.tokenizer.encode(text)
+        if len(ids) != 1:
+            raise ConfigError(
+                f"rollout.bad_tokens: {text!r} is {len(ids)} tokens, not one.",
+                hint="A single token can be forbidden; `rollout.stop` ends a turn at any text.",
+            )
+        found.append(int(ids[0]))
+    return tuple(found)
 
 
 class Rollout:
@@ -53,6 +67,7 @@ class Rollout:
         self.temperature = config.rollout.temperature if temperature is None else temperature
         self.run_row = run
         self._labelled = False
+        self.bad_ids = bad_ids(chat, config.rollout.bad_tokens)
         self.places: asyncio.Semaphore | None = None
         """Places that several `run`s share, first come first served; None: `rollout.concurrency` for each."""
         self.guard_seconds = 0.0

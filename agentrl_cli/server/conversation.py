@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.chat.forcing import forced_text
 from agentrl_cli.chat.images import pictured
-from agentrl_cli.chat.render import Chat, Rendered
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.rendered import Rendered
 from agentrl_cli.env import AssistantTurn, Env, Step
 from agentrl_cli.errors import UsageError
 from agentrl_cli.policies.base import Policy

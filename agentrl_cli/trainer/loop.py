@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,8 @@ class Trainer:
         torch.manual_seed(config.seed)
         recompute = checkpoints(config, loaded.folder, loaded.model)
         self.learner = Learner(loaded.model, config, self._frozen_reference(), checkpoint=recompute)
+        if self.hooks.has("on_sample") and config.algo.correction == "auto":  # what it takes away is not the policy's
+            self.learner.loss_config = replace(self.learner.loss_config, correction="tis")
         self.rollout = Rollout(
             loaded.policy,
             loaded.chat,
@@ -101,6 +104,8 @@ class Trainer:
         """The whole run, from wherever it stands to its last step; the store says how it ended."""
         config = self.config.train
         await self._resume()
+        policy: Any = self.loaded.policy
+        self.store.add_log(self.run.id, "info", f"engine {getattr(policy, 'engine_line', policy.name)}")
         await self.hooks.call("on_run_start", run=self.run)
         self.steering.listen()
         actions = {"checkpoint": lambda: self._save("step"), "evaluate": self.evaluate}

@@ -91,12 +91,13 @@ class Outcome(StrEnum):
     ENV_ERROR = "env_error"
     """A tool server, a hook or a grader crashed: never scored, never trained."""
     SANDBOX_ERROR = "sandbox_error"
+    DRIFT = "drift"  # what was appended is not what the template writes, and such turns are not trained
     CANCELLED = "cancelled"
 
     @property
     def is_error(self) -> bool:
         """True where the fault is ours: such an episode is masked, never scored zero."""
-        return self in {Outcome.ENV_ERROR, Outcome.SANDBOX_ERROR, Outcome.CANCELLED, Outcome.TIMEOUT}
+        return self in {Outcome.ENV_ERROR, Outcome.SANDBOX_ERROR, Outcome.CANCELLED, Outcome.TIMEOUT, Outcome.DRIFT}
 
 
 class Fact(StrEnum):
