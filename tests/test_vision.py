@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from agentrl_cli.chat.images import Images, pictured
 from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.commands import app
 from agentrl_cli.config import Config
 from agentrl_cli.env import ToolEnv
@@ -31,6 +32,7 @@ from agentrl_cli.policies.forward import Segment, pack, trained_logprobs
 from agentrl_cli.policies.local_checkpoint import load_weights
 from agentrl_cli.policies.local_load import load_policy
 from agentrl_cli.policies.local_vision import reader_of
+from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.server.session import Session
@@ -48,7 +50,7 @@ from agentrl_cli.types import Episode, Generation, Origin, Outcome, Sampling, Ta
 from agentrl_cli.types.content import content_text
 from tests.local_helpers import policy_of, tiny
 from tests.train_helpers import episodes_of, trainer_of, write_pack
-from tests.vision_helpers import byte_tokenizer, png, vision_folder
+from tests.vision_helpers import TEMPLATE, byte_tokenizer, png, vision_folder
 
 pytest.importorskip("PIL")
 RED, BLUE = png(24, 16), png(32, 32, (0, 0, 255))
@@ -126,7 +128,7 @@ def test_ids_of_a_conversation_with_images_are_the_processors_own(folder: Path) 
     """Placeholders become as many tokens as the processor makes patches; the delta is what a full rendering has."""
     loaded = load_policy(str(folder), Config(), base=folder)
     chat, reader = loaded.chat, reader_of(loaded.model)
-    assert chat.images is not None and reader is not None
+    assert chat.images is not None and reader is not None and chat.shows_images
     assert reader.measure(RED) == (24, 16, 6) and reader.measure(BLUE) == (32, 32, 16)
     from transformers import Qwen2VLProcessor
 
@@ -370,6 +372,26 @@ async def test_what_cannot_be_seen_is_refused(folder: Path) -> None:
     segment = Segment(np.arange(6, dtype=np.int32), np.array([0, 0, 0, 0, 1, 1], bool), (RED,))
     with pytest.raises(ModelError, match="reads text alone"):
         trained_logprobs(tiny(), [[segment]])
+
+
+async def test_a_template_that_drops_pictures_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dropping = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "")
+    images = Images(7, lambda data: (1, 1, 4))
+    for template in (dropping, None):  # the second one cannot join a list to a text
+        chat = Chat(ByteTokenizer(template), images=images)
+        assert not chat.shows_images
+        policy = ScriptedPolicy([call(0), "a door"], chat.tokenizer)
+        config = Config.model_validate({"rollout": {"max_tokens": 4000}})
+        episode = await Rollout(policy, chat, {"look": PACK}, config).episode(Job(PACK.tasks("train")[0], 1))
+        assert episode.outcome is Outcome.ENV_ERROR and "chat template" in episode.error
+    (folder / "dropping.jinja").write_text(dropping)
+    config = Config.model_validate({"model": {"chat_template": "dropping.jinja"}})
+    with caplog.at_level(logging.WARNING):
+        loaded = load_policy(str(folder), config, base=folder)
+    assert loaded.chat.images is None and reader_of(loaded.model) is None and "reads text alone here" in caplog.text
+    said = await loaded.policy.generate("t", loaded.chat.prompt([{"role": "user", "content": "hi"}]).ids, Sampling())
+    assert len(said.ids)
+    await loaded.policy.close()
 
 
 def test_prefixes_with_pictures_are_not_shared() -> None:

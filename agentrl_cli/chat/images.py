@@ -41,7 +41,10 @@ class Images:
         counts = [int(part["tokens"]) for message in messages for part in images_of(message)]
         found = ids.count(self.token)
         if found != len(counts):
-            raise TemplateError(f"The chat template writes {found} places for {len(counts)} images.")
+            raise TemplateError(
+                f"The chat template writes {found} places for {len(counts)} images.",
+                hint="Give one that shows the images of tool answers: --set model.chat_template=FILE.",
+            )
         left = iter(counts)
         times = [next(left) if token == self.token else 1 for token in ids]
         return (

@@ -30,7 +30,7 @@ from agentrl_cli.chat.template import ChatTemplate
 from agentrl_cli.chat.tokenizer import BaseTokenizer, Offsets
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message, Origin, StopReason, ToolSchema
-from agentrl_cli.types.content import images_of
+from agentrl_cli.types.content import image_part, images_of
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.audit import AuditReport
@@ -101,6 +101,16 @@ class Chat:
         try:
             call = assistant("", [("c00000000", "probe")])
             return MARK in self._text([user("u"), call, tool(MARK)], [PROBE_TOOL], True)
+        except TemplateError:
+            return False
+
+    @cached_property
+    def shows_images(self) -> bool:
+        """True where the model reads images and the template writes those of tool answers."""
+        shown: Message = {**tool(""), "content": [image_part(b"", 1, 1, 1)]}
+        try:
+            said = assistant("", [("c00000000", "probe")])
+            return self.images is not None and self.images.token in self.extend([user("u"), said], [shown]).ids
         except TemplateError:
             return False
 

@@ -26,6 +26,7 @@ from agentrl_cli.commands.common import (
 )
 from agentrl_cli.commands.tools_serve import serve
 from agentrl_cli.errors import NotFound, UsageError
+from agentrl_cli.store.images import image_line
 
 if TYPE_CHECKING:
     from agentrl_cli.commands.common import Context
@@ -118,6 +119,8 @@ def call(
     else:
         echo(result.text)
         level = f", sandbox {result.level}" if result.level else ""
+        if result.images:
+            narrate("\n".join(f"▣ {image_line(image)}" for image in result.images))
         narrate(f"{result.error or 'ok'}, {result.seconds:.3f} s{level}{', ends the episode' if result.done else ''}")
     if result.error:
         raise typer.Exit(1)

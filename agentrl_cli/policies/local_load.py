@@ -108,8 +108,8 @@ def _sampling(
 def _seeing(chat: Chat, model: nn.Module, folder: Path, config: ModelConfig, base: Path) -> Chat:
     """The chat of a model that reads images, which then has its image processor; any other's as it is."""
     under = [adapter_base(folder, config, base=base)] if (folder / ADAPTER_FILE).is_file() else []
-    reader = attach(model, [folder, *under])
-    return chat if reader is None else Chat(chat.tokenizer, config.parser, config.append_only, images=reader.images)
+    made = partial(Chat, chat.tokenizer, config.parser, config.append_only)
+    return attach(model, [folder, *under], lambda images: made(images=images)) or chat
 
 
 def _weights(folder: Path, name: str, config: Config, *, base: Path, trainable: bool) -> nn.Module:

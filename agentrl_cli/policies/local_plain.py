@@ -38,6 +38,8 @@ class PlainBatch:
         self._reader = reader_of(model)
         self.why = ""
         """Why no faster engine runs this model."""
+        self._shifts: dict[int, int] = {}
+        """By request: what the position of a token is ahead of its number, after the images that were seen."""
         self.prefill_tokens = 0
         self.preempted: list[Request] = []
         self.preemptions = 0
@@ -60,6 +62,7 @@ class PlainBatch:
         """Free a row."""
         self.requests.remove(request)
         self._live.pop(id(request), None)
+        self._shifts.pop(id(request), None)
 
     def forget(self, key: str) -> None:
         """Drop an episode's cache."""
@@ -74,6 +77,7 @@ class PlainBatch:
         """Drop everything."""
         self.requests.clear()
         self._live.clear()
+        self._shifts.clear()
         self.parked.clear()
         self.preempted.clear()
 
@@ -113,11 +117,17 @@ class PlainBatch:
         """Positions and new images of a context from `start` on, for a model that reads images."""
         if self._reader is None:
             return {}
+        if id(request) in self._shifts:  # a token that the request drew itself, and no image's
+            place = start + self._shifts[id(request)]
+            return {"position_ids": torch.full((3, 1, len(context) - start), place, device=self.device)}
         ids = torch.from_numpy(context.astype(np.int64)).to(self.device)
         everything = self._reader.inputs(ids, request.images)
         where = positions(self.model, ids, everything, self._reader.token)
         found = self._reader.inputs(ids, request.images, start) if start else everything
-        return found if where is None else {**found, "position_ids": where[..., start:]}
+        if where is None:
+            return found
+        self._shifts[id(request)] = int(where.max()) + 1 - len(ids)
+        return {**found, "position_ids": where[..., start:]}
 
     def _continued(self, request: Request) -> Kept:
         """The episode's cache, where the context continues it; else a new one."""

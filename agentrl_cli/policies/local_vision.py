@@ -11,7 +11,7 @@ import io
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from agentrl_cli.chat.images import Images
+from agentrl_cli.chat.render import Chat
 from agentrl_cli.errors import EnvError, MissingDependency, ModelError
 from agentrl_cli.policies.local_fused import transformer
 
@@ -112,10 +113,11 @@ def _patches(out: Mapping[str, Any], processor: Any) -> int:
     return int(out["image_grid_thw"][0].prod()) // int(processor.merge_size) ** 2
 
 
-def attach(model: Any, folders: Sequence[Path]) -> Reader | None:
-    """The reader of a model, which `reader_of` finds again; None for a text-only model.
+def attach(model: Any, folders: Sequence[Path], chat_of: Callable[[Images], Chat]) -> Chat | None:
+    """The chat of a model that reads images, whose reader `reader_of` then finds; None for one that reads text alone.
 
-    `folders`: the model's own, and its base's where it is an adapter; the first with a processor counts.
+    `folders`: the model's own, and its base's where it is an adapter; the first with a processor counts. `chat_of`
+    makes a chat with images; one whose template does not show them is not taken, and the log says so.
     Raises MissingDependency where the processor's packages are missing, ModelError where it cannot be used.
     """
     base = transformer(model)
@@ -127,9 +129,13 @@ def attach(model: Any, folders: Sequence[Path]) -> Reader | None:
         _LOG.warning("%s has no image processor: the model reads text alone here", folders[0])
         return None
     video = getattr(base.config, "video_token_id", None)
-    base.image_reader = Reader(_processor(folder), int(token), () if video is None else (int(video),))
-    found: Reader = base.image_reader
-    return found
+    reader = Reader(_processor(folder), int(token), () if video is None else (int(video),))
+    chat = chat_of(reader.images)
+    if not chat.shows_images:
+        _LOG.warning("the chat template of %s does not show images of tool answers: it reads text alone here", folder)
+        return None
+    base.image_reader = reader
+    return chat
 
 
 def reader_of(model: Any) -> Reader | None:

@@ -84,6 +84,8 @@ def turn_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: int
                 lines.append(Text(f"  ERROR {result['error']}", BAD))
             style = BAD if result["error"] else ""
             lines += [Text(f"  {line}", style) for line in result["text"].splitlines() or [""]]
+            if result.get("images"):
+                lines.append(Text(f"  ▣ {result['images']} image{'s' if result['images'] > 1 else ''}", FAINT))
     else:
         lines += [Text(f"  {line}") for line in event["content"].strip().splitlines()]
     for call in event["calls"]:
