@@ -154,7 +154,7 @@ def reward_lines(view: EpisodeView, width: int = 28) -> list[Text]:
         return [*lines, Text(f" {what}"[:width], FAINT), *([Text(e.error[:width], BAD)] if e.error else [])]
     for part in e.reward_parts:
         name = ("*" if part.primary else " ") + part.name
-        share = part.value * part.weight
+        share = part.value * part.weight + 0.0  # no minus before a zero
         row = f"{clip(name, room):<{room}}{num(part.value, '5.2f'):>5}{part.weight:>5.2g}{num(share, '6.2f'):>6}"
         lines.append(Text(row[:width], BAD if share < 0 else ""))
         if part.fakeable:
