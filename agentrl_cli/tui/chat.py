@@ -152,7 +152,9 @@ class ChatScreen(AgentScreen):
         self._to_end()
 
     def _to_end(self) -> None:
-        self.query_one("#talk", VerticalScroll).scroll_end(animate=False)
+        talk = self.query_one("#talk", VerticalScroll)
+        talk.scroll_end(animate=False)
+        self.call_after_refresh(talk.scroll_end, animate=False)  # what was mounted just now has its height only then
 
     def _clear_stream(self) -> None:
         self._stream = ""
