@@ -19,7 +19,7 @@ CHANGEABLE = ("lr", "steps", "max_grad_norm", "eval_every", "save_every")
 """Keys of `train` that may change while a run goes on."""
 POLL = 0.2
 """Seconds between two looks while a run is paused."""
-POLL_NOW = 0.5
+POLL_NOW = 1.0
 """Seconds between two looks whether the run is to stop at once, within a step."""
 
 

@@ -1,6 +1,6 @@
 """How long the screens take from mounting to the first painted rows, and from a key to its paint.
 
-    python benchmarks/screens.py [--episodes 100000] [--tokens 32000]
+    python benchmarks/screens.py [--episodes 100000] [--tokens 32000] [--out benchmarks/results/screens.json]
 
 Prints one line per measurement with its target; exits 1 where a target is missed. No terminal needed: Textual's pilot
 drives the real application over a store made on the spot.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sqlite3
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from textual.screen import Screen
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.demo import Words, signals_of
+from agentrl_cli.tui.episode_table import SORTS
 from agentrl_cli.tui.episodes import EpisodesScreen
 from agentrl_cli.tui.reader import Reader
 from agentrl_cli.tui.replay import ReplayScreen
@@ -137,6 +139,35 @@ async def measure(db: Path, first: Callable[[Reader], Screen[Any]], marker: str,
     return out
 
 
+async def relisted(db: Path) -> dict[str, float]:
+    """Seconds from a key in the list of episodes until the list in another order, or a filtered one, is painted."""
+    out: dict[str, float] = {}
+    app = TimedApp(db, EpisodesScreen)
+
+    async def shown(key: str, marker: str) -> float:
+        app.marker, app.marker_at = marker, 0.0
+        begin = time.perf_counter()
+        assert app._driver is not None
+        app._driver.send_message(events.Key(key, key if len(key) == 1 else None))
+        while not app.marker_at:
+            await asyncio.sleep(0.001)
+        return app.marker_at - begin
+
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause(1.0)
+        for _ in range(len(SORTS)):
+            screen = app.screen
+            assert isinstance(screen, EpisodesScreen)
+            order = SORTS[(SORTS.index(screen.browse.sort) + 1) % len(SORTS)]
+            out[f"sort {order}"] = await shown("o", f"sort {order}")
+        for text in ("reward:<0.5", "reward:<0.5 step:100..120", "task:calc/12* -outcome:failed", "text:12"):
+            screen.browse.filter = ""
+            await pilot.press("f", *text)
+            out[f"filter {text}"] = await shown("enter", f"filter {text}")
+            await pilot.pause(0.2)
+    return out
+
+
 async def key_to_paint(app: TimedApp, key: str) -> tuple[float, float]:
     """Seconds from a key's arrival to the first paint after it, and to the last one (side panes come a frame later)."""
     assert app._driver is not None
@@ -174,12 +205,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, default=100_000)
     parser.add_argument("--tokens", type=int, default=32_000)
+    parser.add_argument("--out", type=Path, help="write the figures as JSON here")
     given = parser.parse_args()
-    missed = 0
+    missed, rows = 0, []
 
     def report(name: str, seconds: float, target: float) -> None:
         nonlocal missed
         missed += seconds > target
+        rows.append({"what": name, "ms": round(seconds * 1000, 1), "target_ms": round(target * 1000)})
         print(
             f"{name:<44} {seconds * 1000:8.1f} ms   target {target * 1000:6.0f} ms   "
             f"{'ok' if seconds <= target else 'MISSED'}",
@@ -194,11 +227,16 @@ def main() -> int:
         report(f"list of {given.episodes:,} episodes: open", found.pop("open"), 0.5)
         for key, seconds in found.items():
             report(f"list: {key} to paint, p95", seconds, 0.1 if "settled" in key else 0.05)
+        for what, seconds in asyncio.run(relisted(big)).items():
+            report(f"list of {given.episodes:,} episodes: {what}", seconds, 0.3)
         found = asyncio.run(measure(long, lambda r: ReplayScreen(r, "long"), "TURN 1/", ["pagedown", "j", "J"]))
         report(f"episode of {given.tokens:,} tokens: open", found.pop("open"), 0.3)
         for key, seconds in found.items():
             report(f"episode: {key} to paint, p95", seconds, 0.1 if "settled" in key else 0.05)
         report("cold start of replay, imports included", cold_start(long), 1.5)
+    if given.out:
+        result = {"episodes": given.episodes, "tokens": given.tokens, "rows": rows}
+        given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 1 if missed else 0
 
 

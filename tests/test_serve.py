@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -53,6 +57,8 @@ async def test_only_the_token_opens(tmp_path: Path) -> None:
             assert (await session.get(f"{base}/?token=secret", headers={"Origin": "http://evil.example"})).status == 403
             page = await session.get(f"{base}/?token=secret")
             assert page.status == 200 and "token" not in str(page.url)
+            text = await page.text()
+            assert "https://" not in text and "textual.js" in text  # nothing is asked of other machines
             async with session.ws_connect(f"{base}/ws?width=100&height=30") as socket:
                 text = b""
                 while b"served" not in text:
@@ -66,6 +72,31 @@ async def test_only_the_token_opens(tmp_path: Path) -> None:
             assert server.running == 0
     finally:
         await runner.cleanup()
+
+
+def test_the_command_serves_without_telling_the_token_twice(tmp_path: Path) -> None:
+    from aiohttp.test_utils import unused_port
+
+    with Store.open(tmp_path / "a.db") as store:
+        store.add_run(RunRow("r", "served", status="finished"))
+    command = [sys.executable, "-m", "agentrl_cli", "serve", "--screens", "--db", str(tmp_path / "a.db")]
+    process = subprocess.Popen(
+        [*command, "--port", str(unused_port())], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    address = process.stdout.readline().strip()
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(address.partition("?")[0], timeout=20)
+    cookies = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    with cookies.open(address, timeout=20) as page:
+        assert page.status == 200
+    second = subprocess.run(
+        [*command, "--port", str(urlsplit(address).port)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert second.returncode == 2 and "in use" in second.stderr and "Traceback" not in second.stderr
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 0 and out == "" and address.partition("=")[2] not in err
 
 
 def test_without_screens_it_says_what_there_is() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shlex
+import socket
 import sys
 from typing import Annotated
 
@@ -37,11 +38,25 @@ def command(
 
         with Store.open(path, readonly=True) as store:
             run = store.run(run).id
-    from agentrl_cli.server.screens import make_server
+    from agentrl_cli.server.screens import address, make_server
 
     secret = token or secrets.token_urlsafe(24)
     code = f"from pathlib import Path; from agentrl_cli.tui.app import start; start(Path({str(path)!r}), {run!r})"
     server = make_server(shlex.join([sys.executable, "-c", code]), host, port, secret)
-    echo(f"http://{host}:{port}/?token={secret}")
+    _must_be_free(host, port)
+    echo(f"http://{address(host, port)}/?token={secret}")
     narrate("Open this address in a browser; ctrl+c ends the server, trainings go on.")
     server.serve()
+
+
+def _must_be_free(host: str, port: int) -> None:
+    """Told before an address is printed that somebody else answers. Raises UsageError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UsageError(
+                f"Nothing can be served on port {port}: {error.strerror}.", hint=f"Try --port {port + 1}."
+            ) from error

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 COOKIE = "agentrl"
+
+FOREIGN = re.compile(r"<link[^>]*https://fonts\.[^>]*>")
+"""What textual-serve's page asks of other machines: a font. The browser's own will do."""
 
 PATIENCE = 3.0
 """Seconds a screen whose browser is gone has to end by itself."""
@@ -34,6 +38,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def address(host: str, port: int) -> str:
+    """Host and port as an address has them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def allowed(token: str, given: str) -> bool:
@@ -57,7 +66,10 @@ def make_guard(token: str, hosts: Collection[str]) -> Any:
             return response
         if not allowed(token, request.cookies.get(COOKIE, "")):
             raise web.HTTPForbidden(text="Open the address that `agentrl serve` printed: it carries the token.")
-        return await handler(request)
+        response = await handler(request)
+        if isinstance(response, web.Response) and response.content_type == "text/html" and response.text:
+            response.text = FOREIGN.sub("", response.text)
+        return response
 
     return guard
 
@@ -125,8 +137,9 @@ def make_server(command: str, host: str, port: int, token: str, public_url: str 
             "Screens in a browser need textual-serve.", hint="pip install 'agentrl-cli[serve]'"
         ) from error
 
-    base = public_url or f"http://{host}:{port}"
-    hosts = {f"{host}:{port}", f"localhost:{port}", f"127.0.0.1:{port}", urlsplit(base).netloc}
+    place = address(host, port)
+    base = public_url or f"http://{place}"
+    hosts = {place, f"localhost:{port}", f"127.0.0.1:{port}", urlsplit(base).netloc}
 
     guard = make_guard(token, hosts)
 
@@ -147,6 +160,9 @@ def make_server(command: str, host: str, port: int, token: str, public_url: str 
                 return await serve_screen(self, request)
             finally:
                 self.running -= 1
+
+        def initialize_logging(self) -> None:
+            """No line per request: it would hold the token."""
 
         async def on_startup(self, app: web.Application) -> None:
             """The command has told the address already."""
