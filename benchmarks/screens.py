@@ -155,9 +155,8 @@ async def relisted(db: Path) -> dict[str, float]:
 
     async with app.run_test(size=SIZE) as pilot:
         await pilot.pause(1.0)
+        screen: Any = app.screen
         for _ in range(len(SORTS)):
-            screen = app.screen
-            assert isinstance(screen, EpisodesScreen)
             order = SORTS[(SORTS.index(screen.browse.sort) + 1) % len(SORTS)]
             out[f"sort {order}"] = await shown("o", f"sort {order}")
         for text in ("reward:<0.5", "reward:<0.5 step:100..120", "task:calc/12* -outcome:failed", "text:12"):

@@ -21,6 +21,7 @@ from agentrl_cli.tui.runs import RunsScreen
 from agentrl_cli.tui.settings import read_settings
 from agentrl_cli.tui.tokenview import TokenView
 from agentrl_cli.tui.versus import VersusScreen
+from agentrl_cli.types import Episode, Outcome, RewardPart
 from tests.tui_helpers import until, until_text, visible
 
 WIDE, SMALL = (120, 40), (80, 24)
@@ -255,6 +256,37 @@ async def test_deleting_a_run_asks_and_takes_its_folder(tmp_path: Path) -> None:
     assert not folder.exists()
     with Store.open(db, readonly=True) as store:
         assert [run.name for run in store.runs()] == ["grpo-07"] and not store.episode_ids("id:old1")
+
+
+async def test_the_list_shows_the_test_split_of_an_evaluation(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "a.db") as store:
+        run = store.add_run(RunRow("e", "judged", kind="eval", status="finished", model="tiny"))
+        for split, rate in (("train", 0.91), ("test", 0.42)):
+            store.add_eval(EvalRow(run.id, 5, f"base-{split}", split, 10, 1, rate, rate - 0.1, rate + 0.1))
+            part = (RewardPart("correct", rate, primary=True),)
+            episode = Episode(f"e{split}", "t", run_id=run.id, step=5, kind="eval", reward_parts=part)
+            store.finish_episode(episode.with_(outcome=Outcome.FAILED), split=split)
+    async with AgentApp(tmp_path / "a.db", RunsScreen).run_test(notifications=True, size=WIDE) as pilot:
+        text = await until_text(pilot, "judged")
+        row = next(line for line in text.splitlines() if "judged" in line and "eval" in line)
+        assert "0.420" in row and " 0.42 " in row and "0.91" not in row and "        2 " in row
+        text = await until_text(pilot, "base-train")
+        assert "base-train train step 5: 0.910 [0.81, 1.01]" in text and "base-test test step 5: 0.420" in text
+
+
+async def test_a_store_that_cannot_be_read_is_told_once_and_in_place(tmp_path: Path) -> None:
+    (tmp_path / "junk.db").write_text("hello", "utf-8")
+    async with AgentApp(tmp_path / "junk.db", RunsScreen).run_test(notifications=True, size=SMALL) as pilot:
+        await until(pilot, lambda: "Name another with --db." in " ".join(visible(pilot.app).split()))
+        text = " ".join(visible(pilot.app).split())
+        assert "is not a store: it is no SQLite file" in text and "No runs yet" not in text
+        screen = pilot.app.screen
+        assert isinstance(screen, RunsScreen)
+        for _ in range(3):
+            screen.poll()
+            await pilot.app.workers.wait_for_complete()
+        await pilot.press("j", "enter", "w", "e", "c", "C", "D", "m", "space", "k")
+        assert not list(pilot.app._notifications)
 
 
 async def test_no_runs_yet_says_what_to_do(tmp_path: Path) -> None:

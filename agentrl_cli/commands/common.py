@@ -17,7 +17,7 @@ Helpers:
     echo(text), echo_json(value), echo_jsonl(rows)  to stdout
     narrate(text), warn(text)                       to stderr, without markup; `warn` is yellow on a terminal
     warn_unsafe(sandbox)                            says it where a sandbox that was opened isolates nothing
-    is_terminal() -> bool                           both stdin and stdout are terminals
+    is_terminal() -> bool                           both stdin and stdout are terminals, and no dumb one
     confirm(question, yes=False) -> bool            asks on a terminal; elsewhere the answer is `yes`
     console(stderr=False) -> rich.console.Console   colours only on a terminal, NO_COLOR respected
 
@@ -209,8 +209,8 @@ def warn_unsafe(sandbox: Sandbox | None) -> None:
 
 
 def is_terminal() -> bool:
-    """True where a person sits at both ends."""
-    return sys.stdin.isatty() and sys.stdout.isatty()
+    """True where a person sits at both ends, before a terminal that can draw a screen."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def confirm(question: str, *, yes: bool = False) -> bool:

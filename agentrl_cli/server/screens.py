@@ -66,10 +66,10 @@ def make_guard(token: str, hosts: Collection[str]) -> Any:
             return response
         if not allowed(token, request.cookies.get(COOKIE, "")):
             raise web.HTTPForbidden(text="Open the address that `agentrl serve` printed: it carries the token.")
-        response = await handler(request)
-        if isinstance(response, web.Response) and response.content_type == "text/html" and response.text:
-            response.text = FOREIGN.sub("", response.text)
-        return response
+        answer = await handler(request)
+        if isinstance(answer, web.Response) and answer.content_type == "text/html" and answer.text:
+            answer.text = FOREIGN.sub("", answer.text)
+        return answer
 
     return guard
 

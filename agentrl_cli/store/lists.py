@@ -304,6 +304,12 @@ class EpisodeReader(StoreBase):
         )
         return [list(row) for row in rows]
 
+    def episode_counts(self, run: str | None = None) -> dict[str, int]:
+        """run id → how many episodes it has, from an index alone; only of `run` where it is given."""
+        where = "run_id IS NOT NULL" if run is None else "run_id=?"
+        sql = f"SELECT run_id, count(*) FROM episodes WHERE {where} GROUP BY run_id"
+        return dict(self._rows(sql, () if run is None else (run,)))
+
     def tag_counts(self, run: str | None = None) -> dict[str, int]:
         """tag → how many episodes carry it."""
         sql = (

@@ -13,7 +13,7 @@ from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.dialogs import AgentScreen, Confirm, Help, Prompt, leave, named
-from agentrl_cli.tui.panels import HERE, join
+from agentrl_cli.tui.panels import HERE, join, wrap
 from agentrl_cli.tui.runs_data import (
     RunFacts,
     checkpoint_lines,
@@ -151,8 +151,13 @@ class RunsScreen(AgentScreen):
         """Reads again when the store changed and this screen is the one in front."""
         if not self.is_current:
             return
-        version = await self.reader.call(lambda store: store.data_version())
-        if self._version is not None and version != self._version:
+        try:
+            version = await self.reader.call(lambda store: store.data_version())
+        except AgentRLError as error:  # told once, in place, not every two seconds
+            self.problem = f"{error.message} {error.hint}".strip()
+            self.paint()
+            return
+        if version != self._version:
             self.reload()
 
     # -- painting -------------------------------------------------------------------------------------------------
@@ -165,12 +170,14 @@ class RunsScreen(AgentScreen):
         head = Text(f"agentrl   {shown_path(self.reader.path)}   ", "bold", no_wrap=True, overflow="ellipsis")
         head.append(f"{len(runs)} runs" + (f"   holding {self.needle!r}" if self.needle else ""), "not bold")
         if self.problem:
-            head = Text(self.problem, "bold #ffb454")
+            head.append("   cannot be read now", "#ffb454")
         self.query_one("#head", Static).update(head)
         self.query_one("#columns", Static).update(head_line(width))
         lines = [run_line(f, width - 2, marked=f.run.id == self.marked) for f in runs]
         if lines:
             lines[self.cursor].stylize("reverse " + HERE)
+        elif self.problem:
+            lines = [Text(part, "bold #ffb454") for part in wrap(self.problem, width - 2)]
         elif self.read:
             lines = [Text(line, "#8a8a8a") for line in (EMPTY if not self.every else "no run matches").splitlines()]
         self.query_one("#rows", Static).update(join(lines))

@@ -32,18 +32,23 @@ class RunFacts:
 
 def load_runs(store: Store) -> list[RunFacts]:
     """All runs, the newest first, in a handful of queries."""
-    facts = []
+    facts, counts = [], store.episode_counts()
     for run in store.runs():
         last = store.steps(run.id, max(run.step, 0))
         reward = last[-1].get("reward") if last else None
-        test = store.episode_ids("split:test", "-time", run.id, limit=200) if run.kind == "eval" else []
-        ids = store.episode_ids("", "-time", run.id)
         evals = tuple(store.evals(run.id))
-        if reward is None and ids:
-            rows = [row.reward for row in store.episode_rows(test or ids[:200]) if row.reward is not None]
-            reward = sum(rows) / len(rows) if rows else None
-        facts.append(RunFacts(run, len(ids), reward, evals, tuple(store.checkpoints(run.id))))
+        if reward is None and counts.get(run.id):
+            reward = _mean_reward(store, run)
+        facts.append(RunFacts(run, counts.get(run.id, 0), reward, evals, tuple(store.checkpoints(run.id))))
     return facts
+
+
+def _mean_reward(store: Store, run: RunRow) -> float | None:
+    """Over the newest 200 episodes; of an evaluation over those of the test split, where it has any."""
+    test = store.episode_ids("split:test", "-time", run.id, limit=200) if run.kind == "eval" else []
+    rows = store.episode_rows(test or store.episode_ids("", "-time", run.id, limit=200))
+    rewards = [row.reward for row in rows if row.reward is not None]
+    return sum(rewards) / len(rewards) if rewards else None
 
 
 def load_detail(store: Store, run_id: str) -> list[tuple[float, float]]:

@@ -208,7 +208,7 @@ def load(store: Store, run_id: str, before: WatchData | None = None, now: float 
     else:  # the newest step of episodes is the one that is going on while some of them run
         data = replace(data, **notable_of(store, run.id, newest - 1 if data.live and newest else newest))
         size, free = _disk(Path(store.path))
-        data = replace(data, episodes=len(store.episode_ids("", "time", run.id)), bytes=size, free=free)
+        data = replace(data, episodes=store.episode_counts(run.id).get(run.id, 0), bytes=size, free=free)
     data = replace(data, done=max(done, 0))
     return replace(data, health=health_of(data))
 
