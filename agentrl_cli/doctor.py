@@ -66,8 +66,8 @@ def check_machine(
     yield _engine(model, base or Path.cwd())
 
 
-def sandbox_level() -> tuple[str | None, str]:
-    """The strongest isolation that starts here (a key of sandbox.STRENGTH), and why nothing stronger does.
+def sandbox_level() -> tuple[str | None, str, str]:
+    """The strongest isolation that starts here (a key of sandbox.STRENGTH), why nothing stronger does, and its fix.
 
     None where not even `bare` starts. A weaker level than `ns` is tried only here, never chosen for a run.
     """
@@ -78,17 +78,18 @@ def sandbox_level() -> tuple[str | None, str]:
         async with await Sandbox.open(settings) as sandbox:
             return sandbox.level
 
-    reason = ""
+    reason = fix = ""
     for settings in (
         SandboxConfig(workers=1),
         SandboxConfig(workers=1, backend="landlock", min_level="landlock"),
         SandboxConfig(workers=1, backend="bare", min_level="bare"),
     ):
         try:
-            return asyncio.run(probe(settings)), reason
+            return asyncio.run(probe(settings)), reason, fix
         except AgentRLError as error:
-            reason = reason or error.message  # why the strongest failed is what a user can mend
-    return None, reason
+            if not reason:  # why the strongest failed is what a user can mend
+                reason, fix = error.message, error.hint
+    return None, reason, fix
 
 
 def check_sandbox(level: str | None = None) -> tuple[str, list[Check]]:
@@ -100,9 +101,10 @@ def check_sandbox(level: str | None = None) -> tuple[str, list[Check]]:
     from agentrl_cli.sandbox import Sandbox, cgroup
     from agentrl_cli.sandbox.hostile import probe
 
-    found = level or sandbox_level()[0] or "ns"
+    strongest, _, fix = (level, "", "") if level else sandbox_level()
+    found = strongest or "ns"
     if found == "bare":
-        fix = "apt-get install bubblewrap, or use Docker: sandbox.backend: docker"
+        fix = fix or "`agentrl doctor` names the strongest level that starts here; leave --level bare away."
         return found, [Check("everything", "fail", "bare holds nothing and is not attacked: it is this machine", fix)]
 
     async def attacked() -> list[Check]:
@@ -181,14 +183,16 @@ def _disk(db: Path) -> Check:
 def _sandbox(min_level: str) -> Check:
     from agentrl_cli.sandbox import STRENGTH
 
-    level, why = sandbox_level()
+    level, why, fix = sandbox_level()
     if level is None:
-        return Check("sandbox", "fail", f"none starts: {why}", "apt-get install bubblewrap, or use Docker.")
+        return Check("sandbox", "fail", f"none starts: {why}", fix)
     if STRENGTH[level] < STRENGTH[min_level]:
-        fix = f"apt-get install bubblewrap; or accept it: sandbox.backend and sandbox.min_level: {level}"
-        return Check("sandbox", "fail", f"only {level}, sandbox.min_level is {min_level}: {why}", fix)
+        accept = f"or accept it: sandbox.min_level: {level}" + " and sandbox.backend: bare" * (level == "bare")
+        return Check("sandbox", "fail", f"only {level}, sandbox.min_level is {min_level}: {why}", f"{fix} {accept}")
+    if level == "bare":
+        return Check("sandbox", "warn", f"bare, which isolates NOTHING: {why}", fix)
     if STRENGTH[level] < STRENGTH["ns"]:
-        return Check("sandbox", "warn", f"{level}, weaker than namespaces: {why}", "apt-get install bubblewrap")
+        return Check("sandbox", "warn", f"{level}, weaker than namespaces: {why}", fix)
     return Check("sandbox", "ok", level)
 
 

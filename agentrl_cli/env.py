@@ -282,7 +282,8 @@ class ToolEnv(Env):
             return refused(call, self.tools)
         state = await self.create(call.name)
         result = await self.tools[call.name].call(state, call.arguments, timeout=self._timeout)
-        if self._chars is None or len(result.text) <= self._chars:
+        cut_before = _MARK if result.truncated else 0  # by a tool server, to the same limit
+        if self._chars is None or len(result.text) <= self._chars + cut_before:
             return result
         return replace(result, text=_clipped(result.text, self._chars, self._side), truncated=True)
 
@@ -318,6 +319,7 @@ def tool_env(
     open_session: Callable[[], Awaitable[Any]] | None = None,
     interaction: Interaction | None = None,
     seed: int = 0,
+    late: bool = False,
 ) -> ToolEnv:
     """The standard environment of a task under the settings; `tool_choice: none` takes the tools away."""
     return ToolEnv(
@@ -331,6 +333,7 @@ def tool_env(
         max_observation_chars=limits.max_observation_chars,
         truncate_side=limits.truncate_side,
         seed=seed,
+        late=late,
     )
 
 
@@ -343,6 +346,10 @@ def _opened(prompt: list[Message], opening: Sequence[str]) -> list[Message]:
         return [*prompt, {"role": "user", "content": "\n\n".join(opening)}]
     prompt[last] = {**prompt[last], "content": "\n\n".join([str(prompt[last]["content"]), *opening])}
     return prompt
+
+
+_MARK = 40
+"""Characters that the words about a cut take at most."""
 
 
 def _clipped(text: str, limit: int, side: str) -> str:

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import confine
@@ -57,11 +58,7 @@ class Box:
         """Answers requests until the host closes the socket; then everything in the box ends."""
         handlers = {"cell": self.cell, "run": self.run, "bash": self.run, "calls": self.calls, "back": self.back}
         handlers |= {"ping": lambda *_: ({"status": "ok"}, b"")}
-        while True:
-            received = wire.receive(self.host)
-            if received is None:
-                self.end()
-            header, body = received[0]
+        for header, body in self._requests():
             op = header["op"]
             if op == "adopt":
                 self.adopt(header["limits"])
@@ -77,6 +74,13 @@ class Box:
             except OSError as error:  # ours: the box itself could not do it
                 reply, data = {"status": "host_resources", "detail": f"{op}: {error}"}, b""
             wire.send(self.host, {"id": header.get("id"), **reply}, data)
+        self.end()
+
+    def _requests(self) -> Iterator[wire.Frame]:
+        """The host's requests, whole ones at one read each, until it closes the socket."""
+        reader = wire.Reader()
+        while data := self.host.recv(1 << 18):
+            yield from reader.feed(data)
 
     def adopt(self, limits: dict[str, Any]) -> None:
         """A session takes a box that was started before it was known. Nothing is answered."""
@@ -126,9 +130,10 @@ class Box:
             halted = reason != "exited" and self.tree.halt()
             if reason != "exited":
                 os.kill(pid, signal.SIGKILL)
+            alone = reason == "exited" and self.tree.alone(pid)
             _, status, usage = os.wait4(pid, 0)
             over = self._over(reason, status, usage.ru_maxrss, limits)
-            killed = self.tree.kill_others(self.protected())
+            killed = 0 if alone else self.tree.kill_others(self.protected())
             if halted:
                 self._resume()
             job.drain()
@@ -207,7 +212,7 @@ class Box:
         theirs.close()
         os.set_blocking(self.out[0], False)
         os.set_blocking(self.err[0], False)
-        ours.settimeout(2.0)
+        wire.patience(ours)
         return Head(pid, ours)
 
     def cell(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
@@ -241,9 +246,7 @@ class Box:
     ) -> tuple[str, wire.Frame | None, Job, socket.socket]:
         """Sends a request to the head together with one end of a socket for the checkpoint, and waits."""
         head = self.head = self.head or self._start_head()
-        ours, theirs = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        ours.settimeout(2.0)
+        ours, theirs = wire.pair()
         self.tree.mark()
         self.kills.mark()
         if head.stopped:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import resource
 import signal
 import sys
@@ -27,7 +26,7 @@ _RAW = ctypes.PyDLL(None, use_errno=True)
 _BYTE = ctypes.create_string_buffer(1)
 
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID = 0x00020000, 0x08000000, 0x10000000, 0x20000000
-_SYS_CLONE = 56 if platform.machine() == "x86_64" else 220
+_SYS_CLONE = 56 if os.uname().machine == "x86_64" else 220
 _NOSUID, _NODEV, _REC, _PRIVATE, _NOEXEC = 2, 4, 16384, 1 << 18, 8
 _PR_DUMPABLE, _PR_NNP, _PR_CAPBSET_DROP, _PR_SUBREAPER, _PR_DEATHSIG, _PR_AMBIENT = 4, 38, 24, 36, 1, 47
 _CAP_VERSION = 0x20080522
@@ -231,11 +230,12 @@ def install_filter(program: bytes) -> None:
 
 def install_code_filter() -> None:
     """The second filter, on a process that is about to run code; see seccomp.build_for_code."""
-    seccomp.install(_code_filter(), libc)
+    seccomp.install(know_code_filter(), libc)
 
 
 @cache
-def _code_filter() -> bytes:
+def know_code_filter() -> bytes:
+    """Made once, before there are children that would each do it again."""
     return seccomp.build_for_code()
 
 
@@ -285,7 +285,22 @@ def limit(limits: dict[str, Any], base: int, extra_processes: int, cpu: bool) ->
         seconds = max(1, int(-(-limits["cpu"] // 1)))
         pairs.append((resource.RLIMIT_CPU, seconds, seconds + 1))
     for which, soft, hard in pairs:
-        _, most = resource.getrlimit(which)
+        most = _most(which)
         if most != resource.RLIM_INFINITY:
             soft, hard = min(soft, most), min(hard, most)
         resource.setrlimit(which, (soft, hard))
+
+
+@cache
+def _most(which: int) -> int:
+    """The hard limit of a box, which never changes its own."""
+    return resource.getrlimit(which)[1]
+
+
+def know_limits() -> None:
+    """Looks the hard limits up once, before there are children that would each do it again."""
+    for which in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK,
+                  resource.RLIMIT_NPROC, resource.RLIMIT_AS, resource.RLIMIT_CPU):  # fmt: skip
+        _most(which)
+    if sys.platform == "linux":
+        _most(resource.RLIMIT_MSGQUEUE)

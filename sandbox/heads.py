@@ -99,6 +99,8 @@ class Kept:
 def adopt(backup: socket.socket) -> Head | None:
     """The checkpoint at the other end: the kernel says which process greets. None where there is none."""
     try:
+        backup.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        wire.patience(backup)
         backup.send(b"\0")  # wakes it
         data, ancillary, _, _ = backup.recvmsg(wire.PREFIX.size, socket.CMSG_SPACE(_CREDENTIALS.size))
         if len(data) < wire.PREFIX.size or not ancillary:

@@ -12,13 +12,11 @@ exits, and everything in its pid namespace with it.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -35,6 +33,11 @@ import users
 import warm
 import watch
 import wire
+
+DEFAULTS = {"--level": "ns", "--uid": "0", "--imports": "", "--packages": "", "--folder": "", "--slots": "0"}
+"""What the host may leave out, read by hand: every module here makes each fork dearer. `--packages`: folders besides
+the standard library; `--folder`: of the work folders where boxes have no namespaces; `--slots`: boxes at once, each
+with a file system of its own (level uid)."""
 
 
 class Runner:
@@ -169,7 +172,7 @@ class Runner:
             return
         for orphan in set(watch.children(os.getpid())) - self.boxes.keys():
             watch.signal_process(orphan, signal.SIGKILL)
-        shutil.rmtree(f"{self.folder}/{number}", ignore_errors=True)
+        users.delete(f"{self.folder}/{number}")
 
     def end(self) -> NoReturn:
         """The host is gone: so is everything here."""
@@ -178,38 +181,33 @@ class Runner:
         if self.level not in ("ns", "uid"):
             # What a box had started is ours now.
             watch.Tree(self.level).kill_others(set())
-            shutil.rmtree(self.folder, ignore_errors=True)
+            users.delete(self.folder)
         os._exit(0)
 
 
 def main() -> None:
     """Warms up, gives up root, forgets the way in, serves."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--control", type=int, required=True)
-    parser.add_argument("--level", default="ns")
-    parser.add_argument("--uid", type=int, default=0)
-    parser.add_argument("--imports", default="")
-    parser.add_argument("--packages", default="", help="folders of packages besides the standard library")
-    parser.add_argument("--folder", default="", help="where boxes without namespaces have their work folders")
-    parser.add_argument("--slots", type=int, default=0, help="boxes at once, each with a file system (level uid)")
-    options = parser.parse_args()
-    control = socket.socket(fileno=options.control)
+    options = {**DEFAULTS, **dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))}
+    level, folder, uid = options["--level"], options["--folder"], int(options["--uid"])
+    control = socket.socket(fileno=int(options["--control"]))
     control.set_inheritable(False)
-    packages = [folder for folder in options.packages.split(os.pathsep) if folder]
+    packages = [folder for folder in options["--packages"].split(os.pathsep) if folder]
     sys.path += packages
-    warm.up([name for name in options.imports.split(",") if name])
-    if options.uid and options.level == "ns":
+    warm.up([name for name in options["--imports"].split(",") if name])
+    if uid and level == "ns":
         confine.mount_proc()
-    if options.uid and options.level != "uid":
-        confine.become(options.uid, options.uid)
+    if uid and level != "uid":
+        confine.become(uid, uid)
     confine.prctl(4, 0)  # PR_SET_DUMPABLE
-    runner = Runner(control, options.level, options.folder, packages)
-    if options.level == "uid":
-        runner.slots = users.Slots(options.folder, options.slots, options.uid)
+    runner = Runner(control, level, folder, packages)
+    if level == "uid":
+        runner.slots = users.Slots(folder, int(options["--slots"]), uid)
     # The code that runs here later must find neither our modules nor our folder (`sys.path[0]`, see become_box).
     ours = "box confine ends files heads landlock memory plain seccomp snapshot start users warm watch wire worker"
     for name in ours.split():
         sys.modules.pop(name, None)
+    confine.know_limits()
+    confine.know_code_filter()
     gc.collect()
     gc.freeze()
     runner.serve()

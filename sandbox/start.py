@@ -8,7 +8,7 @@ from typing import NoReturn
 import confine
 
 
-def descriptors(fds: tuple[int, int, int, int], user: tuple[int, int] | None, rules: int | None) -> None:
+def descriptors(fds: tuple[int, ...], user: tuple[int, int] | None, rules: int | None) -> None:
     """Leaves exactly 0, 1, 2 and 3 open; from here on Landlock holds, or the user is another, where that holds."""
     if user:
         confine.oom_first()
@@ -18,10 +18,10 @@ def descriptors(fds: tuple[int, int, int, int], user: tuple[int, int] | None, ru
         confine.oom_first()
     if rules is not None:
         confine.restrict(rules)
-    for target, fd in enumerate([os.dup(fd) for fd in fds]):
-        os.dup2(fd, target + 200)
-    for target in range(4):
-        os.dup2(target + 200, target, inheritable=target < 3)
+    if min(fds) < 4:  # one of them would be overwritten before it is taken
+        fds = tuple(os.dup2(os.dup(fd), 200 + n, inheritable=False) for n, fd in enumerate(fds))
+    for target, fd in enumerate(fds):
+        os.dup2(fd, target, inheritable=target < 3)
     os.closerange(4, 1024)
 
 

@@ -7,7 +7,6 @@ used again once everything of its last user is dead and deleted.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import stat
 from typing import Any
@@ -103,4 +102,6 @@ def delete(path: str) -> None:
             below = os.path.join(folder, name)
             if stat.S_ISDIR(os.lstat(below).st_mode):
                 os.chmod(below, 0o700)
+    import shutil  # not at the top: a fork costs by what its parent has imported
+
     shutil.rmtree(path, ignore_errors=True)

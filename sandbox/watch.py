@@ -17,6 +17,8 @@ import wire
 FLOOD = 16 << 20
 """Bytes of output after which an execution is killed."""
 _TICK = 0.1
+_QUICK = 0.02
+"""Seconds in which output is left in its pipes: most executions end before that, and are drained at their end."""
 _RDHUP = 0x2000
 
 
@@ -137,17 +139,19 @@ def watch(job: Job, control: socket.socket | None) -> tuple[str, wire.Frame | No
     poll = select.poll()
     poll.register(job.pidfd, select.POLLIN)
     poll.register(job.host, _RDHUP)
-    by_fd = {capture.fd: capture for capture in job.captures}
-    for fd in by_fd:
-        poll.register(fd, select.POLLIN)
     if control is not None:
         poll.register(control, select.POLLIN)
+    by_fd = {capture.fd: capture for capture in job.captures}
+    ready = {fd for fd, _ in poll.poll(max(0.0, min(_QUICK, job.deadline - time.monotonic())) * 1000)}
+    for fd in by_fd:
+        poll.register(fd, select.POLLIN)
     while True:
-        reason = job.over()
-        if reason:
-            return reason, None
-        wait = min(job.deadline - time.monotonic(), _TICK)
-        ready = {fd for fd, _ in poll.poll(max(0.0, wait) * 1000 + 1)}
+        if not ready:
+            reason = job.over()
+            if reason:
+                return reason, None
+            wait = min(job.deadline - time.monotonic(), _TICK)
+            ready = {fd for fd, _ in poll.poll(max(0.0, wait) * 1000 + 1)}
         if job.host.fileno() in ready:
             raise SystemExit(0)
         for fd in ready & by_fd.keys():
@@ -162,11 +166,12 @@ def watch(job: Job, control: socket.socket | None) -> tuple[str, wire.Frame | No
             except (wire.Broken, OSError, ValueError):
                 return "deaf", None
             if received is not None:
-                return "answered", received[0]
+                return "answered", received
             poll.unregister(control)
             control = None
         if job.pidfd in ready:
             return "exited", None
+        ready = set()
 
 
 def _too_full(limits: dict[str, Any]) -> str:
@@ -251,6 +256,13 @@ class Tree:
                 return True
         self._loud = self._loud or not self._before <= last <= self._before + 1
         return not self._loud
+
+    def alone(self, pid: int) -> bool:
+        """Whether nothing was started after this process, which has ended and was not waited for yet.
+
+        So its number is taken, and the one that was given out last is its own only where there was no other since.
+        """
+        return self.level == "ns" and self._last_pid() == pid
 
     def pids(self) -> list[int]:
         """The processes of the box, without its init."""

@@ -6,6 +6,7 @@ and treats everything else as a broken peer; nothing here evaluates what it read
 
 from __future__ import annotations
 
+import _socket
 import json
 import socket
 import struct
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 PREFIX = struct.Struct("!II")
+_SECONDS = struct.Struct("@ll")
 MAX_HEADER = 1 << 16
 MAX_BODY = 64 << 20
 
@@ -32,33 +34,58 @@ def pack(header: dict[str, Any], body: bytes = b"") -> bytes:
     return PREFIX.pack(len(head), len(body)) + head + body
 
 
+def pair() -> tuple[socket.socket, socket.socket]:
+    """socket.socketpair() without its looks at the names of both ends: they have none."""
+    return _socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)  # type: ignore[return-value]
+
+
+def patience(sock: socket.socket, seconds: int = 2) -> None:
+    """After so long a socket's calls raise OSError. The kernel's clock: Python's own polls before every call."""
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        sock.setsockopt(socket.SOL_SOCKET, option, _SECONDS.pack(seconds, 0))
+
+
 def send(sock: socket.socket, header: dict[str, Any], body: bytes = b"", fds: Sequence[int] = ()) -> None:
-    """Sends one frame; descriptors ride on the prefix. Blocks, or times out as the socket says."""
+    """Sends one frame; descriptors ride on its first byte. Blocks, or times out as the socket says."""
     data = pack(header, body)
     if fds:
-        socket.send_fds(sock, [data[: PREFIX.size]], list(fds))
-        data = data[PREFIX.size :]
-    sock.sendall(data)
+        data = data[socket.send_fds(sock, [data], list(fds)) :]
+    if data:
+        sock.sendall(data)
 
 
-def receive(sock: socket.socket, max_fds: int = 0) -> tuple[Frame, list[int]] | None:
-    """The next frame and its descriptors; None where the peer closed between frames."""
-    fds: list[int] = []
-    if max_fds:
-        start, fds, _, _ = socket.recv_fds(sock, PREFIX.size, max_fds)
-    else:
-        start = sock.recv(PREFIX.size)
+def receive(sock: socket.socket) -> Frame | None:
+    """The next frame; None where the peer closed between frames."""
+    start = sock.recv(PREFIX.size)
     if not start:
         return None
-    start += _exactly(sock, PREFIX.size - len(start))
-    head_size, body_size = PREFIX.unpack(start)
+    head_size, body_size = _sizes(start + _exactly(sock, PREFIX.size - len(start)))
+    data = _exactly(sock, head_size + body_size)
+    return Frame(_header(data[:head_size]), data[head_size:])
+
+
+def receive_one(sock: socket.socket, max_fds: int) -> tuple[Frame, list[int]] | None:
+    """The frame of a peer that sends one and waits, with its descriptors: one read if it is small. None at its end."""
+    data, fds, _, _ = socket.recv_fds(sock, 1 << 16, max_fds)
+    if not data:
+        return None
+    data += _exactly(sock, PREFIX.size - len(data))
+    head_size, body_size = _sizes(data[: PREFIX.size])
+    data += _exactly(sock, PREFIX.size + head_size + body_size - len(data))
+    head_end = PREFIX.size + head_size
+    return Frame(_header(data[PREFIX.size : head_end]), data[head_end:]), fds
+
+
+def _sizes(prefix: bytes) -> tuple[int, int]:
+    head_size, body_size = PREFIX.unpack(prefix)
     if head_size > MAX_HEADER or body_size > MAX_BODY:
         raise Broken("a frame larger than the limit")
-    head = _exactly(sock, head_size)
-    return Frame(_header(head), _exactly(sock, body_size)), fds
+    return head_size, body_size
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:
+    if size <= 0:
+        return b""
     data = bytearray()
     while len(data) < size:
         piece = sock.recv(min(size - len(data), 1 << 20))

@@ -169,7 +169,7 @@ class Session:
     def serve(self) -> NoReturn:
         """Answers requests until the box closes the socket."""
         while True:
-            received = wire.receive(self.control, max_fds=1)
+            received = wire.receive_one(self.control, max_fds=1)
             if received is None:
                 os._exit(0)
             frame, fds = received

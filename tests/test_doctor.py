@@ -33,7 +33,7 @@ def test_every_check_answers(tmp_path: Path) -> None:
 
 
 def test_the_minimum_of_the_project_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    level, _ = sandbox_level()
+    level, *_ = sandbox_level()
     if level in (None, "docker"):
         pytest.skip("nothing here is weaker than docker")
     (tmp_path / "agentrl.yaml").write_text("sandbox: {min_level: docker}\n")
@@ -67,7 +67,7 @@ def test_a_template_is_audited(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 
 
 def test_the_sandbox_is_attacked_and_the_matrix_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    level, _ = sandbox_level()
+    level, *_ = sandbox_level()
     if level not in ("ns", "docker"):
         pytest.skip(f"only {level} starts here")
     assert main(["doctor", "--sandbox", "--level", level, "--json"]) == 0

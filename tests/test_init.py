@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,3 +89,41 @@ def test_list_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert init("echo-task", str(tmp_path / "p"), "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["project"] == str(tmp_path / "p") and "agentrl.yaml" in told["files"]
+
+
+WITHOUT_NAMESPACES = """
+echo 0 > /proc/sys/user/max_user_namespaces
+exec setpriv --inh-caps=-all --ambient-caps=-all --bounding-set=-all "$@"
+"""
+"""As in a container that forbids user namespaces: an ordinary user, and no namespace can be made below."""
+
+
+def test_where_only_weaker_isolation_is_to_be_had(tmp_path: Path) -> None:
+    jail = ["unshare", "-U", "--map-user=1000", "--map-group=1000", "--keep-caps", "sh", "-c", WITHOUT_NAMESPACES, "sh"]
+    if not shutil.which("unshare") or subprocess.run([*jail, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespace can be made here, so none can be forbidden in one")
+    around = {
+        **os.environ,
+        "DOCKER_HOST": f"unix://{tmp_path}/none.sock",
+        "HOME": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+    }
+
+    def agentrl(*command: str) -> subprocess.CompletedProcess[str]:
+        line = [*jail, sys.executable, "-m", "agentrl_cli", *command]
+        return subprocess.run(line, capture_output=True, text=True, env=around, cwd=tmp_path, check=False)
+
+    asked = agentrl("init", "echo-task", "p")
+    if "isolation than namespaces: landlock" not in asked.stderr:
+        pytest.skip(f"neither is Landlock to be had here: {asked.stderr}")
+    assert asked.returncode == 2 and "To get a stronger one: " in asked.stderr and "--yes" in asked.stderr
+    assert ("max_user_namespaces" if shutil.which("bwrap") else "Install bubblewrap") in asked.stderr
+    assert not (tmp_path / "p").exists()
+    assert agentrl("init", "echo-task", "p", "--yes").returncode == 0
+    assert open_project(tmp_path / "p").config.sandbox.min_level == "landlock"
+    # A minimum that is not met is an error wherever code would run, and never a fallback.
+    (tmp_path / "hello.py").write_text("print('hello')")
+    refused = agentrl("sandbox", "run", "hello.py", "--set", "sandbox.min_level=ns")
+    assert refused.returncode == 3 and "hello" not in refused.stdout and "ns or stronger" in refused.stderr
+    accepted = agentrl("sandbox", "run", "hello.py", "--project", "p")
+    assert accepted.returncode == 0 and accepted.stdout == "hello\n" and "level landlock" in accepted.stderr

@@ -232,3 +232,10 @@ async def test_without_an_image_the_message_says_how_to_make_one(api: Any) -> No
         with pytest.raises(SandboxFault) as caught:  # in the middle of a run: the episode is masked, not scored
             await session.cell("1")
     assert "build-image --import yaml" in caught.value.hint
+
+
+async def test_more_memory_than_a_container_has_is_refused(sandbox: Sandbox) -> None:
+    most = container._memory(sandbox.limits) >> 20
+    with pytest.raises(ConfigError, match=rf"{most + 1} MiB of memory.*{most} MiB for all"):
+        await sandbox.run("1", memory_mb=most + 1)
+    assert (await sandbox.run("print(1)", memory_mb=min(most, 2 * sandbox.limits.memory_mb))).stdout == "1\n"

@@ -137,12 +137,13 @@ def _isolation(wanted: str | None, yes: bool) -> dict[str, str]:
 
     if wanted is not None and wanted not in STRENGTH:
         raise NotFound.of("isolation level", wanted, STRENGTH)
-    level, why = sandbox_level()
+    level, why, fix = sandbox_level()
     if level is None:
-        raise SandboxUnavailable(f"No sandbox works here. {why}", hint="`agentrl doctor` says what is missing.")
+        raise SandboxUnavailable(f"No sandbox works here. {why}", hint=fix)
     weak = STRENGTH[level] < STRENGTH["ns"]
     if weak:
         warn(f"The code that the model writes would run here with weaker isolation than namespaces: {level}. {why}")
+        warn(f"To get a stronger one: {fix}")
     if wanted is not None and STRENGTH[level] < STRENGTH[wanted]:
         if problem := _missing(wanted):
             warn(f"This project will not run code here: its minimum is {wanted}. {problem}")
@@ -150,7 +151,7 @@ def _isolation(wanted: str | None, yes: bool) -> dict[str, str]:
     if wanted is None and weak and not confirm(f"Accept `{level}` for this project?", yes=yes):
         raise ConfigError(
             f"Nothing was written: only the sandbox level {level} is to be had here, which is weaker than ns.",
-            hint="apt-get install bubblewrap; or accept it with --yes; or say which with --min-level.",
+            hint=f"{fix} Or accept it with --yes; or say which with --min-level.",
         )
     # Only the minimum is written, so that a better machine runs the project better. `auto` never chooses `bare`.
     minimum = {"sandbox.min_level": wanted or level} if wanted or weak else {}

@@ -30,6 +30,7 @@ from agentrl_cli.store.images import image_line
 
 if TYPE_CHECKING:
     from agentrl_cli.commands.common import Context
+    from agentrl_cli.tasks import Pack
     from agentrl_cli.tools import Tool
     from agentrl_cli.types import ToolResult
 
@@ -154,16 +155,22 @@ async def _call(context: Context, tool: Tool, arguments: dict[str, Any], seed: i
 
 def known(context: Context, packs: list[str] | None) -> dict[str, tuple[str, Tool]]:
     """Name to origin and tool: those of the project's packs, or of `packs`, then the built-in ones."""
-    from agentrl_cli.tasks import load_packs
     from agentrl_cli.tools import TOOLS, as_tool
 
-    names = packs or (context.config.task.packs if (context.project / "agentrl.yaml").is_file() else [])
     found: dict[str, tuple[str, Tool]] = {}
-    for pack in load_packs(names, base=context.project).values():
+    for pack in packs_of(context, packs).values():
         found |= {tool.name: (pack.name, tool) for tool in pack.tools}
     for name in TOOLS:
         found.setdefault(name, ("built-in", as_tool(name)))
     return found
+
+
+def packs_of(context: Context, packs: list[str] | None) -> dict[str, Pack]:
+    """`packs`, or those of the project where there is one."""
+    from agentrl_cli.tasks import load_packs
+
+    names = packs or (context.config.task.packs if (context.project / "agentrl.yaml").is_file() else [])
+    return load_packs(names, base=context.project)
 
 
 def _find(context: Context, packs: list[str] | None, name: str) -> tuple[str, Tool]:

@@ -75,13 +75,14 @@ def serve(
     if no_auth and socket is None and not is_loopback(host):
         raise UsageError("Without a token only this machine may be served.", hint="Leave --no-auth or --host away.")
     context = open_project(project, None, config, sets, required=False)
-    from agentrl_cli.commands.tools import known
+    from agentrl_cli.commands.tools import known, packs_of
 
     tools = {name: tool for name, (_, tool) in known(context, pack).items()}
     secret = "" if no_auth else token or secrets.token_urlsafe(24)
     path = journal or context.project / "runs" / "tool-server.db"
     options = {"token": secret, "limit": max_calls, "done_if_invalid": done_if_invalid}
-    asyncio.run(_serve(context, tools, path, options, parser, (host, port, socket), idle))
+    sessions = {name: one.session for name, one in packs_of(context, pack).items()}
+    asyncio.run(_serve(context, tools, path, options, parser, (host, port, socket), idle, sessions))
 
 
 async def _serve(
@@ -92,8 +93,9 @@ async def _serve(
     parser: str,
     where: tuple[str, int, Path | None],
     idle: float,
+    sessions: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    async with open_server(context, tools, journal, options, parser) as server:
+    async with open_server(context, tools, journal, options, parser, sessions) as server:
         ending = asyncio.Event()
         loop = asyncio.get_running_loop()
         for name in (signal.SIGINT, signal.SIGTERM):
@@ -115,9 +117,17 @@ async def _serve(
 
 @contextlib.asynccontextmanager
 async def open_server(
-    context: Context, tools: Mapping[str, Tool], journal: Path, options: Mapping[str, Any], parser: str
+    context: Context,
+    tools: Mapping[str, Tool],
+    journal: Path,
+    options: Mapping[str, Any],
+    parser: str,
+    sessions: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> AsyncIterator[ToolServer]:
-    """The server without its address: journal, trajectories, and a sandbox that opens with the first call."""
+    """The server without its address: journal, trajectories, and a sandbox that opens with the first call.
+
+    `sessions`: what each pack asks of its sandbox sessions, limits first of all.
+    """
     from agentrl_cli.chat.parsers import load_parser
     from agentrl_cli.sandbox import Sandbox
     from agentrl_cli.server.journal import Journal
@@ -133,13 +143,13 @@ async def open_server(
             if not opened:
                 opened.append(await Sandbox.open(context.config.sandbox))
                 warn_unsafe(opened[0])
-        return await opened[0].session(imports=imports, **more)
+        return await opened[0].session(**{**more, "imports": {*imports, *more.get("imports", ())}})
 
     syntax = load_parser(parser)
     book = Journal(journal)
     try:
-        timeout = context.config.rollout.tool_timeout
-        trajectories = Trajectories(list(tools.values()), book, open_session=session, timeout=timeout)
+        limits = context.config.rollout
+        trajectories = Trajectories(list(tools.values()), book, open_session=session, limits=limits, sessions=sessions)
         try:
             yield ToolServer(trajectories, syntax, **options)
         finally:

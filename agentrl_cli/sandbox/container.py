@@ -180,9 +180,7 @@ class Container(Runner, asyncio.Protocol):
 
     def _host_config(self) -> Any:
         """What the container is held by, apart from what its runner takes from each box."""
-        memory = 4 * (self.limits.memory_mb << 20) + (512 << 20)
-        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-            memory = min(memory, int(0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+        memory = _memory(self.limits)
         groups = self._wire.FIRST_GROUP
         size = f"nosuid,nodev,size={self.limits.disk_mb}m,nr_inodes={self.limits.inodes + 4},mode=1770,uid=0"
         return self.api.create_host_config(
@@ -274,11 +272,20 @@ class Container(Runner, asyncio.Protocol):
             hint="`docker info` shows whether the engine is well; `agentrl sandbox build-image` makes the image anew.",
         )
 
+    def fits(self, limits: Limits) -> bool:
+        return super().fits(limits) and limits.memory_mb << 20 <= _memory(self.limits)
+
     async def connect(self, channel: Channel, limits: dict[str, Any]) -> None:
         if limits["disk_mb"] > self.limits.disk_mb or limits["inodes"] > self.limits.inodes:
             raise ConfigError(
                 "A session asks for more disk than its container has.",
                 hint="Set sandbox.disk_mb and sandbox.inodes to the largest values that a pack needs.",
+            )
+        if limits["memory_mb"] << 20 > _memory(self.limits):
+            raise ConfigError(
+                f"A session asks for {limits['memory_mb']} MiB of memory, and its container has "
+                f"{_memory(self.limits) >> 20} MiB for all of them.",
+                hint="Set sandbox.memory_mb to the largest value that a pack needs, or give that pack less.",
             )
         if not self.alive:
             raise BoxLost("sandbox_restarted", "the container went away")
@@ -313,6 +320,14 @@ class Container(Runner, asyncio.Protocol):
 
         with contextlib.suppress(DockerException):
             _remove(self.api, self.id)
+
+
+def _memory(limits: Limits) -> int:
+    """Bytes of a container: four sessions at their limit at once, but never most of the machine's."""
+    memory = 4 * (limits.memory_mb << 20) + (512 << 20)
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        memory = min(memory, int(0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+    return memory
 
 
 def _short(error: BaseException) -> str:

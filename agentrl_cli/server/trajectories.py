@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from agentrl_cli.env import ToolEnv, as_env_error
+from agentrl_cli.config import RolloutConfig
+from agentrl_cli.env import ToolEnv, as_env_error, tool_env
 from agentrl_cli.errors import AgentRLError, EnvError, NotFound, SandboxFault, UsageError
 from agentrl_cli.server.journal import Entry, Journal
 from agentrl_cli.tools import Tool, refused
@@ -53,10 +54,11 @@ class Trajectories:
         journal: Journal,
         *,
         open_session: Callable[..., Awaitable[Any]] | None = None,
-        timeout: float = 10.0,
+        limits: RolloutConfig | None = None,
+        sessions: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """`open_session(episode_seed=…)` opens a trajectory's sandbox session; `timeout`: seconds, of a call whose tool
-        has none."""
+        """`open_session(episode_seed=…, …)` opens a trajectory's sandbox session; `sessions`: what each pack wants of
+        it besides, by name. `limits`: those of calls and observations, as a rollout has them."""
         self.tools = {tool.name: tool for tool in tools}
         self.journal = journal
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -64,7 +66,8 @@ class Trajectories:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Seconds of calls by tool, summed."""
         self._open_session = open_session
-        self._timeout = timeout
+        self._limits = limits or RolloutConfig()
+        self._sessions = sessions or {}
         self._live: dict[str, _Live] = {}
         self._cache: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
@@ -158,14 +161,10 @@ class Trajectories:
             spec = self.journal.spec(trajectory)
             task = _task(trajectory, spec)
             seed, opener = int(spec.get("seed", 0)), self._open_session
-            env = ToolEnv(
-                [self.tools[name] for name in spec["tools"] if name in self.tools],
-                open_session=partial(opener, episode_seed=seed) if opener is not None else None,
-                setup=str(task.data.get("setup") or ""),
-                tool_timeout=self._timeout,
-                seed=seed,
-                late=True,
-            )
+            tools = [self.tools[name] for name in spec["tools"] if name in self.tools]
+            wants = {"episode_seed": seed, **self._wants(task.pack)}
+            session = partial(opener, **wants) if opener is not None else None
+            env = tool_env(self._limits, tools, task, open_session=session, seed=seed, late=True)
             live = self._live[trajectory] = _Live(env)
             live.ready = asyncio.create_task(self._start(live, task))
         live.used = time.monotonic()
@@ -178,6 +177,12 @@ class Trajectories:
                 await live.env.close()
             raise
         return live
+
+    def _wants(self, pack: str) -> Mapping[str, Any]:
+        """What a pack asks of its sandbox sessions; a caller that names none means the only one there is."""
+        if not pack and len(self._sessions) == 1:
+            return next(iter(self._sessions.values()))
+        return self._sessions.get(pack, {})
 
     async def _start(self, live: _Live, task: Task) -> None:
         """The tools' states, then what the journal says happened before."""
