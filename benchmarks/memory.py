@@ -12,6 +12,7 @@ its own, without a sampler, whose copy of the weights is left out of the plan. W
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import subprocess
 import sys
@@ -102,7 +103,7 @@ def head(name: str) -> dict[str, float]:
     hidden = torch.randn(HEAD["rows"], HEAD["hidden"], requires_grad=True)
     targets = torch.randint(HEAD["vocabulary"], (HEAD["rows"],))
     if name == "trl":
-        from trl.trainer import utils
+        utils = importlib.import_module("trl.trainer.utils")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if name == "trl":  # as its GRPOTrainer calls it, with the entropy
         given = (1.0, utils._CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, ("log_probs", "entropy"))
@@ -111,7 +112,7 @@ def head(name: str) -> dict[str, float]:
         logp = torch.log_softmax(linear(hidden), -1).gather(-1, targets[:, None])[:, 0]
     else:
         logp, _ = head_logprobs(linear, hidden, targets)
-    logp.mean().backward()  # type: ignore[no-untyped-call]
+    logp.mean().backward()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"bytes": (peak - before) * 1024.0, "logp": float(logp.detach().mean())}
 
