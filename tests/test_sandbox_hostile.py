@@ -15,9 +15,10 @@ import pytest
 
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import DataError, SandboxUnavailable
-from agentrl_cli.sandbox import Sandbox, Status, cgroup
+from agentrl_cli.sandbox import Sandbox, Status, cgroup, launch
 from agentrl_cli.sandbox.attacks import attacks
 from agentrl_cli.sandbox.hostile import attack, probe
+from agentrl_cli.sandbox.runner import Process
 
 
 async def opened(level: str) -> Sandbox:
@@ -265,6 +266,24 @@ def test_a_cgroup_bounds_the_processes_of_a_level_without_namespaces() -> None:
     finally:
         group.remove()
     assert not group.folder.exists() and not (group.tasks and group.tasks.exists())
+
+
+async def test_no_fork_bomb_is_tried_where_nothing_would_stop_it() -> None:
+    assert launch.nproc_holds() == (os.getuid() != 0), "the kernel exempts root"
+    async with await opened("landlock") as sandbox:
+        (runner,) = sandbox._runners[()]
+        assert isinstance(runner, Process)
+        if launch.nproc_holds() or runner.group is None or runner.group.tasks is None:
+            pytest.skip("the processes of this user are bounded, or cgroups of version 1 are missing")
+        assert sandbox.bounded
+        tasks, runner.group.tasks = runner.group.tasks, None  # as where no cgroup counts processes
+        try:
+            bombs = [one for one in attacks() if one.name.endswith("fork-bomb")]
+            verdicts = await attack(sandbox, bombs)
+        finally:
+            runner.group.tasks = tasks
+    assert len(verdicts) == 2
+    assert all(one.status == "not run" and "root's processes" in one.problems[0] for one in verdicts)
 
 
 HOST = """

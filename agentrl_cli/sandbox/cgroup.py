@@ -57,6 +57,11 @@ class Cgroup:
         join = " && ".join(f"echo $$ >{shlex.quote(str(group / 'cgroup.procs'))}" for group in groups)
         return ["/bin/sh", "-c", f'{join} && exec "$@"', "sh", *command]
 
+    @property
+    def bounded(self) -> bool:
+        """Whether it bounds the number of processes."""
+        return self.tasks is not None or (self.folder / "pids.max").exists()
+
     def take(self, limit: int) -> Path | None:
         """A cgroup for a box, limited to `limit` bytes; one of an earlier box where nothing of that is left."""
         for folder in self._free:

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -103,6 +104,14 @@ def start(
         stderr.close()
         raise
     return process, stderr
+
+
+@cache
+def nproc_holds() -> bool:
+    """Whether RLIMIT_NPROC bounds this user's processes, found out by trying: the kernel exempts root, also the root
+    outside that a user namespace gives another name."""
+    program = "import os, resource as r\nr.setrlimit(r.RLIMIT_NPROC, (1, 1))\nos._exit(os.fork() == 0)"
+    return subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, check=False).returncode != 0
 
 
 def sweep() -> int:

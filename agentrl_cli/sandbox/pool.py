@@ -86,6 +86,11 @@ class Sandbox:
         """What people must be told before code runs here; empty where there is isolation."""
         return BARE if self.level == "bare" else ""
 
+    @property
+    def bounded(self) -> bool:
+        """Whether the kernel bounds the number of processes of a box; else a fork bomb may outrun the watch."""
+        return all(runner.bounded for pool in self._runners.values() for runner in pool)
+
     @classmethod
     async def open(cls, config: Any) -> Sandbox:
         """The strongest sandbox that `config` (a SandboxConfig) allows, with one runner warm.

@@ -66,6 +66,11 @@ class Runner(ABC):
         """Kills a runner that is stuck, and with it `alive`; the sessions in it are rebuilt on others."""
 
     @property
+    def bounded(self) -> bool:
+        """Whether the kernel bounds the number of processes in a box, and not our watch alone."""
+        return True
+
+    @property
     @abstractmethod
     def alive(self) -> bool:
         """Whether it can be given boxes."""
@@ -193,6 +198,11 @@ class Process(Runner):
             await runner.close()
             raise runner.unavailable("it did not come up")
         return runner
+
+    @property
+    def bounded(self) -> bool:
+        held = self.group is not None and self.group.bounded
+        return self.launch.level == "ns" or held or launching.nproc_holds()
 
     def unavailable(self, what: str) -> SandboxUnavailable:
         wrote = self.stderr
