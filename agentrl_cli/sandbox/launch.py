@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -225,9 +225,14 @@ def package_folders(imports: Sequence[str]) -> list[Path]:
     return found
 
 
-def explain(level: str, error: str, facts: Mapping[str, str] | None = None) -> str:
-    """What to do about a level that did not start, from what it wrote."""
+def explain(level: str, error: str, ids: Path = Path("/proc/self/uid_map")) -> str:
+    """What to do about a level that did not start, from what it wrote; `ids` says which users there are here."""
     text = error.lower()
+    if "operation not permitted" in text and _is_alone(ids):
+        return (
+            "Only root is mapped in this user namespace (`unshare -r`, or a container without further ids): the runner "
+            "can become nobody else, and root inside may not mount. Start agentrl outside of it, as the user you are."
+        )
     if level == "ns":
         if shutil.which("bwrap") is None:
             return "Install bubblewrap: `apt-get install bubblewrap` or `dnf install bubblewrap`."
@@ -244,4 +249,13 @@ def explain(level: str, error: str, facts: Mapping[str, str] | None = None) -> s
                 "user.max_user_namespaces=15000`, or start the container with `--security-opt seccomp=unconfined "
                 "--cap-add SYS_ADMIN`, or use `sandbox.backend: docker`."
             )
-    return (facts or {}).get("hint", "`agentrl doctor` shows what works here.")
+    return "`agentrl doctor` shows what works here."
+
+
+def _is_alone(ids: Path) -> bool:
+    """Whether we are root in a user namespace that knows no user that the runner could become."""
+    try:
+        rows = [[int(word) for word in line.split()] for line in ids.read_text().splitlines()]
+    except (OSError, ValueError):
+        return False
+    return os.geteuid() == 0 and not any(first <= _FIRST_UID < first + count for first, _, count in rows)

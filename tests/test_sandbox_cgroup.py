@@ -1,0 +1,185 @@
+"""Cgroups of version 2, against its files and, where one can be mounted, the kernel's own; and why no level starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.sandbox import cgroup, launch, owner
+from agentrl_cli.sandbox.cgroup import Cgroup
+
+FILES = {
+    "cgroup.procs": "", "cgroup.subtree_control": "", "memory.max": "max\n", "memory.swap.max": "max\n",
+    "memory.current": "0\n", "pids.max": "max\n", "memory.events": "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\n",
+}  # fmt: skip
+
+
+@pytest.fixture
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that behaves as a cgroup of version 2 does: files come with mkdir, go with rmdir, processes keep it."""
+    mkdir, rmdir = Path.mkdir, Path.rmdir
+
+    def made(self: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        mkdir(self, mode, parents, exist_ok)
+        if self.is_relative_to(tmp_path):
+            for name, text in FILES.items():
+                (self / name).write_text(text)
+
+    def gone(self: Path) -> None:
+        if self.is_relative_to(tmp_path):
+            if any(entry.is_dir() for entry in self.iterdir()) or (self / "cgroup.procs").read_text():
+                raise OSError(16, "busy")
+            for name in FILES:
+                (self / name).unlink()
+        rmdir(self)
+
+    monkeypatch.setattr(Path, "mkdir", made)
+    monkeypatch.setattr(Path, "rmdir", gone)
+    (tmp_path / "top").mkdir()
+    return tmp_path / "top"
+
+
+def test_version_two_limits_a_runner_and_its_boxes(parent: Path) -> None:
+    group = cgroup._make(parent, "agentrl-runner-1", 300 << 20)
+    assert group is not None
+    group.tasks = cgroup._bound_tasks(group.folder, 77)
+    assert group.tasks is None and group.bounded
+    assert _read(group.folder, "memory.max", "memory.swap.max", "pids.max", "cgroup.subtree_control") == [
+        str(300 << 20), "0", "77", "+memory",
+    ]  # fmt: skip
+    assert str(group.folder / "runner" / "cgroup.procs") in group.command(["true"])[2]
+    assert _read(group.folder / "runner", "memory.max") == ["max\n"]  # what is held is all of it together
+
+    first, second = group.take(64 << 20), group.take(80 << 20)
+    assert first is not None and second is not None and first != second
+    assert _read(first, "memory.max", "memory.swap.max") == [str(64 << 20), "0"]
+    Cgroup.limit(first, 96 << 20)
+    assert _read(first, "memory.max") == [str(96 << 20)]
+    with Cgroup.files(first) as fds:
+        names = [os.readlink(f"/proc/self/fd/{fd}") for fd in fds]
+        os.write(fds[0], b"0")
+    assert names == [str(first / "cgroup.procs"), str(first / "memory.events")]
+    assert not any(os.path.exists(f"/proc/self/fd/{fd}") for fd in fds)
+    with Cgroup.files(None) as none:
+        assert none == []
+
+    group.give(first)
+    third = group.take(64 << 20)
+    assert third not in (None, first)  # a process of the earlier box is still there
+    (first / "cgroup.procs").write_text("")
+    (first / "memory.current").write_text(str(17 << 20))
+    assert group.take(64 << 20) not in (None, first, third)  # or its memory
+    (first / "memory.current").write_text("4096\n")
+    assert group.take(32 << 20) == first and _read(first, "memory.max") == [str(32 << 20)]
+    group.remove()
+    assert not group.folder.exists()
+
+
+def _read(folder: Path, *names: str) -> list[str]:
+    return [(folder / name).read_text() for name in names]
+
+
+def _gone() -> str:
+    """The name of a process that lives no more."""
+    with subprocess.Popen(["sleep", "60"]) as left:
+        name = f"{left.pid}-{owner.born(str(left.pid))}-{owner.name().split('-')[2]}"
+        left.kill()
+    return name
+
+
+def test_a_sweep_ends_what_is_in_a_cgroup_of_version_two(parent: Path) -> None:
+    group = cgroup._make(parent, f"agentrl-runner-{_gone()}-1", 1 << 28)
+    own = cgroup._make(parent, f"agentrl-runner-{owner.name()}-1", 1 << 28)
+    assert group is not None and own is not None
+    box = group.take(1 << 26)
+    assert box is not None
+    with subprocess.Popen(["sleep", "60"]) as hog:
+        (box / "cgroup.procs").write_text(f"{hog.pid}\n")
+        assert cgroup.sweep(parent) == 0  # these files do not notice its end, and the next start looks again
+        assert hog.wait(5) == -signal.SIGKILL
+    (box / "cgroup.procs").write_text("")
+    assert cgroup.sweep(parent) == 1
+    assert not group.folder.exists() and own.folder.exists()
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Path]:
+    """The kernel's own version 2, seen by this process alone, so that no mount is left whatever happens."""
+    folder = tmp_path / "v2"
+    folder.mkdir()
+    if not shutil.which("mount") or subprocess.run(
+        ["mount", "-t", "cgroup2", "none", str(folder)], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("cgroup2 cannot be mounted here")
+    fd = os.open(folder, os.O_DIRECTORY)
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+    top = Path(f"/proc/{os.getpid()}/fd/{fd}/agentrl-test-{os.getpid()}")
+    try:
+        top.mkdir()
+    except OSError:
+        os.close(fd)
+        pytest.skip("no cgroup of version 2 can be made here")
+    try:
+        yield top
+    finally:
+        for below, folders, _ in os.walk(top, topdown=False):
+            for name in folders:
+                os.rmdir(Path(below, name))
+        top.rmdir()
+        os.close(fd)
+
+
+def test_processes_join_and_are_ended_in_the_kernels_version_two(mounted: Path) -> None:
+    group = Cgroup(mounted / f"agentrl-runner-{_gone()}-1")
+    (group.folder / "runner").mkdir(parents=True)
+    (box := group.folder / "box1").mkdir()
+    runner = subprocess.Popen(group.command(["sleep", "60"]))
+    joiner = "import os, sys, time; os.write(int(sys.argv[1]), b'0'); print(flush=True); time.sleep(60)"
+    with Cgroup.files(box) as fds:
+        inside = subprocess.Popen(["python3", "-c", joiner, str(fds[0])], pass_fds=fds, stdout=subprocess.PIPE)
+    with runner, inside:
+        assert inside.stdout is not None and inside.stdout.readline() == b"\n"
+        for _ in range(200):
+            if (group.folder / "runner" / "cgroup.procs").read_text():
+                break
+            time.sleep(0.01)
+        assert _read(group.folder / "runner", "cgroup.procs") == [f"{runner.pid}\n"]
+        assert _read(box, "cgroup.procs") == [f"{inside.pid}\n"]
+        assert not cgroup._delete(group.folder)  # as long as something runs there
+        assert cgroup.sweep(mounted) == 1
+        assert runner.wait(5) == inside.wait(5) == -signal.SIGKILL
+    assert not group.folder.exists()
+
+
+def test_without_the_memory_controller_no_cgroup_is_made_and_none_left(mounted: Path) -> None:
+    assert cgroup._make(mounted / "missing", "agentrl-runner-1", 1 << 28) is None
+    assert cgroup._make(mounted, "agentrl-runner-1", 1 << 28) is None  # nothing passes the controller on to it
+    assert [entry for entry in mounted.iterdir() if entry.is_dir()] == []
+
+
+ALONE = "PermissionError: [Errno 1] "
+STDERR = {
+    "ns": f'  File "/opt/agentrl/confine.py", line 38, in _check\n{ALONE}mount /proc: Operation not permitted',
+    "landlock": f"    os.setgroups([])\n{ALONE}Operation not permitted",
+    "bare": f"    os.setgroups([])\n{ALONE}Operation not permitted",
+}
+"""What the runner really writes under `unshare -r`."""
+
+
+@pytest.mark.parametrize("level", STDERR)
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's runner has nobody to become")
+def test_a_namespace_of_root_alone_is_named(level: str, tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("         0       1000          1\n")
+    (tmp_path / "all").write_text("         0          0 4294967295\n")
+    said = launch.explain(level, STDERR[level], tmp_path / "one")
+    assert "`unshare -r`" in said and "Start agentrl outside of it" in said
+    for other in (tmp_path / "all", tmp_path / "missing"):
+        assert "unshare -r" not in launch.explain(level, STDERR[level], other)
+    assert "unshare -r" not in launch.explain(level, "ModuleNotFoundError: wire", tmp_path / "one")
