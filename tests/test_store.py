@@ -201,6 +201,32 @@ def test_changed_and_withdrawn_turns_are_rewritten_at_the_end(store: Store) -> N
     assert same(store.episode(episode.id), shorter)
 
 
+def test_a_prompt_waits_for_the_first_turn_and_comes_back_equal(store: Store) -> None:
+    episode = random_episode(np.random.default_rng(5))
+    prompt, rest = episode.turns[0], episode.turns[1:]
+    store.start_episode(episode)
+    store.add_prompt(episode.id, prompt, episode.tokens.slice(prompt.start, prompt.end))
+    with Store.open(store.path, readonly=True) as other:
+        assert other.episode_ids() == []  # its start waits, too: nothing is seen without what it belongs to
+        store.add_turn(episode.id, rest[0], episode.tokens.slice(rest[0].start, rest[0].end))
+        (row,) = other.episode_rows(other.episode_ids())
+        assert (row.n_turns, row.n_tokens) == (2, rest[0].end)
+    store.finish_episode(episode)
+    assert same(store.episode(episode.id), episode)
+    with pytest.raises(ValueError, match="spans"):
+        store.add_prompt(episode.id, prompt, Tokens.empty())
+
+
+@pytest.mark.parametrize("changed", [{}, {"started": 7.0}, {"step": 9}, {"task_id": "another"}, {"group_id": None}])
+def test_an_end_sets_every_column_whatever_its_start_said(store: Store, changed: dict[str, Any]) -> None:
+    episode = random_episode(np.random.default_rng(6))
+    store.start_episode(episode, split="train", tokenizer="hash")
+    ended = episode.with_(**changed)
+    store.finish_episode(ended)
+    (row,) = store.episode_rows(store.episode_ids())
+    assert same(store.episode(episode.id), ended) and (row.split, row.tokenizer) == ("train", "hash")
+
+
 def test_span_and_tokens_must_agree(store: Store) -> None:
     store.start_episode(Episode("e1", "t"))
     with pytest.raises(ValueError, match=r"0\.\.3 but has 2"):

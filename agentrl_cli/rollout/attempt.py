@@ -268,7 +268,9 @@ class Attempt:
         self.parts.append(tokens)
         self.ids += tokens.ids.tolist()
         if self.rollout.store is not None:
-            self.rollout.store.add_turn(self.episode.id, turn, tokens)
+            prompt = all(old.role in ("system", "user") for old in self.turns)  # nothing sampled, nothing executed yet
+            put = self.rollout.store.add_prompt if prompt else self.rollout.store.add_turn
+            put(self.episode.id, turn, tokens)
 
     def _judged(self, reward: float | None) -> None:
         """A reward with no message: it stays with the turn that it is for."""

@@ -1,8 +1,8 @@
 """The part of a store that readers and writers share: one connection, short transactions, a queue for what can wait.
 
 A write transaction is opened, filled and committed in one go and never left open, so several processes share a file.
-What can wait (live states, logs, training signals) is queued and written together with the next turn, or by a small
-thread after at most `LINGER` seconds where nothing else is written: `kill -9` loses no more than that.
+What can wait (live states, prompts, logs, training signals) is queued and written together with the next turn, or by
+a small thread after at most `LINGER` seconds where nothing else is written: `kill -9` loses no more than that.
 """
 
 from __future__ import annotations

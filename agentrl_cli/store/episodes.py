@@ -1,4 +1,6 @@
-"""Writing episodes: started, turn by turn, finished. Each turn and each end is one short transaction."""
+"""Writing episodes: started, turn by turn, finished. Each turn and each end is one short transaction; a prompt, which
+costs nothing to make again, waits a moment together with its episode's start.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,36 @@ _KEPT = {
     "fact": "iif(excluded.fact='', fact, excluded.fact)",
     "advantage": "coalesce(excluded.advantage, advantage)",
 }
-_VALUES = ",".join(
-    {
-        "split": "coalesce(nullif(?,''), (SELECT split FROM tasks WHERE pack=? AND id=?), '')",
-        "tokenizer": "coalesce(nullif(?,''), (SELECT tokenizer FROM runs WHERE id=?), '')",
-    }.get(column, "?")
-    for column in _EPISODE_COLUMNS
-)
+_VALUE = dict.fromkeys(_EPISODE_COLUMNS, "?") | {
+    "split": "coalesce(nullif(?,''), (SELECT split FROM tasks WHERE pack=? AND id=?), '')",
+    "tokenizer": "coalesce(nullif(?,''), (SELECT tokenizer FROM runs WHERE id=?), '')",
+}
+_INDEXED = ("started", "step", "task_id", "run_id", "group_id", "parent_id", "key")
 _SETS = ",".join(f"{column}={_KEPT.get(column, f'excluded.{column}')}" for column in _EPISODE_COLUMNS if column != "id")
 _PUT_EPISODE = (
-    f"INSERT INTO episodes ({','.join(_EPISODE_COLUMNS)}) VALUES ({_VALUES}) ON CONFLICT (id) DO UPDATE SET {_SETS}"
+    f"INSERT INTO episodes ({','.join(_EPISODE_COLUMNS)}) VALUES ({','.join(_VALUE.values())})"
+    f" ON CONFLICT (id) DO UPDATE SET {_SETS}"
 )
+
+
+def _end_episode() -> str:
+    """`_PUT_EPISODE` for an episode that is there with the same indexed columns: SQLite writes the index entries of
+    every column that is set anew, changed or not. Takes the same values."""
+    places, count = {}, 0
+    for column, value in _VALUE.items():
+        pieces = value.split("?")
+        places[column] = pieces[0] + "".join(f"?{count + n}{piece}" for n, piece in enumerate(pieces[1:], 1))
+        count += len(pieces) - 1
+    sets = [
+        f"{column}={_KEPT.get(column, f'excluded.{column}').replace(f'excluded.{column}', place)}"
+        for column, place in places.items()
+        if column != "id" and column not in _INDEXED
+    ]
+    same = " AND ".join(f"{column} IS {places[column]}" for column in _INDEXED)
+    return f"UPDATE episodes SET {','.join(sets)} WHERE id={places['id']} AND {same}"
+
+
+_END_EPISODE = _end_episode()
 _PUT_GROUP = "INSERT OR IGNORE INTO groups (id, run_id, task_id, step, at, why) VALUES (?,?,?,?,?,?)"
 _PUT_LIVE = "INSERT OR REPLACE INTO live VALUES (?,?,?,?,?,?,?)"
 _DROP_UNFINISHED = "DELETE FROM episodes WHERE key=? AND kind=? AND outcome IS NULL AND id<>?"
@@ -83,6 +104,17 @@ class EpisodeWriter(StoreBase):
         self._later(_PUT_EPISODE, _episode_values(bare, split, tokenizer))
         self._later(_PUT_LIVE, (episode.id, episode.run_id, AgentState.PENDING, 0, "", started, started))
 
+    def add_prompt(self, episode_id: str, turn: Turn, tokens: Tokens) -> None:
+        """Queue a turn of an episode that has just been started: one that nobody sampled and no tool answered.
+
+        Raises ValueError where span and tokens differ.
+        """
+        _check_span(episode_id, turn, tokens)
+        with self._lock:
+            self._later(_PUT_TURN, _turn_values(episode_id, turn))
+            self._later(_PUT_TOKENS, (episode_id, turn.index, *token_columns(tokens)))
+            self._later(_COUNT_TURN, (1, turn.end, 0, 0, 0, episode_id))
+
     def add_turn(self, episode_id: str, turn: Turn, tokens: Tokens) -> None:
         """Commit a finished turn with its calls, results and tokens. Raises ValueError where span and tokens differ."""
         with self.transaction() as conn:
@@ -108,7 +140,9 @@ class EpisodeWriter(StoreBase):
                 conn.execute(
                     _PUT_GROUP, (episode.group_id, episode.run_id, episode.task_id, episode.step, episode.started, "")
                 )
-            conn.execute(_PUT_EPISODE, _episode_values(episode, split, tokenizer))
+            values = _episode_values(episode, split, tokenizer)
+            if not conn.execute(_END_EPISODE, values).rowcount:
+                conn.execute(_PUT_EPISODE, values)
             spans = {
                 row[0]: row[1:]
                 for row in conn.execute(
@@ -159,26 +193,8 @@ class EpisodeWriter(StoreBase):
             return conn.executemany("DELETE FROM episodes WHERE id=?", [(item,) for item in episode_ids]).rowcount
 
     def _put_turn(self, conn: sqlite3.Connection, episode_id: str, turn: Turn, tokens: Tokens) -> None:
-        if turn.end - turn.start != len(tokens):
-            raise ValueError(
-                f"turn {turn.index} of episode {episode_id} spans {turn.start}..{turn.end} but has {len(tokens)} tokens"
-            )
-        conn.execute(
-            _PUT_TURN,
-            (
-                episode_id,
-                turn.index,
-                turn.role,
-                turn.start,
-                turn.end,
-                turn.stop_reason,
-                turn.weights_version,
-                turn.started,
-                turn.seconds,
-                dumps(turn.messages),
-                turn.reward,
-            ),
-        )
+        _check_span(episode_id, turn, tokens)
+        conn.execute(_PUT_TURN, _turn_values(episode_id, turn))
         conn.execute(_PUT_TOKENS, (episode_id, turn.index, *token_columns(tokens)))
         if turn.calls:
             conn.execute("DELETE FROM tool_calls WHERE episode_id=? AND turn=?", (episode_id, turn.index))
@@ -215,6 +231,29 @@ class EpisodeWriter(StoreBase):
             conn.execute(
                 _PUT_RESULT, (episode_id, asked, first + index, turn.index, index, *_result_values(conn, result))
             )
+
+
+def _check_span(episode_id: str, turn: Turn, tokens: Tokens) -> None:
+    if turn.end - turn.start != len(tokens):
+        raise ValueError(
+            f"turn {turn.index} of episode {episode_id} spans {turn.start}..{turn.end} but has {len(tokens)} tokens"
+        )
+
+
+def _turn_values(episode_id: str, turn: Turn) -> tuple[Any, ...]:
+    return (
+        episode_id,
+        turn.index,
+        turn.role,
+        turn.start,
+        turn.end,
+        turn.stop_reason,
+        turn.weights_version,
+        turn.started,
+        turn.seconds,
+        dumps(turn.messages),
+        turn.reward,
+    )
 
 
 def _drop_turn(conn: sqlite3.Connection, episode_id: str, index: int) -> None:

@@ -91,8 +91,9 @@ class EpisodeReader(StoreBase):
         Raises NotFound naming the nearest.
         """
         scope, params = ("e.run_id=?", [run]) if run else ("1", [])
-        graded = f"SELECT id FROM episodes e WHERE {scope} AND reward IS NOT NULL AND outcome NOT IN ({marks(4)})"
         errors = [outcome.value for outcome in Outcome if outcome.is_error]
+        ungraded = f"outcome NOT IN ({marks(len(errors))})"
+        graded = f"SELECT id FROM episodes e WHERE {scope} AND reward IS NOT NULL AND {ungraded}"
         pushed = "abs(coalesce(advantage, 0)) DESC"
         typical = "flags NOT IN ('', '[]'), coalesce(advantage, 0) = 0, abs(coalesce(advantage, 0))"
         queries: dict[str, tuple[str, list[Any]]] = {

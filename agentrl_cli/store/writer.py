@@ -244,7 +244,7 @@ class MarkWriter(StoreBase):
 
     def add_signals(self, episode_id: str, signals: TrainSignals) -> None:
         """Queue what training found per token; arrays over all tokens of the episode. Raises NotFound, ValueError."""
-        with self._lock, mapped(self.path):  # turns are never queued, so what is queued can stay so
+        with self._lock, mapped(self.path):  # a model's turns are never queued: the rest can stay so
             spans = self._conn.execute(
                 "SELECT idx, token_start, token_end FROM turns WHERE episode_id=? ORDER BY idx", (episode_id,)
             ).fetchall()
