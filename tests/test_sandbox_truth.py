@@ -124,6 +124,16 @@ def test_a_run_without_isolation_says_so_wherever_one_looks(tmp_path: Path, caps
         assert "bare: NO ISOLATION" in run(capsys, *command, "--db", str(db))
 
 
+SHORT = {
+    "train.steps": 1, "train.eval_every": 0, "rollout.group_size": 2, "rollout.prompts_per_step": 1,
+    "rollout.max_turns": 1, "rollout.max_new_tokens": 4,
+}  # fmt: skip
+GRADED = (
+    "async def graded(episode, ctx):\n"
+    "    return (await ctx.grade('def f(): return 1', [{'call': 'f', 'expect': 1}])).score\n"
+)
+
+
 def test_commands_that_run_code_warn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "code-task", str(tmp_path / "p"), "--min-level", "bare"]) == 0
     project = ["--project", str(tmp_path / "p"), "--set", "sandbox.backend=bare", "--set", "sandbox.workers=1"]
@@ -131,7 +141,11 @@ def test_commands_that_run_code_warn(tmp_path: Path, capsys: pytest.CaptureFixtu
         "rollout": ["--model", "scripted", "-n", "1"],
         "eval": ["--checkpoint", "base", "--compare-to", "none", "--set", "model.name=scripted", "--limit", "1"],
         "check": ["code-task"],
+        "tools": ["call", "run_python", '{"code": "1"}'],
+        "train": [part for name, value in SHORT.items() for part in ("--set", f"{name}={value}")],
+        "rescore": ["last", "--reward", f"{tmp_path / 'p' / 'mine.py'}:graded"],
     }
+    (tmp_path / "p" / "mine.py").write_text(GRADED)
     for name, more in commands.items():
         capsys.readouterr()
         main([name, *more, *project])
