@@ -241,6 +241,8 @@ def test_explained_variance_by_hand() -> None:
 def test_controllers_by_hand() -> None:
     assert terms.adapt_kl_coef(0.1, kl=0.02, target=0.01, tokens=1000) == pytest.approx(0.1 * 1.02)
     assert terms.adapt_kl_coef(0.1, kl=0.009, target=0.01, tokens=1000) == pytest.approx(0.1 * 0.99)
+    assert terms.adapt_kl_coef(0.1, kl=0.0, target=0.01, tokens=100_000) == pytest.approx(0.08), "never below 0"
+    assert terms.adapt_kl_coef(0.1, kl=1.0, target=0.01, tokens=100_000) == pytest.approx(0.12)
     assert terms.adapt_entropy_coef(0.01, entropy=0.1, target=0.2) == pytest.approx(0.015)
     assert terms.adapt_entropy_coef(0.001, entropy=0.3, target=0.2) == 0
 

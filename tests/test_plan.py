@@ -108,6 +108,11 @@ def test_half_a_billion_weights_under_an_adapter_fit_a_small_card(tmp_path: Path
     # 32 rows of 2,048 tokens at once: keys and values of 24 layers, 2 heads of 64, in 16 bits
     assert found.rollout["keys and values"] == 32 * 2048 * 24 * 2 * 128 * 2
     assert found.rollout["optimizer"] == found.trainable * 8, "it stays where it is while episodes are sampled"
+    # 2^26 / (3 · 4,864 · 2) tokens: beside 6 · 896 in 16 bits two tensors of 4,864 in 16 bits and two in 32
+    assert found.rollout["prefill"] == 2299 * (4864 * (2 * 2 + 2 * 4) + 896 * 6 * 2)
+    assert "logits" not in found.rollout, "tokens are drawn when the prompts are done"
+    bare = plan(sections(adapter={"enabled": False}), folder)
+    assert bare.rollout["prefill"] == 2299 * (4864 * 3 + 896 * 6) * 2
     bounded = plan(sections(rollout={"memory": "480MiB"}), folder)
     assert sum(bounded.rollout.values()) < 2.2e9
 

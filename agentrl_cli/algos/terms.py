@@ -100,9 +100,13 @@ def explained_variance(value: Tensor, returns: Tensor) -> float:
 
 
 def adapt_kl_coef(coef: float, kl: float, target: float, tokens: int, horizon: int = 10_000) -> float:
-    """The next KL coefficient: up where KL is above its target. https://arxiv.org/abs/1909.08593"""
+    """The next KL coefficient: up where KL is above its target. https://arxiv.org/abs/1909.08593
+
+    At most by a fifth in one step, however many tokens it had: a step longer than the horizon would overshoot, and
+    from five times its length on make the coefficient negative.
+    """
     error = min(max(kl / target - 1, -0.2), 0.2)
-    return coef * (1 + error * tokens / horizon)
+    return coef * (1 + error * min(tokens / horizon, 1.0))
 
 
 def adapt_entropy_coef(coef: float, entropy: float, target: float, delta: float = 0.005, top: float = 1.0) -> float:
