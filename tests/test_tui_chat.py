@@ -26,8 +26,9 @@ from agentrl_cli.tools import as_tool
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.chat import ChatScreen
 from agentrl_cli.tui.chat_client import ChatClient, complete, parse_command
-from agentrl_cli.tui.chat_line import ChatLine
+from agentrl_cli.tui.chat_line import ChatLine, read_history
 from agentrl_cli.tui.chat_view import event_lines, turn_view
+from agentrl_cli.tui.reader import Reader
 from agentrl_cli.tui.text import TokenTexts
 from agentrl_cli.types import Origin, Outcome, Sampling, Task, ToolCall
 from tests.tui_helpers import until, until_text, visible
@@ -330,6 +331,23 @@ async def test_several_lines_history_completion_editing_and_the_exact_ids(
         line.put("/edit")
         await pilot.press("enter")
         await until(pilot, lambda: line.text == "hi\nyou")
+    kept = tmp_path / "chat-history.jsonl"
+    assert kept.stat().st_mode & 0o777 == 0o600 and read_history(kept) == ["hi\nyou", "/edit"]
+    later = ChatScreen(Reader(tmp_path / "c.db"), client)
+    assert later._history == ["hi\nyou", "/edit"] and later._at == 2
+    kept.write_text("{")
+    assert read_history(kept) == [] == read_history(tmp_path / "none")
+
+
+def test_a_project_with_a_server_talks_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentrl_cli.commands.chat import _at_server
+
+    project, more = tmp_path / "agentrl.yaml", tmp_path / "more.yaml"
+    project.write_text("task: {packs: [calc-task]}\n")
+    more.write_text("remote: {backend: vllm, url: 'http://127.0.0.1:9'}\n")
+    assert not _at_server(tmp_path, None) and _at_server(tmp_path, [more])
+    monkeypatch.setenv("AGENTRL_REMOTE__BACKEND", "")
+    assert not _at_server(tmp_path, [more])
 
 
 async def test_a_chat_goes_on_from_a_stored_episode(tmp_path: Path) -> None:

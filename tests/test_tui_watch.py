@@ -179,6 +179,24 @@ async def test_tabs_and_drill_down(db: Path) -> None:
         await until_text(pilot, "agentrl replay")
 
 
+async def test_enter_on_an_alert_opens_what_it_is_about(db: Path) -> None:
+    with Store.open(db) as store:
+        run = store.run("grpo-07").id
+        for name in ("kl_drift", "mask"):
+            store.add_alert(run, "warn", name, 1.0, 0.5, f"about {name}", step=39)
+    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "about mask")
+        screen = pilot.app.screen
+        assert isinstance(screen, WatchScreen) and screen.data is not None
+        places = len(screen.data.live) + len(screen.data.notable)
+        await pilot.press(*["down"] * (places + 2), "enter")  # the third alert is the newest
+        assert (screen.tab, screen.browse.filter) == ("episodes", "step:39 flag:MASK")
+        await pilot.press("1", "up", "enter")
+        assert (screen.tab, screen.browse.filter) == ("episodes", "step:39")
+        await pilot.press("1", "up", "enter")  # this one names no step
+        assert screen.tab == "health"
+
+
 async def test_groups_tokens_tools_and_config_are_tabs(db: Path) -> None:
     async with app(db).run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "REWARD 0.")

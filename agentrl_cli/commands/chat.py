@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -46,7 +47,8 @@ def command(
     sets: SetOption = None,
     db: DbOption = None,
 ) -> None:
-    """Talk to a model with the pack's tools: by default the newest training's best checkpoint, else the base model.
+    """Talk to a model with the pack's tools: by default the server of the section `remote`, else the newest training's
+    best checkpoint, else the base model.
 
     --model names another: `tiny`, a folder, a Hugging Face id, RUN@best, RUN@last or `scripted`.
 
@@ -58,7 +60,7 @@ def command(
     a turn has its token ids, origins and log-probabilities. With --say the exit code is 1 where anything failed.
     """
     path = find_db(project, db, must_exist=False)
-    model = model or _trained(path, sets)
+    model = model or (None if _at_server(project, config) else _trained(path, sets))
     arguments = ["--db", str(path), "--seed", str(seed or 0)]
     single = {"--model": model, "--task": task, "--system": system, "--project": project, "--script": script}
     for name, value in {**single, "--temperature": temperature}.items():
@@ -83,6 +85,19 @@ def _talk(path: Path, arguments: list[str], say: list[str] | None, *, plain: boo
     from agentrl_cli.tui.chat import ChatScreen
 
     AgentApp(path, lambda reader: ChatScreen(reader, client)).run()
+
+
+def _at_server(project: Path | None, config: list[Path] | None) -> bool:
+    """Whether the project, a further file or the environment names a server that samples."""
+    from agentrl_cli.config.yamlfile import read_yaml
+    from agentrl_cli.paths import PROJECT_FILE, find_project
+
+    if "AGENTRL_REMOTE__BACKEND" in os.environ:
+        return bool(os.environ["AGENTRL_REMOTE__BACKEND"])
+    folder = find_project(override=project)
+    files = [*([folder / PROJECT_FILE] if folder else []), *(config or ())]
+    said = [found for file in files if (found := read_yaml(file, only="remote").get("remote.backend")) is not None]
+    return bool(said and said[-1].value)
 
 
 def _trained(path: Path, sets: list[str] | None) -> str | None:

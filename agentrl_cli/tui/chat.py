@@ -6,6 +6,7 @@ The model lives in a child process (chat_client.py); this draws events and reads
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
@@ -17,7 +18,7 @@ from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.chat_client import HELP, ChatClient, complete, parse_command
-from agentrl_cli.tui.chat_line import ChatLine
+from agentrl_cli.tui.chat_line import ChatLine, add_history, read_history
 from agentrl_cli.tui.chat_view import context_lines, event_lines
 from agentrl_cli.tui.dialogs import AgentScreen, Help, leave, named
 from agentrl_cli.tui.panels import join
@@ -60,8 +61,9 @@ class ChatScreen(AgentScreen):
         self.model = ""
         self._events: list[tuple[dict[str, Any], Static]] = []
         self._stream = ""
-        self._history: list[str] = []
-        self._at = 0
+        self._history_file = Path(reader.path).parent / "chat-history.jsonl"
+        self._history = read_history(self._history_file)
+        self._at = len(self._history)
         self._replay_when_saved = False
         self.tools: list[str] = []
         self.template = ""
@@ -185,6 +187,7 @@ class ChatScreen(AgentScreen):
         if not line.strip():
             return
         self._history.append(line)
+        add_history(self._history_file, line)
         self._at = len(self._history)
         command = parse_command(line, asked=self.asked)
         if command.problem:

@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
+
 from textual import events
 from textual.message import Message
 from textual.widgets import TextArea
+
+KEPT = 500
+"""Lines of history that a later chat starts with."""
+
+
+def read_history(path: Path) -> list[str]:
+    """What was typed into earlier chats, oldest first; a file that is not there or not ours is no history."""
+    try:
+        rows = [json.loads(row) for row in path.read_text("utf-8").splitlines()[-KEPT:]]
+    except (OSError, ValueError):
+        return []
+    return [row for row in rows if isinstance(row, str)]
+
+
+def add_history(path: Path, line: str) -> None:
+    """One more line, for its owner's eyes; where nothing can be written the history lasts for this chat alone."""
+    try:
+        with open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError:
+        return
 
 
 class ChatLine(TextArea):

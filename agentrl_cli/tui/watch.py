@@ -49,13 +49,14 @@ class WatchScreen(WatchBase):
         elif self.tab != "overview" or self.data is None:
             long.scroll_relative(y=step, animate=False)
         else:
-            count = len(self.data.live) + len(self.data.notable)
+            count = len(self.data.live) + len(self.data.notable) + len(self._alerts)
             self.cursor = max(0, min(self.cursor + step, count - 1))
             self.paint()
 
     def action_open(self) -> None:
-        """Replay of the chosen episode; a running one is followed there."""
+        """Replay of the chosen episode; a running one is followed there. Of an alert the episodes that it is about."""
         from agentrl_cli.tui.replay import ReplayScreen
+        from agentrl_cli.tui.watch_panels import alert_filter
 
         if self.tab == "episodes":
             self.table.open_current()
@@ -66,7 +67,11 @@ class WatchScreen(WatchBase):
         if self.data is None or self.tab != "overview":
             return
         chosen = [row.episode_id for row in self.data.live] + [row.id for _, row in self.data.notable]
-        if chosen:
+        if self._alerts and self.cursor >= len(chosen):
+            about = alert_filter(self._alerts[min(self.cursor - len(chosen), len(self._alerts) - 1)])
+            self.browse.filter = about or self.browse.filter
+            self.action_tab("episodes" if about else "health")
+        elif chosen:
             self.app.push_screen(ReplayScreen(self.reader, chosen[min(self.cursor, len(chosen) - 1)]))
 
     def on_click(self, event: Click) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.text import Text
@@ -63,6 +63,7 @@ class WatchBase(ListingScreen):
         self._line = 0
         """The chosen line of the groups."""
         self._targets: Mapping[int, str] = {}
+        self._alerts: Sequence[Mapping[str, Any]] = ()
         """Lines of the page that open an episode, and which."""
         self._end = True
         """Whether the log sticks to its end."""
@@ -196,7 +197,7 @@ class WatchBase(ListingScreen):
             size = max(curves.size.width, 20), max(curves.size.height, 8)
             drawn = self._once("curves", data, size, lambda: panes.curve_lines(data, *size, self.look.other))
             self.query_one("#curves", Static).update(join(drawn))
-        self._rows = found.rows
+        self._rows, self._alerts = found.rows, found.alerts
         self.query_one("#now", Static).update(join(found.lines))
         if not self.has_class("-small") and not self.has_class("-mid"):
             width = max(run.size.width, 16)

@@ -17,7 +17,7 @@ KEYS_SMALL = "1-9 tab ↑/↓ enter open  p pause k save E eval X stop  ? keys  
 HELP = """\
 1 overview  2 charts  3 episodes  4 groups  5 tokens  6 tools  7 log  8 config  9 or d health, with what to try
 tab          the next tab                       l       log
-↑ ↓ pgup pgdn  choose, or scroll                enter   open what is chosen in replay; q comes back
+↑ ↓ pgup pgdn  choose, or scroll                enter   open it in replay (q comes back); of an alert: its episodes
 space        freeze, and go on                  x       the flagged episodes of this run
 p            pause after this step, or go on    k       checkpoint now
 E            evaluate now                       X       stop after this step and save

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.text import Text
 
@@ -17,6 +19,8 @@ class Overview:
 
     lines: list[Text] = field(default_factory=list)
     rows: dict[int, int] = field(default_factory=dict)
+    alerts: Sequence[Mapping[str, Any]] = ()
+    """Those that are shown: the last places of the cursor."""
 
     def add(self, lines: list[Text], first: int = 0, place: int = 0, count: int = 0) -> None:
         """More lines; `count` of them, from the `first` on, are the cursor's places from `place` on."""
@@ -35,17 +39,24 @@ def _notable(data: WatchData, width: int, cursor: int) -> tuple[list[Text], int,
     return panes.notable_lines(data, width, cursor - before), 1, before, len(data.notable)
 
 
+def _alerts(data: WatchData, width: int, limit: int, cursor: int) -> tuple[list[Text], int, int, int]:
+    before = len(data.live) + len(data.notable)
+    return panes.alert_lines(data, width, limit, cursor - before), 1, before, len(data.alerts[-limit:])
+
+
 def wide(data: WatchData, width: int, height: int, cursor: int) -> Overview:
     """The middle pane of a large terminal."""
     live = max(min(len(data.live), height - 28), 4)
     now, notable = _now(data, width, live, cursor), _notable(data, width, cursor)
-    alerts = panes.alert_lines(data, width, 4)
-    said = panes.live_lines(data, width, min(height - len(now[0]) - len(notable[0]) - len(alerts) - 10, 8), cursor)
-    out = Overview()
+    alerts = _alerts(data, width, 4, cursor)
+    said = panes.live_lines(data, width, min(height - len(now[0]) - len(notable[0]) - len(alerts[0]) - 10, 8), cursor)
+    out = Overview(alerts=data.alerts[-4:])
     out.add(*now)
     out.add([Text("")])
     out.add(*notable)
-    out.add([Text(""), *alerts, Text("")])
+    out.add([Text("")])
+    out.add(*alerts)
+    out.add([Text("")])
     out.add([*said, Text("")] if said else [])  # down here, so that nothing above moves with the cursor
     out.add(panes.log_lines(data.logs, "LOG (7)", width, max(height - len(out.lines) - 1, 3)))
     return out
@@ -53,17 +64,17 @@ def wide(data: WatchData, width: int, height: int, cursor: int) -> Overview:
 
 def small(data: WatchData, width: int, height: int, cursor: int) -> Overview:
     """80x24: curves of one line, then running episodes, notable ones and two alerts, as far as there is room."""
-    curves, alerts = panes.small_lines(data, width), panes.alert_lines(data, width, 2)
-    room = height - len(curves) - len(alerts)
+    curves, alerts = panes.small_lines(data, width), _alerts(data, width, 2, cursor)
+    room = height - len(curves) - len(alerts[0])
     limit = max(min(len(data.live), 6, room - 3), 0) if cursor < len(data.live) else 0
     now, notable = _now(data, width, limit, cursor), _notable(data, width, cursor)
     left = max(room - len(now[0]), 0)
-    out = Overview()
+    out = Overview(alerts=data.alerts[-2:])
     out.add(curves)
     out.add(*now)
     if left > 1:
         out.add(notable[0][:left], *notable[1:])
-    out.add(alerts)
+    out.add(*alerts)
     return out
 
 

@@ -193,9 +193,28 @@ def notable_lines(data: WatchData, width: int, cursor: int) -> list[Text]:
     return lines
 
 
-def alert_lines(data: WatchData, width: int, limit: int) -> list[Text]:
-    """The newest kinds of alerts, each once."""
-    return log_lines(data.alerts, "ALERTS", width, limit)
+def alert_lines(data: WatchData, width: int, limit: int, cursor: int = -1) -> list[Text]:
+    """The newest kinds of alerts, each once; the cursor counts from the first that is shown."""
+    lines = log_lines(data.alerts, "ALERTS", width, limit)
+    if data.alerts and 0 <= cursor < len(lines) - 1:
+        lines[cursor + 1].stylize(HERE)
+    return lines
+
+
+ABOUT = {
+    "truncated": "flag:TRUNC",
+    "mask": "flag:MASK",
+    "drift": "flag:DRIFT",
+    "errors": "outcome:env_error,sandbox_error,timeout,drift",
+}
+"""Alerts that are about some episodes of their step alone, as a filter."""
+
+
+def alert_filter(alert: Mapping[str, Any]) -> str:
+    """The episodes that an alert is about, in the filter language; "" where it is about none."""
+    if not alert.get("last_step"):
+        return ""
+    return " ".join(filter(None, [f"step:{alert['last_step']}", ABOUT.get(str(alert["name"]))]))
 
 
 def log_lines(rows: Sequence[Mapping[str, Any]], title: str, width: int, limit: int) -> list[Text]:
