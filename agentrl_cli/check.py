@@ -42,6 +42,7 @@ async def check_pack(pack: Pack, sandbox: Sandbox | None, *, every: bool = False
     """Everything that is wrong with a pack: rows, families, tools, solutions that do not score 1, blanks that score.
 
     Every line of the data is read and checked; solutions and blanks are run on some rows, with `every` on all.
+    Of a pack without a solver (`Pack.solver`) the blanks alone are run.
     """
     problems: list[Problem] = []
     tasks: list[Task] = []
@@ -114,6 +115,8 @@ async def _solutions(pack: Pack, tasks: Sequence[Task], sandbox: Sandbox | None)
 
 async def _solution(pack: Pack, task: Task, sandbox: Sandbox | None) -> list[Problem]:
     chat = Chat(ByteTokenizer())
+    if not pack.solver:
+        return await _blank(pack, task, chat, sandbox)
     try:
         messages = pack.solution(task)
         texts = [chat.assistant_text(m, pack.schemas) for m in messages if m["role"] == "assistant"]
@@ -125,10 +128,14 @@ async def _solution(pack: Pack, task: Task, sandbox: Sandbox | None) -> list[Pro
         why = solved.error or "; ".join(part.detail for part in solved.reward_parts if part.primary)
         problems.append(Problem(task.id, f"the reference solution ends as {solved.outcome}: {why}"))
     problems += _observations(task, messages, solved.messages)
+    return problems + await _blank(pack, task, chat, sandbox)
+
+
+async def _blank(pack: Pack, task: Task, chat: Chat, sandbox: Sandbox | None) -> list[Problem]:
     empty = await _run(pack, task, chat, [EMPTY], sandbox)
-    if empty.primary != 0:
-        problems.append(Problem(task.id, f"an empty answer scores {empty.primary}: {empty.error or 'expected 0'}"))
-    return problems
+    if empty.primary == 0:
+        return []
+    return [Problem(task.id, f"an empty answer scores {empty.primary}: {empty.error or 'expected 0'}")]
 
 
 def _observations(task: Task, said: Sequence[Message], got: Sequence[Message]) -> list[Problem]:

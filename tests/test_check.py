@@ -89,6 +89,21 @@ async def test_all_rows_are_run_on_demand(pack: Path) -> None:
     assert found.where == f"echo-task/{last}" and "the reference solution ends as failed" in found.text
 
 
+def test_a_pack_without_a_solver_is_told_so_and_its_blanks_are_tried(
+    pack: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = (pack / "task.py").read_text().replace("def solve(", "def _unused(")
+    (pack / "task.py").write_text(code)
+    assert main(["check", str(pack)]) == 0
+    told = capfd.readouterr().err.splitlines()
+    assert told[-1] == "echo-task: fine" and "no `solve(row)`" in told[-2]
+    (pack / "task.py").write_text(code + "\n\nREWARDS = {'exact': lambda episode, ctx: 1.0}\n")
+    assert main(["check", str(pack), "--json"]) == 1
+    (result,) = json.loads(capfd.readouterr().out)
+    assert not result["solver"]
+    assert result["problems"] and all("an empty answer scores 1.0" in one["text"] for one in result["problems"])
+
+
 def test_the_command_groups_what_is_the_same(pack: Path, capfd: pytest.CaptureFixture[str]) -> None:
     train = pack / "data" / "train.jsonl"
     rows = [json.loads(line) for line in train.read_text().splitlines()]

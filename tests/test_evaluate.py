@@ -114,12 +114,14 @@ def test_mcnemar_by_hand() -> None:
 # --- scores ----------------------------------------------------------------------------------------------------------
 
 
-def attempts(task: str, outcomes: str, *, split: str = "test", family: str = "f", prefix: str = "") -> list[Attempt]:
+def attempts(
+    task: str, outcomes: str, *, split: str = "test", family: str = "f", prefix: str = "", pack: str = "pack"
+) -> list[Attempt]:
     """One attempt a letter: s solved with a call, f failed, e an error of ours."""
     known = {"s": Outcome.SOLVED, "f": Outcome.FAILED, "e": Outcome.SANDBOX_ERROR}
     return [
         Attempt(
-            *(task, "pack", family, split, n, f"{prefix}{task}{n}", known[letter], float(letter == "s")),
+            *(task, pack, family, split, n, f"{prefix}{task}{n}", known[letter], float(letter == "s")),
             *(None if letter == "e" else float(letter == "s"), int(letter == "s"), 0, 10),
         )
         for n, letter in enumerate(outcomes)
@@ -169,6 +171,25 @@ def test_splits_and_families_stand_apart() -> None:
     empty = result("x", attempts("a", "ee"))
     assert empty.pass_rate is None and empty.row().pass_rate is None
     json.dumps(empty.report(), allow_nan=False)
+
+
+def test_each_of_several_packs_has_its_own_numbers() -> None:
+    found = result(
+        "x",
+        attempts("a", "ss", family="sum", pack="one"),
+        attempts("b", "ff", family="word", pack="one"),
+        attempts("c", "sf", family="sum", pack="two"),
+        attempts("h", "ff", split="heldout", family="rest", pack="two"),
+        k=2,
+    )
+    assert {name: (one.n_tasks, one.pass_rate) for name, one in found.packs("test").items()} == {
+        "one": (2, 0.5),
+        "two": (1, 0.5),
+    }
+    assert set(found.packs("heldout")) == {"two"}
+    assert found.metrics["pack/one"] == 0.5 and found.metrics["heldout/pack/two"] == 0.0
+    assert set(found.report()["splits"]["test"]["packs"]) == {"one", "two"}
+    assert result("x", attempts("a", "ss"), k=2).packs("test") == {}
 
 
 def test_comparison_finds_flipped_tasks() -> None:

@@ -176,5 +176,12 @@ def test_the_commands_show_and_call_them(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["tools", "show", "files"]) == 0
     shown = capsys.readouterr().out
     assert "action (string)" in shown and "agentrl tools call files" in shown and "sandbox: 5 s a call" in shown
+    for name, limits in (
+        ("sql", "read-only, rows 50, seconds 2.0, memory MiB 64"),
+        ("search", "passages 10, characters of a passage 600, timeout 10.0, pure"),
+        ("fetch_page", "allow no host (off), seconds 10.0, KiB 512, characters 8000, external"),
+    ):
+        assert main(["tools", "show", name]) == 0
+        assert limits in capsys.readouterr().out.splitlines()
     assert main(["tools", "list", "--json"]) == 0
     assert {"bash", "files"} <= {row["name"] for row in json.loads(capsys.readouterr().out)}

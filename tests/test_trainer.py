@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -451,6 +452,9 @@ async def test_tasks_of_several_packs(tmp_path: Path, model: Path) -> None:
     async with trainer_of(tmp_path, model, task=task, train={"eval_every": 1}) as trainer:
         assert [item.pack for item in trainer.tasks] == ["one", "one", "two", "two"]
         assert {item.pack for item in trainer.eval_tasks} == {"two"}
+        run = await trainer.train()
+        told = [row["text"] for row in trainer.store.logs(run.id) if row["text"].startswith("step 1/")]
+        assert re.search(r"  solved by pack one [\d.]+, two [\d.]+  [\d.]+ s$", told[0])
     async with trainer_of(tmp_path, model, task={**task, "families": ["odd"]}) as trainer:
         assert [item.pack for item in trainer.tasks] == ["two", "two"]
     with pytest.raises(NotFound, match="odds"):

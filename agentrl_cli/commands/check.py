@@ -41,7 +41,7 @@ def command(
 ) -> None:
     """Validate packs: rows, schema, that the reference solution scores 1 and an empty answer 0. Exit 1 on a problem.
 
-    JSON: [{"pack": "code-task", "problems": [{"where": "data/train.jsonl:3", "text": "…"}]}]
+    JSON: [{"pack": "code-task", "solver": true, "problems": [{"where": "data/train.jsonl:3", "text": "…"}]}]
     """
     folder = find_project(override=project)
     context = open_project(project, None, config, sets, required=not packs)
@@ -76,7 +76,8 @@ async def _check(folders: list[Path], settings: SandboxConfig, every: bool) -> l
     try:
         for pack in packs:
             narrate(f"checking {pack.name} …")
-            results.append({"pack": pack.name, "problems": await check_pack(pack, sandbox, every=every)})
+            problems = await check_pack(pack, sandbox, every=every)
+            results.append({"pack": pack.name, "solver": pack.solver, "problems": problems})
     finally:
         if sandbox is not None:
             await sandbox.close()
@@ -91,5 +92,8 @@ def _tell(results: list[dict[str, Any]]) -> None:
         for text, where in places.items():
             more = f" and {len(where) - 1} more" if len(where) > 1 else ""
             narrate(f"{result['pack']}: {where[0]}{more}: {text}")
+        if not result["solver"]:
+            untried = "there is no `solve(row)` in task.py, so nothing shows that a right answer scores 1"
+            narrate(f"{result['pack']}: {untried}")
         count = len(result["problems"])
         narrate(f"{result['pack']}: " + (f"{count} problem{'s' if count > 1 else ''}" if count else "fine"))

@@ -249,7 +249,7 @@ def _print_split(results: Sequence[EvalResult], split: str) -> None:
     for line in aligned(["", *heads], rows):
         echo(line)
     echo()
-    families = [result.families(split) for result in results]
+    families = [{**result.packs(split), **result.families(split)} for result in results]
     rows = [
         [name, str(one.n_tasks), *(_interval(group[name].pass_at[1]) if name in group else "-" for group in families)]
         for name, one in sorted(families[-1].items())

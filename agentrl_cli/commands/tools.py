@@ -76,9 +76,9 @@ def show(
         kind = schema.get("type", "any")
         kinds = " or ".join(kind) if isinstance(kind, list) else kind
         echo(f"  {key} ({kinds}{need})  {schema.get('description', '')}".rstrip())
-    facts = {"timeout": tool.timeout, "concurrency": tool.concurrency, "rate": tool.rate}
+    facts = {**tool.own_limits(), "timeout": tool.timeout, "concurrency": tool.concurrency, "rate": tool.rate}
     facts |= {key: True for key in ("pure", "external") if getattr(tool, key)}
-    told = ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None)
+    told = ", ".join(key if value is True else f"{key} {value}" for key, value in facts.items() if value is not None)
     if told:
         echo(f"\n{told}")
     if tool.rewinds and tool.own_timeout:

@@ -180,6 +180,14 @@ class EvalResult:
             groups.setdefault(label, []).append(attempt)
         return {label: score(group, self.k) for label, group in groups.items()}
 
+    def packs(self, split: str) -> dict[str, Score]:
+        """Pack → its numbers, where the evaluation has several packs; else nothing."""
+        names = dict.fromkeys(attempt.pack for attempt in self.attempts)
+        if len(names) < 2:
+            return {}
+        groups = {name: [attempt for attempt in self.of(split) if attempt.pack == name] for name in names}
+        return {name: score(group, self.k) for name, group in groups.items() if group}
+
     @property
     def metrics(self) -> dict[str, float]:
         """Flat numbers: of the first split under plain names, of the others under `<split>/`."""
@@ -193,6 +201,7 @@ class EvalResult:
             found[f"{prefix}completions/mean_length"] = numbers.tokens
             found[f"{prefix}errors"] = float(sum(numbers.errors.values()))
             found |= {f"{prefix}family/{name}": one.pass_rate for name, one in self.families(split).items()}
+            found |= {f"{prefix}pack/{name}": one.pass_rate for name, one in self.packs(split).items()}
         return found
 
     def row(self) -> EvalRow:
@@ -225,6 +234,7 @@ class EvalResult:
                 split: {
                     **_plain(numbers),
                     "families": {name: _plain(one) for name, one in self.families(split).items()},
+                    "packs": {name: _plain(one) for name, one in self.packs(split).items()},
                 }
                 for split, numbers in self.scores.items()
             },

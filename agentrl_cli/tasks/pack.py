@@ -214,6 +214,11 @@ class Pack:
             return None
         return partial(sandbox.session, **{"episode_seed": seed, **self.session, "imports": self.imports}, **more)
 
+    @property
+    def solver(self) -> bool:
+        """Whether the pack can solve its own tasks: a `solve(row)` in its task.py."""
+        return getattr(self.module, "solve", None) is not None
+
     def solution(self, task: Task) -> list[Message]:
         """Messages of the pack's own solution. Raises ConfigError where the pack has no solver."""
         solve = getattr(self.module, "solve", None)

@@ -101,6 +101,10 @@ class Tool:
     examples: tuple[Mapping[str, Any], ...] = ()
     """Arguments that work: shown by `agentrl tools show`, run by the tests."""
 
+    def own_limits(self) -> dict[str, Any]:
+        """Limits of its own, as `agentrl tools show` names them: seconds of a call, rows, characters."""
+        return {}
+
     def at(self, folder: Path) -> Tool:
         """The tool for a pack in this folder: one that reads files finds them there."""
         return self

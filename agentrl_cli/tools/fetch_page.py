@@ -70,6 +70,10 @@ class FetchTool(Tool):
         self.seconds, self.kilobytes, self.width, self.allow_private = seconds, kilobytes, width, allow_private
         self.schema = tool_schema(fetch_page)
 
+    def own_limits(self) -> dict[str, Any]:
+        allow = " ".join(self.allow) or "no host (off)"
+        return {"allow": allow, "seconds": self.seconds, "KiB": self.kilobytes, "characters": self.width}
+
     async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
         if not self.allow:
             text = "Error: fetch_page is off: no host is allowed."

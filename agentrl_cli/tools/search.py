@@ -65,6 +65,9 @@ class SearchTool(Tool):
         self.schema = tool_schema(search)
         self.folder: Path | None = None
 
+    def own_limits(self) -> dict[str, Any]:
+        return {"passages": self.most, "characters of a passage": self.width}
+
     def at(self, folder: Path) -> SearchTool:
         tool = copy.copy(self)
         tool.folder = folder

@@ -77,6 +77,14 @@ class SqlTool(Tool):
         self.schema = tool_schema(sql)
         self.folder: Path | None = None
 
+    def own_limits(self) -> dict[str, Any]:
+        return {
+            "writable" if self.writable else "read-only": True,
+            "rows": self.rows,
+            "seconds": self.seconds,
+            "memory MiB": self.memory_mb,
+        }
+
     def at(self, folder: Path) -> SqlTool:
         tool = copy.copy(self)
         tool.folder = folder

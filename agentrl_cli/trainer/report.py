@@ -45,6 +45,9 @@ class Reporter:
             self.store.add_step(self.run_id, step + 1, metrics)
         shown = {"reward": "reward", "solved": "solved", "tool calls": "tools/call_frequency"}
         numbers = [f"{name} {metrics[key]:.3f}" for name, key in shown.items() if key in metrics]
+        each = [key for key in metrics if key.startswith("packs/") and key.endswith("/solved")]  # where packs are mixed
+        if each:
+            numbers.append("solved by pack " + ", ".join(f"{key.split('/')[1]} {metrics[key]:.3f}" for key in each))
         total, seconds = self.config.train.steps, metrics["time/step"]
         line = "  ".join([f"step {step + 1}/{total}", *(numbers or ["nothing graded"]), f"{seconds:.1f} s"])
         self.store.add_log(self.run_id, "info", line)
