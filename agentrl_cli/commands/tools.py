@@ -78,7 +78,7 @@ def show(
         echo(f"  {key} ({kinds}{need})  {schema.get('description', '')}".rstrip())
     facts = {**tool.own_limits(), "timeout": tool.timeout, "concurrency": tool.concurrency, "rate": tool.rate}
     facts |= {key: True for key in ("pure", "external") if getattr(tool, key)}
-    told = ", ".join(key if value is True else f"{key} {value}" for key, value in facts.items() if value is not None)
+    told = ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None)
     if told:
         echo(f"\n{told}")
     if tool.rewinds and tool.own_timeout:

@@ -79,7 +79,7 @@ class SqlTool(Tool):
 
     def own_limits(self) -> dict[str, Any]:
         return {
-            "writable" if self.writable else "read-only": True,
+            "access": "writable" if self.writable else "read-only",
             "rows": self.rows,
             "seconds": self.seconds,
             "memory MiB": self.memory_mb,
