@@ -85,6 +85,8 @@ def command(
         raise UsageError("--tool-rate is about the packs' demonstrations; what is in the store is trained as it is.")
     if demonstrations is not None and not stored:
         raise UsageError("--demonstrations is a share beside the store's episodes.", hint="--from-store, --best-of.")
+    if any(place.is_file() for place in (out, *out.parents)):
+        raise UsageError(f"{out} is no folder: the model is written to one.", hint="agentrl sft NEW-FOLDER …")
     if out.exists() and any(out.iterdir()) and not force:
         raise UsageError(f"{out} is not empty.", hint="Another folder, or --force.")
     given: dict[str, Any] = {"steps": steps, "lr": lr, "tool_rate": tool_rate, "seed": seed}
