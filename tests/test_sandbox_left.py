@@ -18,7 +18,7 @@ import pytest
 from agentrl_cli.commands import main
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import SandboxUnavailable
-from agentrl_cli.sandbox import ExecResult, Sandbox, Session, owner
+from agentrl_cli.sandbox import ExecResult, Sandbox, Session, launch, owner
 from agentrl_cli.sandbox.runner import AT_ONCE
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
@@ -96,6 +96,30 @@ def _comes(condition: Callable[[], bool]) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+PREY = """
+import asyncio
+from agentrl_cli.sandbox.hostile import canaries
+async def main():
+    async with canaries() as prey:
+        print(prey.folder, prey.process.pid, flush=True)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+def test_canaries_of_a_killed_process_are_swept() -> None:
+    host = subprocess.Popen([sys.executable, "-c", PREY], env=ENV, stdout=subprocess.PIPE, text=True)
+    with host:
+        assert host.stdout is not None
+        folder, pid = host.stdout.readline().split()
+        born = owner.born(pid)
+        assert launch.sweep() >= 0 and (Path(folder) / "secret").exists(), "its host lives"
+        host.kill()
+        host.wait()
+    launch.sweep()
+    assert not Path(folder).exists() and born and _comes(lambda: owner.born(pid) != born)
 
 
 CLOCK = "import time; a = time.monotonic(); time.sleep(0.1); print(a, time.monotonic())"

@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import SandboxFault
+from agentrl_cli.sandbox import owner
 from agentrl_cli.sandbox.attacks import Attack, attacks
+from agentrl_cli.sandbox.launch import CANARY
 from agentrl_cli.sandbox.pool import Sandbox
 from agentrl_cli.sandbox.results import ExecResult
 
 _MARK = "98765.25"
 """Argument of the daemons that attacks try to leave behind."""
 PATIENCE = 15.0
-"""Seconds of the wall limit for an attack that another limit has to stop, where the machine was too slow for it."""
+"""Seconds of the wall limit for an attack that another limit has to stop, where the machine was too slow for it, and
+for the harmless programs around an attack."""
 
 BOMBS = ("fork-bomb", "shell-fork-bomb")
 UNBOUNDED = "not tried: nothing bounds the number of root's processes here; be another user, or let cgroups be made"
@@ -92,10 +95,11 @@ class Canaries:
 async def canaries() -> AsyncIterator[Canaries]:
     """Sets them up, readable for everyone, and takes them away."""
     secret = f"canary-{secrets.token_hex(12)}"
-    folder = Path(tempfile.mkdtemp(prefix="agentrl-canary-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"{CANARY}{owner.name()}-"))
     folder.chmod(0o777)
     (folder / "secret").write_text(secret)
-    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"], env={"CANARY": secret})
+    program = [sys.executable, "-S", "-c", "import time; time.sleep(3600)"]
+    process = subprocess.Popen(program, env={"CANARY": secret}, cwd=folder)  # where a sweep finds it if we are killed
     name = f"agentrl-{secrets.token_hex(8)}"
     touched: list[str] = []
 
@@ -166,14 +170,14 @@ async def _one(sandbox: Sandbox, one: Attack, targets: Canaries, wall: float) ->
     result: ExecResult | None = None
     try:
         if one.op == "cell":
-            await session.cell("kept = 'the state'")
+            await session.cell("kept = 'the state'", wall=PATIENCE)
         result = await getattr(session, one.op)(code)
         problems += _read(one, result, targets)
         if one.op == "cell" and result.state_kept:
-            after = await session.cell("kept")
+            after = await session.cell("kept", wall=PATIENCE)
             if after.stdout != "'the state'\n" and after.state_kept:
                 problems.append("the session lost its state and did not say so")
-        following = await session.run("print(6 * 7)")
+        following = await session.run("print(6 * 7)", wall=PATIENCE)
         if following.stdout != "42\n":
             problems.append(f"the next execution went wrong: {following.text()[-100:]}")
         ours = sum(count for status, count in sandbox.counts.items() if _is_ours(status))

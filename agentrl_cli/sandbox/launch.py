@@ -30,6 +30,8 @@ PACKAGES = "/opt/packages"
 _FIRST_UID = 61_000
 _UIDS = 4_000
 _FOLDER = "agentrl-work-"
+CANARY = "agentrl-canary-"
+"""What attacks aim at; a process on the host sits in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +117,17 @@ def nproc_holds() -> bool:
 
 
 def sweep() -> int:
-    """Removes work folders whose host process is gone (killed with -9), and ends what still runs in them.
+    """Removes work folders and canaries whose host process is gone (killed with -9), and ends what still runs in them.
 
-    Returns how many. Where namespaces hold the boxes there are no such folders.
+    Returns how many. Where namespaces hold the boxes there are no work folders.
     """
     removed = 0
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
-        if owner.is_gone(folder.name.removeprefix(_FOLDER)) and not folder.is_symlink():
-            _end_inside(folder)
-            shutil.rmtree(folder, ignore_errors=True)
-            removed += not folder.exists()
+    for kind in (_FOLDER, CANARY):
+        for folder in Path(tempfile.gettempdir()).glob(f"{kind}*"):
+            if owner.is_gone(folder.name.removeprefix(kind)) and not folder.is_symlink():
+                _end_inside(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                removed += not folder.exists()
     return removed
 
 
