@@ -36,6 +36,17 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_project_without_runs_is_told_what_comes_next(project: Path) -> None:
+    said = "This project has no runs yet: `agentrl train --watch` makes the first."
+    assert said in run(cwd=project).stdout
+    (project / "agentrl.yaml").write_text("store: [")
+    broken = run(cwd=project)
+    assert broken.returncode == 0 and said not in broken.stdout and "Usage: agentrl" in broken.stdout
+    (project / "agentrl.yaml").write_text("train: {}\n")
+    Store.open(project / "runs" / "agentrl.db").close()
+    assert said not in run(cwd=project).stdout
+
+
 def test_help_is_cheap() -> None:
     """At most 0.2 s of CPU; the least of three, because the machine may be busy."""
     spent = []

@@ -106,6 +106,8 @@ def root(
         db = _store_here()
         if db is None:
             typer.echo(ctx.get_help())
+            if _new_project():
+                typer.echo("This project has no runs yet: `agentrl train --watch` makes the first.")
         else:
             from agentrl_cli.tui.app import start
 
@@ -123,6 +125,17 @@ def _store_here() -> Path | None:
         return None
     db = find_db(must_exist=False)
     return db if db.is_file() else None
+
+
+def _new_project() -> bool:
+    """Whether this is a project in which nothing was stored yet."""
+    from agentrl_cli.commands.common import find_db
+    from agentrl_cli.paths import find_project
+
+    try:
+        return find_project() is not None and not find_db(must_exist=False).is_file()
+    except AgentRLError:  # a configuration that cannot be read: the command that needs it says so, help does not
+        return False
 
 
 def load_command(name: str) -> Any:
