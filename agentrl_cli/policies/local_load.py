@@ -378,7 +378,7 @@ def _json(path: Path) -> Mapping[str, Any]:
     try:
         data: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
-        raise ModelError(f"{path.parent} cannot be loaded: {path.name}: {error}") from error
+        raise ModelError(f"{path.parent} cannot be loaded: {path.name} cannot be read: {error}") from error
     return data
 
 
