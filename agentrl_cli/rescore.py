@@ -183,12 +183,21 @@ def estimate(
         pairs = [(s.logp_train[mask], s.logp_ref[mask]) for s, mask in stored if s.logp_ref is not None]
         if len(pairs) < len(episodes):
             raise ConfigError("The KL is part of the reward, and the run stored no reference log-probabilities.")
-        given["token_penalty"] = tuple(algo.kl_coef * KL[algo.kl](*pair) for pair in pairs)
+        coefficient = _kl_coef(episodes[0], config, store)
+        given["token_penalty"] = tuple(coefficient * KL[algo.kl](*pair) for pair in pairs)
     if algo.value_bootstrap and "values" in given:
         x = AdvantageInput.of(episodes if was is None else was, **given)
         returns = [np.asarray(s.returns[mask], np.float64) for s, mask in stored if s.returns is not None]
         given["bootstrap"] = _left_in(x, returns, episodes)
     return find(algo.advantage)(AdvantageInput.of(episodes, **given))
+
+
+def _kl_coef(episode: Episode, config: Config, store: Store) -> float:
+    """The KL's coefficient in an episode's step: where `algo.kl_target` steers it, what the step stored of it."""
+    if config.algo.kl_target is None:
+        return config.algo.kl_coef
+    rows = [row for row in store.steps(episode.run_id or "", episode.step or 0) if row["step"] == episode.step]
+    return float(rows[0].get("kl_coef", config.algo.kl_coef)) if rows else config.algo.kl_coef
 
 
 def _left_in(

@@ -86,6 +86,27 @@ def test_the_same_settings_give_the_stored_advantages(trained: Path, capfd: pyte
             assert row["advantage"] == pytest.approx(row["advantage_before"], abs=1e-6)
 
 
+def test_a_steered_kl_counts_as_it_did_in_its_step(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    import asyncio
+
+    model = write_model(tmp_path / "model")
+    algo = {"advantage": "dr_grpo", "kl_coef": 5.0, "kl_in": "reward", "kl_target": 1e-9}
+
+    async def train() -> None:
+        async with trainer_of(tmp_path / "project", model, algo=algo) as trainer:
+            await trainer.train()
+
+    asyncio.run(train())
+    db = tmp_path / "project" / "runs" / "agentrl.db"
+    with Store.open(db, readonly=True) as store:
+        first, second = (row["kl_coef"] for row in store.steps(store.runs()[0].id))
+    assert first == 5.0 and second != first
+    rows = [row for row in rescore(db, capfd, "--no-keep")["episodes"] if row["fact"] == "trained"]
+    assert {row["step"] for row in rows} == {1, 2}
+    for row in rows:
+        assert row["advantage"] == pytest.approx(row["advantage_before"], abs=1e-6)
+
+
 def test_another_estimator(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
     found = rescore(trained, capfd, "--advantage", "rloo")
     assert found["set"] == "rloo"
