@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -74,6 +76,16 @@ async def test_only_the_token_opens(tmp_path: Path) -> None:
         await runner.cleanup()
 
 
+def _listens(port: int) -> None:
+    """The address is told a moment before the server accepts."""
+    for _ in range(400):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"nothing listens on port {port}")
+
+
 def test_the_command_serves_without_telling_the_token_twice(tmp_path: Path) -> None:
     from aiohttp.test_utils import unused_port
 
@@ -85,6 +97,7 @@ def test_the_command_serves_without_telling_the_token_twice(tmp_path: Path) -> N
     )
     assert process.stdout is not None
     address = process.stdout.readline().strip()
+    _listens(urlsplit(address).port or 0)
     with pytest.raises(urllib.error.HTTPError, match="403"):
         urllib.request.urlopen(address.partition("?")[0], timeout=20)
     cookies = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())

@@ -305,7 +305,7 @@ async def test_a_task_opens_in_a_chat_as_in_a_rollout(tmp_path: Path) -> None:
     env = make_env(config(), pack, task, None, 0)
     wanted = (await env.reset(task))[-1]["content"]
     await env.close()
-    assert code == 0 and first == wanted and "CREATE TABLE" in first
+    assert code == 0 and first == wanted and "create table" in first
 
 
 def test_a_chat_in_one_command_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
