@@ -277,6 +277,10 @@ class ReplayBase(AgentScreen):
             self._block = block
             self._set("turns", panels.join(panels.turn_lines(view, block, self._inner("left"))))
 
+    def on_token_view_moved(self, event: TokenView.Moved) -> None:
+        if event.view is self.tokens:
+            self._paint_cursor(event.token)
+
     # -- moving ---------------------------------------------------------------------------------------------------
 
     def link(self) -> str:

@@ -293,7 +293,7 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
             self._strips.pop(line, None)
         if self._spans_lines(token):
             self._strips.clear()
-        self._cursor_moved()
+        self._cursor_moved(far=abs(self._line - old) > 2)
         self.refresh()
 
     def _spans_lines(self, token: int) -> bool:
@@ -301,12 +301,13 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         assert self.view is not None
         return token < len(self.view.texts) and self.view.texts[token].count("\n") > 0
 
-    def _cursor_moved(self) -> None:
+    def _cursor_moved(self, *, far: bool = False) -> None:
+        """`far`: by a page, say. Then the transcript is painted first, and what follows it in the next frame."""
         if self.layout_ is None:
             return
         self._line = self.layout_.line_of(self.cursor)
         self.scroll_to_region(Region(0, max(self._line - 1, 0), 1, 4), animate=False, force=True, immediate=True)
-        if self.moved is not None:
+        if self.moved is not None and not far:
             self.moved(self.cursor)
         else:
             self.post_message(self.Moved(self, self.cursor))
