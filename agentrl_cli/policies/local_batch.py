@@ -120,9 +120,10 @@ class DecodeBatch(Shelves):
         """The longest known beginning of a request's context; its last token is never part of it."""
         context, last = request.context, request.length - 1
         best = Begin()
-        for base in [] if self.lanes else self.prefixes:  # with lanes a row must not depend on what others computed
+        # With lanes a row must not depend on what others computed; one that memory was short for holds nothing else.
+        for base in [] if self.lanes or request.lost else self.prefixes:
             start = min(_common(base.ids, context), last) if base.version == self.version else 0
-            whole = self.sharing and start == base.length and not request.lost
+            whole = self.sharing and start == base.length
             if start > best.start or (whole and start == best.start and start):
                 best = Begin(start, base) if whole else Begin(start, source=base)
         ids, own = self.parked.get(request.key, (context[:0], None))

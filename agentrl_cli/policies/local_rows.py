@@ -144,7 +144,7 @@ class Shelves:
             return shelf, lane
         shelf = self._shelf(length)
         if not self._reserve(shelf, len(requests)):
-            if not self.requests and all(r.lost for r in requests):
+            if not self.requests and not self.planned and all(r.lost for r in requests):
                 raise PolicyError(
                     "There is no memory left for keys and values.", hint="Raise rollout.memory, or lower concurrency."
                 )
