@@ -223,16 +223,16 @@ class Box:
         request = {"op": "cell", "name": f"<cell {self.cells}>", "keep": keep > 0}
         limits = {**self.limits, **header.get("limits", {})}
         reason, frame, job, backup = self._ask(request, body, limits)
-        if frame is not None and frame.header.get("status") != "memory":
-            detail, _ = ends.texts(frame.header)
-            reply: dict[str, Any] = {"status": ends.claimed(frame.header), "detail": detail}
+        reply: dict[str, Any] = {"status": "memory", "detail": "", "kept": True}
+        if frame is not None:
+            reply["status"], (reply["detail"], _) = ends.claimed(frame.header), ends.texts(frame.header)
+            reply = self._whose_memory(reply, False)
+            reason = f"memory:{reply['detail']}"
+        if reply["status"] != "memory":
             if reply["status"] == "exit":
                 reply["exit"], reply["detail"] = ends.number(reply["detail"]), ""
             self._keep(backup, header, before)
-            reply = self._whose_memory({**reply, "kept": True}, False)
         else:
-            if frame is not None:
-                reason = "memory"
             reply = self._roll_back(reason, job, backup, limits)
             if keep and reply["kept"]:
                 self.kept.add(header, before, None, self.cells - 1)
@@ -336,6 +336,14 @@ class Box:
 
     # grading
 
+    def _answered(self, frame: wire.Frame) -> list[Any]:
+        """One call's answer; one that went wrong may be what the kernel's killing for want of memory came to."""
+        status, (detail, error) = ends.claimed(frame.header), ends.texts(frame.header)
+        if status != "ok":
+            told = self._whose_memory({"status": status, "detail": detail}, False)
+            status, detail = told["status"], told["detail"]
+        return [status, detail, error, len(frame.body)]
+
     def calls(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         """Calls of functions of the session, each under the wall limit, all under `budget` seconds.
 
@@ -355,7 +363,11 @@ class Box:
                 if frame.header.get("i") != expected or len(data) > 16 * worker.MAX_ANSWER:
                     break
                 expected += 1
-                answers.append([ends.claimed(frame.header), *ends.texts(frame.header), len(frame.body)])
+                answer = self._answered(frame)
+                if answer[0] == "host_resources":
+                    self._roll_back("deaf", job, backup, limits)
+                    return self._settle(job, {"status": answer[0], "detail": answer[1]})
+                answers.append(answer)
                 data += frame.body
                 job.restart(end)
                 reason, frame = self._answer(job, self.head)
@@ -365,8 +377,9 @@ class Box:
             failed = self._roll_back("deaf" if frame is not None else reason, job, backup, limits)
             if failed["status"] == "host_resources":
                 return self._settle(job, failed)
-            over = time.monotonic() >= end and failed["status"] == "timeout"
-            answers.append([failed["status"], "budget" if over else failed.get("detail", ""), "", 0])
+            if len(answers) < len(todo):  # or it died after its last answer, which stands
+                over = time.monotonic() >= end and failed["status"] == "timeout"
+                answers.append([failed["status"], "budget" if over else failed.get("detail", ""), "", 0])
             if failed["status"] == "state_lost" or time.monotonic() > end:
                 break
         answers += [["timeout", "budget", "", 0]] * (len(todo) - len(answers))

@@ -144,6 +144,14 @@ def run_script(source: bytes, name: str) -> NoReturn:
     os._exit(code)
 
 
+def _reaped(pid: int) -> bool:
+    """Whether a process is no child of this one any more."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
 def _report(error: BaseException) -> None:
     if sys.excepthook is not sys.__excepthook__:
         try:
@@ -165,6 +173,8 @@ class Session:
         self.module = main_module()
         self.pid = os.getpid()
         self.nonce = ""
+        self.left: list[int] = []
+        """Checkpoints that were left to the box, to be reaped when they have ended."""
 
     def serve(self) -> NoReturn:
         """Answers requests until the box closes the socket."""
@@ -179,8 +189,8 @@ class Session:
                 continue  # this process is the checkpoint, and was called upon
             if frame.header["op"] == "cell":
                 answer = self.cell(frame.header["name"], frame.body) if kept >= 0 else ("process_limit", "processes")
-                # Out of memory: the box goes back to the checkpoint, whatever this process could still do.
-                self._end(kept, frame.header.get("keep", False) or answer[0] == "memory")
+                # A cell that failed may be what killing for want of memory came to: then the box goes back.
+                self._end(kept, frame.header.get("keep", False) or answer[0] != "ok")
                 self._say({"status": answer[0], "detail": answer[1], "nonce": self.nonce})
             else:
                 self.calls(frame)
@@ -191,6 +201,7 @@ class Session:
         """Forks the state as it is. The child sleeps on `fd`; returns its pid, -1 without one, None when it wakes."""
         sys.stdout.flush()
         sys.stderr.flush()
+        self.left = [pid for pid in self.left if not _reaped(pid)]
         try:
             pid = confine.sleeping_fork(fd)
         except OSError:
@@ -213,7 +224,9 @@ class Session:
             sys.stderr.flush()
         except (OSError, ValueError, AttributeError):
             sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-        if kept > 0 and not keep:
+        if kept > 0 and keep:
+            self.left.append(kept)
+        elif kept > 0:
             try:
                 os.kill(kept, signal.SIGKILL)
                 os.waitpid(kept, 0)

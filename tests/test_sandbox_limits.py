@@ -173,6 +173,18 @@ async def test_a_burst_of_memory_is_the_codes_own_fault(sandbox: Sandbox) -> Non
     assert (await session.cell("1 + 1")).stdout == "2\n"
 
 
+async def test_a_function_that_dies_after_its_last_answer_keeps_the_answer(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    code = (
+        "import os, threading, time\ndef f(n):\n"
+        "    threading.Thread(target=lambda: (time.sleep(n), os._exit(3))).start()\n    return n"
+    )
+    for later in (0.0, 0.001, 0.005, 0.02):
+        grade = await session.grade(code, [{"call": "f", "args": [later], "expect": later}])
+        assert grade.total == 1 and (grade.passed or "exit" in grade.failures[0] or "crash" in grade.failures[0]), grade
+    assert (await session.cell("1 + 1")).stdout == "2\n"
+
+
 async def test_a_neighbour_that_dies_of_anothers_memory_is_not_at_fault(sandbox: Sandbox) -> None:
     if cgroup.place() is None:
         pytest.skip(cgroup.describe())
