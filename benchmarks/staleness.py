@@ -23,13 +23,13 @@ from agentrl_cli.tools.calculator import TOOL, calculator
 
 
 def slow_down(delay: float) -> None:
-    """The calculator answers `delay` seconds later."""
+    """The calculator answers `delay` seconds later, and no longer promises to be quick."""
 
     def slow(expression: str) -> Any:
-        time.sleep(delay)  # in a thread of its own, as every plain function that is a tool
+        time.sleep(delay)  # in a thread of its own, as every plain function that does not promise to be quick
         return calculator(expression)
 
-    TOOL.function = slow
+    TOOL.function, TOOL.pure = slow, False
 
 
 def measure(staleness: int, delay: float, steps: int) -> dict[str, Any]:
