@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from agentrl_cli.types import Message, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,14 @@ class Rendered:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def by_role(self, messages: Sequence[Message]) -> Iterator[tuple[str, tuple[Message, ...], Tokens]]:
+        """What is rendered here, cut where the role changes: role, the messages of it, and their tokens."""
+        left = list(messages)
+        for role, start, end in self.spans:
+            count = next((n for n, message in enumerate(left) if message["role"] != role), len(left))
+            own, left = tuple(left[:count]), left[count:]
+            yield role, own, Tokens.given(self.ids[start:end], self.origin[start:end])
 
 
 def joined(parts: Sequence[Rendered]) -> Rendered:

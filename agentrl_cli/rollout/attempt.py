@@ -253,13 +253,11 @@ class Attempt:
         reward: float | None = None,
     ) -> None:
         """Rendered messages as turns, one for each run of messages of one role; `reward` comes with the last."""
-        left = list(messages)
-        for role, start, end in rendered.spans:
-            count = next((n for n, message in enumerate(left) if message["role"] != role), len(left))
-            own, left = left[:count], left[count:]
-            tokens = Tokens.given(rendered.ids[start:end], rendered.origin[start:end])
+        left = len(messages)
+        for role, own, tokens in rendered.by_role(messages):
+            left -= len(own)
             facts: dict[str, Any] = {"results": results} if role == "tool" else {}
-            self._turn(role, tuple(own), tokens, **facts, reward=None if left else reward)
+            self._turn(role, own, tokens, **facts, reward=None if left else reward)
 
     def _turn(self, role: str, messages: tuple[Message, ...], tokens: Tokens, **facts: Any) -> None:
         start = len(self.ids)

@@ -195,11 +195,7 @@ class Conversation:
         results: tuple[ToolResult, ...] = (),
         reward: float | None = None,
     ) -> None:
-        left = list(messages)
-        for role, start, end in rendered.spans:
-            count = next((n for n, message in enumerate(left) if message["role"] != role), len(left))
-            own, left = tuple(left[:count]), left[count:]
-            tokens = Tokens.given(rendered.ids[start:end], rendered.origin[start:end])
+        for role, own, tokens in rendered.by_role(messages):
             facts: dict[str, Any] = {"results": results} if role == "tool" else {}
             self._turn(role, own, tokens, **facts, reward=reward if role == "user" else None)
 

@@ -91,46 +91,27 @@ class Draw:
         return {"prompt": f"{OPENINGS[i]}{wordings[j]}", "search": searches, "answer": str(answer)}
 
 
-def _code(draw: Draw) -> Row:
-    fact = draw.fact("thing")
-    name = fact["name"]
-    said = (f"What is the code of {name}?", f"Which code has {name}?", f"The code of {name}?")
-    return draw.row(said, [f"code {name}"], fact["code"])
+@dataclass(frozen=True)
+class Lookup:
+    """A question that one search answers: three wordings and the query, with `{}` for the name of a fact."""
+
+    kind: str
+    field: str
+    wordings: tuple[str, str, str]
+    query: str
+
+    def __call__(self, draw: Draw) -> Row:
+        fact = draw.fact(self.kind)
+        first, second, third = (wording.format(fact["name"]) for wording in self.wordings)
+        return draw.row((first, second, third), [self.query.format(fact["name"])], fact[self.field])
 
 
-def _box(draw: Draw) -> Row:
-    fact = draw.fact("thing")
-    name = fact["name"]
-    said = (f"Which box holds {name}?", f"What is the box of {name}?", f"{name} is in which box?")
-    return draw.row(said, [f"box {name}"], fact["box"])
-
-
-def _sold(draw: Draw) -> Row:
-    fact = draw.fact("thing")
-    name = fact["name"]
-    said = (f"How many of {name} were sold?", f"How many {name} sold?", f"The number of {name} sold?")
-    return draw.row(said, [f"sold {name}"], fact["sold"])
-
-
-def _river(draw: Draw) -> Row:
-    fact = draw.fact("river")
-    name = fact["name"]
-    said = (f"How long is the river {name} in km?", f"The length of the river {name}?", f"How many km is {name} long?")
-    return draw.row(said, [f"river {name}"], fact["length"])
-
-
-def _city(draw: Draw) -> Row:
-    fact = draw.fact("city")
-    name = fact["name"]
-    said = (f"How many people live in {name}?", f"How many people has {name}?", f"People in the city {name}?")
-    return draw.row(said, [f"city {name}"], fact["people"])
-
-
-def _person(draw: Draw) -> Row:
-    fact = draw.fact("person")
-    name = fact["name"]
-    said = (f"Which city is {name} from?", f"The city of {name}?", f"Where is {name} from?")
-    return draw.row(said, [name], fact["city"])
+CODE = ("What is the code of {}?", "Which code has {}?", "The code of {}?")
+BOX = ("Which box holds {}?", "What is the box of {}?", "{} is in which box?")
+SOLD = ("How many of {} were sold?", "How many {} sold?", "The number of {} sold?")
+RIVER = ("How long is the river {} in km?", "The length of the river {}?", "How many km is {} long?")
+CITY = ("How many people live in {}?", "How many people has {}?", "People in the city {}?")
+PERSON = ("Which city is {} from?", "The city of {}?", "Where is {} from?")
 
 
 def _two_hops(draw: Draw) -> Row:
@@ -146,12 +127,12 @@ def _two_hops(draw: Draw) -> Row:
 
 
 FAMILIES: dict[str, tuple[Callable[[Draw], Row], int]] = {
-    "code": (_code, 1),
-    "box": (_box, 1),
-    "sold": (_sold, 1),
-    "river": (_river, 0),
-    "city": (_city, 0),
-    "person": (_person, 0),
+    "code": (Lookup("thing", "code", CODE, "code {}"), 1),
+    "box": (Lookup("thing", "box", BOX, "box {}"), 1),
+    "sold": (Lookup("thing", "sold", SOLD, "sold {}"), 1),
+    "river": (Lookup("river", "length", RIVER, "river {}"), 0),
+    "city": (Lookup("city", "people", CITY, "city {}"), 0),
+    "person": (Lookup("person", "city", PERSON, "{}"), 0),
     "two_hops": (_two_hops, 0),
 }
 """Family → (generator, how often it is drawn for training and test; 0: held out)."""
