@@ -1,10 +1,14 @@
 """Wall and CPU time of a training step with a slow tool, sampled in turn and sampled ahead (`rollout.async_staleness`).
 
-    python benchmarks/staleness.py [--delay 0.5] [--steps 6] [--staleness 0 1 2]
+    python benchmarks/staleness.py [--delay 0.5] [--steps 6] [--rounds 2] [--staleness 0 1 2] [--out FILE]
 
-The bundled model on calc-task; the calculator takes `--delay` seconds more. The first step, in which everything is
-loaded and nothing runs ahead yet, is left out. Prints a JSON line per setting: means per step of wall seconds (`step`,
-`rollout`, `update`) and CPU seconds (`cpu`), and how many times the steps of the first setting it is as fast.
+The bundled model on calc-task; the calculator takes `--delay` seconds more, asleep. In every round each setting trains
+once, so that a machine that is slower for a while is slower for all of them. Of each training the first step is left
+out, in which everything is loaded and nothing runs ahead yet, and the last `staleness` steps, which nothing follows
+that could run ahead of them; the wall time of the whole training is told beside it. Prints a JSON line for each
+training, and at the end the table: means per step of wall seconds (`step`, of which `rollout` are waited for and
+`update` are computed), CPU seconds (`cpu`), tool calls (the same work is done), and the gain: how many times the steps
+of the first setting it is as fast, with the smallest and the largest of the rounds.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from agentrl_cli.paths import packs_dir
 from agentrl_cli.store import Store
 from agentrl_cli.tools.calculator import TOOL, calculator
 
+NAMES = ("step", "rollout", "update", "cpu")
+
 
 def slow_down(delay: float) -> None:
     """The calculator answers `delay` seconds later, and no longer promises to be quick."""
@@ -32,32 +38,74 @@ def slow_down(delay: float) -> None:
     TOOL.function, TOOL.pure = slow, False
 
 
-def measure(staleness: int, delay: float, steps: int) -> dict[str, Any]:
-    slow_down(delay)
+def measure(staleness: int, steps: int) -> dict[str, Any]:
+    """One training: means over its steady steps."""
     rollout = {"async_staleness": staleness, "group_size": 4, "prompts_per_step": 4}
     algo = {"drop_zero_variance": False}  # so that every step has an update of the same size
     config = Config.model_validate({"rollout": rollout, "train": {"steps": steps}, "algo": algo})
     with tempfile.TemporaryDirectory() as folder:
-        started = time.monotonic()
+        cpu, wall = time.process_time(), time.monotonic()
         run = train(config, packs=[load_pack(packs_dir() / "calc-task")], project=folder, narrate=lambda text: None)
-        wall = time.monotonic() - started
+        whole = {"whole_wall": time.monotonic() - wall, "whole_cpu": time.process_time() - cpu}
         with Store.open(Path(folder) / "runs" / "agentrl.db") as store:
-            rows = store.steps(run.id)[1:]
-    mean = {name: sum(row[f"time/{name}"] for row in rows) / len(rows) for name in ("step", "rollout", "update", "cpu")}
+            rows = store.steps(run.id)[1 : steps - staleness]
+    mean = {name: sum(row[f"time/{name}"] for row in rows) / len(rows) for name in NAMES}
     ages = {"staleness": max(row.get("staleness/max", 0.0) for row in rows)}
     calls = {"tool_calls": sum(row["tools/call_frequency"] for row in rows) / len(rows)}
-    return {"async_staleness": staleness, **mean, **ages, **calls, "wall": wall}
+    return {"async_staleness": staleness, **mean, **ages, **calls, **whole, "steady_steps": len(rows)}
 
 
-if __name__ == "__main__":
+def table(rounds: list[dict[int, dict[str, Any]]]) -> dict[str, Any]:
+    """Per setting the mean of the rounds, and the gain over the first with its range."""
+    first = next(iter(rounds[0]))
+    found = {}
+    for setting in rounds[0]:
+        every = [one[setting] for one in rounds]
+        row = {name: sum(one[name] for one in every) / len(every) for name in (*NAMES, "tool_calls", "whole_wall")}
+        for name in ("step", "cpu", "whole_wall"):
+            gains = [one[first][name] / one[setting][name] for one in rounds]
+            row |= {f"{name}_gain": sum(gains) / len(gains), f"{name}_gain_range": [min(gains), max(gains)]}
+        found[str(setting)] = row
+    return found
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--delay", type=float, default=0.5)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, help="a JSON file for the result")
     given = parser.parse_args()
-    first: dict[str, Any] = {}
-    for number in given.staleness:
-        found = measure(number, given.delay, given.steps)
-        first = first or found
-        found |= {f"{name}_gain": first[name] / found[name] for name in ("step", "cpu")}
-        print(json.dumps({k: round(v, 3) for k, v in found.items()}), flush=True)
+    if given.steps < max(given.staleness) + 2:
+        parser.error(f"--steps must be at least {max(given.staleness) + 2}")
+    measure(0, 2)  # everything is imported and loaded once
+    slow_down(given.delay)
+    rounds: list[dict[int, dict[str, Any]]] = []
+    for _ in range(given.rounds):
+        rounds.append({})
+        for setting in given.staleness:
+            rounds[-1][setting] = measure(setting, given.steps)
+            print(json.dumps(_short(rounds[-1][setting])), flush=True)
+    result: dict[str, Any] = {
+        "delay": given.delay,
+        "steps": given.steps,
+        "rounds": given.rounds,
+        "settings": table(rounds),
+    }
+    for setting, row in result["settings"].items():
+        print(json.dumps({"mean_of_rounds": given.rounds, "async_staleness": int(setting), **_short(row)}))
+    if given.out is not None:
+        given.out.write_text(json.dumps({**result, "trainings": rounds}, indent=1) + "\n", encoding="utf-8")
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _short(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_short(one) for one in value]
+    return round(value, 3) if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,9 @@
-"""Stand-in servers on loopback: vLLM's and SGLang's wire formats, sampling from a model in this process."""
+"""Stand-in servers on loopback: vLLM's and SGLang's wire formats, sampling from a model in this process.
+
+Written after vllm/entrypoints/openai/completion/protocol.py (CompletionRequest) and
+https://docs.sglang.io/docs/basic_usage/native_api. Like the servers they refuse what they do not know, and sample as a
+model's `generation_config.json` says where a request is silent.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,22 @@ from typing import Any
 from agentrl_cli.config.models import ModelConfig
 from agentrl_cli.types import Generation, Sampling, StopReason
 
+KNOWN = {
+    "vllm": {
+        *("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "include_stop_str_in_output"),
+        *("skip_special_tokens", "logprobs", "return_tokens_as_token_ids", "return_token_ids"),
+    },
+    "sglang": {
+        *("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "sampling_seed", "stop", "stop_token_ids"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "no_stop_trim"),
+        "skip_special_tokens",
+    },
+}
+"""What we send, as each server's request (SGLang: its sampling_params) has it."""
+SILENT = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
+"""A `generation_config.json`, Qwen2.5's nearly."""
+
 Handler = Callable[[str, dict[str, Any]], Awaitable[tuple[int, Any]]]
 
 
@@ -20,7 +41,16 @@ Handler = Callable[[str, dict[str, Any]], Awaitable[tuple[int, Any]]]
 async def server(handler: Handler) -> AsyncIterator[str]:
     """An HTTP server on loopback that answers JSON; yields its address."""
 
+    running: set[asyncio.Task[Any] | None] = set()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        running.add(asyncio.current_task())
+        try:
+            await answered(reader, writer)
+        finally:
+            running.discard(asyncio.current_task())
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         length = next(
             (int(line.split(":")[1]) for line in head.split("\r\n") if line.lower().startswith("content-length")), 0
@@ -31,6 +61,8 @@ async def server(handler: Handler) -> AsyncIterator[str]:
             status, answer = await handler(head.split()[1], body)
         except ConnectionResetError:  # a handler that dies
             writer.transport.abort()
+            return
+        if writer.is_closing():  # the client is gone
             return
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
@@ -45,6 +77,7 @@ async def server(handler: Handler) -> AsyncIterator[str]:
     finally:
         listening.close()
         await listening.wait_closed()
+        await asyncio.gather(*(task for task in running if task is not None))
 
 
 def vllm_answer(ids: list[int], logps: list[float], finish: str = "stop", *, new: bool = True) -> dict[str, Any]:
@@ -153,9 +186,15 @@ class StandIn:
         params = body if vllm else body["sampling_params"]
         name = (body["model"] if vllm else body.get("lora_path")) or "base"
         if name not in self.policies:
-            return 404, {"error": {"message": f"The model `{name}` does not exist.", "code": 404}}
+            return 404, {
+                "error": {"message": f"The model `{name}` does not exist.", "type": "NotFoundError", "code": 404}
+            }
+        odd = set(params) - KNOWN[self.kind] - {"_headers"}
+        if odd:
+            return 400, {"error": {"message": f"Unexpected {sorted(odd)}", "type": "BadRequestError", "code": 400}}
+        drawn = {name: params.get(name, silent) for name, silent in SILENT.items()}
         sampling = Sampling(
-            temperature=params["temperature"],
+            **{**drawn, "top_k": max(0, drawn["top_k"])},
             max_new_tokens=params["max_tokens" if vllm else "max_new_tokens"],
             stop_ids=tuple(params["stop_token_ids"]),
             seed=params["seed" if vllm else "sampling_seed"],

@@ -1,6 +1,8 @@
 """JSON over HTTP to a server that samples: retries, a key, and what to do when the server was restarted meanwhile.
 
-Requests run in threads of their own (urllib), so that no HTTP library is needed.
+Requests run in threads of their own (urllib), so that no HTTP library is needed. A request that nobody waits for any
+more (an episode's time is over, the run was stopped) has its connection closed: the server stops sampling for it, and
+no thread is left waiting for the answer.
 """
 
 from __future__ import annotations
@@ -8,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from agentrl_cli.errors import PolicyError
@@ -20,8 +24,12 @@ from agentrl_cli.errors import PolicyError
 RETRY_STATUS = {408, 409, 425, 429, 500, 502, 503, 504}
 MAX_BODY = 500
 """Characters of a server's error that a message repeats."""
+MAX_READ = 16384
+"""Bytes of an error that are read, to find its message."""
 LONGEST_PAUSE = 10.0
 """Seconds between two attempts, at most."""
+CONNECTING = 10.0
+"""Seconds that a connection may take to be made."""
 
 
 class ServerError(PolicyError):
@@ -66,6 +74,8 @@ class Endpoint:
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="agentrl-remote")
+        self._calls: set[Call] = set()
+        self._closed = False
 
     @property
     def root(self) -> str:
@@ -87,25 +97,31 @@ class Endpoint:
         return (await self._request(url, json.dumps(body).encode(), mending=True)).decode(errors="replace")
 
     def close(self) -> None:
+        """Break off what runs."""
+        self._closed = True
+        for call in list(self._calls):
+            call.abort()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _request(self, url: str, data: bytes | None, *, mending: bool = False) -> bytes:
-        loop, started, attempt = asyncio.get_running_loop(), time.monotonic(), 0
+        started, attempt = time.monotonic(), 0
         while True:
             try:
                 if not mending:
                     await self._mended()
-                return await loop.run_in_executor(self._threads, self._once, url, data)
+                return await self._once(Call(url, data, self._headers, self.timeout))
             except urllib.error.HTTPError as error:
                 with error:
-                    said = error.read(MAX_BODY).decode(errors="replace")
+                    said = _said(error.read(MAX_READ).decode(errors="replace"))
                 if error.code not in RETRY_STATUS or attempt >= self.retries:
-                    raise ServerError(f"{url} answered {error.code}: {said}", error.code, hint=_hint(error)) from error
+                    what = f"{url} answered {error.code}: {said[:MAX_BODY]}"
+                    raise ServerError(what, error.code, hint=_hint(error.code, attempt + 1)) from error
             except (OSError, http.client.HTTPException) as error:  # URLError is one, and a broken connection
                 reason = getattr(error, "reason", error)
                 self._lost |= not isinstance(reason, TimeoutError)
-                if attempt >= self.retries and time.monotonic() - started >= self.patience:
-                    raise PolicyError(f"{url} cannot be reached: {reason}.", hint="Is the server running?") from error
+                late = attempt >= self.retries and time.monotonic() - started >= self.patience
+                if late or self._closed:
+                    raise self._unreached(url, reason) from error
             await asyncio.sleep(min(0.2 * 2 ** min(attempt, 10), LONGEST_PAUSE))
             attempt += 1
 
@@ -122,17 +138,107 @@ class Endpoint:
                     self._lost = True
                     raise
 
-    def _once(self, url: str, data: bytes | None) -> bytes:
-        request = urllib.request.Request(url, data, self._headers, method="GET" if data is None else "POST")
-        with urllib.request.urlopen(request, timeout=self.timeout) as response:
+    async def _once(self, call: Call) -> bytes:
+        self._calls.add(call)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call.run)
+        except asyncio.CancelledError:
+            call.abort()
+            raise
+        finally:
+            self._calls.discard(call)
+
+    def _unreached(self, url: str, reason: object) -> PolicyError:
+        if isinstance(reason, TimeoutError):
+            return PolicyError(
+                f"{url} did not answer within {self.timeout:g} s.",
+                hint="Raise remote.timeout, or lower rollout.concurrency or rollout.max_new_tokens.",
+            )
+        return PolicyError(f"{url} cannot be reached: {reason}.", hint="Is the server running?")
+
+
+class Call:
+    """One attempt of one request, in a thread: `run` there, `abort` from anywhere."""
+
+    def __init__(self, url: str, data: bytes | None, headers: Mapping[str, str], timeout: float) -> None:
+        self._request = urllib.request.Request(url, data, dict(headers), method="GET" if data is None else "POST")
+        self._timeout = timeout
+        self._aborted = False
+        self._sockets: list[socket.socket] = []
+
+    def run(self) -> bytes:
+        """The answer's body. Raises OSError, HTTPException."""
+        if self._aborted:
+            raise ConnectionAbortedError("nobody waits any more")
+        opener = urllib.request.build_opener(_Plain(self), _Secure(self))
+        with opener.open(self._request, timeout=self._timeout) as response:
             body: bytes = response.read()
             return body
 
+    def abort(self) -> None:
+        """Close the connection, where there is one: `run` ends at once with an error."""
+        self._aborted = True
+        for one in self._sockets:
+            with suppress(OSError):  # the other side was faster
+                one.shutdown(socket.SHUT_RDWR)
 
-def _hint(error: urllib.error.HTTPError) -> str:
-    if error.code in (401, 403):
+    def connected(self, connection: http.client.HTTPConnection) -> None:
+        """A connection was made."""
+        connection.sock.settimeout(self._timeout)
+        self._sockets.append(connection.sock)
+        if self._aborted:
+            self.abort()
+
+
+def _connection(call: Call, kind: type[http.client.HTTPConnection]) -> type[http.client.HTTPConnection]:
+    """A connection class that tells `call` of its sockets, and gives up early where nothing answers at all."""
+
+    class Connection(kind):  # type: ignore[misc, valid-type]  # plain or secure
+        def connect(self) -> None:
+            self.timeout = min(CONNECTING, call._timeout)
+            super().connect()
+            call.connected(self)
+
+    return Connection
+
+
+class _Plain(urllib.request.HTTPHandler):
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self._kind = _connection(call, http.client.HTTPConnection)
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._kind, req)
+
+
+class _Secure(urllib.request.HTTPSHandler):
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self._kind = _connection(call, http.client.HTTPSConnection)
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._kind, req)
+
+
+def _hint(status: int, tries: int) -> str:
+    if status in (401, 403):
         return "remote.api_key_env names the environment variable that holds the server's key."
+    if status == 404:
+        return "remote.model is the name under which the server serves the model; its /v1/models lists them."
+    if status >= 500:
+        return f"Tried {tries} times (remote.retries is {tries - 1}); the server's own log says more."
     return ""
+
+
+def _said(text: str) -> str:
+    """What a server's error says: its message, where it is JSON with one, else the text as it is."""
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return text
+    found = answer.get("error", answer) if isinstance(answer, dict) else answer
+    message = found.get("message") if isinstance(found, dict) else found
+    return message if isinstance(message, str) and message else text
 
 
 def _decoded(url: str, text: bytes) -> dict[str, Any]:

@@ -153,11 +153,25 @@ class IdServer:
 
 
 def narrowed(sampling: Sampling) -> dict[str, Any]:
-    """What both servers call alike, where it is not at rest. Raises PolicyError for what no server can be asked."""
+    """What both servers call alike. Raises PolicyError for what no server can be asked.
+
+    All of it is said, also where it is at rest: what is not said a server takes from the model's own
+    `generation_config.json` (Qwen2.5's has a repetition penalty of 1.1), and samples from another distribution.
+    """
     if sampling.allow is not None:
         raise PolicyError("Forced tokens need a local policy.")
-    given = {"min_p": (sampling.min_p, 0.0), "repetition_penalty": (sampling.repetition_penalty, 1.0)}
-    found: dict[str, Any] = {name: value for name, (value, rest) in given.items() if value != rest}
+    found: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop_token_ids": list(sampling.stop_ids),
+        "stop": list(sampling.stop_strings),
+        "skip_special_tokens": False,
+    }
     if sampling.bad_ids:
         found["logit_bias"] = {str(id_): -100.0 for id_ in sampling.bad_ids}
     return found

@@ -52,15 +52,9 @@ class SGLangPolicy(IdServer):
 
     def _body(self, ids: list[int], sampling: Sampling) -> dict[str, Any]:
         params: dict[str, Any] = {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k or -1,
             **narrowed(sampling),
             "max_new_tokens": sampling.max_new_tokens,
-            "stop_token_ids": list(sampling.stop_ids),
-            "stop": list(sampling.stop_strings),
             "sampling_seed": sampling.seed % 2**31,
-            "skip_special_tokens": False,
             "no_stop_trim": True,
         }
         body = {"input_ids": ids, "sampling_params": params, "return_logprob": True, "top_logprobs_num": TOP_K}
