@@ -18,6 +18,7 @@ from agentrl_cli.policies.local_attention import Part, Rows, one_part
 from agentrl_cli.policies.local_bases import Base, base_length
 from agentrl_cli.policies.local_cache import Parked, Shelf, blocks, rounded
 from agentrl_cli.policies.local_engine import Engine, sampling_mode
+from agentrl_cli.policies.local_kernel import Ragged
 from agentrl_cli.policies.local_memory import prefill_tokens
 from agentrl_cli.policies.local_request import Request, draw_tokens
 from agentrl_cli.policies.local_rows import Shelves
@@ -28,6 +29,8 @@ MIN_SHARED = 16
 """A common prefix shorter than this is not worth a copy."""
 PREFIXES = 64
 """How many shared prompts are kept."""
+CATCH_UP = 128
+"""New tokens of a row that are fed together with the next step of the others, where the engine can."""
 PIECE = 2048
 """Prompt tokens of one row in one forward; a longer prompt is computed in pieces."""
 
@@ -89,30 +92,50 @@ class DecodeBatch(Shelves):
             return self._decode_step()
 
     def _decode_step(self) -> list[Request]:
-        parts: list[Part] = []
-        rows: list[Request | None] = []
-        for shelf in self.shelves:
-            if shelf.live:
-                # Fixed lanes keep every shape fixed, the attended length too.
-                reach = shelf.length if self.lanes else rounded(max([r.local for r in shelf.live if r]))
-                parts.append(Part(shelf, 0, len(shelf.live), len(rows), min(reach, shelf.length)))
-                rows += shelf.live
+        rows: list[Request | None] = [request for shelf in self.shelves for request in shelf.live]
         live = [r for r in rows if r is not None]
         if not live:
             return []
-        last = torch.tensor([[r.last if r else 0] for r in rows], device=self.device)
-        bases = [r.base for r in rows if r] if self.sharing else []
-        if bases != self._shared[0]:  # most steps have the rows of the one before
-            self._shared = bases, share(bases, self.device)
-        view = Rows(parts, [r.length - 1 if r else 0 for r in rows], 1, self.device, self._shared[1])
-        logits = self.engine(last, view, head=True)
-        assert logits is not None
+        logits = self._packed(rows) if self.engine.packs else self._padded(rows, live)
         if self.lanes:
             logits = logits[[n for n, r in enumerate(rows) if r is not None]]
         draw_tokens(logits, live, self.limit)
         for request in [r for r in live if r.stop is not None]:
             self.set_aside(request)
         return live
+
+    def _packed(self, rows: list[Request | None]) -> torch.Tensor:
+        """Logits of every row, each fed with all that it has not been fed yet."""
+        places = [(shelf, row) for shelf in self.shelves for row in range(len(shelf.live))]
+        counts = [r.unfed if r else 1 for r in rows]
+        starts = [r.length - r.unfed if r else 0 for r in rows]
+        bases = [r.base if r else None for r in rows]
+        tokens: list[int] = []
+        for r in rows:
+            tokens += [r.last if r else 0] if r is None or r.unfed == 1 else r.context[-r.unfed :].tolist()
+        logits = self.engine.packed(torch.tensor(tokens), Ragged(places, starts, counts, bases))
+        for r in rows:
+            if r is not None:
+                r.unfed = 1
+        return logits
+
+    def _padded(self, rows: list[Request | None], live: list[Request]) -> torch.Tensor:
+        """Logits of every row, each fed with its newest token."""
+        parts: list[Part] = []
+        for shelf in self.shelves:
+            if shelf.live:
+                # Fixed lanes keep every shape fixed, the attended length too.
+                reach = shelf.length if self.lanes else rounded(max([r.local for r in shelf.live if r]))
+                first = parts[-1].offset + parts[-1].count if parts else 0
+                parts.append(Part(shelf, 0, len(shelf.live), first, min(reach, shelf.length)))
+        last = torch.tensor([[r.last if r else 0] for r in rows], device=self.device)
+        bases = [r.base for r in live] if self.sharing else []
+        if bases != self._shared[0]:  # most steps have the rows of the one before
+            self._shared = bases, share(bases, self.device)
+        view = Rows(parts, [r.length - 1 if r else 0 for r in rows], 1, self.device, self._shared[1])
+        logits = self.engine(last, view, head=True)
+        assert logits is not None
+        return logits
 
     # --- prompts -----------------------------------------------------------------------------------------------------
 
@@ -209,6 +232,11 @@ class DecodeBatch(Shelves):
             shelf.fill(rows, begin.source.layers, begin.start - (0 if begin.base is None else begin.base.length))
         starts = [begin.start for begin in begins]
         news = [r.context[start:-1] for r, start in zip(requests, starts, strict=True)]
+        if self.engine.packs and not self.lanes and max(map(len, news)) <= CATCH_UP:
+            self.prefill_tokens += sum(len(new) for new in news)
+            for request, new in zip(requests, news, strict=True):
+                request.unfed = len(new) + 1
+            return
         self._feed(shelf, first, news, starts, [begin.base for begin in begins])
 
     def _feed(

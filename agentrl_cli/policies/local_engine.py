@@ -22,6 +22,7 @@ from agentrl_cli.policies.local_attention import NotServed, Rows, one_part, rows
 from agentrl_cli.policies.local_bases import Base
 from agentrl_cli.policies.local_cache import Shelf
 from agentrl_cli.policies.local_fused import Fused, transformer
+from agentrl_cli.policies.local_kernel import Ragged
 from agentrl_cli.policies.local_sharing import share
 from agentrl_cli.policies.local_vision import reader_of
 
@@ -44,6 +45,8 @@ class Engine(Protocol):
     """Why no faster engine runs this model; empty for the fastest."""
     shares: int
     """Rows of up to so many positions may attend to common beginnings; 0: none may."""
+    packs: bool
+    """True where `packed` may be called."""
 
     def refresh(self) -> None:
         """The model's weights have changed."""
@@ -51,12 +54,17 @@ class Engine(Protocol):
     def __call__(self, ids: Tensor, rows: Rows, *, head: bool) -> Tensor | None:
         """Feed ids [B, T]; logits of the last position [B, vocabulary], or None where `head` is False."""
 
+    def packed(self, ids: Tensor, view: Ragged) -> Tensor:
+        """Feed ids [tokens], any number for each row; logits after each row's last one [rows, vocabulary]."""
+        ...
+
 
 class Shared:
     """The engine `shared`: the model's own forward over our cache."""
 
     name = "shared"
     copies = False
+    packs = False
 
     def __init__(self, model: nn.Module) -> None:
         self.why, self.shares = "", 0
@@ -92,6 +100,9 @@ class Shared:
         logits: Tensor = out.logits[:, -1]
         return logits
 
+    def packed(self, ids: Tensor, view: Ragged) -> Tensor:
+        raise NotServed("a model's own forward has the same number of tokens for every row")
+
 
 def choose_engine(model: nn.Module) -> Engine:
     """The fastest engine whose numbers are the model's. Raises NotServed, with every reason, where none is."""
@@ -110,7 +121,7 @@ def choose_engine(model: nn.Module) -> Engine:
             _LOG.debug("engine %s: %s", kind, why.message)
             reasons.append(why.message)
         else:
-            engine.why = "; ".join(reasons)
+            engine.why = "; ".join([*reasons, *filter(None, [engine.why])])
             return engine
     raise NotServed("; ".join(dict.fromkeys(reasons)))
 
@@ -144,6 +155,8 @@ def verify(engine: Engine, model: nn.Module) -> int:
     off = (got - wanted).abs().nan_to_num(0.0).max().item()
     if off > TOLERANCE.get(weight.dtype, 1e-3) or not torch.equal(got.isnan(), wanted.isnan()):
         raise NotServed(f"the engine {engine.name} differs by {off:.2g} nats from the model's own forward")
+    if engine.packs and not (_packed(engine, ids, layers) - wanted[:, 2]).abs().nan_to_num(0.0).max().item() <= 1e-3:
+        engine.packs, engine.why = False, "its compiled attention differs from the model's own"
     if not reach or weight.device.type != "cpu":
         return 0
     shared = _shared(engine, ids, layers)
@@ -162,6 +175,19 @@ def _shared(engine: Engine, ids: Tensor, layers: int) -> Tensor:
     both = share([base, None], ids.device)
     logits = engine(ids[:, 5:], Rows(one_part(shelf, 0, 2, 6), [5, 5], 1, ids.device, both), head=True)
     assert logits is not None
+    return logits.float().log_softmax(-1)
+
+
+def _packed(engine: Engine, ids: Tensor, layers: int) -> Tensor:
+    """Log-probabilities after ids [2, 6], some of them shared, rows fed with different numbers of tokens."""
+    bases, shelf = Shelf(64, layers), Shelf(64, layers)
+    bases.resize(1)
+    shelf.resize(2)
+    base = Base(ids[0, :2].numpy(), bases, 0, "")
+    engine.packed(ids[0, :2], Ragged([(bases, 0)], [0], [2], [None]))
+    places = [(shelf, 0), (shelf, 1)]
+    engine.packed(torch.cat([ids[0, 2:3], ids[1, :5]]), Ragged(places, [2, 0], [1, 5], [base, None]))
+    logits = engine.packed(torch.cat([ids[0, 3:], ids[1, 5:]]), Ragged(places, [3, 5], [3, 1], [base, None]))
     return logits.float().log_softmax(-1)
 
 

@@ -21,9 +21,12 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
 from agentrl_cli.policies.local_attention import NotServed, Rows
+from agentrl_cli.policies.local_kernel import Ragged, why_not
 
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "minimind"}
 """`model_type` of the architectures whose decoder layers are this block."""
+STATIC = {"default", "linear", "llama3", "yarn"}
+"""Kinds of rotary positions whose angles depend on the position alone: they are kept in a table."""
 
 
 class Product:
@@ -91,7 +94,12 @@ class Fused:
         if why:
             raise NotServed(why)
         self._blocks: list[Block] = []
+        self._angles: tuple[Tensor, Tensor] | None = None
+        """cos and sin [positions, dim] of the positions that were needed so far."""
         self.refresh()
+        fits = self._static and self._table(1)[0].shape[-1] == self._blocks[0].dim and self._blocks[0].qkv.packed
+        self.why = why_not() if fits else ""
+        self.packs = fits and not self.why
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -103,6 +111,7 @@ class Fused:
         self._norm, self._eps = _own(decoder.norm.weight), float(decoder.norm.variance_epsilon)
         self._head = _product([head], packed)
         self._rotary = copy.deepcopy(decoder.rotary_emb)  # some kinds change their buffers in a forward
+        self._static, self._angles = getattr(decoder.rotary_emb, "rope_type", "") in STATIC, None
         self._blocks.clear()  # before the new ones: two copies of the weights, not three
         self._blocks.extend(_block(layer, packed) for layer in decoder.layers)
 
@@ -124,6 +133,40 @@ class Fused:
             h = rms_norm(x, block.mlp_norm.shape, block.mlp_norm, self._eps)
             x = block.down.plus(block.up.times(h, block.gate.silu(h)), x)
         return self._head(rms_norm(x, self._norm.shape, self._norm, self._eps))
+
+    def packed(self, ids: Tensor, view: Ragged) -> Tensor:
+        """ids [tokens], any number for each row -> logits after each row's last one [rows, vocabulary]."""
+        x = torch.nn.functional.embedding(ids, self._embedding)
+        cos, sin = self._table(int(view.plan.longest))
+        last = len(self._blocks) - 1
+        for number, block in enumerate(self._blocks):
+            mixed = block.qkv(rms_norm(x, block.norm.shape, block.norm, self._eps)).view(len(x), -1, block.dim)
+            attended = view.attend(
+                number,
+                mixed,
+                cos,
+                sin,
+                heads=block.heads,
+                kv_heads=block.kv_heads,
+                scale=block.scale,
+                window=block.window,
+                norms=(block.q_norm, block.k_norm),
+                eps=self._eps,
+            )
+            if number == last and view.last is not None:
+                attended, x = attended[view.last], x[view.last]
+            x = block.out.plus(attended, x)
+            h = rms_norm(x, block.mlp_norm.shape, block.mlp_norm, self._eps)
+            x = block.down.plus(block.up.times(h, block.gate.silu(h)), x)
+        return self._head(rms_norm(x, self._norm.shape, self._norm, self._eps))
+
+    def _table(self, length: int) -> tuple[Tensor, Tensor]:
+        """cos and sin [at least `length`, dim] of positions from 0 on."""
+        if self._angles is None or len(self._angles[0]) < length:
+            positions = torch.arange(max(256, 1 << (length - 1).bit_length()), device=self._embedding.device)
+            cos, sin = self._rotary(self._embedding[None, :1], positions[None])
+            self._angles = cos[0].contiguous(), sin[0].contiguous()
+        return self._angles
 
     def _attention(
         self, number: int, block: Block, x: Tensor, cos: Tensor, sin: Tensor, rows: Rows, batch: int, width: int

@@ -61,6 +61,8 @@ class Request:
     """The beginning that it shares with other rows; its own row holds what comes after. Set by `share`."""
     shared: int = 0
     """Positions of `base`."""
+    unfed: int = 1
+    """Its newest positions that the model has not been fed yet."""
     lost: bool = False
     """It gave way once: it is recomputed alone, so that nothing of what it needs is anybody else's."""
 

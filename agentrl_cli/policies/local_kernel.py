@@ -1,0 +1,213 @@
+"""Attention of a decoding batch as one call of compiled code for each layer (local_kernel.c), given a C compiler.
+
+Decoding attends from one token of each row to that row's own keys and values: little arithmetic, another length for
+every row. Tensor operations pad those lengths and mask them, twenty calls a layer; the compiled function reads just
+what is there, and serves rows that catch up with several tokens in the same forward. It is compiled when it is first
+wanted, for this machine, and kept in the user's cache folder. Without a C compiler the fused engine attends by tensor
+operations (local_attention.py), as it does to prompts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentrl_cli.errors import PolicyError
+from agentrl_cli.policies.local_bases import Base
+from agentrl_cli.policies.local_cache import Shelf
+from agentrl_cli.types import Int32
+
+_LOG = logging.getLogger(__name__)
+SOURCE = Path(__file__).with_name("local_kernel.c")
+FLAGS = (
+    *("-O3", "-march=native", "-fPIC", "-shared"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math"),
+)
+"""Sums in any order; infinities and NaN stay what they are. Not -ffast-math, which also changes the process."""
+COMPILE_SECONDS = 60
+
+
+POINTERS = "row rotation position place shelf slot base base_slot base_length length".split()
+
+
+class Plan(ctypes.Structure):
+    """What is the same for all layers of a forward; the C side has the same fields."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in "tokens heads kv_heads dim window threads longest".split()),
+        *((name, ctypes.c_float) for name in ("scale", "eps")),
+        *((name, ctypes.c_void_p) for name in POINTERS),
+    )
+
+
+class Ragged:
+    """The new tokens of one forward, any number for each row.
+
+    Args:
+        places: Per row its shelf and where it stands there.
+        starts: Per row the position of its first new token.
+        counts: Per row how many new tokens it has, one at least.
+        bases: Per row the beginning that it shares; its own row holds what comes after.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[tuple[Shelf, int]],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        bases: Sequence[Base | None],
+    ) -> None:
+        numbers: dict[int, int] = {}
+        self._shelves: list[Shelf] = []
+        rows = [(self._number(shelf, numbers), slot) for shelf, slot in places]
+        begins = [(0, 0, 0) if b is None else (self._number(b.shelf, numbers), b.row, b.length) for b in bases]
+        each = np.asarray(counts, np.int32)
+        ends = each.cumsum(dtype=np.int32)
+        first, own = np.asarray(starts, np.int32), np.asarray(begins, np.int32)
+        within = np.arange(ends[-1], dtype=np.int32) - np.repeat(ends - each, each)
+        self.positions: Int32 = np.repeat(first, each) + within
+        """[tokens]"""
+        self.last: Tensor | None = torch.from_numpy(ends - 1) if len(self.positions) > len(each) else None
+        """[rows] each row's newest token; None where all have one."""
+        self._arrays = (
+            np.repeat(np.arange(len(each), dtype=np.int32), each),
+            self.positions,
+            self.positions,
+            np.repeat(first - own[:, 2], each) + within,
+            *(np.ascontiguousarray(column, np.int32) for column in np.asarray(rows, np.int32).T),
+            *(np.ascontiguousarray(column, np.int32) for column in own.T),
+            np.array([shelf.length for shelf in self._shelves], np.int32),
+        )
+        self.plan = Plan(len(self.positions), 0, 0, 0, 0, torch.get_num_threads(), int(self.positions.max()) + 1)
+        for name, array in zip(POINTERS, self._arrays, strict=True):
+            setattr(self.plan, name, array.ctypes.data)
+
+    def _number(self, shelf: Shelf, numbers: dict[int, int]) -> int:
+        number = numbers.setdefault(id(shelf), len(self._shelves))
+        if number == len(self._shelves):
+            self._shelves.append(shelf)
+        return number
+
+    def attend(
+        self,
+        layer: int,
+        mixed: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        *,
+        heads: int,
+        kv_heads: int,
+        scale: float,
+        window: int | None = None,
+        norms: tuple[Tensor | None, Tensor | None] = (None, None),
+        eps: float = 0.0,
+    ) -> Tensor:
+        """One layer: mixed [tokens, heads + 2 kv_heads, dim] are queries, keys, values, before norms and rotation.
+
+        Stores keys and values, changes `mixed`, returns [tokens, heads · dim]. cos and sin [most positions, dim];
+        `norms` weigh queries and keys [dim]; `window`: a position sees so many, itself included. Raises PolicyError
+        where there is no memory for the scores.
+        """
+        function = library()
+        assert function is not None, "the engine looked for it"
+        dim = mixed.shape[-1]
+        key = mixed[None, :, heads : heads + kv_heads].transpose(1, 2)
+        stored = [shelf.stores(layer, key, key) for shelf in self._shelves]
+        pointers = np.array([[tensor.data_ptr() for tensor in pair] for pair in zip(*stored, strict=True)], np.uint64)
+        plan = self.plan
+        plan.heads, plan.kv_heads, plan.dim, plan.window = heads, kv_heads, dim, window or 0
+        plan.scale, plan.eps = scale, eps
+        out = mixed.new_empty(len(mixed), heads * dim)
+        tables = (cos.data_ptr(), sin.data_ptr(), *(None if norm is None else norm.data_ptr() for norm in norms))
+        where = (pointers[0].ctypes.data, pointers[1].ctypes.data, out.data_ptr())
+        if function(ctypes.addressof(plan), mixed.data_ptr(), *tables, *where):
+            raise PolicyError("There was no memory for the scores of attention.", hint="Lower rollout.concurrency.")
+        return out
+
+
+@cache
+def library() -> Callable[..., int] | None:
+    """The compiled function, made and loaded the first time; None where it cannot be (`why_not`)."""
+    return _build()[0]
+
+
+def why_not() -> str:
+    """Why there is no compiled function, or why it is not to be used; empty where it is."""
+    function, why, threads = _build()
+    if function is not None and not threads and torch.get_num_threads() > 1:
+        return "the C compiler has no OpenMP, and torch uses several threads"
+    return why
+
+
+@cache
+def _build() -> tuple[Callable[..., int] | None, str, bool]:
+    """(function, why there is none, whether it uses threads)."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return None, "there is no C compiler for its attention", False
+    why = ""
+    for threads in (True, False):
+        try:
+            return _load(_compiled(compiler, threads)), "", threads
+        except (OSError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", None) or str(error)
+            why = f"its attention could not be compiled: {str(said).strip().splitlines()[-1] if said else error}"
+            _LOG.debug("%s: %s", compiler, said)
+    return None, why, False
+
+
+def _load(path: Path) -> Callable[..., int]:
+    function: Any = ctypes.CDLL(str(path)).agentrl_layer  # releases the interpreter's lock while it runs
+    function.argtypes = [ctypes.c_void_p] * 9
+    function.restype = ctypes.c_int
+    named: Callable[..., int] = function
+    return named
+
+
+def _compiled(compiler: str, threads: bool) -> Path:
+    """The shared library for this source, compiler and processor, compiled unless it is there."""
+    flags = [*FLAGS, *(["-fopenmp"] if threads else [])]
+    parts = (SOURCE.read_text(encoding="utf-8"), compiler, " ".join(flags), platform.platform(), _processor())
+    name = f"attention-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
+    folder = _folder()
+    if (folder / name).is_file():
+        return folder / name
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        made = Path(place) / name
+        command = [compiler, *flags, "-o", str(made), str(SOURCE)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+        os.replace(made, folder / name)  # whole or not at all: several processes may do this at once
+    return folder / name
+
+
+def _folder() -> Path:
+    """Where compiled code is kept: the user's own cache folder, which nobody else may write."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = folder.stat()
+    if hasattr(os, "getuid") and (facts.st_uid != os.getuid() or facts.st_mode & 0o022):
+        raise OSError(f"{folder} can be written by others")
+    return folder
+
+
+def _processor() -> str:
+    """What -march=native depends on."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:  # not Linux
+        return platform.processor()

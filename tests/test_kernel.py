@@ -1,0 +1,147 @@
+"""The compiled attention of a decoding batch: its numbers beside torch's, and what happens without a compiler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
+
+from agentrl_cli.policies import local_kernel
+from agentrl_cli.policies.local import LocalPolicy
+from agentrl_cli.policies.local_bases import Base
+from agentrl_cli.policies.local_cache import Shelf
+from agentrl_cli.policies.local_kernel import Ragged, library, why_not
+from agentrl_cli.types import Generation, Sampling
+from tests.local_helpers import tiny
+
+compiled = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a compiler")
+
+
+@pytest.fixture
+def anew() -> Iterator[None]:
+    """What was found out about the compiler is forgotten, before and after."""
+    for found in (library, local_kernel._build):
+        found.cache_clear()
+    yield
+    for found in (library, local_kernel._build):
+        found.cache_clear()
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+@compiled
+@pytest.mark.parametrize("dim", [6, 12, 32, 64, 128])
+@pytest.mark.parametrize(("heads", "kv_heads", "window"), [(2, 2, None), (6, 2, 7), (7, 1, None), (10, 2, 40)])
+def test_attention_is_torchs(dim: int, heads: int, kv_heads: int, window: int | None) -> None:
+    """Three rows on two shelves, one of them begins with what is kept apart; 1, 4 and 2 new tokens."""
+    torch.manual_seed(dim + heads)
+    lengths, begun, counts = (20, 37, 9), (0, 5, 0), (1, 4, 2)
+    shelves = [Shelf(64, 1), Shelf(32, 1), Shelf(32, 1)]
+    bases = [None, Base(np.zeros(5, np.int32), shelves[1], 1, ""), None]
+    places = [(shelves[0], 1), (shelves[0], 0), (shelves[2], 2)]
+    for shelf in shelves:
+        shelf.resize(3)
+        shelf.stores(0, torch.zeros(1, kv_heads, 1, dim), torch.zeros(1, kv_heads, 1, dim))
+    cos, sin = torch.randn(64, dim), torch.randn(64, dim)
+    norms = (torch.rand(dim), torch.rand(dim)) if dim == 12 else (None, None)
+    ends, wanted, fed = np.cumsum(counts), [], []
+    for (shelf, row), base, own, length, new in zip(places, bases, begun, lengths, counts, strict=True):
+        mixed = torch.randn(length, heads + 2 * kv_heads, dim)
+        q, k, v = mixed.tensor_split((heads, heads + kv_heads), 1)
+        q, k = (x if n is None else rms_norm(x, n.shape, n, 1e-6) for x, n in zip((q, k), norms, strict=True))
+        q, k = (turned(x, cos[:length, None], sin[:length, None]) for x in (q, k))
+        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        if base is not None:
+            base.shelf.fill([base.row], [(k, v)], own)
+        shelf.fill([row], [(k[:, own:], v[:, own:])], length - own - new)
+        far = torch.arange(length)[:, None] - torch.arange(length)[None]
+        seen = (far >= 0) & (far < (window or 1000))
+        out = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=seen, scale=0.3, enable_gqa=True)[0]
+        wanted.append(out[:, -new:].transpose(0, 1).reshape(new, -1))
+        fed.append(mixed[-new:])
+    view = Ragged(places, [n - new for n, new in zip(lengths, counts, strict=True)], counts, bases)
+    assert view.last is not None and view.last.tolist() == (ends - 1).tolist()
+    sizes = {"heads": heads, "kv_heads": kv_heads}
+    got = view.attend(
+        0, torch.cat(fed).contiguous(), cos, sin, **sizes, scale=0.3, window=window, norms=norms, eps=1e-6
+    )
+    torch.testing.assert_close(got, torch.cat(wanted), atol=2e-5, rtol=1e-5)
+
+
+@compiled
+def test_numbers_that_are_none_stay_so() -> None:
+    shelf = Shelf(32, 1)
+    shelf.resize(1)
+    mixed, angles = torch.full((3, 3, 8), torch.nan), torch.ones(32, 8)
+    out = Ragged([(shelf, 0)], [0], [3], [None]).attend(0, mixed, angles, angles, heads=1, kv_heads=1, scale=1.0)
+    assert bool(out.isnan().all())
+
+
+def sampled(model: object) -> tuple[LocalPolicy, list[Generation]]:
+    """Two turns of five episodes, three of which begin alike."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(10, 96, n).tolist() for n in (40, 40, 40, 7, 21)]
+    prompts[1] = prompts[2] = prompts[0]
+
+    async def go() -> tuple[LocalPolicy, list[Generation]]:
+        policy = LocalPolicy(model, context_length=256)
+        said: list[Generation] = []
+        for turn in range(2):
+            asked = [Sampling(max_new_tokens=6 + 3 * n, seed=10 * turn + n) for n in range(5)]
+            every = await asyncio.gather(*(policy.generate(str(n), ids, asked[n]) for n, ids in enumerate(prompts)))
+            prompts[:] = [ids + one.ids.tolist() + [20, 21, 22] for ids, one in zip(prompts, every, strict=True)]
+            said += every
+        await policy.close()
+        return policy, said
+
+    return asyncio.run(go())
+
+
+def test_without_a_compiler_the_same_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, anew: None) -> None:
+    model = tiny("qwen3")
+    with_it, fast = sampled(model)
+    library.cache_clear()
+    local_kernel._build.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    without, slow = sampled(model)
+    assert (without.engine, without.engine_why) == ("fused", "there is no C compiler for its attention")
+    assert with_it.prefill_tokens == without.prefill_tokens
+    for mine, other in zip(fast, slow, strict=True):
+        assert mine.ids.tolist() == other.ids.tolist()
+        np.testing.assert_allclose(mine.logp_policy, other.logp_policy, atol=1e-4)
+
+
+def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, anew: None) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho 'no such processor' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert library() is None and why_not() == "its attention could not be compiled: no such processor"
+    assert list((tmp_path / "cache" / "agentrl").iterdir()) == []
+
+
+@compiled
+def test_it_is_compiled_once_into_a_folder_of_the_users_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, anew: None
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert library() is not None
+    (made,) = (tmp_path / "agentrl").iterdir()
+    stamp = made.stat().st_mtime_ns
+    library.cache_clear()
+    local_kernel._build.cache_clear()
+    assert library() is not None and made.stat().st_mtime_ns == stamp
+    (tmp_path / "agentrl").chmod(0o777)
+    library.cache_clear()
+    local_kernel._build.cache_clear()
+    assert library() is None and "can be written by others" in why_not()
