@@ -90,7 +90,7 @@ async def test_two_checkpoints_side_by_side(db: Path, size: tuple[int, int]) -> 
         await until_text(pilot, "I need the total")
         await pilot.press("V")
         text = await until_text(pilot, "checkpoints tried this task")
-        await until_text(pilot, "DIFF with sibling")
+        await until_text(pilot, "DIFF  they part at token")
         assert "step-119" in text or "step-119" in visible(pilot.app)
         screen = pilot.app.screen
         assert isinstance(screen, VersusScreen) and screen.fork is not None
@@ -227,7 +227,7 @@ async def test_runs_are_listed_and_lead_everywhere(db: Path, size: tuple[int, in
         await pilot.press("escape", "enter")
         await until_text(pilot, "agentrl watch")
         await pilot.press("q", "e")
-        await until_text(pilot, "run run7")
+        await until_text(pilot, "run grpo-07")
         await pilot.press("q", "D")
         await until_text(pilot, "is running: stop it first")
         await pilot.press("slash", *"06", "enter")

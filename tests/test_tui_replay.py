@@ -15,6 +15,7 @@ from textual.app import App
 from agentrl_cli.store import Store
 from agentrl_cli.tui import demo
 from agentrl_cli.tui.app import AgentApp
+from agentrl_cli.tui.dialogs import Prompt
 from agentrl_cli.tui.episode_table import Browse, EpisodeTable
 from agentrl_cli.tui.episodes import EpisodesScreen
 from agentrl_cli.tui.replay import ReplayScreen
@@ -139,20 +140,25 @@ async def test_fold_diff_flagged_copy_and_help(db: Path) -> None:
 async def test_filter_typo_is_told_and_a_filter_opens_its_first_episode(db: Path) -> None:
     async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "TOKEN 1/64")
-        await pilot.press("f", *"rewar:<1", "enter")
-        await until_text(pilot, "reward")
-        screen = pilot.app.screen
-        assert isinstance(screen, ReplayScreen) and screen.episode_id == EP
-        await pilot.press("f", *["backspace"] * 12, *"reward:>1", "enter")
-        await until_text(pilot, "reward 1.20")
+        await pilot.press("f")
+        assert "fields: adv calls ckpt" in await until_text(pilot, "enter: go")  # the dialog says what there is
+        await pilot.press(*"rewar:<1", "enter")
+        await until_text(pilot, "Did you mean reward")
+        assert isinstance(pilot.app.screen, Prompt)  # a typo does not get past the dialog
+        await pilot.press(*["backspace"] * 8, *"reward:>1", "enter")
+        assert "ep ep0120006" in await until_text(pilot, "reward 1.20")
 
 
 async def test_small_terminal_shows_one_pane_with_strip_and_status(db: Path) -> None:
     async with replay(db).run_test(notifications=True, size=SMALL) as pilot:
         text = await until_text(pilot, "1* 2. 3> 4*")
-        assert "I need the total" in text and "logp policy" in text and "GROUP" not in text
+        assert "I need the total" in text and "logp -0.130 p .878  trained yes" in text and "GROUP" not in text
+        assert "step 120 > calc/0417 > 3 of 8   reward 0.00   failed   adv -0.77   trained" in text
         await pilot.press("tab")
         assert "REWARD" in visible(pilot.app) and "I need the total" not in visible(pilot.app)
+        assert "WHY IT FAILED" not in visible(pilot.app)
+        await pilot.press("pagedown", "pagedown")  # scrolls what is shown, not the transcript behind it
+        assert "BADARG" in await until_text(pilot, "WHY IT FAILED")
         await pilot.press("tab")
         assert "GROUP calc/0417" in visible(pilot.app)
         await pilot.press("tab")
@@ -236,7 +242,7 @@ async def test_list_shows_sorts_filters_and_opens(db: Path) -> None:
         await until_text(pilot, "sort -reward")
         await pilot.press("f", *"rewrd:>1", "enter")
         assert "reward" in await until_text(pilot, "rewrd")
-        await pilot.press("f", *["backspace"] * 8, *"reward:>1", "enter")
+        await pilot.press(*["backspace"] * 8, *"reward:>1", "enter")
         await until_text(pilot, "3 episodes")
         await pilot.press("j", "enter")
         await until_text(pilot, "agentrl replay")

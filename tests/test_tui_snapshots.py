@@ -33,7 +33,7 @@ SCREENS: dict[str, tuple[Make, tuple[str, ...], str]] = {
     "replay": (lambda reader: ReplayScreen(reader, "ep0120003"), (), "TURN 2"),
     "replay-logp": (lambda reader: ReplayScreen(reader, "ep0120003"), ("3", "j"), "TURN 3"),
     "replay-help": (lambda reader: ReplayScreen(reader, "ep0120003"), ("question_mark",), "gradient weight"),
-    "versus": (versus, (), "first fork"),
+    "versus": (versus, (), "they part at"),
     "compare": (lambda reader: CompareScreen(reader, "grpo-06", "grpo-07"), (), "EVALUATIONS"),
     "watch": (lambda reader: WatchScreen(reader, "grpo-07"), (), "worth a look"),
     "watch-charts": (lambda reader: WatchScreen(reader, "grpo-07"), ("2",), "grad_norm"),

@@ -239,8 +239,10 @@ async def test_any_knob_is_set_after_a_question(db: Path) -> None:
     async with app(db).run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "REWARD 0.")
         await pilot.press("S")
-        await until_text(pilot, "set lr, steps")
-        await pilot.press("enter")
+        await until_text(pilot, "one of lr, max_grad_norm, steps")
+        await pilot.press("x", "enter")
+        await until_text(pilot, "eval_every needs a number, not '20x'")
+        await pilot.press("backspace", "enter")
         await until_text(pilot, "train.eval_every becomes 20")
         await pilot.press("y")
         await until_text(pilot, "waiting: set")

@@ -237,6 +237,7 @@ def _own_process(context: Context, resume: str | None, *, watch: bool) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    narrate("Starting the trainer in a process of its own …")
     name = _wait_for_run(process, resume or run_id, context.db, log)
     if watch:
         from agentrl_cli.commands.watch import command as look

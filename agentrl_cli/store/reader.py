@@ -66,7 +66,8 @@ class RunReader(StoreBase):
         return [
             LiveRow(*row)
             for row in self._rows(
-                "SELECT l.episode_id, l.run_id, e.task_id, e.sample, l.state, l.turn, l.text, l.started, l.updated"
+                "SELECT l.episode_id, l.run_id, e.task_id, e.sample, l.state, l.turn, l.text, l.started, l.updated,"
+                " e.kind"
                 " FROM live l JOIN episodes e ON e.id=l.episode_id WHERE ?1 IS NULL OR l.run_id=?1 ORDER BY e.rowid",
                 (run_id,),
             )

@@ -153,6 +153,8 @@ class LiveRow:
     """The tail of what is being generated."""
     started: float
     updated: float
+    kind: str = "train"
+    """Of the episode: a training's evaluations run in it, too."""
 
 
 @dataclass(frozen=True, slots=True)

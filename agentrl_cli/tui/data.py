@@ -210,7 +210,7 @@ def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[Rea
         each = f" by turn {' '.join(f'{value:+.2f}' for value in turns)}" if len(turns) > 1 else ""
         out.append(Reason(".", f'rescored "{name}": {reward:.2f} ({delta:+.2f}), {own}{each}'))
     rewards = [row.reward for row in view.siblings if row.reward is not None]
-    if len(rewards) > 1:
+    if len(rewards) > 1 and all(getattr(row, "outcome", None) is not None for row in view.siblings):
         spread = float(np.std(rewards))
         signal = "has signal" if spread > 1e-9 else "no signal: all rewards equal"
         out.append(Reason("." if spread > 1e-9 else "!", f"group {signal}, sd {spread:.2f}"))

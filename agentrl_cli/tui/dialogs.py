@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -75,24 +75,37 @@ class Help(ModalScreen[None]):
 
 
 class Prompt(ModalScreen[str | None]):
-    """One line of input; escape gives None."""
+    """One line of input; escape gives None. What `check` refuses (by an AgentRLError) is told, and may be mended."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel")]
 
-    def __init__(self, label: str, value: str = "") -> None:
+    def __init__(
+        self, label: str, value: str = "", *, help: str = "", check: Callable[[str], object] | None = None
+    ) -> None:
         super().__init__()
-        self.label, self.value = label, value
+        self.label, self.value, self.help, self.check = label, value, help, check
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog prompt"):
             yield Static(Text(f"{self.label}   (enter: go, escape: never mind)", "#8a8a8a"))
-            yield Input(self.value, id="line")
+            yield Input(self.value, id="line", select_on_focus=False)
+            yield Static(Text(self.help, "#8a8a8a"), id="help")
 
     def on_mount(self) -> None:
+        self.query_one("#help").display = bool(self.help)
         self.query_one(Input).focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.dismiss(event.value.strip())
+        text = event.value.strip()
+        try:
+            if self.check is not None and text:
+                self.check(text)
+        except AgentRLError as error:
+            said = f"{error.message} {error.hint}".strip()
+            self.query_one("#help", Static).update(Text(said, "#ffb454").append(f"\n{self.help}", "#8a8a8a"))
+            self.query_one("#help").display = True
+            return
+        self.dismiss(text)
 
     def action_cancel(self) -> None:
         self.dismiss(None)

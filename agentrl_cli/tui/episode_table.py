@@ -18,7 +18,8 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.tui.dialogs import AgentScreen
+from agentrl_cli.store.filters import compile_filter, fields
+from agentrl_cli.tui.dialogs import AgentScreen, Prompt
 from agentrl_cli.tui.panels import flag_names, num
 from agentrl_cli.tui.text import keep_end
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from agentrl_cli.tui.reader import Reader
 
 SORTS = ("-time", "time", "-reward", "reward", "-step", "-advantage", "-tokens", "-turns")
+EXAMPLES = """\
+reward:<0.5  step:100..120  task:calc/*  flag:LOOP  tool:calculator
+text:"4,5"  outcome:failed,timeout  tag:mark  -tag:seen  parent:none"""
 PAGE = 200
 """Rows read at once around what is visible."""
 
@@ -50,10 +54,13 @@ class Browse:
         self.sort = sort
         self.run = run
         self.ids: list[int] | None = None
+        self.named = ""
+        """The run's name, once the list was read."""
 
     def load(self, store: Store) -> list[int]:
         """The ordered row ids (in the reader's thread). Raises UsageError for a filter that cannot be read."""
         self.ids = list(store.episode_ids(self.filter, self.sort, run=self.run))
+        self.named = store.run(self.run).name if self.run else ""
         return self.ids
 
     def neighbour(self, store: Store, episode_id: str, step: int) -> str | None:
@@ -66,7 +73,12 @@ class Browse:
 
     def describe(self) -> str:
         text = f"filter {self.filter or '(none)'}   sort {self.sort}"
-        return f"{text}   run {self.run}" if self.run else text
+        return f"{text}   run {self.named or self.run}" if self.run else text
+
+
+def filter_prompt(value: str) -> Prompt:
+    """Asks for a filter: with examples and every field, and no way past one that cannot be read."""
+    return Prompt("filter", value, help=f"{EXAMPLES}\nfields: {' '.join(fields())}", check=compile_filter)
 
 
 class EpisodeTable(ScrollView, can_focus=True, inherit_bindings=False):

@@ -9,7 +9,8 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Static
 
 from agentrl_cli.tui.dialogs import Help, Prompt, leave, named
-from agentrl_cli.tui.episode_table import Browse, EpisodeTable, ListingScreen, head_text
+from agentrl_cli.tui.episode_table import Browse, EpisodeTable, ListingScreen, filter_prompt, head_text
+from agentrl_cli.tui.related import quoted
 
 if TYPE_CHECKING:
     from agentrl_cli.tui.reader import Reader
@@ -101,12 +102,12 @@ class EpisodesScreen(ListingScreen):
                 self.browse.filter = text
                 self.reload()
 
-        self.app.push_screen(Prompt("filter", self.browse.filter), done)
+        self.app.push_screen(filter_prompt(self.browse.filter), done)
 
     def action_find(self) -> None:
         def done(text: str | None) -> None:
             if text:
-                self.browse.filter = f'{self.browse.filter} text:"{text}"'.strip()
+                self.browse.filter = f"{self.browse.filter} text:{quoted(text)}".strip()
                 self.reload()
 
         self.app.push_screen(Prompt("text in the transcripts", ""), done)

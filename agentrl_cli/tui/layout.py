@@ -270,7 +270,9 @@ def head_text(block: Block, view: EpisodeView) -> str:
         if view.temperature is not None:
             parts.append(f"T={view.temperature:g}")
         if turn.weights_version:
-            parts.append(f"weights {turn.weights_version}")
+            run = f"{view.run}@"  # the first line of the screen names the run
+            own = turn.weights_version.startswith(run)
+            parts.append(f"weights {turn.weights_version[len(run) - 1 :] if own else turn.weights_version}")
     else:
         if any(result.error for result in turn.results):
             parts.append("ERROR")

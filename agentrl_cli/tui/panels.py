@@ -15,7 +15,7 @@ from rich.text import Text
 
 from agentrl_cli.tui.data import EpisodeView, Fork
 from agentrl_cli.tui.layers import LAYERS, Classes, Layer, map_line, reference_kl, shade
-from agentrl_cli.tui.text import visible
+from agentrl_cli.tui.text import keep_end, visible
 from agentrl_cli.types import Origin
 
 TITLE = "bold #8fbfff"
@@ -23,6 +23,11 @@ GOOD = "#7ac0ff"
 BAD = "#ffb454"
 FAINT = "#8a8a8a"
 HERE = "bold #ffd75f"
+STATUS = (
+    (("logp policy", "logp"), ("trained", "trained")),
+    (("advantage", "adv"), ("weight", "weight"), ("ratio", "ratio"), ("KL ref", "KL"), ("entropy", "entropy")),
+)
+"""What the two lines of a small terminal tell of a token, and by which name."""
 SHORT = {"assistant": "asst", "system": "sys"}
 
 
@@ -45,20 +50,15 @@ def flag_names(flags: Any) -> str:
 
 
 def header(view: EpisodeView, position: str = "", *, brief: bool = False) -> Text:
-    """The first line of the screen: where this episode is. `brief`: without its id, for small terminals."""
+    """The first line of the screen: where this episode is, and how it ended. `brief`: for small terminals."""
     e = view.episode
-    where = [
-        part
-        for part in (view.run or e.run_id or "", f"step {e.step}" if e.step is not None else e.kind, e.task_id)
-        if part
-    ]
+    run, step = view.run or e.run_id or "", f"step {e.step}" if e.step is not None else e.kind
+    where = [part for part in ("" if brief else run, step, keep_end(e.task_id, 24) if brief else e.task_id) if part]
     if len(view.siblings) > 1:
         numbers = [row.id for row in view.siblings]
         if e.id in numbers:
             where.append(f"{numbers.index(e.id) + 1} of {len(numbers)}")
     text = Text(" > ".join(where), style="bold", no_wrap=True, overflow="ellipsis")
-    if not brief:
-        text.append(f"   ep {e.id}", FAINT)
     if view.running:
         text.append("   RUNNING", HERE)
     else:
@@ -70,7 +70,7 @@ def header(view: EpisodeView, position: str = "", *, brief: bool = False) -> Tex
         text.append(f"   {e.fact}", FAINT)
     if position:
         text.append(f"   {position}", FAINT)
-    return text
+    return text.append(f"   {run}" if brief else f"   ep {e.id}", FAINT)
 
 
 def side_title(word: str, view: EpisodeView) -> Text:
@@ -255,17 +255,15 @@ def token_status(view: EpisodeView, token: int, width: int) -> list[Text]:
     """The inspector in two lines, for small terminals."""
     if not 0 <= token < len(view.tokens):
         return [Text("no tokens stored", FAINT), Text("")]
-    facts = token_facts(view, token)
-    first = f'{token + 1}/{len(view.tokens)} id {int(view.tokens.ids[token])} "{visible(view.texts[token])}"  '
-    first += "  ".join(f"{name} {value}" for name, value in facts if name in ("origin", "logp policy", "trained"))
-    second = "  ".join(
-        f"{name} {value}" for name, value in facts if name in ("advantage", "weight", "ratio", "entropy")
-    )
-    tops = "  ".join(f"{text} {p:.2f}" for text, p, _ in top_alternatives(view, token)[:3])
-    return [
-        Text(first[:width], no_wrap=True),
-        Text((second + ("  top " + tops if tops else ""))[:width], FAINT, no_wrap=True),
-    ]
+    facts = dict(token_facts(view, token))
+    shown = clip(visible(view.texts[token]), 16)
+    first = f'{token + 1}/{len(view.tokens)} id {int(view.tokens.ids[token])} "{shown}"  {facts["origin"]}  '
+    first += "  ".join(f"{label} {facts[name]}" for name, label in STATUS[0] if name in facts)
+    second = [f"{label} {facts[name]}" for name, label in STATUS[1] if name in facts]
+    second += [f"{clip(text, 8)} {p:.2f}"[:14] for text, p, _ in top_alternatives(view, token)[:5]]
+    while sum(map(len, second)) + 2 * len(second) > width + 2:  # whole facts, as many as there is room for
+        second.pop()
+    return [Text(clip(first, width), no_wrap=True), Text("  ".join(second), FAINT, no_wrap=True)]
 
 
 def reason_lines(view: EpisodeView, width: int = 28) -> list[Text]:

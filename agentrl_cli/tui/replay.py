@@ -57,12 +57,14 @@ class ReplayScreen(ReplayBase):
     # -- the list -------------------------------------------------------------------------------------------------
 
     def action_filter(self) -> None:
+        from agentrl_cli.tui.episode_table import filter_prompt
+
         def done(text: str | None) -> None:
             if text is not None:
                 self.browse.filter, self.browse.ids = text, None
                 self.open_first()
 
-        self.app.push_screen(Prompt("filter", self.browse.filter), done)
+        self.app.push_screen(filter_prompt(self.browse.filter), done)
 
     @work(exclusive=True, group="browse", exit_on_error=False)
     async def open_first(self) -> None:
@@ -177,19 +179,13 @@ class ReplayScreen(ReplayBase):
             if text:
                 self._whatif(text)
 
-        self.app.push_screen(
-            Prompt(f"{label}: model is tiny, a folder, a name, RUN@best, RUN@STEP or scripted", value), done
-        )
+        help = "model: tiny, a folder, a name, RUN@best, RUN@STEP or scripted.  n: how many.  T: temperature."
+        self.app.push_screen(Prompt(label, value, help=help, check=whatif_arguments), done)
 
     def _whatif(self, text: str) -> None:
         from agentrl_cli.tui.whatif import WhatIfScreen
 
-        try:
-            arguments = whatif_arguments(text)
-        except AgentRLError as error:
-            self.notify(f"{error.message} {error.hint}", severity="error", markup=False)
-            return
-        self.app.push_screen(WhatIfScreen(self.reader, self.episode_id, arguments))
+        self.app.push_screen(WhatIfScreen(self.reader, self.episode_id, whatif_arguments(text)))
 
     def _children(self) -> None:
         from agentrl_cli.tui.episode_table import Browse
@@ -251,7 +247,9 @@ class ReplayScreen(ReplayBase):
     def action_pane(self) -> None:
         """Group, transcript, inspector in turn, where only one of them has room."""
         if not self.has_class("-small"):
-            self.query_one("#right", VerticalScroll).scroll_page_down(animate=False)
+            right = self.query_one("#right", VerticalScroll)
+            at_end = right.scroll_offset.y >= right.max_scroll_y
+            right.scroll_home(animate=False) if at_end else right.scroll_page_down(animate=False)
             return
         order = ["", "-show-right", "-show-left"]
         here = next((name for name in order[1:] if self.has_class(name)), "")

@@ -172,6 +172,7 @@ class ReplayBase(AgentScreen):
         kind, steps = await self.reader.call(related.by_step, view.episode.id)
         step = view.episode.step
         self._set("failure", panels.join(panels.failure_lines(failure, step, self._inner("left"))))
+        self.query_one("#failure").display = failure is not None
         self._steps = panels.step_lines(kind, steps, step, self._inner("middle"))
         self._set("steps", panels.join(self._steps))
         self.query_one("#steps").display = bool(self._steps) and not self._cramped
@@ -300,11 +301,20 @@ class ReplayBase(AgentScreen):
 
     def action_line(self, step: int) -> None:
         self.stop_following()
-        self.tokens.move_lines(step)
+        if not self._scrolled(step):
+            self.tokens.move_lines(step)
 
     def action_page(self, sign: int) -> None:
         self.stop_following()
-        self.tokens.move_lines(sign * max(self.tokens.size.height - 2, 1))
+        if not self._scrolled(sign * max(self.size.height - 6, 1)):
+            self.tokens.move_lines(sign * max(self.tokens.size.height - 2, 1))
+
+    def _scrolled(self, lines: int) -> bool:
+        """Scrolls the pane that hides the transcript on a small terminal; False where none does."""
+        name = next((pane for pane in ("left", "right") if self.has_class(f"-show-{pane}")), "")
+        if name:
+            self.query_one(f"#{name}", VerticalScroll).scroll_relative(y=lines, animate=False)
+        return bool(name)
 
     def action_end(self, last: int) -> None:
         self.stop_following()

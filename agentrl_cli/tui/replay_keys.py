@@ -31,7 +31,8 @@ t m b  tags, note, bookmark (tag:mark lists them)
 e    export: JSON lines, HTML page (episode or group), SVG
 s    this screen as SVG           y  copy token, turn, link
 P    other colours                space  fold the turn
-tab  next pane (small terminals)  q  back
+tab  the rest of the right pane, or the next pane where one fits
+q    back
 
 1 gradient weight     2 advantage     3 log-probability
 4 entropy             5 ratio and clipping

@@ -172,7 +172,7 @@ class RunsScreen(AgentScreen):
         if self.problem:
             head.append("   cannot be read now", "#ffb454")
         self.query_one("#head", Static).update(head)
-        self.query_one("#columns", Static).update(head_line(width))
+        self.query_one("#columns", Static).update(head_line(width - 2))
         lines = [run_line(f, width - 2, marked=f.run.id == self.marked) for f in runs]
         if lines:
             lines[self.cursor].stylize("reverse " + HERE)

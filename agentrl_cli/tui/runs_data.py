@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from agentrl_cli.store import CheckpointRow, EvalRow, RunRow, Store
 
 ALIVE = "#ffd75f"
+WIDE = 98
+"""From this width on a line has room for the model and the pack too; the details below always name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def head_line(width: int) -> str:
     name, kind = _room(width)
     text = f"   {'run':<{name}} {'kind'[:kind]:<{kind}} {'state':<11} {'step':>9}"
     text += f" {'episodes':>9} {'reward':>7} {'eval':>5}"
-    return (text + f"  {'model':<20} pack")[:width].ljust(width)
+    return (text + f"  {'model':<20} pack" * (width >= WIDE))[:width].ljust(width)
 
 
 def judged(evals: tuple[EvalRow, ...]) -> tuple[EvalRow, ...]:
@@ -87,14 +89,14 @@ def run_line(facts: RunFacts, width: int, *, marked: bool = False) -> Text:
         f" {'*' if marked else ' '} {clip(run.name, name):<{name}} {run.kind[:kind]:<{kind}} {run.state:<11} {step:>9}"
     )
     text += f" {facts.episodes:>9,} {num(facts.reward, '.3f'):>7} {num(best, '.2f'):>5}"
-    text += f"  {clip(run.model or '-', 20):<20} {run.pack}"
+    text += f"  {clip(run.model or '-', 20):<20} {run.pack}" * (width >= WIDE)
     style = ALIVE if run.alive else BAD if run.state in ("failed", "interrupted") else ""
     return Text(text[:width].ljust(width), style, no_wrap=True)
 
 
 def _room(width: int) -> tuple[int, int]:
     """Columns for the name and for the kind of a run."""
-    return (24, 8) if width >= 100 else (max(width - 60, 8), 5)
+    return (24, 8) if width >= WIDE else (max(width - 56, 8), 5)
 
 
 def detail_lines(facts: RunFacts, curve: list[tuple[float, float]], width: int) -> list[Text]:

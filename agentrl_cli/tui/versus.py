@@ -17,6 +17,8 @@ from agentrl_cli.tui import panels
 from agentrl_cli.tui.data import EpisodeView, Fork, place_of, token_at
 from agentrl_cli.tui.dialogs import AgentScreen, Help, leave, named
 from agentrl_cli.tui.layers import LAYERS
+from agentrl_cli.tui.panels import BAD, FAINT, GOOD, TITLE, num
+from agentrl_cli.tui.text import visible
 from agentrl_cli.tui.tokenview import TokenView
 
 if TYPE_CHECKING:
@@ -122,14 +124,14 @@ class VersusScreen(AgentScreen):
         for side, view in enumerate(self.views):
             assert view is not None
             row = self.rows[self.sides[side]]
-            step = f"step {row.step}" if row.step is not None else row.kind
+            where = f"{row.kind} step {row.step}" if row.step is not None else row.kind
             text = Text("▶ " if side == self.side else "  ", panels.HERE, no_wrap=True, overflow="ellipsis")
-            text.append(f"{row.weights_version or '?'}  {row.kind} {step}  #{row.sample}", panels.TITLE)
-            text.append(f"  reward {panels.num(row.reward, '.2f')}", panels.GOOD if view.episode.solved else panels.BAD)
-            text.append(f"  {row.outcome}  {row.n_tokens} tok")
+            text.append(f"{row.weights_version or '?'}", TITLE)
+            text.append(f"  {num(row.reward, '.2f')} {row.outcome}", GOOD if view.episode.solved else BAD)
+            text.append(f"  {where}  #{row.sample}  {row.n_tokens} tok")
             self.query_one(f"#title{side}", Static).update(text)
         if self.views[0] is not None:
-            lines = panels.fork_lines(self.fork, self.views[0], max(self.size.width - 4, 20))
+            lines = parting_lines(self.fork, self.views[0], max(self.size.width - 4, 20))
             self.query_one("#diff", Static).update(panels.join(lines))
 
     def action_side(self) -> None:
@@ -179,3 +181,18 @@ class VersusScreen(AgentScreen):
 
     def action_back(self) -> None:
         leave(self.app)
+
+
+def parting_lines(fork: Fork | None, left: EpisodeView, width: int) -> list[Text]:
+    """The first differing token of the two sides, what follows on each, and how likely the left one held either."""
+    if fork is None:
+        return [Text("DIFF  both sides are the same tokens", FAINT)]
+    turn = left.block_of(min(fork.position, max(len(left.tokens) - 1, 0)))
+    lines = [Text(f"DIFF  they part at token {fork.position}, turn {turn}"[:width], TITLE, no_wrap=True)]
+    for side, text in (("left", fork.here), ("right", fork.there)):
+        lines.append(Text(f"  {side:<6}{visible(text) or '(ends here)'}"[:width], no_wrap=True))
+    if fork.p_here is not None or fork.p_there is not None:
+        other = f"p {num(fork.p_there, '.3f')}" if fork.p_there is not None else "below its top five"
+        said = f"  the left policy gave its own token p {num(fork.p_here, '.3f')}, the right one's {other}"
+        lines.append(Text(said[:width], FAINT, no_wrap=True))
+    return lines

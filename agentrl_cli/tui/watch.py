@@ -13,8 +13,9 @@ from textual import work
 from textual.events import Click
 from textual.widgets import Static
 
-from agentrl_cli.errors import AgentRLError
+from agentrl_cli.errors import AgentRLError, UsageError
 from agentrl_cli.tui.dialogs import Choose, Confirm, Help, Prompt, leave, picture
+from agentrl_cli.tui.episode_table import filter_prompt
 from agentrl_cli.tui.lines import Lines
 from agentrl_cli.tui.watch_base import WatchBase
 from agentrl_cli.tui.watch_charts import SMOOTH, ZOOMS
@@ -99,9 +100,14 @@ class WatchScreen(WatchBase):
 
     def action_filter(self) -> None:
         """Episodes by the filter language, lines of the log by text, metrics of the charts by a regular expression."""
-        labels = {"episodes": ("filter", self.browse.filter), "log": ("lines that hold", self.needle)}
-        label, value = labels.get(self.tab, ("metrics whose name holds (a regular expression)", self.look.pattern))
         tab = self.tab
+        if tab == "episodes":
+            prompt = filter_prompt(self.browse.filter)
+        elif tab == "log":
+            prompt = Prompt("lines that hold", self.needle)
+        else:
+            names = "  ".join(self.data.names()[:24]) if self.data is not None else ""
+            prompt = Prompt("metrics whose name holds (a regular expression)", self.look.pattern, help=names)
 
         def done(text: str | None) -> None:
             if text is None:
@@ -114,7 +120,7 @@ class WatchScreen(WatchBase):
                 self.look = replace(self.look, pattern=text)
             self.action_tab(tab if tab in ("episodes", "log", "tokens", "tools") else "charts")
 
-        self.app.push_screen(Prompt(label, value), done)
+        self.app.push_screen(prompt, done)
 
     def action_sort(self) -> None:
         if self.tab == "episodes":
@@ -218,19 +224,12 @@ class WatchScreen(WatchBase):
         """Any setting that may change while a run goes on."""
 
         def done(text: str | None) -> None:
-            key, equals, value = (text or "").partition("=")
-            if not equals:
-                return
-            try:
-                number = float(value)
-            except ValueError:
-                self.notify(f"{value!r} is no number", severity="warning", markup=False)
-                return
-            whole = key.strip() in ("steps", "eval_every", "save_every")
-            values = {"key": f"train.{key.strip()}", "value": int(number) if whole else number}
-            self._ask("set", values, f"train.{key.strip()} becomes {value} from the next step on.")
+            if text:
+                values = read_knob(text)
+                self._ask("set", values, f"{values['key']} becomes {values['value']:g} from the next step on.")
 
-        self.app.push_screen(Prompt("set lr, steps, max_grad_norm, eval_every or save_every", "eval_every=20"), done)
+        help = f"one of {', '.join(KNOBS)}"
+        self.app.push_screen(Prompt("set a knob", "eval_every=20", help=help, check=read_knob), done)
 
     def _ask(self, action: str, values: dict[str, Any], detail: str) -> None:
         if self.data is None or not self.data.run.alive:
@@ -277,6 +276,22 @@ class WatchScreen(WatchBase):
 
     def action_detach(self) -> None:
         leave(self.app)
+
+
+KNOBS = {"lr": float, "max_grad_norm": float, "steps": int, "eval_every": int, "save_every": int}
+"""What may change while a run goes on, as `steering.CHANGEABLE` has it, and of which kind it is."""
+
+
+def read_knob(text: str) -> dict[str, Any]:
+    """`eval_every=20` as the values of a control: {"key": "train.eval_every", "value": 20}. Raises UsageError."""
+    name, equals, value = text.partition("=")
+    name = name.strip().removeprefix("train.")
+    if name not in KNOBS or not equals:
+        raise UsageError(f"There is nothing to set in {text!r}.", hint=f"For example {' or '.join(KNOBS)}=20.")
+    try:
+        return {"key": f"train.{name}", "value": KNOBS[name](value)}
+    except ValueError:
+        raise UsageError(f"{name} needs a number, not {value.strip()!r}.") from None
 
 
 def _add_control(store: Store, run_id: str, action: str, values: dict[str, Any]) -> int:

@@ -159,7 +159,7 @@ class WatchBase(ListingScreen):
             self._paint_page(self._once("page", data, look, lambda: self._page(data)))
 
     def _tabs(self, data: WatchData) -> Text:
-        said = "FROZEN, space goes on" if self.frozen else "attached, q leaves it running" if data.run.alive else ""
+        said = "FROZEN, space goes on" if self.frozen else "attached, q detaches" if data.run.alive else ""
         return Text(f"{' '.join(self._tab_names())}   {said}", "#8a8a8a", no_wrap=True)
 
     def _tab_names(self) -> list[str]:

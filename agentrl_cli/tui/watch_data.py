@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.tui.charts import short
+from agentrl_cli.types import Fact
 
 if TYPE_CHECKING:
     from agentrl_cli.store import EpisodeRow, EvalRow, LiveRow, RunRow, Store
@@ -99,6 +100,11 @@ class WatchData:
         told = ("control:pause", "control:resume", "resumed")
         kinds = [str(event["kind"]) for event in self.events if str(event["kind"]) in told]
         return self.run.alive and bool(kinds) and kinds[-1] == "control:pause"
+
+    @property
+    def evaluating(self) -> bool:
+        """True where what runs are the episodes of an evaluation."""
+        return bool(self.live) and all(row.kind == "eval" for row in self.live)
 
     @property
     def has_reference(self) -> bool:
@@ -199,14 +205,15 @@ def load(store: Store, run_id: str, before: WatchData | None = None, now: float 
         read=time.time() if now is None else now,
     )
     newest = _newest_step(store, run.id)
-    done = 0
+    going, done = bool(data.live) and not data.evaluating, 0
     if run.alive and data.live:
-        done = len(store.episode_ids(f"step:{newest} kind:train", "time", run.id)) - len(data.live)
+        which = f"step:{newest} kind:train" if going else f"step:{data.step} kind:eval"
+        done = len(store.episode_ids(which, "time", run.id)) - len(data.live)
     if old is not None and old.step == data.step and old.notable:
         data = replace(data, notable=old.notable, advantages=old.advantages, flags=old.flags)
         data = replace(data, episodes=old.episodes, bytes=old.bytes, free=old.free)
     else:  # the newest step of episodes is the one that is going on while some of them run
-        data = replace(data, **notable_of(store, run.id, newest - 1 if data.live and newest else newest))
+        data = replace(data, **notable_of(store, run.id, newest - 1 if going and newest else newest))
         size, free = _disk(Path(store.path))
         data = replace(data, episodes=store.episode_counts(run.id).get(run.id, 0), bytes=size, free=free)
     data = replace(data, done=max(done, 0))
@@ -250,7 +257,7 @@ def _wanted(config: Mapping[str, Any]) -> int:
 
 def notable_of(store: Store, run_id: str, step: int) -> dict[str, Any]:
     """Of a step: `notable`, the best, worst, flagged, erroring episode; all `advantages`; `flags` counted."""
-    rows = store.episode_rows(store.episode_ids(f"step:{step} -kind:whatif", "-reward", run_id)[:512])
+    rows = store.episode_rows(store.episode_ids(f"step:{step} kind:train", "-reward", run_id)[:512])
     graded = [row for row in rows if row.reward is not None and not (row.outcome and row.outcome.is_error)]
     out: list[tuple[str, EpisodeRow]] = []
     if graded:
@@ -267,7 +274,10 @@ def notable_of(store: Store, run_id: str, step: int) -> dict[str, Any]:
             seen.add(fresh[0].id)
     return {
         "notable": tuple(out),
-        "advantages": tuple(row.advantage for row in rows if row.advantage is not None),
+        # a group without spread has no advantages stored: each of them would be zero
+        "advantages": tuple(
+            row.advantage or 0.0 for row in rows if row.advantage is not None or row.fact == Fact.SKIPPED_ZERO_VARIANCE
+        ),
         "flags": tuple(Counter(flag for row in rows for flag in row.flags).most_common()),
     }
 

@@ -25,6 +25,8 @@ CURVES = (
     ("grad_norm", "GRADIENT NORM", False),
     ("length", "TOKENS/EPISODE", False),
 )
+NARROW = {"GROUPS WITHOUT SIGNAL": "NO SIGNAL", "GRADIENT NORM": "GRAD NORM", "TOKENS/EPISODE": "TOKENS/EP"}
+"""Titles that a small terminal would cut."""
 EXPLAIN = {
     "groups": "A group whose attempts all got the same reward has no advantage and teaches nothing.",
     "tools": "Share of tool calls that failed: malformed, unknown, bad arguments, exceptions, timeouts.",
@@ -79,8 +81,8 @@ def change(series: Sequence[tuple[float, float]], back: int = 20) -> str:
     """`(+.06/20)`: how the newest value differs from the one `back` steps before."""
     if len(series) < 2:
         return ""
-    before = series[max(len(series) - 1 - back, 0)][1]
-    return f"({series[-1][1] - before:+.2f}/{min(back, len(series) - 1)})"
+    gain = series[-1][1] - series[max(len(series) - 1 - back, 0)][1]
+    return f"({gain:+.{2 if abs(gain) < 10 else 0}f}/{min(back, len(series) - 1)})"
 
 
 def eval_series(data: WatchData) -> list[tuple[float, float]]:
@@ -109,7 +111,8 @@ def curve_lines(data: WatchData, width: int, height: int, other: WatchData | Non
             continue
         if not series or len(lines) + 2 > height:
             continue
-        lines.append(Text(f"{title} {short(series[-1][1])} {change(series)}"[:width], TITLE, no_wrap=True))
+        text, gain = f"{title} {short(series[-1][1])}", f" {change(series)}"
+        lines.append(Text(clip(text + gain * (len(text + gain) <= width), width), TITLE, no_wrap=True))
         lines.append(Text(" " + sparkline([y for _, y in series], width - 2), GOOD, no_wrap=True))
     parts = data.reward_parts()
     if parts and len(lines) + 1 + len(parts) <= height:
@@ -131,7 +134,9 @@ def control_steps(data: WatchData) -> list[float]:
 def now_lines(data: WatchData, width: int, limit: int, cursor: int) -> list[Text]:
     """The step that is going on: progress and the running episodes."""
     title = Text("NOW ", TITLE, no_wrap=True)
-    if data.run.alive and data.live:
+    if data.run.alive and data.evaluating:
+        title.append(f"EVALUATION after step {data.step}: {data.done} done, {len(data.live)} run")
+    elif data.run.alive and data.live:
         total = data.wanted or data.done + len(data.live)
         title.append(f"step {data.step + 1}  ROLLOUT {bar(data.done / max(total, 1), 24)} {data.done}/{total}")
     elif data.paused:
@@ -234,7 +239,8 @@ def run_lines(data: WatchData, width: int) -> list[Text]:
     """What this run is, how far it is, what it saved, and what a key would do."""
     run, lines = data.run, []
     age = (run.ended or data.read) - run.started if run.started else 0.0
-    lines.append(Text(clip(f"RUN {run.state} {span(age)}  {run.name}", width), TITLE, no_wrap=True))
+    title, name = f"RUN {run.state} {span(age)}", f"  {run.name}"  # the name is in the first line of the screen too
+    lines.append(Text(clip(title + name * (len(title + name) <= width), width), TITLE, no_wrap=True))
     lines.append(Text(clip(f" {run.model}  {run.pack}", width), no_wrap=True))
     lines += [Text(clip(f" {text}", width), FAINT, no_wrap=True) for text in config_facts(run.config)]
     if run.total_steps:
@@ -243,11 +249,13 @@ def run_lines(data: WatchData, width: int) -> list[Text]:
         lines.append(Text(f" {bar(done, min(width - 2, 24))}"))
     best = max(data.evals, key=lambda row: row.pass_rate or 0.0, default=None)
     if best is not None:
-        low_high = f" [{num(best.low, '.2f')}, {num(best.high, '.2f')}]" if best.low is not None else ""
-        lines.append(Text(clip(f" best eval {short(best.pass_rate)} at {best.step}{low_high}", width)))
+        lines.append(Text(clip(f" best eval {short(best.pass_rate)} at {best.step}", width)))
+        if best.low is not None:
+            lines.append(Text(clip(f"   95 % [{num(best.low, '.2f')}, {num(best.high, '.2f')}]", width), FAINT))
     if data.checkpoints:
         last = data.checkpoints[-1]
-        lines.append(Text(clip(f" checkpoint {last.kind} step {last.step}", width), FAINT))
+        kind = "" if last.kind == "step" else f" {last.kind},"
+        lines.append(Text(clip(f" checkpoint{kind} step {last.step}", width), FAINT))
     if run.error:
         lines.append(Text(clip(f" {run.error}", width * 2), BAD))
     return lines
@@ -346,9 +354,10 @@ def compare_lines(data: WatchData, other: WatchData | None, width: int) -> list[
     lines = [Text(clip(f"COMPARE {other.run.name}, dim", width), TITLE)]
     pairs = [("reward", data.series("reward"), other.series("reward")), ("eval", eval_series(data), eval_series(other))]
     for name, mine, theirs in pairs:
-        then = [y for x, y in theirs if x <= data.step]
+        then = [point for point in theirs if point[0] <= data.step]
         if mine and then:
-            lines.append(Text(clip(f" {name} {short(mine[-1][1])} vs {short(then[-1])} at {data.step}", width)))
+            text = f" {name} {short(mine[-1][1])} vs {short(then[-1][1])} at {then[-1][0]:.0f}"
+            lines.append(Text(clip(text, width)))
     return [*lines, Text("")]
 
 
@@ -371,12 +380,12 @@ def small_lines(data: WatchData, width: int) -> list[Text]:
     for name, title, _ in CURVES[:6]:
         series = data.series(name)
         if series:
-            line = Text(f"{title[:12]:<12} {short(series[-1][1]):>7} ", no_wrap=True)
+            line = Text(f"{NARROW.get(title, title)[:12]:<12} {short(series[-1][1]):>7} ", no_wrap=True)
             line.append(sparkline([y for _, y in series], max(width - 22, 8)), GOOD)
             lines.append(line)
     evals = eval_series(data)
     if evals:
         lines.append(
-            Text(f"{'eval':<12} {short(evals[-1][1]):>7} {sparkline([y for _, y in evals], width - 22)}", GOOD)
+            Text(f"{'EVAL':<12} {short(evals[-1][1]):>7} {sparkline([y for _, y in evals], width - 22)}", GOOD)
         )
     return lines
