@@ -130,7 +130,7 @@ def audit_template(folder: Path) -> AuditReport:
 
     if not folder.is_dir():
         raise ModelError(f"There is no model folder {folder}.", hint="Name a local folder with a tokenizer.json.")
-    return Chat(Tokenizer.load(folder)).audit()
+    return Chat(Tokenizer.load(folder), "auto").audit()
 
 
 def _python() -> Check:

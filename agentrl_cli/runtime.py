@@ -52,6 +52,7 @@ async def open_runtime(
     The sandbox is opened first and checked: a run that needs one fails at once where there is none strong enough, and
     packs that say `sandbox: false` need none. Raises AgentRLErrors for everything a user can get wrong.
     """
+    from agentrl_cli.chat.audit import require_calls_read
     from agentrl_cli.policies.local_load import load_policy
     from agentrl_cli.sandbox import Sandbox
 
@@ -70,6 +71,8 @@ async def open_runtime(
         store = stack.enter_context(Store.open(db))
         loaded = load_policy(spec, config, base=base, store=store, trainable=trainable)
         stack.push_async_callback(loaded.policy.close)
+        if trainable and any(pack.tools for pack in found.values()):
+            require_calls_read(loaded.chat)
         tokenizer = loaded.chat.tokenizer
         store.put_tokenizer(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", tokenizer.specials)
         yield Runtime(config, base, found, loaded, store, hook_list, sandbox)

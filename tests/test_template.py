@@ -5,13 +5,7 @@ The real templates are read from TRL's wheel, pinned by version and hash; withou
 
 from __future__ import annotations
 
-import hashlib
-import subprocess
-import sys
-import zipfile
 from datetime import datetime
-from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -23,32 +17,18 @@ from agentrl_cli.chat.tokenizer import tiny_template
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message
 from tests.chat_helpers import tokenizer_for
-
-TRL = "1.16.0"
-TRL_SHA256 = "c4726e139dd40e1a41661511c639c8a68416782b2e3e8c0befebd77bb7ba0396"
-CACHE = Path.home() / ".cache" / "agentrl-tests"
+from tests.template_helpers import CACHE, templates_of
 
 
-@cache
 def trl_templates() -> dict[str, str]:
-    """Name to source of the templates in TRL's wheel; skips the test where the wheel is not to be had."""
-    wheel = CACHE / f"trl-{TRL}-py3-none-any.whl"
-    if not wheel.is_file():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pip", "download", f"trl=={TRL}", "--no-deps", "-q", "-d", str(CACHE)]
-        done = subprocess.run([*command, "--retries", "0", "--timeout", "5"], capture_output=True, check=False)
-        if done.returncode or not wheel.is_file():
-            return {}
-    assert hashlib.sha256(wheel.read_bytes()).hexdigest() == TRL_SHA256
-    with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if name.endswith(".jinja")]
-        return {Path(name).stem: archive.read(name).decode() for name in names}
+    """Name to source of the templates in TRL's wheel; empty where it is not to be had."""
+    return templates_of("trl")
 
 
 def trl_chat(name: str, parser: str = "auto") -> Chat:
     templates = trl_templates()
     if not templates:
-        pytest.skip(f"trl=={TRL} is neither cached in {CACHE} nor to be downloaded")
+        pytest.skip(f"TRL is neither cached in {CACHE} nor to be downloaded")
     return Chat(tokenizer_for(templates[name]), parser, now=datetime(2026, 1, 2))
 
 

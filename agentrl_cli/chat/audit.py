@@ -36,8 +36,16 @@ class AuditReport:
     parallel_calls: bool = False
     parser: str = ""
     stop_tokens: tuple[str, ...] = ()
+    reads_calls: bool = True
+    """The parser reads the calls that the template writes."""
     first_difference: tuple[str, str] | None = field(default=None)
     """(full rendering, appended) from the first difference on, where there is one."""
+
+    @property
+    def reason(self) -> str:
+        """The problems in one line; probes often fail for one reason: it is told once."""
+        reasons = {problem.rpartition(": ")[2].rstrip("."): problem.rstrip(".") for problem in self.problems[::-1]}
+        return "; ".join([*reasons.values()][::-1])
 
     @property
     def ok(self) -> bool:
@@ -49,13 +57,8 @@ def audit(chat: Chat) -> AuditReport:
     problems: list[str] = []
     notes: list[str] = []
     difference: tuple[str, str] | None = None
-    tools = [PROBE_TOOL] if chat.renders_results else None
-    if not chat.renders_results:
-        notes.append("the template has no tools: it does not write tool results")
-    elif not chat.supports_tools:
-        notes.append("the template does not write tool schemas: describe the tools in the system text")
-    for name, messages, with_tools in _plays(chat.renders_results):
-        problem, found = _play(chat, messages, tools if with_tools else None)
+    for name, messages, with_tools in _plays():
+        problem, found = _play(chat, messages, [PROBE_TOOL] if with_tools else None)
         if problem:
             problems.append(f"{name}: {problem}")
             difference = difference or found
@@ -63,15 +66,13 @@ def audit(chat: Chat) -> AuditReport:
     if thinking:
         notes.append("thinking of earlier turns is dropped by the template; appended ids keep it (drift by_design)")
     several = [user("u"), _calls(2), tool("r", "c00000000"), tool("s", "c00000001")]
-    parallel = chat.renders_results and _renders(chat, several)
-    if chat.renders_results and not parallel:
+    parallel = chat.able.results and _renders(chat, several)
+    if chat.able.results and not parallel:
         notes.append("the template takes one tool call a turn; results of several are appended one by one")
     if not chat.stops.closing:
         stops = ", ".join(chat.stops.texts)
         notes.append(f"nothing closes an assistant turn: the model stops with the next message's first token ({stops})")
-    system = _renders(chat, [{"role": "system", "content": "s"}, user("u")])
-    if not system:
-        notes.append("the template refuses system messages")
+    notes += _lacking(chat)
     return AuditReport(
         append_only=not problems,
         stop_token_trained=_stop_trained(chat, problems),
@@ -79,12 +80,34 @@ def audit(chat: Chat) -> AuditReport:
         problems=tuple(problems),
         notes=tuple(notes),
         supports_tools=chat.supports_tools,
-        supports_system=system,
+        supports_system=chat.able.system,
         parallel_calls=parallel,
         parser=chat.parser.name,
         stop_tokens=tuple(chat.tokenizer.token_text(id_) for id_ in chat.stop_ids),
+        reads_calls=chat.reads_calls,
         first_difference=difference,
     )
+
+
+def require_append_only(chat: Chat) -> AuditReport:
+    """The audit. Raises TemplateError with the reason where the template does not extend by appending."""
+    report = chat.audit()
+    if not report.append_only and not chat.append_only:
+        raise TemplateError(
+            f"The chat template cannot be extended by appending: {report.reason}.",
+            hint="Give a template that can (--set model.chat_template=FILE), or --set model.append_only=true to"
+            " train with the appended rendering, which then differs from this template's own.",
+        )
+    return report
+
+
+def require_calls_read(chat: Chat) -> None:
+    """Raise TemplateError where the parser does not read the template's own calls: no tool would ever be executed."""
+    if not chat.reads_calls:
+        raise TemplateError(
+            f"The parser {chat.parser.name} does not read the tool calls that the chat template writes.",
+            hint="Name the one for this syntax (--set model.parser=NAME), or one of your own (module:object).",
+        )
 
 
 def _answer(text: str) -> Message:
@@ -99,16 +122,31 @@ def _calls(count: int = 1, text: str = "", first: int = 0) -> Message:
     return {"role": "assistant", "content": text, "tool_calls": calls}
 
 
-def _plays(with_tools: bool) -> list[tuple[str, list[Message], bool]]:
+def _lacking(chat: Chat) -> list[str]:
+    """What is said in another way, since the template has none of its own (adapt.py), and calls that nobody reads."""
+    able, name = chat.able, chat.parser.name
+    lacks = {
+        "no system role: the system text stands in front of the first user message": able.system,
+        f"no tool schemas: they are described in the system text, with {name}'s syntax": able.schemas,
+        f"no tool calls: they stand in the assistant's text, in {name}'s syntax": able.calls,
+        "no tool results: they come as user messages, in <tool_response> tags": able.results,
+    }
+    found = [f"the template has {what}" for what, has in lacks.items() if not has]
+    if not chat.reads_calls:
+        found.append(
+            f"the parser {name} does not read the tool calls that the template writes: --set model.parser=NAME"
+        )
+    return found
+
+
+def _plays() -> list[tuple[str, list[Message], bool]]:
     """Name, conversation, whether tools are listed."""
-    plays = [("several turns", [user("one"), _answer("first"), user("two"), _answer("second"), user("three")], False)]
-    if with_tools:
-        plays += [
-            ("a tool result", [user("one"), _calls(), tool("r")], True),
-            ("two tool turns", [user("one"), _calls(), tool("r"), _calls(first=1), tool("s", "c00000001")], True),
-            ("an answer after a tool", [user("one"), _calls(), tool("r"), _answer("done"), user("two")], True),
-        ]
-    return plays
+    return [
+        ("several turns", [user("one"), _answer("first"), user("two"), _answer("second"), user("three")], False),
+        ("a tool result", [user("one"), _calls(), tool("r")], True),
+        ("two tool turns", [user("one"), _calls(), tool("r"), _calls(first=1), tool("s", "c00000001")], True),
+        ("an answer after a tool", [user("one"), _calls(), tool("r"), _answer("done"), user("two")], True),
+    ]
 
 
 def _play(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, tuple[str, str] | None]:

@@ -98,6 +98,11 @@ class Hidden:
         return f"{self._prefix}{len(self._texts) - 1}h"
 
 
+def within(span: Range, ranges: Sequence[Range]) -> bool:
+    """Whether a piece of a text meets one of these ranges."""
+    return any(start < span[1] and span[0] < end for start, end in ranges)
+
+
 def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
     ordered = sorted({text for text in texts if text}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")

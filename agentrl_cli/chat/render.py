@@ -19,11 +19,12 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.chat.guard import Guard, Hidden, Range
+from agentrl_cli.chat.adapt import Abilities, adapted, find_abilities
+from agentrl_cli.chat.guard import Guard, Hidden, Range, within
 from agentrl_cli.chat.images import Images
 from agentrl_cli.chat.locate import ORIGINS, Region, locate, origins, shared_prefix, spans
 from agentrl_cli.chat.parse import THINK, THINK_END, Parsed, parse_text
-from agentrl_cli.chat.parsers import detect_parser, load_parser
+from agentrl_cli.chat.parsers import Parser, choose_parser, detect_parser, load_parser, reads
 from agentrl_cli.chat.probe import MARK, PROBE_TOOL, Stops, assistant, find_stops, tool, user
 from agentrl_cli.chat.rendered import Rendered, joined
 from agentrl_cli.chat.template import ChatTemplate
@@ -70,16 +71,30 @@ class Chat:
         self.append_only = append_only
         self.images = images
         self._prompts: dict[str, Rendered] = {}
+        self._audited: AuditReport | None = None
         now = now or datetime.now()
         self._template = ChatTemplate(tokenizer.chat_template, tokenizer.specials, variables=variables, now=now)
         source = tokenizer.tool_template or tokenizer.chat_template
         self._tool_template = ChatTemplate(source, tokenizer.specials, variables=variables, now=now)
         sources = self._tool_template.source + self._template.source
         self.parser = load_parser(detect_parser(sources) if parser == "auto" else parser)
-        self.stops: Stops = find_stops(self._text, tokenizer, self.parser.markers)
-        markup = sources + " ".join(self.parser.markers)
-        unsaid = [tokenizer.token_text(images.token)] if images is not None else []
-        self._guard = Guard(tokenizer, markup, [*self.stops.texts, tokenizer.specials.get("eos_token", ""), *unsaid])
+        self.able = Abilities()
+        self.able = find_abilities(self._text)
+        self._use(self.parser)
+        if parser == "auto":
+            self._use(choose_parser(self.parser, self._called))
+
+    def _use(self, parser: Parser) -> None:
+        """Take a parser: its markers are no stops, and nobody but the model may write them."""
+        self.parser = parser
+        for known in ("stop_ids", "_end_texts", "_end_pattern"):
+            self.__dict__.pop(known, None)
+        self.stops: Stops = find_stops(self._text, self.tokenizer, parser.markers)
+        unsaid = [self.tokenizer.token_text(self.images.token)] if self.images is not None else []
+        ends = [*self.stops.texts, self.tokenizer.specials.get("eos_token", ""), *unsaid]
+        self._guard = Guard(
+            self.tokenizer, self._tool_template.source + self._template.source + " ".join(parser.markers), ends
+        )
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
@@ -87,22 +102,15 @@ class Chat:
         own = [self.tokenizer.id_of(text) for text in self.stops.texts]
         return tuple(dict.fromkeys([*(id_ for id_ in own if id_ is not None), *self.tokenizer.eos_ids]))
 
-    @cached_property
+    @property
     def supports_tools(self) -> bool:
-        """True where the template writes tool schemas and tool results."""
-        try:
-            return self.renders_results and "probe" in self._text([user("u")], [PROBE_TOOL], True)
-        except TemplateError:
-            return False
+        """True where the template itself writes tool schemas and tool results."""
+        return self.able.results and self.able.schemas
 
-    @cached_property
-    def renders_results(self) -> bool:
-        """True where the template writes tool results, if perhaps no schemas (DeepSeek)."""
-        try:
-            call = assistant("", [("c00000000", "probe")])
-            return MARK in self._text([user("u"), call, tool(MARK)], [PROBE_TOOL], True)
-        except TemplateError:
-            return False
+    @property
+    def reads_calls(self) -> bool:
+        """True where the parser reads the calls that the template writes, where it writes any."""
+        return reads(self.parser, self._called)
 
     @cached_property
     def shows_images(self) -> bool:
@@ -214,8 +222,7 @@ class Chat:
         What a model sampled plus the deltas should equal this; the drift guard compares.
         Raises TemplateError where the template refuses, or its assistant turns begin unlike its generation prompt.
         """
-        text, plain = self._continuation(messages, tools, add_generation_prompt)
-        return self._encode_after_stop(text, plain, messages)
+        return self._encode_after_stop(*self._continuation(messages, tools, add_generation_prompt), messages)
 
     def assistant_text(self, message: Message, tools: Tools = None, *, thinking: bool | None = None) -> str:
         """The text a model would have to sample for an assistant message, without its stop token.
@@ -255,13 +262,10 @@ class Chat:
 
     def audit(self) -> AuditReport:
         """Whether this template can be trained with, and what is odd about it (`agentrl doctor --template`)."""
-        return self._audit
-
-    @cached_property
-    def _audit(self) -> AuditReport:
         from agentrl_cli.chat.audit import audit
 
-        return audit(self)
+        self._audited = self._audited or audit(self)
+        return self._audited
 
     @cached_property
     def exact_turns(self) -> bool:
@@ -269,24 +273,18 @@ class Chat:
         from agentrl_cli.chat.drift import check_delta
 
         said, answer = assistant("x"), user("u")
-        ids = self.assistant_ids(said)
-        found = check_delta(self, ids, self.extend([said], [answer], last_id=ids[-1]).ids, said, [answer])
+        try:
+            ids = self.assistant_ids(said)
+            found = check_delta(self, ids, self.extend([said], [answer], last_id=ids[-1]).ids, said, [answer])
+        except TemplateError:  # its turns do not begin as its generation prompt does
+            return False
         return all(drift.kind != "structural" for drift in found)
 
     def require_append_only(self) -> AuditReport:
         """The audit. Raises TemplateError with the reason where the template does not extend by appending."""
-        report = self.audit()
-        if not report.append_only and not self.append_only:
-            # Probes often fail for one reason: it is told once.
-            reasons = {
-                problem.rpartition(": ")[2].rstrip("."): problem.rstrip(".") for problem in report.problems[::-1]
-            }
-            raise TemplateError(
-                f"The chat template cannot be extended by appending: {'; '.join([*reasons.values()][::-1])}.",
-                hint="Give a template that can (--set model.chat_template=FILE), or --set model.append_only=true to"
-                " train with the appended rendering, which then differs from this template's own.",
-            )
-        return report
+        from agentrl_cli.chat.audit import require_append_only
+
+        return require_append_only(self)
 
     def _encode(
         self, text: str, plain: Sequence[Range], messages: Sequence[Message]
@@ -311,8 +309,18 @@ class Chat:
         return self._encode(stop + text, shifted, messages)[0][1:]
 
     def _text(self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool) -> str:
+        messages, tools = adapted(messages, tools, self.able, self.parser)
         template = self._tool_template if tools else self._template
         return template.render(messages, tools, add_generation_prompt=add_generation_prompt)
+
+    @cached_property
+    def _called(self) -> str:
+        """What the template itself writes in a turn with a call; "" where it writes none, or turns begin otherwise."""
+        try:
+            call = assistant("", [("c00000000", "probe")])
+            return self.assistant_text(call, [PROBE_TOOL], thinking=False) if self.able.calls else ""
+        except TemplateError:
+            return ""
 
     @cached_property
     def _end_pattern(self) -> re.Pattern[str]:
@@ -327,7 +335,7 @@ class Chat:
     def _assistant(self, message: Message, tools: Tools, thinking: bool | None) -> tuple[str, list[Range]]:
         """Text of an assistant turn up to its stop token, and its plain ranges."""
         text, plain = self._continuation([message], tools, False)
-        ends = [match.start() for match in self._end_pattern.finditer(text) if not _within(match.span(), plain)]
+        ends = [match.start() for match in self._end_pattern.finditer(text) if not within(match.span(), plain)]
         text = text[: ends[0]] if ends else text
         if thinking is None:
             thinking = self._text([user("u")], tools, True).rstrip().endswith(THINK)
@@ -388,7 +396,3 @@ class Chat:
             else:
                 ends.append(ends[-1] if ends else 0)  # spans join messages of one role: this end is not used
         return [*ends, len(text)]
-
-
-def _within(span: tuple[int, int], ranges: Sequence[Range]) -> bool:
-    return any(start < span[1] and span[0] < end for start, end in ranges)

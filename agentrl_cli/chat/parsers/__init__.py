@@ -6,7 +6,7 @@ into `ToolCall.error`, in words that tell the model what to change.
 
 from __future__ import annotations
 
-from agentrl_cli.chat.parsers.base import ParsedText, Parser, detect_parser, load_parser
+from agentrl_cli.chat.parsers.base import ParsedText, Parser, choose_parser, detect_parser, load_parser, reads
 
 PARSERS: dict[str, str] = {
     "deepseek": "agentrl_cli.chat.parsers.deepseek:PARSER",
@@ -19,4 +19,4 @@ PARSERS: dict[str, str] = {
 }
 """Name to the module and object of a parser."""
 
-__all__ = ["PARSERS", "ParsedText", "Parser", "detect_parser", "load_parser"]
+__all__ = ["PARSERS", "ParsedText", "Parser", "choose_parser", "detect_parser", "load_parser", "reads"]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from agentrl_cli.chat.probe import MARK, PROBE_TOOL
 from agentrl_cli.types import ToolCall, ToolSchema
 
 MAX_QUOTE = 40
@@ -61,6 +62,22 @@ DETECT: tuple[tuple[str, tuple[str, ...]], ...] = (
 def detect_parser(template: str) -> str:
     """The parser whose syntax a chat template writes; hermes where nothing is recognised."""
     return next((name for name, texts in DETECT if all(text in template for text in texts)), "hermes")
+
+
+def reads(parser: Parser, written: str) -> bool:
+    """Whether a parser reads a turn in which a template called the tool `probe`; nothing written is read."""
+    if not written:
+        return True
+    calls = parser.parse(written, [PROBE_TOOL]).calls
+    return [(one.name, one.arguments, one.error) for one in calls] == [("probe", {"x": MARK}, None)]
+
+
+def choose_parser(first: Parser, written: str) -> Parser:
+    """`first`, where it reads what a template writes; else the first of all that does, else `first` all the same."""
+    from agentrl_cli.chat.parsers import PARSERS
+
+    others = (load_parser(name) for name in PARSERS)
+    return next((parser for parser in (first, *others) if reads(parser, written)), first)
 
 
 def call(name: str = "", arguments: dict[str, Any] | None = None, *, raw: str, error: str | None = None) -> ToolCall:
