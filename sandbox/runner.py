@@ -28,6 +28,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import box
 import confine
 import memory
+import pages
 import seccomp
 import users
 import warm
@@ -198,13 +199,15 @@ def main() -> None:
         confine.mount_proc()
     if uid and level != "uid":
         confine.become(uid, uid)
+    pages.merge()
+    pages.enlarge()
     confine.prctl(4, 0)  # PR_SET_DUMPABLE
     runner = Runner(control, level, folder, packages)
     if level == "uid":
         runner.slots = users.Slots(folder, int(options["--slots"]), uid)
     # The code that runs here later must find neither our modules nor our folder (`sys.path[0]`, see become_box).
-    ours = "box confine ends files heads landlock memory plain seccomp snapshot start users warm watch wire worker"
-    for name in ours.split():
+    ours = "box confine ends files heads landlock memory pages plain seccomp snapshot start users warm watch wire"
+    for name in (*ours.split(), "worker"):
         sys.modules.pop(name, None)
     confine.know_limits()
     confine.know_code_filter()

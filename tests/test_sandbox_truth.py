@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,11 @@ from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward, RewardContext
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.runtime import new_run
-from agentrl_cli.sandbox import Sandbox
+from agentrl_cli.sandbox import ExecResult, Sandbox
 from agentrl_cli.server.open import _sandbox
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack
+from agentrl_cli.tools import ToolContext, as_tool
 from agentrl_cli.tui.chat_view import ready_lines
 from agentrl_cli.tui.whatif_view import event_lines
 from agentrl_cli.types import Episode, RewardPart
@@ -159,3 +163,44 @@ async def test_a_chat_and_a_what_if_say_it_too() -> None:
     event = {"ev": "ready", "model": "m", "weights": "", "context": 1, "tools": [], "sandbox": "bare", "note": note}
     assert any("isolates NOTHING" in line.plain for line in ready_lines(event))
     assert "isolates NOTHING" in event_lines(event)[0].plain
+
+
+def test_a_tool_server_warns_before_the_first_call(tmp_path: Path) -> None:
+    (tmp_path / "agentrl.yaml").write_text("task: {packs: [code-task]}\nsandbox: {backend: bare, min_level: bare}\n")
+    command = [sys.executable, "-m", "agentrl_cli", "tools", "serve", "--socket", str(tmp_path / "s"), "--token", "t"]
+    command += ["--journal", str(tmp_path / "j.db"), "--project", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None and server.stdout.readline().startswith("unix:")
+        server.send_signal(signal.SIGINT)
+        _, err = server.communicate(timeout=20)
+    assert "WARNING: Sandbox level bare isolates NOTHING" in err, err
+    assert server.returncode == 0
+
+
+async def in_code(code: str, ctx: ToolContext) -> str:
+    """A tool of somebody's own, which answers a text."""
+    result: ExecResult = await (await ctx.session()).run(code)
+    if not result.ok:
+        raise ValueError(result.text())
+    return result.stdout
+
+
+async def apart_from_it(ctx: ToolContext) -> str:
+    """One that uses no sandbox."""
+    return "2"
+
+
+async def test_every_call_that_used_a_sandbox_knows_its_level() -> None:
+    try:
+        sandbox = await Sandbox.open(Config().sandbox)
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+    async with sandbox:
+        ctx = ToolContext(session_factory=sandbox.session)
+        own, other, sleepy = as_tool(in_code), as_tool(apart_from_it), as_tool(in_code)
+        sleepy.timeout = 0.2
+        given = [(own, {"code": "print(1)"}), (own, {"code": "1 / 0"}), (sleepy, {"code": "while True: pass"})]
+        results = await asyncio.gather(*(tool.call(ctx, arguments) for tool, arguments in [*given, (other, {})]))
+        await ctx.close()
+    assert [result.error for result in results] == [None, "exception", "timeout", None]
+    assert [result.level for result in results] == [sandbox.level] * 3 + [""]

@@ -17,6 +17,7 @@ Helpers:
     echo(text), echo_json(value), echo_jsonl(rows)  to stdout
     narrate(text), warn(text)                       to stderr, without markup; `warn` is yellow on a terminal
     warn_unsafe(sandbox)                            says it where a sandbox that was opened isolates nothing
+    warn_bare(backend)                              the same, before one is opened
     is_terminal() -> bool                           both stdin and stdout are terminals, and no dumb one
     confirm(question, yes=False) -> bool            asks on a terminal; elsewhere the answer is `yes`
     console(stderr=False) -> rich.console.Console   colours only on a terminal, NO_COLOR respected
@@ -206,6 +207,14 @@ def warn_unsafe(sandbox: Sandbox | None) -> None:
     """Says it loudly where the sandbox that was opened isolates nothing."""
     if sandbox is not None and sandbox.warning:
         warn(f"WARNING: {sandbox.warning}")
+
+
+def warn_bare(backend: str) -> None:
+    """The same before a sandbox is opened, where the configuration asks for no isolation."""
+    if backend == "bare":
+        from agentrl_cli.sandbox.pool import BARE
+
+        warn(f"WARNING: {BARE}")
 
 
 def is_terminal() -> bool:

@@ -17,7 +17,7 @@ from agentrl_cli.commands.common import (
     echo_json,
     narrate,
     open_project,
-    warn,
+    warn_bare,
 )
 from agentrl_cli.errors import UsageError
 
@@ -55,8 +55,7 @@ def run(
     code = sys.stdin.read() if str(file) == "-" else _text(file)
     settings = _settings(project, config, sets, level)
     names = [name.strip() for name in imports.split(",") if name.strip()]
-    if settings.backend == "bare":
-        warn("Level bare isolates nothing: this program runs as you, with your files and your network.")
+    warn_bare(settings.backend)
     result, made = asyncio.run(_run(settings, code, bash, wall, names, given, files_out or []))
     if as_json:
         echo_json({**dataclasses.asdict(result), "text": result.text()})

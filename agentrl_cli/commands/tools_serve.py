@@ -21,6 +21,7 @@ from agentrl_cli.commands.common import (
     echo,
     narrate,
     open_project,
+    warn_bare,
     warn_unsafe,
 )
 from agentrl_cli.errors import UsageError
@@ -102,6 +103,7 @@ async def _serve(
             loop.add_signal_handler(name, ending.set)
         async with listening(server, *where) as address:
             echo(address)
+            warn_bare(context.config.sandbox.backend)
             if options["token"]:
                 narrate(f"export AGENTRL_TOKEN={options['token']}")
             else:
@@ -142,7 +144,8 @@ async def open_server(
         async with lock:
             if not opened:
                 opened.append(await Sandbox.open(context.config.sandbox))
-                warn_unsafe(opened[0])
+                if context.config.sandbox.backend != "bare":  # else it was said when the server started
+                    warn_unsafe(opened[0])
         return await opened[0].session(**{**more, "imports": {*imports, *more.get("imports", ())}})
 
     syntax = load_parser(parser)

@@ -7,8 +7,12 @@ as SandboxFault: such an episode is masked, never scored zero.
 from __future__ import annotations
 
 import signal
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
+
+USED: ContextVar[set[str] | None] = ContextVar("USED", default=None)
+"""Within one tool call, a set: the levels of the sandboxes that it used."""
 
 
 class Status(StrEnum):

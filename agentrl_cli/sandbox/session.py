@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agentrl_cli.errors import SandboxFault, SandboxUnavailable, UsageError
 from agentrl_cli.sandbox.channel import GRACE, BoxLost, Channel
-from agentrl_cli.sandbox.results import Entry, ExecResult, GradeResult, Limits, Status
+from agentrl_cli.sandbox.results import USED, Entry, ExecResult, GradeResult, Limits, Status
 from agentrl_cli.sandbox.runner import Runner
 
 if TYPE_CHECKING:
@@ -201,6 +201,8 @@ class Session:
 
     async def _twice(self, header: dict[str, Any], body: bytes, seconds: float) -> Any:
         """The answer to a request; a box that is lost is rebuilt once. Raises SandboxFault."""
+        if (used := USED.get()) is not None:
+            used.add(self.level)
         for attempt in (1, 2):
             try:
                 await self._ready()

@@ -24,6 +24,7 @@ from typing import Any, overload
 from agentrl_cli.chat.arguments import validate_arguments
 from agentrl_cli.chat.parse import is_malformed
 from agentrl_cli.errors import AgentRLError, ConfigError
+from agentrl_cli.sandbox.results import USED
 from agentrl_cli.tools.schema import is_context, tool_schema
 from agentrl_cli.types import Task, ToolCall, ToolResult, ToolSchema
 
@@ -136,6 +137,8 @@ class Tool:
         limit = None if self.own_timeout else self.timeout if self.timeout is not None else timeout
         async with self._place():
             started = time.perf_counter()
+            levels: set[str] = set()
+            mark = USED.set(levels)
             try:
                 async with asyncio.timeout(limit) as deadline:
                     result = await self.execute(state, arguments)
@@ -148,7 +151,10 @@ class Tool:
                     result = ToolResult(f"Error: {self.name} took longer than {limit:g} s.", error="timeout")
             except Exception as error:  # noqa: BLE001 - a tool that fails is an observation, whatever it raised
                 result = ToolResult(_exception_text(error), error="exception")
-        return replace(result, seconds=result.seconds or time.perf_counter() - started)
+            finally:
+                USED.reset(mark)
+        seconds = result.seconds or time.perf_counter() - started
+        return replace(result, seconds=seconds, level=result.level or ",".join(sorted(levels)))
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:

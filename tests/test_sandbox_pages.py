@@ -1,0 +1,48 @@
+"""The warmed-up interpreter in a box: few mappings, its code in huge pages where the kernel has any."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from agentrl_cli.config import SandboxConfig
+from agentrl_cli.errors import SandboxUnavailable
+from agentrl_cli.sandbox import Sandbox
+
+LOOK = """
+import ctypes
+inside = ctypes.cast(ctypes.pythonapi.Py_IncRef, ctypes.c_void_p).value
+for line in open("/proc/self/smaps"):
+    first = line.split()[0]
+    if not first.endswith(":"):
+        span, rights, offset, _, inode = line.split()[:5]
+        low, high = (int(part, 16) for part in span.split("-"))
+        print("mapping", low, high, rights, int(offset, 16), inode, int(low <= inside < high))
+    elif first == "AnonHugePages:":
+        print("huge", line.split()[1])
+"""
+_HUGE = 2 << 20
+
+
+async def test_neighbours_are_one_mapping_and_the_code_is_in_huge_pages() -> None:
+    try:
+        sandbox = await Sandbox.open(SandboxConfig(workers=1))
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+    async with sandbox:
+        lines = [line.split() for line in (await sandbox.run(LOOK)).stdout.splitlines()]
+        # A program of its own, and a session: both run from what was replaced.
+        session = await sandbox.session()
+        assert (await session.cell("import re\nre.sub('a', 'b', 'aa')")).stdout == "'bb'\n"
+    mappings = [line[1:] for line in lines if line[0] == "mapping"]
+    huge = [int(line[1]) for line in lines if line[0] == "huge"]
+    assert len(mappings) == len(huge) > 20
+    for (_, end, rights, offset, inode, _), (start, _, others, begins, other, _) in pairwise(mappings):
+        if end == start and inode == other != "0" and int(begins) > int(offset):
+            assert (rights, others) not in {("r--p", "r-xp"), ("r-xp", "r--p")}, "constants beside code are one with it"
+    (number,) = [number for number, mapping in enumerate(mappings) if mapping[-1] == "1"]
+    low, high, rights, _, inode, _ = mappings[number]
+    assert rights == "r-xp"
+    # In small pages it would be dearer than the file: then it is left as it is.
+    assert inode != "0" or huge[number] << 10 == int(high) - int(low) >= _HUGE
