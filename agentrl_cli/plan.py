@@ -22,7 +22,7 @@ from agentrl_cli.errors import ModelError
 
 GiB = 1024**3
 STATE = {"adamw": (8, 8), "adamw8bit": (2, 2), "adamw_offload": (12, 0), "muon": (8, 8)}
-"""Bytes of optimizer state a trained weight: where the CPU trains, and on a GPU."""
+"""Bytes of optimizer state a trained weight: where the CPU trains, and on a GPU. Muon's hidden matrices have 4."""
 BYTES = {"4bit": 0.516, "8bit": 1.01}
 """Of a quantised weight: nf4 with a byte for 64 and a float for 256 of those, int8 with a float a row."""
 OVERHEAD = {"cpu": 0.45, "cuda": 0.5}
@@ -103,9 +103,10 @@ def plan(config: Config, folder: Path, held: float = 0.0) -> Plan:
     shape = _shape(folder)
     count = shape["parameters"]
     trained = _adapter(config, shape) if config.adapter.enabled else count
+    on_gpu = device.type != "cpu"
     both = {
         "weights": _weights(config, shape, size) + (trained * 4.0 if config.adapter.enabled else 0.0),
-        "optimizer": float(trained * STATE[config.train.optimizer][device.type != "cpu"]),
+        "optimizer": _state(config, shape, trained, on_gpu),
         "runtime": OVERHEAD[device.type if device.type in OVERHEAD else "cuda"] * GiB,
     }
     available = _available(device) + held
@@ -115,16 +116,23 @@ def plan(config: Config, folder: Path, held: float = 0.0) -> Plan:
     if config.algo.kl_coef and not (config.adapter.enabled and folder == given):  # a fresh adapter is switched off
         both["reference"] = float(count * size)
     rollout = both | _sampling(config, shape, size, adapted=config.adapter.enabled and not copied)
-    update = both | _updating(config, shape, size, trained, again=False)
+    both_ways = [both | _updating(config, shape, size, trained, again=way, on_gpu=on_gpu) for way in (False, True)]
     if config.rollout.async_staleness:  # both phases at once, and the sampler has weights of its own
         more = {} if copied else {"sampler": float(trained * (4 if config.adapter.enabled else size))}
-        rollout = update = rollout | more | update
+        both_ways = [rollout | more | update for update in both_ways]
     choice = config.train.checkpointing
-    again = choice == "on" or (choice == "auto" and sum(update.values()) > available)
-    if again:
-        update = update | _updating(config, shape, size, trained, again=True)
+    again = choice == "on" or (choice == "auto" and sum(both_ways[0].values()) > available)
+    update = both_ways[again]
+    rollout = update if config.rollout.async_staleness else rollout
     seconds = _step_seconds(config, count, device) * (4 / 3 if again else 1)
     return Plan(rollout, update, available, str(device), count, trained, seconds, again)
+
+
+def _state(config: Config, shape: Mapping[str, int], trained: int, on_gpu: bool) -> float:
+    """Bytes of the optimizer's state."""
+    muon = config.train.optimizer == "muon"
+    matrices = 0 if not muon else trained if config.adapter.enabled else shape["linear_weights"]
+    return float(trained * STATE[config.train.optimizer][on_gpu] - 4 * matrices)
 
 
 def _sampling(config: Config, shape: Mapping[str, int], size: int, *, adapted: bool) -> dict[str, float]:
@@ -134,40 +142,53 @@ def _sampling(config: Config, shape: Mapping[str, int], size: int, *, adapted: b
     that is not merged is sampled with; beside the activation and a linear layer's result stand its own part and the
     sum, in float32 as its weights are (0.5B's shape in 16 bits: 158.9 MB by this, 159.5 measured).
     """
-    from agentrl_cli.policies.local_memory import parse_memory
+    from agentrl_cli.policies.local_memory import kv_positions, live_rows, parse_memory
     from agentrl_cli.policies.local_sampling import draw_rows
 
-    rows = min(config.rollout.concurrency, config.rollout.group_size * config.rollout.prompts_per_step)
-    cache = rows * config.rollout.max_tokens * shape["layers"] * 2 * shape["kv_width"] * size
+    rows, shares = live_rows(config), config.rollout.max_tokens <= shape["shares"]
+    cache = kv_positions(config, shares=shares) * shape["layers"] * 2 * shape["kv_width"] * size
     drawn = 20 * min(rows, draw_rows(shape["vocabulary"])) + size * rows  # five float32 of a part, and the step's own
     wide = 2 * size + 2 * 4 if adapted else 3 * size
+    groups = shape["q_width"] // shape["kv_width"]
+    masked = (groups + 2) * config.rollout.max_tokens * size  # what a token of a later turn may see, per query head
     passing = {
         "logits": float(drawn * shape["vocabulary"]),
-        "prefill": float(shape[f"prefill{size}"] * (wide * shape["inner"] + 6 * shape["hidden"] * size)),
+        "prefill": float(shape[f"prefill{size}"] * (wide * shape["inner"] + 6 * shape["hidden"] * size + masked)),
     }
     larger = max(passing, key=lambda name: passing[name])
-    found = {"keys and values": float(min(cache, parse_memory(config.rollout.memory) or cache))}
+    kept = min(cache, parse_memory(config.rollout.memory) or cache)
+    # A shelf is made larger layer by layer, and keys after values: that much of it is there twice.
+    found = {"keys and values": kept * (1 + 1 / (2 * shape["layers"]))}
     found[larger] = passing[larger]
     return found | ({"value head": _head(shape) * 12.0} if needs(config.algo.advantage) == "values" else {})
 
 
-def _updating(config: Config, shape: Mapping[str, int], size: int, trained: int, *, again: bool) -> dict[str, float]:
+def _updating(
+    config: Config, shape: Mapping[str, int], size: int, trained: int, *, again: bool, on_gpu: bool
+) -> dict[str, float]:
     """What the update takes besides weights and optimizer.
 
     `again`: each layer's input is kept, and one layer at a time recomputed.
     """
-    fuses = _fuses(config, shape)
+    fuses, hidden = _fuses(config, shape), shape["hidden"]
     kept = _kept_fused(shape, size) if fuses else _kept(shape, size)
-    passing = fuses * 4 * (shape["inner"] + shape["hidden"]) * size  # of a token, in one layer's backward pass
-    layers = shape["layers"] * shape["hidden"] * size + kept if again else shape["layers"] * kept
+    layers = shape["layers"] * hidden * size + kept if again else shape["layers"] * kept
+    passing = 4 * (shape["inner"] + hidden) * size  # of a token, in one layer's backward pass
+    ends = 4 * hidden * size  # the embedding, the last states, their gradient and the head's
     tokens = config.train.token_budget
-    found = {
-        "gradients": trained * 4.0,
-        "activations": float(tokens * (layers + passing)),
+    embedding = shape["vocabulary"] * hidden * 4.0
+    backward = {
+        "activations": float(tokens * (layers + passing + ends)),
         "logits": min(256, max(16, 2**24 // shape["vocabulary"])) * shape["vocabulary"] * 12.0,  # forward_head's chunk
     }
+    if not config.adapter.enabled:  # the head's gradient waits for the embedding's, beside those that add up
+        backward["head's gradient"] = embedding
+    # AdamW takes the root of the second moments and divides it: weight by weight on a CPU, of all at once on a GPU
+    largest = 4.0 * trained if on_gpu else 2 * (0 if config.adapter.enabled else embedding)
+    stepping = {"optimizer's step": largest}
+    found = {"gradients": trained * 4.0} | max(backward, stepping, key=lambda parts: sum(parts.values()))
     if needs(config.algo.advantage) == "values":
-        found["value head"] = _head(shape) * 16.0 + tokens * shape["hidden"] * 12.0
+        found["value head"] = _head(shape) * 16.0 + tokens * hidden * 12.0
     return found
 
 
@@ -202,7 +223,7 @@ def _under(folder: Path, config: Config) -> tuple[Path, Config]:
 
 def _kept_fused(shape: Mapping[str, int], size: int) -> int:
     """The same where our own forward runs under an adapter: what its two functions and attention save of a token."""
-    heads = 4 * shape["q_width"] + shape["head_norms"] * (shape["q_width"] + shape["kv_width"])
+    heads = 5 * shape["q_width"] + shape["head_norms"] * (shape["q_width"] + shape["kv_width"])
     return (2 * shape["hidden"] + heads + 2 * shape["inner"]) * size
 
 
@@ -229,7 +250,7 @@ def _shape(folder: Path) -> dict[str, int]:
 
     from agentrl_cli.policies.local_fused import FAMILIES
     from agentrl_cli.policies.local_load import auto_class
-    from agentrl_cli.policies.local_memory import prefill_tokens
+    from agentrl_cli.policies.local_memory import prefill_tokens, share_reach
 
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -247,6 +268,7 @@ def _shape(folder: Path) -> dict[str, int]:
         "hidden": int(text.hidden_size),
         "vocabulary": int(text.vocab_size),
         "kv_width": int(heads * width),
+        "shares": share_reach(config),
         "fused": int(getattr(config, "model_type", "") in FAMILIES),
         "q_width": int(text.num_attention_heads * width),
         "inner": int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),

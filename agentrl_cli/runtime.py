@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import itertools
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +22,9 @@ from agentrl_cli.tasks import Pack, check_weights, load_packs
 if TYPE_CHECKING:
     from agentrl_cli.policies.local_loaded import Loaded
     from agentrl_cli.sandbox import Sandbox
+
+M_ARENA_MAX = -8
+"""glibc's malloc.h"""
 
 
 @dataclass
@@ -56,6 +61,7 @@ async def open_runtime(
     from agentrl_cli.policies.local_load import load_policy
     from agentrl_cli.sandbox import Sandbox
 
+    one_heap()
     found = {pack.name: pack for pack in packs} if packs is not None else load_packs(config.task.packs, base=base)
     check_weights(found, config.rewards)
     hook_list = HookList([*load_hooks(config.hooks, base, config.loggers).hooks, *hooks])
@@ -76,6 +82,17 @@ async def open_runtime(
         tokenizer = loaded.chat.tokenizer
         store.put_tokenizer(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", tokenizer.specials)
         yield Runtime(config, base, found, loaded, store, hook_list, sandbox)
+
+
+def one_heap() -> None:
+    """Let all threads of this process share glibc's main heap; nothing elsewhere. Before torch is there.
+
+    Else the thread that samples has heaps of its own, in which the buffers of every decode step, between small objects
+    that stay, leave holes: 490 MB more for 64 rows of 512 tokens of a 3M model. https://man7.org/linux/man-pages/man3/mallopt.3.html
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_ARENA_MAX, 1)
 
 
 @contextlib.asynccontextmanager

@@ -183,6 +183,17 @@ def test_options_reach_the_estimator_and_the_loss() -> None:
     assert loss_config(truncated).correction == "none"
 
 
+def test_the_clip_bounds_that_a_paper_has_where_none_are_set() -> None:
+    def bounds(**keys: Any) -> tuple[float, float]:
+        c = loss_config(Config(algo=AlgoConfig(**keys)))
+        return c.clip_low, c.clip_high
+
+    assert bounds() == bounds(loss="cispo") == (0.2, 0.28)
+    assert bounds(loss="gspo") == (3e-4, 4e-4)
+    assert bounds(loss="gspo", clip_low=0.03, clip_high=0.04) == (0.03, 0.04)
+    assert bounds(loss="gspo", clip_high=0.04) == (3e-4, 0.04)
+
+
 def test_the_aggregation_that_a_paper_pairs_with_its_loss() -> None:
     def meant(**keys: Any) -> str:
         return aggregation_name(AlgoConfig(**keys))

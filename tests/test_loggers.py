@@ -199,6 +199,22 @@ async def test_a_failing_logger_never_stops_a_run(tmp_path: Path, caplog: pytest
     assert any("closed failed (PermissionError: no key)" in text for text in told)
 
 
+async def test_a_logger_that_cannot_be_made_never_stops_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class Unmade:\n    def __init__(self):\n        raise RuntimeError('no account')\n"
+        "class Good:\n    seen = []\n    def on_update(self, metrics, step):\n        self.seen.append(step)\n"
+    )
+    with caplog.at_level(logging.WARNING, "agentrl.hooks"):
+        hooks = load_hooks([], tmp_path, loggers=["mine.py:Unmade", "mine.py:Good"])
+    assert [type(hook).__name__ for hook in hooks.hooks] == ["Good"]
+    assert "mine.py:Unmade cannot be made (RuntimeError: no account)" in caplog.text
+    model = write_model(tmp_path / "model")
+    async with trainer_of(tmp_path / "p", model, hooks.hooks, train={"steps": 1}) as trainer:
+        assert (await trainer.train()).status == "finished"
+    good: Any = hooks.hooks[0]
+    assert good.seen == [1]
+
+
 def test_a_hanging_logger_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLOSING", 0.2)
     logger = Hanging()

@@ -133,6 +133,15 @@ def test_covariance_losses_by_hand() -> None:
     assert mark("ppo_clip", x.logp, x.advantage, one) is None
 
 
+def test_clip_cov_takes_nothing_that_the_clip_holds_already() -> None:
+    # covariances 2 0 2; the last ratio is e with a positive advantage: held above 1.3, so only the first can be drawn
+    x = tokens([exp(-1), 1.0, e], [-2.0, 0.0, 2.0])
+    c = replace(CONFIG, cov_fraction=1.0, clip_low=0.9)
+    free, held = (mark("clip_cov", x.logp, x.advantage, c, old=old) for old in (None, x.old))
+    assert free is not None and free.tolist() == [True, False, True]
+    assert held is not None and held.tolist() == [True, False, False]
+
+
 def test_clip_cov_draws_the_same_tokens_for_the_same_seed() -> None:
     x = noisy(400)
     c = replace(CONFIG, cov_fraction=0.02, cov_low=0.1)

@@ -12,6 +12,7 @@ import torch
 from agentrl_cli.config import Config
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.plan import Plan, checkpoints, plan
+from agentrl_cli.policies.local_memory import kv_positions
 
 
 def test_the_parts_of_the_bundled_model_by_hand() -> None:
@@ -20,7 +21,8 @@ def test_the_parts_of_the_bundled_model_by_hand() -> None:
     layer = 4 * 160 * 160 + 3 * 160 * 432 + 2 * 160 + 2 * 32
     assert found.parameters == 768 * 160 + 6 * layer + 160
     assert found.rollout["weights"] == found.parameters * 4
-    assert found.rollout["keys and values"] == 64 * 1024 * 6 * 2 * 160 * 4
+    # one row more than there are, and a twelfth more while a shelf grows: 6 layers, keys after values
+    assert found.rollout["keys and values"] == pytest.approx(65 * 1024 * 6 * 2 * 160 * 4 * 13 / 12)
     assert found.update["optimizer"] == found.trainable * 8
     assert found.fits and not found.advice()
 
@@ -53,8 +55,10 @@ def test_activations_are_recomputed_as_it_is_set_and_where_they_do_not_fit() -> 
     folder, huge = bundled_model(), 10**9
     kept, again = of("off"), of("on")
     each = (9 * 160 + 4 * 160) * 4 + (3 * 160 + 2 * 160 + 4 * 432) * 4
-    assert kept.update["activations"] == 4096 * 6 * each
-    assert again.update["activations"] == 4096 * (6 * 160 * 4 + each)
+    passing = (4 * (432 + 160) + 4 * 160) * 4  # in one layer's backward pass; before the first and after the last
+    assert kept.update["activations"] == 4096 * (6 * each + passing)
+    assert again.update["activations"] == 4096 * (6 * 160 * 4 + each + passing)
+    assert kept.update["head's gradient"] == 768 * 160 * 4 and "optimizer's step" not in kept.update
     assert again.checkpointing and not kept.checkpointing and not of("auto").checkpointing
     assert of("auto", huge).checkpointing and not of("off", huge).checkpointing
     assert not of("auto", huge, held=1e18).checkpointing, "what is loaded already counts as room"
@@ -105,14 +109,15 @@ def test_half_a_billion_weights_under_an_adapter_fit_a_small_card(tmp_path: Path
     found = plan(sections(), folder)
     assert (found.parameters, found.trainable) == (494_032_768, 4_399_104)
     assert sum(found.update.values()) < 2.2e9
-    # 32 rows of 2,048 tokens at once: keys and values of 24 layers, 2 heads of 64, in 16 bits
-    assert found.rollout["keys and values"] == 32 * 2048 * 24 * 2 * 128 * 2
+    # 32 rows of 2,048 tokens at once, and one that moves: keys and values of 24 layers, 2 heads of 64, in 16 bits
+    assert found.rollout["keys and values"] == pytest.approx(33 * 2048 * 24 * 2 * 128 * 2 * 49 / 48)
     assert found.rollout["optimizer"] == found.trainable * 8, "it stays where it is while episodes are sampled"
-    # 2^26 / (3 · 4,864 · 2) tokens: beside 6 · 896 in 16 bits two tensors of 4,864 in 16 bits and two in 32
-    assert found.rollout["prefill"] == 2299 * (4864 * (2 * 2 + 2 * 4) + 896 * 6 * 2)
+    # 2^24 / (3 · 4,864 · 2) tokens: beside 6 · 896 in 16 bits two tensors of 4,864 in 16 bits and two in 32; a mask
+    assert found.rollout["prefill"] == 574 * (4864 * (2 * 2 + 2 * 4) + 896 * 6 * 2 + (7 + 2) * 2048 * 2)
     assert "logits" not in found.rollout, "tokens are drawn when the prompts are done"
     bare = plan(sections(adapter={"enabled": False}), folder)
-    assert bare.rollout["prefill"] == 2299 * (4864 * 3 + 896 * 6) * 2
+    # without one the draw is the larger: of 13 rows at once five float32, and the logits of all 32
+    assert bare.rollout["logits"] == (20 * 13 + 2 * 32) * 151936 and "prefill" not in bare.rollout
     bounded = plan(sections(rollout={"memory": "480MiB"}), folder)
     assert sum(bounded.rollout.values()) < 2.2e9
 
@@ -124,6 +129,30 @@ def test_quantised_weights_are_counted_as_they_are_kept(tmp_path: Path) -> None:
     for bits, each in (("none", 2.0), ("8bit", 1.01), ("4bit", 0.516)):
         found = plan(sections(model={"quantization": bits}), folder)
         assert found.rollout["weights"] == found.update["weights"] == pytest.approx(rest + linear * each + adapter)
+
+
+def test_the_optimizers_step_counts_where_it_takes_more_than_the_backward_pass(tmp_path: Path) -> None:
+    found = plan(sections(adapter={"enabled": False}, train={"token_budget": 16}, model={"dtype": "float32"}),
+                 qwen2_half_billion(tmp_path))  # fmt: skip
+    assert found.update["optimizer's step"] == 2 * 151936 * 896 * 4, "two of the largest weight's size"
+    assert "activations" not in found.update
+
+
+def test_muon_keeps_one_number_of_a_hidden_matrix() -> None:
+    found = plan(Config.model_validate({"train": {"optimizer": "muon"}}), bundled_model())
+    matrices = 6 * (4 * 160 * 160 + 3 * 160 * 432)
+    assert found.update["optimizer"] == 4 * matrices + 8 * (found.trainable - matrices)
+
+
+def test_keys_and_values_of_a_prompt_count_once_where_its_length_is_known() -> None:
+    def positions(**given: int) -> int:
+        sizes = {"group_size": 8, "prompts_per_step": 4, "max_tokens": 2048, **given}
+        return kv_positions(Config.model_validate({"rollout": sizes}), shares=True)
+
+    assert positions() == 33 * 2048
+    assert positions(response_tokens=1024) == 4 * 1024 + 33 * 1024
+    assert positions(response_tokens=1024, concurrency=3) == 3 * 1024 + 4 * 1024, "of three rows, three prompts"
+    assert positions(response_tokens=4096) == 33 * 2048
 
 
 def test_a_value_head_is_counted() -> None:

@@ -116,12 +116,17 @@ def _clip(ratio: Tensor, slope: Tensor, advantage: Tensor, c: LossConfig) -> Pol
     bounded = ratio.clamp(1 - c.clip_low, 1 + c.clip_high)
     loss = torch.maximum(-ratio * advantage, -bounded * advantage)
     held = ratio.detach()
-    clipped = ((advantage > 0) & (held > 1 + c.clip_high)) | ((advantage < 0) & (held < 1 - c.clip_low))
+    clipped = _held(held, advantage, c)
     if c.clip_dual is not None:
         loss = torch.where(advantage < 0, torch.minimum(loss, -c.clip_dual * advantage), loss)
         clipped = clipped | ((advantage < 0) & (held > c.clip_dual))
     weight = torch.where(clipped, 0.0, slope * advantage)
     return PolicyTerm(loss, weight, held, clipped)
+
+
+def _held(ratio: Tensor, advantage: Tensor, c: LossConfig) -> Tensor:
+    """[M] bool: a bound is reached on the side that changes the update."""
+    return ((advantage > 0) & (ratio > 1 + c.clip_high)) | ((advantage < 0) & (ratio < 1 - c.clip_low))
 
 
 def ppo_clip(x: LossInput, c: LossConfig) -> PolicyTerm:
@@ -180,10 +185,14 @@ COVARIANCE = frozenset({"clip_cov", "kl_cov"})
 """Losses that choose tokens by their covariance over the whole mini-batch."""
 
 
-def mark(name: str, logp: Tensor, advantage: Tensor, c: LossConfig, seed: int = 0) -> Tensor | None:
+def mark(
+    name: str, logp: Tensor, advantage: Tensor, c: LossConfig, seed: int = 0, old: Tensor | None = None
+) -> Tensor | None:
     """[M] bool over a whole mini-batch: the tokens that clip_cov or kl_cov touches; None for every other loss.
 
-    clip_cov draws from those between the two covariance bounds, kl_cov takes the highest.
+    clip_cov draws from those between the two covariance bounds that the clip does not hold already (by their
+    log-probabilities `old`; none is held where that is None), kl_cov takes the highest. As the paper's authors do:
+    https://github.com/PRIME-RL/Entropy-Mechanism-of-RL
     """
     if name not in COVARIANCE:
         return None
@@ -196,7 +205,8 @@ def mark(name: str, logp: Tensor, advantage: Tensor, c: LossConfig, seed: int = 
         marked[cov.topk(n).indices] = True
         return marked
     n = max(1, int((0.0002 if c.cov_fraction is None else c.cov_fraction) * len(cov)))
-    within = torch.nonzero((cov > c.cov_low) & (cov < c.cov_high))[:, 0]
+    free = torch.ones_like(marked) if old is None else ~_held(torch.exp(logp.detach() - old), advantage, c)
+    within = torch.nonzero((cov > c.cov_low) & (cov < c.cov_high) & free)[:, 0]
     order = torch.randperm(len(within), generator=torch.Generator().manual_seed(seed)).to(within.device)
     marked[within[order[:n]]] = True
     return marked
@@ -204,7 +214,7 @@ def mark(name: str, logp: Tensor, advantage: Tensor, c: LossConfig, seed: int = 
 
 def clip_cov(x: LossInput, c: LossConfig) -> PolicyTerm:
     """PPO's clip with the marked tokens' gradients cut. https://arxiv.org/abs/2505.22617."""
-    marked = x.marked if x.marked is not None else mark("clip_cov", x.logp, x.advantage, c)
+    marked = x.marked if x.marked is not None else mark("clip_cov", x.logp, x.advantage, c, old=x.old)
     term = ppo_clip(x, c)
     assert marked is not None
     loss, weight = torch.where(marked, 0.0, term.loss), torch.where(marked, 0.0, term.weight)
@@ -235,6 +245,11 @@ LOSSES: Mapping[str, PolicyLoss] = {
 
 PAIRED: Mapping[str, str] = {"dapo": "token_mean", "gspo": "seq_mean", "cispo": "token_mean", "sapo": "seq_mean"}
 """The aggregation that a loss's paper uses."""
+BOUNDS: Mapping[str, tuple[float, float]] = {"gspo": (3e-4, 4e-4)}
+"""The clip's bounds where a loss's paper has others than DAPO's: section 5.1 of https://arxiv.org/abs/2507.18071v2.
+
+A sequence's ratio is the mean over its tokens, in logarithms, so it moves by orders less than a token's.
+"""
 
 
 def sequence_lengths(segment: Tensor) -> Tensor:

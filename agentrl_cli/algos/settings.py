@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from agentrl_cli.algos.advantages import find, needs
-from agentrl_cli.algos.losses import AGGREGATIONS, LOSSES, PAIRED, Aggregation, LossConfig
+from agentrl_cli.algos.losses import AGGREGATIONS, BOUNDS, LOSSES, PAIRED, Aggregation, LossConfig
 from agentrl_cli.algos.terms import adapt_entropy_coef, adapt_kl_coef
 from agentrl_cli.config import Config
 from agentrl_cli.config.algo import AlgoConfig
@@ -18,9 +18,10 @@ def loss_config(config: Config) -> LossConfig:
     algo, rollout = config.algo, config.rollout
     other = rollout.truncates or rollout.async_staleness > 0  # than what is trained
     correction = algo.correction if algo.correction != "auto" else "tis" if other else "none"
+    low, high = BOUNDS.get(algo.loss, (LossConfig().clip_low, LossConfig().clip_high))
     return LossConfig(
-        clip_low=algo.clip_low,
-        clip_high=algo.clip_high,
+        clip_low=low if algo.clip_low is None else algo.clip_low,
+        clip_high=high if algo.clip_high is None else algo.clip_high,
         clip_dual=algo.clip_dual,
         sapo_positive=algo.sapo_positive,
         sapo_negative=algo.sapo_negative,

@@ -251,10 +251,9 @@ class Learner:
         self._before(now, "now", self.model, batch)
         self.model.train()
         facts = [now.seen[member] for member in members]
-        logp, advantage = (
-            torch.from_numpy(np.concatenate([getattr(one, name) for one in facts])) for name in ("now", "advantage")
-        )
-        marked = mark(self.config.algo.loss, logp, advantage, self.loss_config, seed)
+        names = ("now", "advantage", "now" if facts[0].old is None else "old")
+        logp, advantage, old = (torch.from_numpy(np.concatenate([getattr(one, n) for one in facts])) for n in names)
+        marked = mark(self.config.algo.loss, logp, advantage, self.loss_config, seed, old)
         assert marked is not None
         ends = np.cumsum([len(one.advantage) for one in facts])[:-1]
         for one, part in zip(facts, np.split(marked.numpy(), ends), strict=True):

@@ -40,8 +40,12 @@ class AlgoConfig(Section):
         description="token_mean, seq_mean, seq_mean_norm, episode_mean, or module:object; auto: seq_mean for gspo and"
         " sapo, seq_mean_norm for the advantage dr_grpo, token_mean elsewhere",
     )
-    clip_low: float = Field(default=0.2, gt=0, le=1, description="the ratio is clipped below 1 - clip_low")
-    clip_high: float = Field(default=0.28, gt=0, description="the ratio is clipped above 1 + clip_high")
+    clip_low: float | None = Field(
+        default=None, gt=0, le=1, description="the ratio is clipped below 1 - clip_low; null: 0.2, with gspo 0.0003"
+    )
+    clip_high: float | None = Field(
+        default=None, gt=0, description="the ratio is clipped above 1 + clip_high; null: 0.28, with gspo 0.0004"
+    )
     clip_dual: float | None = Field(
         default=None, gt=1, description="bound on the ratio where the advantage is negative, usually 3; null: none"
     )

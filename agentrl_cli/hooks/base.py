@@ -28,9 +28,9 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from agentrl_cli.errors import ConfigError, EnvError
+from agentrl_cli.errors import AgentRLError, ConfigError, EnvError
 from agentrl_cli.registry import resolve
 from agentrl_cli.types import Episode, RewardPart, Sampling, Task
 
@@ -195,12 +195,29 @@ def reward_parts(name: str, answer: object) -> list[RewardPart]:
 def load_hooks(names: Sequence[str], base: Path | None = None, loggers: Sequence[str] = ()) -> HookList:
     """The hooks of a configuration: names of HOOKS, "module:object" or "file.py:object"; a class is instantiated.
 
-    `loggers`: names of LOGGERS, or paths likewise; they come last. Raises EnvironmentProblem for one whose library is
-    not installed.
+    `loggers`: names of LOGGERS, or paths likewise; they come last. One that cannot be made is told and left out.
+    Raises NotFound for a name that there is not, EnvironmentProblem for a logger whose library is not installed.
     """
     hooks = [resolve("hooks", HOOKS, name, base=base) for name in names]
-    hooks += [resolve("loggers", LOGGERS, name, base=base) for name in loggers]
-    return HookList([hook() if isinstance(hook, type) else hook for hook in hooks])
+    made = [hook() if isinstance(hook, type) else hook for hook in hooks]
+    return HookList([*made, *(one for name in loggers if (one := _logger(name, base)) is not None)])
+
+
+def _logger(name: str, base: Path | None) -> object | None:
+    """The logger of a name or path; None where it fails when it is made: no run ends by that."""
+    found: object = resolve("loggers", LOGGERS, name, base=base)
+    if not isinstance(found, type):
+        return found
+    try:
+        return cast(object, found())
+    except AgentRLError:  # a library that is not there: said before anything starts
+        raise
+    except Exception as error:  # noqa: BLE001 - a logger's fault is never the run's
+        log.warning(
+            "the logger %s cannot be made (%s: %s) and is left out; the run goes on, and the store has everything",
+            name, type(error).__name__, error,
+        )  # fmt: skip
+        return None
 
 
 class _Method:

@@ -83,6 +83,18 @@ class Shelf:
                 store[layer] = new
                 del old
 
+    def lengthen(self, length: int) -> None:
+        """Have longer rows, with what they hold. One layer after the other."""
+        self.length = length
+        for store in (self.keys, self.values):
+            for layer, old in enumerate(store):
+                if old is not None:
+                    rows, heads, before, dim = old.shape
+                    new = old.new_zeros(rows, heads, length, dim)
+                    new[:, :, :before] = old
+                    store[layer] = new
+                    del old
+
     def stores(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A layer's keys and values, made when the first ones [..., heads, T, dim] show shape, dtype and device."""
         keys, values = self.keys[layer], self.values[layer]

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +26,9 @@ from agentrl_cli.config.models import LoraConfig, ModelConfig
 from agentrl_cli.errors import ModelError, NotFound
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.policies.base import require_trainable
-from agentrl_cli.policies.local import LocalPolicy
 from agentrl_cli.policies.local_loaded import Loaded, quiet
-from agentrl_cli.policies.local_memory import parse_memory
+from agentrl_cli.policies.local_make import make_policy
 from agentrl_cli.policies.local_quant import check_trainable, quantization
-from agentrl_cli.policies.local_twin import twin
 from agentrl_cli.policies.local_vision import attach
 from agentrl_cli.policies.remote_load import remote_policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
@@ -75,34 +73,8 @@ def load_policy(
             remote, chat, model, name, folder, sync=(base / (config.remote.sync_dir or "runs/remote")).resolve()
         )
     chat = _seeing(chat, model, folder, config.model, base)
-    policy, sampler = _sampling(model, config, name, tokenizer.decode, trainable)
+    policy, sampler = make_policy(model, config, name, tokenizer.decode, trainable)
     return Loaded(policy, chat, model, name, folder, sampler)
-
-
-def _sampling(
-    model: nn.Module, config: Config, name: str, decode: Callable[[list[int]], str], trainable: bool
-) -> tuple[LocalPolicy, nn.Module | None]:
-    """The policy, and the model that it samples with where that is not `model`."""
-    length = _context_length(model)
-    make = partial(
-        LocalPolicy,
-        context_length=length,
-        rows=min(config.rollout.concurrency, 256),
-        version=name,
-        lanes=config.deterministic,
-        decode=decode,
-        lane_length=min(length, config.rollout.max_tokens),
-        memory=parse_memory(config.rollout.memory),
-    )
-    policy, sampler = make(model), None
-    if trainable and config.rollout.async_staleness and not policy.copies_weights:
-        sampler = twin(model)
-        policy = make(sampler)
-    if policy.context_length < min(length, config.rollout.max_tokens):
-        _LOG.warning(
-            "rollout.memory holds %d tokens: episodes end there, not at rollout.max_tokens", policy.context_length
-        )
-    return policy, sampler
 
 
 def _seeing(chat: Chat, model: nn.Module, folder: Path, config: ModelConfig, base: Path) -> Chat:
@@ -347,12 +319,6 @@ def _download(name: str, config: ModelConfig) -> Path:
         raise ModelError(
             f"{name} could not be downloaded: {_short(error)}", hint="Try again, or use a local folder."
         ) from error
-
-
-def _context_length(model: nn.Module) -> int:
-    config: Any = model.config
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return int(getattr(text, "max_position_embeddings", None) or 4096)
 
 
 def _is_remote(spec: str | None, config: Config) -> bool:

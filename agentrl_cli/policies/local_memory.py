@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 import torch
 
+from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError
+from agentrl_cli.policies.local_bases import base_length
+from agentrl_cli.policies.local_cache import rounded
 from agentrl_cli.policies.local_engine import free_memory
+from agentrl_cli.policies.local_fused import FAMILIES
 
 AUTO_SHARE = 0.5
 """Of the memory that is free when the policy is made."""
 PREFILL = 8192
 """Prompt tokens of all rows together, padding included, in one forward; fewer in wide models, see `prefill_tokens`."""
-PREFILL_BYTES = 2**26
-"""What the three tensors of the feed-forward part may take in such a forward."""
+PREFILL_BYTES = {4: 2**26, 2: 2**24}
+"""What the three tensors of the feed-forward part may take in such a forward, by the bytes of a number: 16 bits mean a
+GPU, where 500 tokens fill the products of a model that is large enough for this to count."""
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -37,10 +43,49 @@ def auto_memory(device: torch.device) -> int:
     return int(AUTO_SHARE * free_memory(device))
 
 
+def live_rows(config: Config) -> int:
+    """Most episodes that a training samples at once; `deterministic` has a lane for each that there might be."""
+    rollout, most = config.rollout, min(config.rollout.concurrency, 256)
+    if config.deterministic or rollout.async_staleness:
+        return most
+    return min(most, rollout.group_size * rollout.prompts_per_step)
+
+
+def kv_positions(config: Config, *, shares: bool) -> int:
+    """Positions that the episodes of a training can need at once, and one more row: one that moves is there twice.
+
+    `shares`: a group's prompt is kept once. What that saves is known where `rollout.response_tokens` says how much of
+    an episode comes after its prompt.
+    """
+    rollout, rows = config.rollout, live_rows(config)
+    whole, after = (rows + 1) * rounded(rollout.max_tokens), rollout.response_tokens
+    if config.deterministic:
+        return rows * rounded(rollout.max_tokens)  # lanes: nothing moves or is shared
+    if not shares or after is None or after >= rollout.max_tokens or rollout.group_size < 2:
+        return whole
+    groups = min(rollout.prompts_per_step * (1 + rollout.async_staleness), rows)
+    return min(whole, groups * base_length(rollout.max_tokens - after) + (rows + 1) * rounded(after))
+
+
+def share_reach(config: Any) -> int:
+    """How long rows may be that attend to common beginnings, by a configuration: 0 outside the families we know."""
+    text = config.get_text_config()
+    window = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
+    return (window or sys.maxsize) if getattr(config, "model_type", "") in FAMILIES else 0
+
+
+def rollout_memory(model: Any, given: Config) -> int:
+    """Bytes that keys and values may take in a training where nobody says: what it can need, if that is free."""
+    config, weight = model.config.get_text_config(), model.get_input_embeddings().weight
+    shares = given.rollout.max_tokens <= share_reach(model.config)
+    needed = kv_positions(given, shares=shares) * position_bytes(config, weight.dtype)
+    return min(needed, auto_memory(weight.device))
+
+
 def prefill_tokens(config: Any, itemsize: int) -> int:
     """Most prompt tokens in one forward, by the text configuration: 8,192, down to 512 where a layer is wide."""
     inner = int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    return max(512, min(PREFILL, PREFILL_BYTES // (3 * inner * itemsize)))
+    return max(512, min(PREFILL, PREFILL_BYTES.get(itemsize, 2**26) // (3 * inner * itemsize)))
 
 
 def position_bytes(config: Any, dtype: torch.dtype) -> int:

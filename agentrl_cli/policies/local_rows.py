@@ -171,9 +171,14 @@ class Shelves:
             shelf.resize(max(len(shelf.live), FEW))  # what was set aside has its own memory
 
     def grow(self) -> None:
-        """Move rows that have become too long for their shelf to a longer one; the oldest first."""
+        """Move rows that have become too long for their shelf to a longer one; the oldest first.
+
+        Where they are more than half of their shelf, the shelf itself becomes longer: no row is there twice.
+        """
         if self.lanes:
             return
+        for shelf in self.shelves:
+            self._lengthen(shelf)
         tall = [(r, s) for s in self.shelves for r in s.live if r is not None and r.local > s.length]
         for request, shelf in sorted(tall, key=lambda entry: entry[0].order):
             if request not in shelf.live:
@@ -184,6 +189,17 @@ class Shelves:
                     break
             if request in shelf.live:
                 self._lift(request, shelf)
+
+    def _lengthen(self, shelf: Shelf) -> None:
+        tall = [r.local for r in shelf.live if r is not None and r.local > shelf.length]
+        length = self._shelf_length(max(tall, default=0) + BLOCK)
+        if 2 * len(tall) <= len(shelf.live) or any(other.length == length for other in self.shelves):
+            return
+        if self.used + shelf.rows * (length - shelf.length) // BLOCK > self.budget:
+            shelf.resize(len(shelf.live))
+        if self.make_room(shelf.rows * (length - shelf.length) // BLOCK):
+            shelf.lengthen(length)
+            self.peak = max(self.peak, self.used)
 
     def make_room(self, need: int, keep: bool = False) -> bool:
         """See to it that so many blocks are free, by giving up slack, then beginnings, then parked episodes.
