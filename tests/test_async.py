@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -316,3 +317,36 @@ async def test_an_edited_model_is_measured_alerted_and_corrected(tmp_path: Path,
         }[correction]
         total = sum(int(e.trained_tokens) for e in rows)
         np.testing.assert_allclose(own.weight[mask] * total, expected * own.advantage[mask], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("hooked", "correction"), [(True, "auto"), (True, "none"), (False, "auto")])
+async def test_a_hook_that_changes_what_is_drawn_is_corrected(
+    tmp_path: Path, model: Path, hooked: bool, correction: str
+) -> None:
+    """`on_sample` takes half of all tokens away: `auto` is truncated importance sampling then, and nothing without."""
+
+    class Odd(Hook):
+        def on_sample(self, sampling: Sampling, task: Any, turn: int) -> Sampling:
+            return replace(sampling, bad_ids=tuple(range(5, 133)))
+
+    hooks = [Odd()] if hooked else []
+    algo = {"correction": correction}
+    async with trainer_of(tmp_path, model, hooks=hooks, algo=algo, train={"steps": 1}) as trainer:
+        run = await trainer.train()
+        assert trainer.learner.loss_config.correction == ("tis" if hooked and correction == "auto" else "none")
+        metrics = trainer.store.steps(run.id)[0]
+        rows = [e for e in episodes_of(trainer.store, run) if e.fact == "trained"]
+        signals = [trainer.store.signals(e.id) for e in rows]
+    total = sum(int(e.trained_tokens) for e in rows)
+    seen = []
+    for episode, own in zip(rows, signals, strict=True):
+        assert own is not None
+        mask = episode.tokens.trained_mask
+        gap = (own.logp_train - episode.tokens.logp_sampled)[mask].astype(np.float64)
+        factor = np.exp(gap).clip(max=2) if hooked and correction == "auto" else np.ones_like(gap)
+        np.testing.assert_allclose(own.weight[mask] * total, factor * own.advantage[mask], rtol=1e-3, atol=1e-6)
+        seen += gap.tolist()
+        assert not hooked or not {int(id_) for id_ in episode.tokens.ids[mask]} & set(range(5, 133))
+    # Half of the tokens are gone, so what is left was sampled at about twice the policy's probability.
+    assert np.isclose(np.mean(seen), np.log(0.5), atol=0.2) if hooked else np.abs(seen).max() < 1e-4
+    assert ("sampling/correction" in metrics) == (hooked and correction == "auto")

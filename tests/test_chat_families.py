@@ -6,9 +6,11 @@ template's delta, and the drift guard compares each turn and the whole with the 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +19,10 @@ from agentrl_cli.chat.audit import require_calls_read
 from agentrl_cli.chat.parsers import PARSERS, load_parser
 from agentrl_cli.chat.probe import MARK, PROBE_TOOL, tool, user
 from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import tiny_template
 from agentrl_cli.config import Config
 from agentrl_cli.errors import TemplateError
+from agentrl_cli.policies.local_load import load_policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout
@@ -27,6 +31,7 @@ from agentrl_cli.types import Episode, Message, Outcome
 from tests.chat_helpers import tokenizer_for
 from tests.template_helpers import CACHE, templates_of
 from tests.test_template import MINIMIND
+from tests.train_helpers import write_model
 
 # After the documented format (https://huggingface.co/HuggingFaceTB/SmolLM2-1.7B-Instruct): ChatML, a system text of its
 # own where there is none, no tools.
@@ -215,3 +220,14 @@ def test_a_syntax_that_nobody_reads_is_refused_for_tools() -> None:
         require_calls_read(chat)
     report = chat.audit()
     assert report.ok and not report.reads_calls and any("model.parser" in note for note in report.notes)
+
+
+def test_template_variables_of_the_configuration_reach_the_template(tmp_path: Path) -> None:
+    source = (
+        "{% if enable_thinking is defined %}{{ 'thinking ' + enable_thinking | string }}{% endif %}" + tiny_template()
+    )
+    model = {"name": str(write_model(tmp_path, template=source)), "template_variables": {"enable_thinking": False}}
+    for told, begins in ((model, "thinking False<|im_start|>"), ({"name": model["name"]}, "<|im_start|>")):
+        loaded = load_policy(None, Config.model_validate({"model": told}), base=tmp_path)
+        asyncio.run(loaded.policy.close())
+        assert loaded.chat.decode(loaded.chat.prompt([user("u")]).ids).startswith(begins)

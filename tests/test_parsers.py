@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -233,3 +234,58 @@ def test_validate_arguments() -> None:
     for arguments, problem in cases:
         assert validate_arguments(wanted, arguments) == problem
     assert validate_arguments(schema("f", {}), {"x": 1}) == 'there is no argument "x"; there are: none'
+
+
+BITS = (
+    "a",
+    "b c",
+    "\n",
+    '"',
+    "'",
+    "\\",
+    "{",
+    "}",
+    "[",
+    "]",
+    "<",
+    "é",
+    "日本",
+    "</x>",
+    ";",
+    "```",
+    "  ",
+    "\t",
+    "1",
+    "null",
+    "=",
+)
+NESTED = schema("nest", {"s": "string", "o": "object", "a": "array", "b": "boolean"})
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_nested_arguments_and_several_calls_survive_every_syntax(name: str) -> None:
+    """Whatever the arguments are, what the syntax writes is read again as it was."""
+    random, parser = Random(0), load_parser(name)
+
+    def text() -> str:
+        return "".join(random.choice(BITS) for _ in range(random.randint(0, 6)))
+
+    def value(depth: int) -> Any:
+        if depth == 3 or random.random() < 0.5:
+            return random.choice([text(), random.randint(-9, 9), random.random(), True, None])
+        count = random.randint(0, 3)
+        if random.random() < 0.5:
+            return [value(depth + 1) for _ in range(count)]
+        return {text(): value(depth + 1) for _ in range(count)}
+
+    one_block = {"mistral", "deepseek", "llama3_pythonic"}  # several calls stand in one list: see SEVERAL
+    between = "; " if name == "llama3_json" else "\n"
+    for _ in range(100):
+        count = 1 if name in one_block else random.randint(1, 3)
+        every = [
+            {"s": text(), "o": {text(): value(1)}, "a": [value(1), value(1)], "b": random.random() < 0.5}
+            for _ in range(count)
+        ]
+        written = between.join(parser.example("nest", arguments) for arguments in every)
+        parsed = parse_text(written, parser, [NESTED])
+        assert [(c.name, c.arguments, c.error) for c in parsed.calls] == [("nest", one, None) for one in every]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, PolicyError
 from agentrl_cli.policies.local_memory import parse_memory
@@ -175,3 +176,23 @@ def test_the_configuration_says_how_to_sample() -> None:
     assert parse_memory("1.5g") == 3 * 2**29 and parse_memory("1000000") == 10**6
     with pytest.raises(ConfigError, match="no amount of memory"):
         parse_memory("much")
+
+
+@pytest.mark.parametrize(
+    ("said", "stops", "ends"),
+    [
+        ("a é→b", ("é→",), "a é→"),  # in the middle of two characters of several bytes each
+        ("ab</answer>c", ("</answer>", "zz"), "ab</answer>"),
+        ("xxab", ("ab", "xab"), "xxab"),
+        ("\n\n\nQ: x", ("\n\nQ:",), "\n\n\nQ:"),
+    ],
+)
+async def test_a_stop_string_across_the_borders_of_tokens(said: str, stops: tuple[str, ...], ends: str) -> None:
+    """One token a byte: the turn ends with the token that completes the text, and keeps it."""
+    tokenizer = ByteTokenizer()
+    wanted = tokenizer.encode(said)
+    policy = policy_of(tiny(vocab_size=512), decode=tokenizer.decode)
+    spoken = Sampling(max_new_tokens=40, stop_strings=stops, allow=lambda out: [wanted[len(out)]])
+    turn = await policy.generate("a", tokenizer.encode("hello"), spoken)
+    await policy.close()
+    assert (tokenizer.decode(turn.ids), turn.stop_reason) == (ends, StopReason.STOP_STRING)

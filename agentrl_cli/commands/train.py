@@ -170,12 +170,13 @@ async def _train(context: Context, resume: str | None, run_id: str | None, as_js
             f"{run.name}: {runtime.loaded.name}, engine {getattr(runtime.loaded.policy, 'engine_line', '-')},"
             f" {config.train.steps} steps, sandbox {_level(runtime)}, {context.db}"
         )
-        if config.rollout.truncates:
+        if config.rollout.truncates or runtime.hooks.has("on_sample"):
             how = {"auto": "truncated importance sampling (tis)", "none": "nothing: algo.correction is none"}
             by = how.get(config.algo.correction, config.algo.correction)
-            warn(
-                f"Sampling is truncated (top_p, top_k, min_p, a penalty or bad tokens): the loss is corrected by {by}."
-            )
+            what = "Sampling is truncated (top_p, top_k, min_p, a penalty or bad tokens)"
+            if not config.rollout.truncates:
+                what = "A hook's on_sample may change what is drawn"
+            warn(f"{what}: the loss is corrected by {by}.")
         from agentrl_cli.trainer import Trainer
 
         on_step = (lambda step, metrics: echo_jsonl([{"type": "step", "step": step, **metrics}])) if as_json else None

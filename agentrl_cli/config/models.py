@@ -47,6 +47,10 @@ class ModelConfig(Section):
     chat_template: str | None = Field(
         default=None, description="a Jinja file that replaces the tokenizer's chat template"
     )
+    template_variables: dict[str, Any] = Field(
+        default_factory=dict,
+        description="what the chat template is told besides messages and tools: {enable_thinking: false} for Qwen3",
+    )
     append_only: bool = Field(
         default=False,
         description="train although turns appended to the chat template differ from its own rendering: the appended"

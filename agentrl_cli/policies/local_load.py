@@ -59,7 +59,8 @@ def load_policy(
         return _scripted()
     folder = model_folder(name, config, base=base, store=store)
     tokenizer = load_tokenizer(folder, config.model, base)
-    chat = Chat(tokenizer, parser=config.model.parser, append_only=config.model.append_only)
+    told = config.model
+    chat = Chat(tokenizer, told.parser, told.append_only, variables=told.template_variables)
     if trainable:
         chat.require_append_only()
     remote = remote_policy(config, chat, context_length=_told_length(folder)) if _is_remote(spec, config) else None
@@ -80,7 +81,7 @@ def load_policy(
 def _seeing(chat: Chat, model: nn.Module, folder: Path, config: ModelConfig, base: Path) -> Chat:
     """The chat of a model that reads images, which then has its image processor; any other's as it is."""
     under = [adapter_base(folder, config, base=base)] if (folder / ADAPTER_FILE).is_file() else []
-    made = partial(Chat, chat.tokenizer, config.parser, config.append_only)
+    made = partial(Chat, chat.tokenizer, config.parser, config.append_only, variables=config.template_variables)
     return attach(model, [folder, *under], lambda images: made(images=images)) or chat
 
 
