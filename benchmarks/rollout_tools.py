@@ -3,9 +3,11 @@
     python benchmarks/rollout_tools.py --trl /venv/with/trl/bin/python [--model 3M|60M] [--rounds N] [--out FILE]
 
 Models have random weights, so what they say is scripted on both sides, token by token: two turns of text with a call
-of `add`, one that answers. The forwards, the cache, tools, templates and parsing are the real ones. Ours is `Rollout`
-as a training uses it: log-probabilities, drift check and every write to the store included. TRL's is
-`GRPOTrainer._generate` in its own environment (rollout_trl.py), one thread each, one round of one after the other.
+of `add`, one that answers. On both sides one logit a row is raised in place, and the token is drawn from the softmax as
+any other. The forwards, the cache, sampling, tools, templates and parsing are the real ones. Ours is what a training
+step does: the weights are published to the engine, then `Rollout` with log-probabilities, drift check and every write
+to the store. TRL's is `GRPOTrainer._generate` in its own environment (rollout_trl.py). One thread each, rounds of one
+after the other; what is made once for a training (trainer, policy, store) is not counted on either side.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from agentrl_cli.chat.tokenizer import Tokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.policies.local import LocalPolicy
+from agentrl_cli.policies.local_engine import Engine
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.store import RunRow, Store
@@ -43,6 +45,8 @@ SYSTEM = "You are a helpful agent. Use the tools that you are given to work out 
 WORDS = "one two three four add the sum of value then call tool number list text answer is and".split()
 CALL = '\n<tool_call>\n{"name": "add", "arguments": {"a": %d, "b": %d}}\n</tool_call>'
 MOST = 700
+LIKELY = 1e4
+"""The logit of what is scripted, on both sides."""
 
 
 def add(a: int, b: int) -> int:
@@ -67,19 +71,45 @@ def script(tokenizer: Tokenizer, episodes: int, seed: int = 0) -> list[list[list
     return [[turn(number) for number in range(3)] for _ in range(episodes)]
 
 
+class Scripting:
+    """An engine whose rows say what the script says: the logit of that token is far above the others, no more.
+
+    Everything after the forward (softmax, draw, log-probabilities, entropy, alternatives, stops) is the sampler's own.
+    """
+
+    def __init__(self, policy: Scripted, engine: Engine) -> None:
+        self._policy, self._engine = policy, engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def __call__(self, ids: torch.Tensor, rows: Any, *, head: bool) -> torch.Tensor | None:
+        logits = self._engine(ids, rows, head=head)
+        return logits if logits is None else self._policy.scripted(logits)
+
+    def packed(self, ids: torch.Tensor, view: Any) -> torch.Tensor:
+        return self._policy.scripted(self._engine.packed(ids, view))
+
+
 class Scripted(LocalPolicy):
     """The local policy, saying what the script says; `slot` names the episode."""
 
-    turns: list[list[list[int]]]
-    told: dict[str, int]
-    """How many turns each episode has had."""
+    def __init__(self, model: Any, turns: list[list[list[int]]], **options: Any) -> None:
+        super().__init__(model, **options)
+        self.turns = turns
+        self.said: dict[str, int] = {}
+        """How many turns each episode has had."""
+        self._batch.engine = Scripting(self, self._batch.engine)  # type: ignore[union-attr]
 
     async def generate(self, key: str, ids: Any, sampling: Sampling, **options: Any) -> Generation:
-        words = self.turns[sampling.slot][self.told.setdefault(key, 0)]
-        self.told[key] += 1
-        return await super().generate(
-            key, ids, replace(sampling, allow=lambda out: words[len(out) : len(out) + 1]), **options
-        )
+        self.said[key] = self.said.get(key, 0) + 1
+        return await super().generate(key, ids, sampling, **options)
+
+    def scripted(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits [rows, vocabulary] of every live row, in place."""
+        rows = self._batch.requests
+        words = [[self.turns[r.sampling.slot][self.said[r.key] - 1][len(r.out)]] for r in rows]
+        return logits.scatter_(1, torch.tensor(words), LIKELY)
 
 
 def ours(model: Any, chat: Chat, prompts: Sequence[str], turns: list[list[list[int]]]) -> dict[str, float]:
@@ -90,9 +120,8 @@ def ours(model: Any, chat: Chat, prompts: Sequence[str], turns: list[list[list[i
     limits = {"max_tokens": MOST, "max_new_tokens": 400, "max_turns": 3, "concurrency": len(prompts)}
     config = Config.model_validate({"rollout": limits | {"episode_timeout": 600}})
 
-    async def go(folder: str) -> None:
-        policy = Scripted(model, context_length=4096, rows=len(prompts))
-        policy.turns, policy.told = turns, {}
+    async def go(folder: str) -> dict[str, float]:
+        policy = Scripted(model, turns, context_length=4096, rows=len(prompts))
         with Store.open(Path(folder) / "bench.db") as store:
             run = store.add_run(RunRow(id="", name="bench", model="random", pack="sums", total_steps=1))
             rollout = Rollout(policy, chat, {"sums": pack}, config, store=store)
@@ -100,15 +129,21 @@ def ours(model: Any, chat: Chat, prompts: Sequence[str], turns: list[list[list[i
                 Job(tasks[n // GROUP], seed=n, sample=n % GROUP, group_id=f"g{n // GROUP}", run_id=run.id, slot=n)
                 for n in range(len(prompts))
             ]
+            cpu, wall = time.process_time(), time.perf_counter()
+            policy.set_version("1")
             episodes = await rollout.run(jobs)
+            store.flush()
+            seconds = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
             await policy.close()
         said = [sum(turn.role == "assistant" for turn in one.turns) for one in episodes]
         assert set(said) == {3}, (set(said), episodes[0].error)
+        assert [one.tokens.ids[turn.start : turn.end].tolist() for one in episodes for turn in one.turns[2::2]] == [
+            words for episode in turns for words in episode
+        ]
+        return seconds
 
     with tempfile.TemporaryDirectory() as folder:
-        cpu, wall = time.process_time(), time.perf_counter()
-        asyncio.run(go(folder))
-        return {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
+        return asyncio.run(go(folder))
 
 
 def main() -> None:
@@ -136,6 +171,8 @@ def main() -> None:
     if result["trl"]:
         best = {name: min(one["cpu"] for one in result[name]) for name in ("agentrl", "trl")}
         result["ratio_of_best_cpu"] = best["trl"] / best["agentrl"]
+        pairs = zip(result["agentrl"], result["trl"], strict=True)
+        result["ratio_by_round"] = [other["cpu"] / mine["cpu"] for mine, other in pairs]
     text = json.dumps(result, indent=1)
     if arguments.out is not None:
         arguments.out.write_text(text + "\n", encoding="utf-8")
@@ -151,7 +188,7 @@ def theirs(
         "tokenizer": tokenizer,
         "prompts": list(prompts),
     }
-    work |= {"turns": turns, "system": SYSTEM, "most": MOST, "rounds": 1}
+    work |= {"turns": turns, "system": SYSTEM, "most": MOST, "rounds": 1, "likely": LIKELY}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "work.json"
         path.write_text(json.dumps(work), encoding="utf-8")

@@ -34,17 +34,16 @@ def add(a: int, b: int) -> int:
 
 
 class Script(LogitsProcessor):
-    """Every row's next token is the script's."""
+    """Every row's next token is the script's: its logit is far above the others."""
 
-    def __init__(self, turns: list[list[int]], start: int, end: int) -> None:
+    def __init__(self, turns: list[list[int]], start: int, end: int, likely: float = 1e4) -> None:
         width = max(map(len, turns)) + 1
         self.ids = torch.tensor([turn + [end] * (width - len(turn)) for turn in turns])
-        self.start = start
+        self.start, self.likely = start, likely
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         place = min(input_ids.shape[1] - self.start, self.ids.shape[1] - 1)
-        scores = torch.full_like(scores, -torch.inf)
-        return scores.scatter_(1, self.ids[:, place : place + 1], 0.0)
+        return scores.scatter_(1, self.ids[:, place : place + 1], self.likely)
 
 
 def main() -> None:
@@ -62,7 +61,7 @@ def main() -> None:
         turns = [episode[turn[0] % 3] for episode in work["turns"]]
         turn[0] += 1
         start = options["input_ids"].shape[1]
-        forced = LogitsProcessorList([Script(turns, start, tokenizer.eos_token_id)])
+        forced = LogitsProcessorList([Script(turns, start, tokenizer.eos_token_id, work["likely"])])
         return plain(**options, logits_processor=forced)
 
     model.generate = generate

@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -47,13 +46,6 @@ from benchmarks.train_step import GROUP, LR, SHAPES, make_model  # noqa: E402
 Turns = list[list[list[int]]]
 
 
-class Sampler(Scripted):
-    """The scripted policy, whose tokens count as sampled: a token that was the only one allowed is not trained."""
-
-    async def generate(self, key: str, ids: Any, sampling: Any, **options: Any) -> Any:
-        return replace(await super().generate(key, ids, sampling, **options), forced=None)
-
-
 class Ours:
     """Steps of ours over one store."""
 
@@ -66,7 +58,7 @@ class Ours:
         self.pack = Pack.of("sums", rows, rewards, tools=[add], system=SYSTEM)
         self.chat, self.turns = chat, turns
         self.learner = Learner(model, self.config)
-        self.policy = Sampler(model, context_length=4096, rows=len(prompts))
+        self.policy = Scripted(model, turns, context_length=4096, rows=len(prompts))
         self.store = Store.open(folder / "bench.db")
         self.run = self.store.add_run(RunRow(id="", name="bench", model="random", pack="sums", total_steps=1))
         self.steps = 0
@@ -75,7 +67,7 @@ class Ours:
     def step(self) -> float:
         """CPU seconds of one step."""
         started = time.process_time()
-        self.policy.turns, self.policy.told = self.turns, {}
+        self.policy.said.clear()
         groups = asyncio.run(self._sample())
         sampled = time.process_time()
         update = self.learner.update(groups, self.steps)

@@ -1,4 +1,4 @@
-"""The compiled attention of a decoding batch: its numbers beside torch's, and what happens without a compiler."""
+"""Compiled code of a decoding batch: attention and draws beside torch's, and what happens without a compiler."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from agentrl_cli.policies import local_kernel
 from agentrl_cli.policies.local import LocalPolicy
 from agentrl_cli.policies.local_bases import Base
 from agentrl_cli.policies.local_cache import Shelf
-from agentrl_cli.policies.local_kernel import Ragged, library, why_not
-from agentrl_cli.types import Generation, Sampling
+from agentrl_cli.policies.local_kernel import Ragged, draw_plain, library, why_not
+from agentrl_cli.policies.local_sampling import draw
+from agentrl_cli.types import TOP_K, Generation, Sampling
 from tests.local_helpers import tiny
 
 compiled = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a compiler")
@@ -113,7 +114,7 @@ def test_without_a_compiler_the_same_is_said(monkeypatch: pytest.MonkeyPatch, tm
     local_kernel._build.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     without, slow = sampled(model)
-    assert (without.engine, without.engine_why) == ("fused", "there is no C compiler for its attention")
+    assert (without.engine, without.engine_why) == ("fused", "there is no C compiler")
     assert with_it.prefill_tokens == without.prefill_tokens
     for mine, other in zip(fast, slow, strict=True):
         assert mine.ids.tolist() == other.ids.tolist()
@@ -126,7 +127,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert library() is None and why_not() == "its attention could not be compiled: no such processor"
+    assert library() is None and why_not() == "its code could not be compiled: no such processor"
     assert list((tmp_path / "cache" / "agentrl").iterdir()) == []
 
 
@@ -145,3 +146,38 @@ def test_it_is_compiled_once_into_a_folder_of_the_users_own(
     library.cache_clear()
     local_kernel._build.cache_clear()
     assert library() is None and "can be written by others" in why_not()
+
+
+@compiled
+@pytest.mark.parametrize("vocabulary", [3, 64, 96, 512, 2000, 5003])
+def test_plain_draws_are_those_of_torch(vocabulary: int) -> None:
+    torch.manual_seed(vocabulary)
+    rows = 200
+    logits = 3 * torch.randn(rows, vocabulary)
+    logits[::3, : vocabulary // 2] = -torch.inf  # tokens that cannot be said
+    logits[1, 1] += 1e4
+    asked = [Sampling(temperature=0.5 + (n % 5) / 4) for n in range(rows)]
+    numbers = np.random.default_rng(0).random(rows)
+    numbers[:2], numbers[3] = 0.0, 1 - 2**-53
+    wanted = draw(logits, asked, torch.from_numpy(numbers))
+    drawn = draw_plain(logits, [one.temperature for one in asked], numbers.tolist())
+    assert drawn is not None
+    ids, known = drawn
+    assert ids == wanted.ids.tolist()
+    top = min(TOP_K, vocabulary)
+    np.testing.assert_allclose(known[:, 0], wanted.logp_policy, atol=5e-6, rtol=1e-6)
+    exact = (logits.double() / torch.tensor([[one.temperature] for one in asked])).log_softmax(-1)
+    entropy = -(exact.exp() * exact.clamp(min=-1e6)).sum(-1)
+    np.testing.assert_allclose(known[:, 1], entropy, atol=5e-6)
+    np.testing.assert_allclose(known[:, 2 + top :], wanted.top_logps, atol=5e-6, rtol=1e-6)
+    best = np.take_along_axis(logits.numpy(), np.ascontiguousarray(known[:, 2 : 2 + top]).view(np.int32), 1)
+    np.testing.assert_array_equal(best, logits.topk(top, -1).values)
+
+
+@compiled
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+def test_a_draw_of_what_is_no_number_says_so(odd: float) -> None:
+    logits = torch.zeros(1, 70)
+    logits[0, 69] = odd
+    drawn = draw_plain(logits, [1.0], [0.5])
+    assert drawn is not None and not np.isfinite(drawn[1][:, :2]).all()

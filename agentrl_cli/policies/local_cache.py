@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from agentrl_cli.policies.local_request import Request
-
 if TYPE_CHECKING:
     from agentrl_cli.policies.local_bases import Base
+    from agentrl_cli.policies.local_request import Request
 
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
 """Per layer keys and values [kv_heads, length, head_dim]."""

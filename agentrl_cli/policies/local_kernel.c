@@ -1,5 +1,7 @@
-/* One layer's attention of a decoding batch, in one call: norms and rotation of queries and keys, storing of keys and
- * values on their shelves, and a softmax over just the positions that each token sees. local_kernel.py compiles it.
+/* What a decoding batch does between its matrix products; local_kernel.py compiles it.
+ *
+ * agentrl_layer: one layer's attention in one call: norms and rotation of queries and keys, storing of keys and values on
+ * their shelves, and a softmax over just the positions that each token sees. agentrl_draw: a token from each row of logits.
  *
  * The batch is a list of tokens; a row has one (it decodes) or several (it catches up). Row r's own keys and values lie in
  * row slot[r] of shelf[r]; what it begins with in common with others in row base_slot[r] of shelf base[r], base_length[r]
@@ -36,14 +38,31 @@ INLINE float exponential(float x) {
     return p * two.f;
 }
 
-/* scores[g * stride + t] = q[g] · keys[t] */
-INLINE void dots(const float *q, const float *keys, int count, int dim, int groups, float *scores, int stride) {
-    for (int t = 0; t < count; t++)
+/* The largest of some numbers, sixteen at a time: a plain loop would be no vectors, since it must mind NaN. */
+INLINE float highest(const float *x, int count) {
+    float lanes[16], top = x[0];
+    int n = 0;
+    if (count >= 16) {
+        for (int i = 0; i < 16; i++) lanes[i] = x[i];
+        for (n = 16; n + 16 <= count; n += 16)
+            for (int i = 0; i < 16; i++) lanes[i] = x[n + i] > lanes[i] ? x[n + i] : lanes[i];
+        for (int i = 0; i < 16; i++) top = lanes[i] > top ? lanes[i] : top;
+    }
+    for (; n < count; n++) top = x[n] > top ? x[n] : top;
+    return top;
+}
+
+/* scores[g * stride + t] = q[g] · keys[t]; the values, which are read next, are fetched meanwhile */
+INLINE void dots(const float *q, const float *keys, const float *values, int count, int dim, int groups, float *scores,
+                 int stride) {
+    for (int t = 0; t < count; t++) {
+        for (int i = 0; i < dim; i += 16) __builtin_prefetch(values + (int64_t)t * dim + i);
         for (int g = 0; g < groups; g++) {
             float sum = 0.0f;
             for (int i = 0; i < dim; i++) sum += q[g * dim + i] * keys[(int64_t)t * dim + i];
             scores[g * stride + t] = sum;
         }
+    }
 }
 
 /* out[g] += Σ_t weights[g * stride + t] values[t] */
@@ -62,10 +81,9 @@ typedef struct { const float *keys, *values; int count; } Stretch;
 INLINE void attend(const float *q, const Stretch *stretch, int dim, int groups, float *scores, float *out) {
     int total = stretch[0].count + stretch[1].count;
     for (int s = 0, at = 0; s < 2; at += stretch[s].count, s++)
-        dots(q, stretch[s].keys, stretch[s].count, dim, groups, scores + at, total);
+        dots(q, stretch[s].keys, stretch[s].values, stretch[s].count, dim, groups, scores + at, total);
     for (int g = 0; g < groups; g++) {
-        float *own = scores + (int64_t)g * total, top = own[0], sum = 0.0f;
-        for (int t = 1; t < total; t++) top = own[t] > top ? own[t] : top;
+        float *own = scores + (int64_t)g * total, top = highest(own, total), sum = 0.0f;
         for (int t = 0; t < total; t++) sum += own[t] = exponential(own[t] - top);
         for (int t = 0; t < total; t++) own[t] *= 1.0f / sum;
     }
@@ -158,6 +176,85 @@ int agentrl_layer(const Plan *p, float *mixed, const float *cos, const float *si
         for (int n = 0; n < p->tokens * p->kv_heads; n++)
             if (scores) look(p, n / p->kv_heads, n % p->kv_heads, mixed, keys, values, scores, out);
         free(scores);
+    }
+    return failed;
+}
+
+#define STRETCH 64
+
+typedef struct {
+    int32_t rows, vocabulary, top, threads;
+    const float *logits, *heats; /* [rows, vocabulary]; [rows] temperatures */
+    const double *numbers;       /* [rows] uniform in [0, 1): one decides one token */
+    int32_t *ids, *top_ids;      /* [rows]; [rows, top] the likeliest, best first */
+    float *best, *chosen, *top_values; /* [rows] largest logit, the drawn token's; [rows, top]; all over the temperature */
+    double *total, *mean;        /* [rows] sums of p and of p (z - best), p = exp(z - best) */
+} Draw;
+
+/* Puts what is above the last of the `top` likeliest so far in its place among them. */
+static void rank(const float *z, int first, int count, int top, int32_t *ids, float *values, int *held) {
+    for (int i = 0; i < count; i++) {
+        if (*held == top && !(z[i] > values[top - 1])) continue;
+        int at = *held < top ? (*held)++ : top - 1;
+        for (; at > 0 && z[i] > values[at - 1]; at--) values[at] = values[at - 1], ids[at] = ids[at - 1];
+        values[at] = z[i], ids[at] = first + i;
+    }
+}
+
+/* The token whose cumulative probability first exceeds the target; sums of stretches first. */
+static int invert(const float *p, const double *sums, int vocabulary, double target) {
+    double before = 0.0;
+    int s = 0, last = (vocabulary - 1) / STRETCH;
+    for (; s < last && !(before + sums[s] > target); s++) before += sums[s];
+    for (int i = s * STRETCH; i < vocabulary && i < (s + 1) * STRETCH; i++) {
+        before += p[i];
+        if (before > target) return i;
+    }
+    int i = s < last ? (s + 1) * STRETCH - 1 : vocabulary - 1; /* rounding: the last likely token */
+    while (i > 0 && !(p[i] > 0.0f)) i--;
+    return i;
+}
+
+static void draw_row(const Draw *d, int row, float *z, double *sums) {
+    int n = d->vocabulary, held = 0;
+    const float *logits = d->logits + (int64_t)row * n;
+    for (int i = 0; i < n; i++) z[i] = logits[i] / d->heats[row];
+    float best = highest(z, n);
+    double total = 0.0, mean = 0.0;
+    for (int s = 0, first = 0; first < n; s++, first += STRETCH) {
+        int count = n - first < STRETCH ? n - first : STRETCH;
+        float sum = 0.0f, product = 0.0f, *x = z + first;
+        if (held < d->top || highest(x, count) > d->top_values[row * d->top + d->top - 1])
+            rank(x, first, count, d->top, d->top_ids + row * d->top, d->top_values + row * d->top, &held);
+        for (int i = 0; i < count; i++) {
+            float below = x[i] - best, p = exponential(below);
+            p = below < -87.0f ? 0.0f : p;
+            below = below < -1e4f ? -1e4f : below; /* minus infinity counts nothing */
+            x[i] = p;
+            sum += p;
+            product += p * below;
+        }
+        total += sums[s] = sum;
+        mean += product;
+    }
+    int id = invert(z, sums, n, d->numbers[row] * total);
+    d->ids[row] = id, d->best[row] = best, d->chosen[row] = logits[id] / d->heats[row];
+    d->total[row] = total, d->mean[row] = mean;
+}
+
+/* Returns 0, or 1 where there was no memory. */
+int agentrl_draw(const Draw *d) {
+    int failed = 0;
+#pragma omp parallel num_threads(d->threads) if (d->threads > 1)
+    {
+        float *z = malloc(sizeof(float) * (size_t)d->vocabulary);
+        double *sums = malloc(sizeof(double) * ((size_t)d->vocabulary / STRETCH + 1));
+        if (!z || !sums) failed = 1;
+#pragma omp for
+        for (int row = 0; row < d->rows; row++)
+            if (z && sums) draw_row(d, row, z, sums);
+        free(z);
+        free(sums);
     }
     return failed;
 }

@@ -1,10 +1,10 @@
-"""Attention of a decoding batch as one call of compiled code for each layer (local_kernel.c), given a C compiler.
+"""Compiled code for decoding (local_kernel.c), given a C compiler: attention in one call a layer, and plain draws.
 
 Decoding attends from one token of each row to that row's own keys and values: little arithmetic, another length for
 every row. Tensor operations pad those lengths and mask them, twenty calls a layer; the compiled function reads just
 what is there, and serves rows that catch up with several tokens in the same forward. It is compiled when it is first
 wanted, for this machine, and kept in the user's cache folder. Without a C compiler the fused engine attends by tensor
-operations (local_attention.py), as it does to prompts.
+operations (local_attention.py), as it does to prompts, and tokens are drawn by them (local_sampling.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from torch import Tensor
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.policies.local_bases import Base
 from agentrl_cli.policies.local_cache import Shelf
-from agentrl_cli.types import Int32
+from agentrl_cli.types import TOP_K, Float32, Int32
 
 _LOG = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("local_kernel.c")
@@ -122,8 +122,8 @@ class Ragged:
         `norms` weigh queries and keys [dim]; `window`: a position sees so many, itself included. Raises PolicyError
         where there is no memory for the scores.
         """
-        function = library()
-        assert function is not None, "the engine looked for it"
+        compiled = library()
+        assert compiled is not None, "the engine looked for it"
         dim = mixed.shape[-1]
         key = mixed[None, :, heads : heads + kv_heads].transpose(1, 2)
         stored = [shelf.stores(layer, key, key) for shelf in self._shelves]
@@ -134,55 +134,109 @@ class Ragged:
         out = mixed.new_empty(len(mixed), heads * dim)
         tables = (cos.data_ptr(), sin.data_ptr(), *(None if norm is None else norm.data_ptr() for norm in norms))
         where = (pointers[0].ctypes.data, pointers[1].ctypes.data, out.data_ptr())
-        if function(ctypes.addressof(plan), mixed.data_ptr(), *tables, *where):
+        if compiled.layer(ctypes.addressof(plan), mixed.data_ptr(), *tables, *where):
             raise PolicyError("There was no memory for the scores of attention.", hint="Lower rollout.concurrency.")
         return out
 
 
+class DrawPlan(ctypes.Structure):
+    """What is drawn from, and where to; the C side has the same fields."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in "rows vocabulary top threads".split()),
+        *(
+            (name, ctypes.c_void_p)
+            for name in "logits heats numbers ids top_ids best chosen top_values total mean".split()
+        ),
+    )
+
+
+def draw_plain(logits: Tensor, heats: Sequence[float], numbers: Sequence[float]) -> tuple[list[int], Float32] | None:
+    """A token for each row, of the distribution that a temperature gives, and what is known of it.
+
+    Args:
+        logits: [rows, vocabulary].
+        heats: [rows] temperatures above 0.
+        numbers: [rows] uniform in [0, 1): the token whose cumulative probability first exceeds a row's number is drawn.
+
+    Returns the ids, and [rows, 2 + 2 k] log-probability of the drawn token, entropy, the ids of the k = TOP_K likeliest
+    (their bits) and their log-probabilities; None where there is no compiled code for such logits. Raises PolicyError
+    where memory is short.
+    """
+    compiled = library()
+    if compiled is None or logits.dtype != torch.float32 or logits.device.type != "cpu" or why_not():
+        return None
+    logits = logits.contiguous()
+    rows, vocabulary = logits.shape
+    top = min(TOP_K, vocabulary)
+    heat, number = np.asarray(heats, np.float32), np.asarray(numbers, np.float64)
+    ids, top_ids = np.empty(rows, np.int32), np.empty((rows, top), np.int32)
+    best, chosen, values = (np.empty(shape, np.float32) for shape in (rows, rows, (rows, top)))
+    total, mean = np.empty(rows), np.empty(rows)
+    arrays = (heat, number, ids, top_ids, best, chosen, values, total, mean)
+    places = (array.ctypes.data for array in arrays)
+    plan = DrawPlan(rows, vocabulary, top, torch.get_num_threads(), logits.data_ptr(), *places)
+    if compiled.draw(ctypes.addressof(plan)):
+        raise PolicyError("There was no memory to draw a token.", hint="Lower rollout.concurrency.")
+    log_sum = np.log(total)
+    base = best + log_sum
+    found = np.empty((rows, 2 + 2 * top), np.float32)
+    found[:, 0], found[:, 1] = chosen - base, log_sum - mean / total
+    found[:, 2 : 2 + top] = top_ids.view(np.float32)
+    found[:, 2 + top :] = values - base[:, None]
+    return ids.tolist(), found
+
+
+class Library(NamedTuple):
+    """The compiled functions."""
+
+    layer: Callable[..., int]
+    draw: Callable[..., int]
+
+
 @cache
-def library() -> Callable[..., int] | None:
-    """The compiled function, made and loaded the first time; None where it cannot be (`why_not`)."""
+def library() -> Library | None:
+    """The compiled functions, made and loaded the first time; None where they cannot be (`why_not`)."""
     return _build()[0]
 
 
 def why_not() -> str:
     """Why there is no compiled function, or why it is not to be used; empty where it is."""
-    function, why, threads = _build()
-    if function is not None and not threads and torch.get_num_threads() > 1:
+    compiled, why, threads = _build()
+    if compiled is not None and not threads and torch.get_num_threads() > 1:
         return "the C compiler has no OpenMP, and torch uses several threads"
     return why
 
 
 @cache
-def _build() -> tuple[Callable[..., int] | None, str, bool]:
-    """(function, why there is none, whether it uses threads)."""
+def _build() -> tuple[Library | None, str, bool]:
+    """(functions, why there are none, whether they use threads)."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        return None, "there is no C compiler for its attention", False
+        return None, "there is no C compiler", False
     why = ""
     for threads in (True, False):
         try:
             return _load(_compiled(compiler, threads)), "", threads
         except (OSError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", None) or str(error)
-            why = f"its attention could not be compiled: {str(said).strip().splitlines()[-1] if said else error}"
+            why = f"its code could not be compiled: {str(said).strip().splitlines()[-1] if said else error}"
             _LOG.debug("%s: %s", compiler, said)
     return None, why, False
 
 
-def _load(path: Path) -> Callable[..., int]:
-    function: Any = ctypes.CDLL(str(path)).agentrl_layer  # releases the interpreter's lock while it runs
-    function.argtypes = [ctypes.c_void_p] * 9
-    function.restype = ctypes.c_int
-    named: Callable[..., int] = function
-    return named
+def _load(path: Path) -> Library:
+    code = ctypes.CDLL(str(path))  # calls release the interpreter's lock
+    code.agentrl_layer.argtypes = [ctypes.c_void_p] * 9
+    code.agentrl_draw.argtypes = [ctypes.c_void_p]
+    return Library(code.agentrl_layer, code.agentrl_draw)
 
 
 def _compiled(compiler: str, threads: bool) -> Path:
     """The shared library for this source, compiler and processor, compiled unless it is there."""
     flags = [*FLAGS, *(["-fopenmp"] if threads else [])]
     parts = (SOURCE.read_text(encoding="utf-8"), compiler, " ".join(flags), platform.platform(), _processor())
-    name = f"attention-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
+    name = f"decoding-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
     folder = _folder()
     if (folder / name).is_file():
         return folder / name

@@ -6,29 +6,22 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from agentrl_cli.errors import PolicyError
+from agentrl_cli.policies.local_kernel import draw_plain
 from agentrl_cli.policies.local_sampling import draw, draw_rows, single_tokens, steer
-from agentrl_cli.types import TOP_K, Generation, Int32, Sampling, StopReason
+from agentrl_cli.types import TOP_K, Float32, Generation, Int32, Sampling, StopReason
 
 if TYPE_CHECKING:
     from agentrl_cli.policies.local_bases import Base
 
-Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Facts:
-    """What one step found out about the tokens it drew, a row each."""
-
-    numbers: Array
-    """[rows, 3] log-probability as sampled, log-probability of the policy, entropy."""
-    top_ids: Array
-    top_logps: Array
+FACTS = 3
+"""Of each token: log-probability as sampled, of the policy, entropy; then ids (their bits) and log-probabilities of the
+likeliest."""
 
 
 @dataclass(eq=False)
@@ -48,13 +41,15 @@ class Request:
     order: int = 0
     """Who came first: the younger gives way where memory is short."""
     out: list[int] = field(default_factory=list)
-    facts: list[tuple[Facts, int]] = field(default_factory=list)
-    """Per token the numbers of the step that drew it, and the row in them."""
+    facts: list[Float32] = field(default_factory=list)
+    """Per token what is known of it, a row of `facts_of`."""
     forced: list[bool] = field(default_factory=list)
     """Which tokens were the only ones allowed."""
     stop: StopReason | None = None
     given: int = 0
     """Tokens of `ids`."""
+    plain: bool = False
+    """Its tokens are drawn from the model's own distribution at a temperature."""
     images: tuple[bytes, ...] = ()
     """Images of the context, in order."""
     base: Base | None = None
@@ -68,6 +63,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.given = len(self.ids)
+        how = self.sampling
+        self.plain = how.temperature > 0 and not how.truncated
 
     @property
     def context(self) -> Int32:
@@ -103,16 +100,16 @@ class Request:
         """True where nobody waits any more: cancelled, failed, or its event loop is closed."""
         return self.future.done() or self.future.get_loop().is_closed()
 
-    def take(self, token: int, facts: Facts, row: int, limit: int, forced: bool = False) -> None:
+    def take(self, token: int, facts: Float32, limit: int, forced: bool = False) -> None:
         """Append a drawn token and see whether the turn ends; `limit` is the most positions there may be."""
         self.out.append(token)
         self.forced.append(forced)
-        self.facts.append((facts, row))
+        self.facts.append(facts)
         if token in self.sampling.stop_ids:
             self.stop = StopReason.STOP
         elif self.sampling.stop_strings and self._said_stop_string():
             self.stop = StopReason.STOP_STRING
-        elif len(self.out) >= self.sampling.max_new_tokens or self.length >= limit:
+        elif len(self.out) >= min(self.sampling.max_new_tokens, limit - self.given):
             self.stop = StopReason.LENGTH
 
     def _said_stop_string(self) -> bool:
@@ -124,18 +121,19 @@ class Request:
 
     def result(self, version: str) -> Generation:
         """What was drawn, as the policy's answer."""
-        facts = np.array([step.numbers[row] for step, row in self.facts], np.float32).reshape(-1, 3)
+        facts = np.array(self.facts, np.float32).reshape(len(self.out), -1) if self.facts else np.empty((0, FACTS))
         top_ids = np.full((len(self.out), TOP_K), -1, np.int32)
         top_logps = np.full((len(self.out), TOP_K), np.nan, np.float32)
-        if self.facts:
-            known = self.facts[0][0].top_ids.shape[1]  # fewer where the vocabulary is smaller
-            top_ids[:, :known] = [step.top_ids[row] for step, row in self.facts]
-            top_logps[:, :known] = [step.top_logps[row] for step, row in self.facts]
+        known = (facts.shape[1] - FACTS) // 2  # fewer where the vocabulary is smaller
+        if known:
+            top_ids[:, :known] = facts[:, FACTS : FACTS + known].view(np.int32)
+            top_logps[:, :known] = facts[:, FACTS + known :]
+        sampled, policy, entropy = np.ascontiguousarray(facts[:, :FACTS].T, np.float32)
         return Generation(
             ids=np.asarray(self.out, np.int32),
-            logp_sampled=facts[:, 0],
-            logp_policy=facts[:, 1],
-            entropy=facts[:, 2],
+            logp_sampled=sampled,
+            logp_policy=policy,
+            entropy=entropy,
             top_ids=top_ids,
             top_logps=top_logps,
             stop_reason=self.stop or StopReason.CANCELLED,
@@ -155,6 +153,34 @@ def draw_tokens(logits: torch.Tensor, requests: list[Request], limit: int) -> No
         for start in range(0, len(requests), most):
             draw_tokens(logits[start : start + most], requests[start : start + most], limit)
         return
+    found = _plain(logits, requests) or _steered(logits, requests)
+    ids, facts, forced = found
+    if not bool(np.isfinite(facts[:, :FACTS]).all()):
+        raise PolicyError(
+            "The model's probabilities are not numbers.",
+            hint="Its weights have diverged: take an older checkpoint.",
+        )
+    for n, request in enumerate(requests):
+        request.take(ids[n], facts[n], limit, forced[n])
+
+
+Found = tuple[list[int], Float32, list[bool]]
+"""Of a step's rows: the tokens, what is known of each [rows, FACTS + 2 k], and whether it was the only one allowed."""
+
+
+def _plain(logits: torch.Tensor, requests: list[Request]) -> Found | None:
+    """By compiled code, where every row is drawn from the model's own distribution."""
+    if not all([r.plain for r in requests]):
+        return None
+    drawn = draw_plain(logits, [r.sampling.temperature for r in requests], [r.number for r in requests])
+    if drawn is None:
+        return None
+    ids, known = drawn
+    return ids, np.concatenate([known[:, :1], known], 1), [False] * len(requests)
+
+
+def _steered(logits: torch.Tensor, requests: list[Request]) -> Found:
+    """By tensor operations, whatever changes the distribution."""
     samplings = [r.sampling for r in requests]
     # What `allow` says is asked once; a row with one token to say is drawn like any other, and then says that one.
     allowed = [None if s.allow is None else s.allow(tuple(r.out)) for s, r in zip(samplings, requests, strict=True)]
@@ -163,13 +189,6 @@ def draw_tokens(logits: torch.Tensor, requests: list[Request], limit: int) -> No
     steered, forced = steer(logits, samplings, contexts, allowed, single)
     numbers = torch.tensor([r.number for r in requests], dtype=torch.float64)
     drawn = draw(logits, samplings, numbers, steered, single)
-    ids = drawn.ids.tolist()
-    found = torch.stack((drawn.logp_sampled, drawn.logp_policy, drawn.entropy), 1).cpu().numpy()
-    if not bool(np.isfinite(found).all()):
-        raise PolicyError(
-            "The model's probabilities are not numbers.",
-            hint="Its weights have diverged: take an older checkpoint.",
-        )
-    facts = Facts(found, drawn.top_ids.cpu().numpy(), drawn.top_logps.cpu().numpy())
-    for n, request in enumerate(requests):
-        request.take(ids[n], facts, n, limit, forced[n])
+    found = torch.stack((drawn.logp_sampled, drawn.logp_policy, drawn.entropy), 1).float()
+    tops = (drawn.top_ids.to(torch.int32).view(torch.float32), drawn.top_logps.float())
+    return drawn.ids.tolist(), torch.cat((found, *tops), 1).cpu().numpy(), forced
