@@ -193,7 +193,7 @@ def _sandbox(min_level: str) -> Check:
         return Check("sandbox", "warn", f"bare, which isolates NOTHING: {why}", fix)
     if STRENGTH[level] < STRENGTH["ns"]:
         return Check("sandbox", "warn", f"{level}, weaker than namespaces: {why}", fix)
-    return Check("sandbox", "ok", level)
+    return Check("sandbox", "ok", f"{level}; `agentrl doctor --sandbox` attacks it and shows what it guarantees")
 
 
 def _packs() -> Check:
