@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.text import Text
+from textual.binding import Binding
 
 from agentrl_cli.steering import CHANGEABLE
 from agentrl_cli.store import Store
 from agentrl_cli.store.html import PAGE
 from agentrl_cli.tui import demo
+from agentrl_cli.tui.app import HARMLESS, AgentApp
+from agentrl_cli.tui.compare import CompareScreen
+from agentrl_cli.tui.data import make_view
+from agentrl_cli.tui.episode_table import row_text
 from agentrl_cli.tui.layers import LAYERS
+from agentrl_cli.tui.layout import Kind, Layout
+from agentrl_cli.tui.palette import said
+from agentrl_cli.tui.panels import token_facts, turn_lines
+from agentrl_cli.tui.replay import ReplayScreen
+from agentrl_cli.tui.text import TokenTexts
 from agentrl_cli.tui.watch import KNOBS
 from agentrl_cli.tui.watch_data import load
 from agentrl_cli.tui.watch_panels import now_lines
-from agentrl_cli.types import AgentState, Fact, Outcome, RewardPart
+from agentrl_cli.types import AgentState, Fact, Outcome, RewardPart, ToolCall
+from tests.tui_helpers import until, until_text
 
 WIDE, SMALL = (120, 40), (80, 24)
 
@@ -55,3 +70,77 @@ def test_an_evaluation_is_not_taken_for_the_next_step(db: Path) -> None:
     assert now_lines(data, 80, 4, 0)[0].plain == "NOW EVALUATION after step 40: 1 done, 1 run"
     assert {row.kind for _, row in data.notable} == {"train"}  # of the step itself, not of what judges it
     assert 0.0 in data.advantages  # a group without spread: no advantage was stored, and it teaches nothing
+
+
+async def test_nothing_that_was_said_steers_the_terminal(db: Path) -> None:
+    """A note of several lines tore the screen; what a tool printed could clear it."""
+    words = demo.Words()
+    episode = demo.episode(words, 3, solved=False)
+    call = ToolCall("", "calc\x1b[2J", None, "x", "cut off. Expected:\n<tool_call>\n\x1b]0;title\x07\tend")
+    turns = tuple(replace(turn, calls=(call,)) if turn.calls else turn for turn in episode.turns)
+    view = make_view(episode.with_(turns=turns), TokenTexts(words.json()), live="first\nsecond 漢字漢字")
+    layout = Layout(view, 24)
+    assert all(text.isprintable() for _, text in layout.notes)
+    shown = [text for _, text in layout.notes]
+    assert "  <tool_call>" in shown and "second 漢字漢字" in shown and not any("\n" in text for text in shown)
+    assert all(sum(2 if ord(c) > 0x2E80 else 1 for c in text) <= 24 for text in shown)
+    assert [kind for kind, *_ in layout.lines].count(Kind.NOTE) == len(shown)
+    async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        pilot.app.screen.query_one("#why").update(Text("a\x1b[2Jb\x07c\x9bd"))  # type: ignore[attr-defined]
+        await until_text(pilot, "a[2Jbcd")
+        assert HARMLESS in pilot.app.get_line_filters()
+
+
+def test_the_list_tells_tags_kinds_and_parents(db: Path) -> None:
+    with Store.open(db) as store:
+        child = store.episode("ep0040003").with_(id="child", kind="whatif", parent_id="ep0040003", flags=("LOOP",))
+        store.finish_episode(child)
+        store.add_tag("child", "seen")
+        store.set_note("child", "why?")
+        row = store.episode_row("child")
+    assert row_text(row, 160).rstrip().endswith("LOOP #seen note whatif of ep0040003")
+
+
+async def test_keys_move_the_choice_of_a_comparison_whatever_has_the_focus(db: Path) -> None:
+    from agentrl_cli.tui.compare_data import compare_runs
+
+    async with AgentApp(db, lambda reader: CompareScreen(reader, "grpo-07", "grpo-07")).run_test(size=SMALL) as pilot:
+        screen = pilot.app.screen
+        assert isinstance(screen, CompareScreen)
+        await until(pilot, lambda: screen.found is not None)
+        found = screen.found
+        assert found is not None and len(found.tasks) == 1
+        screen.found = replace(found, tasks=found.tasks * 30)
+        for key, place in (("down", 1), ("pagedown", 11), ("up", 10), ("pageup", 0)):
+            await pilot.press(key)
+            assert screen.cursor == place, key
+        await pilot.press("pagedown")
+        await until_text(pilot, "calc/0417")  # in sight, where it is
+    with Store.open(db, readonly=True) as store:
+        assert compare_runs(store, "grpo-07", "grpo-07").gained == 0
+
+
+def test_the_palette_says_which_way() -> None:
+    cases = {
+        ("turn(-1)", "turn"): "previous turn",
+        ("line(15)", ""): "next line ×15",
+        ("end(0)", ""): "first",
+        ("rate(1.5)", "raise the rate"): "raise the rate",
+        ("layer('kl')", "KL"): "KL",
+    }
+    assert {key: said(Binding("x", *key)) for key in cases} == cases
+
+
+def test_what_was_never_to_be_trained_does_not_wait_for_it() -> None:
+    words = demo.Words()
+    episode = demo.episode(words, 3, solved=False).with_(kind="eval", fact="")
+    view = make_view(episode, TokenTexts(words.json()))
+    assert dict(token_facts(view, 60))["trained"] == "no: an evaluation"
+    assert "sampled" in turn_lines(view, 2)[3].plain
+
+
+def test_last_with_a_filter_is_the_last_that_it_lets_through(db: Path) -> None:
+    command = [sys.executable, "-m", "agentrl_cli", "replay", "last", "--plain", "--db", str(db)]
+    done = subprocess.run([*command, "-f", "outcome:solved"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "solved" in done.stdout.splitlines()[0], done.stderr

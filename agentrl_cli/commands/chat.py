@@ -118,7 +118,7 @@ def _plain(client: object, say: list[str] | None, *, as_json: bool) -> int:
     """The same over stdin (or what `say` holds) and stdout; scripts can drive it."""
     from rich.text import Text
 
-    from agentrl_cli.commands.common import console, echo, echo_jsonl
+    from agentrl_cli.commands.common import STEERS, console, echo, echo_jsonl
     from agentrl_cli.tui.chat_client import ChatClient
     from agentrl_cli.tui.chat_plain import PlainChat, Said
 
@@ -127,7 +127,8 @@ def _plain(client: object, say: list[str] | None, *, as_json: bool) -> int:
 
     def show(text: Text) -> None:
         if out.is_terminal:
-            out.print(text, soft_wrap=True)
+            safe = text if not STEERS.search(text.plain) else Text(STEERS.sub("", text.plain), text.style)
+            out.print(safe, soft_wrap=True)
         else:
             echo(text.plain)
 

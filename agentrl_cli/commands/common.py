@@ -31,6 +31,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -129,12 +130,12 @@ def find_db(project: Path | None = None, db: Path | None = None, *, must_exist: 
 
     Raises NotFound where there is no such file and `must_exist`.
     """
-    path = db.expanduser() if db else _project_db(find_project(override=project))
+    folder = None if db else find_project(override=project)
+    path = db.expanduser() if db else _project_db(folder)
     if must_exist and not path.is_file():
-        raise NotFound(
-            f"There is no store at {path}.",
-            hint="`agentrl rollout` or `agentrl train` in a project makes one; --db names another file.",
-        )
+        makes = "`agentrl rollout` or `agentrl train` in a project makes one; --db names another file."
+        init = "" if db or folder else "This is no project: `agentrl init code-task` makes one. "
+        raise NotFound(f"There is no store at {path}.", hint=init + makes)
     return path.absolute()
 
 
@@ -176,9 +177,14 @@ def data_stdout() -> Iterator[None]:
             _data = outer_data
 
 
+STEERS = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
+"""What steers a terminal, but for colours."""
+
+
 def echo(text: str = "") -> None:
-    """One line of data to stdout."""
-    print(text, file=_data or sys.stdout, flush=True)
+    """One line of data to stdout; on a terminal nothing that a model or a tool said may steer it."""
+    out = _data or sys.stdout
+    print(STEERS.sub("", text) if out.isatty() else text, file=out, flush=True)
 
 
 def echo_json(value: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,9 @@ from agentrl_cli.commands.common import (
     narrate,
 )
 from agentrl_cli.errors import AgentRLError, NotFound, UsageError
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import Store
 
 EpisodeArgument = Annotated[
     str | None,
@@ -69,7 +72,8 @@ def command(
         request = _request(whatif, verify)
         raise typer.Exit(_whatif(path, episode or "last", run, request, script, project, as_json=json))
     if tokens or (svg is None and (plain or not is_terminal())):
-        _print(path, episode or _first(path, run, filter_, sort), run, layer, tokens)
+        listed = episode is None or (filter_ and episode == "last")
+        _print(path, _first(path, run, filter_, sort) if listed else episode or "last", run, layer, tokens)
         return
     _open(path, episode, run, filter_, sort, svg)
 
@@ -82,8 +86,8 @@ def _open(path: Path, episode: str | None, run: str | None, filter_: str, sort: 
         run_id = store.run(run).id if run else None
         if filter_:
             store.episode_ids(filter_, sort, run=run_id)  # a typo is told before the screen opens
-        if episode is None and svg is not None:
-            episode = "last"
+        if (filter_ and episode == "last") or (episode is None and svg is not None):
+            episode = _first_of(store, run_id, filter_, sort)
         found = store.resolve_episode(episode, run_id) if episode else None
     place = _place(episode or "")
     from agentrl_cli.tui.app import AgentApp, save_svg
@@ -104,14 +108,18 @@ def _open(path: Path, episode: str | None, run: str | None, filter_: str, sort: 
 
 
 def _first(path: Path, run: str | None, filter_: str, sort: str) -> str:
-    """The episode that the list would show first; raises NotFound where the filter matches none."""
+    """The episode that the list shows first; raises NotFound where the filter matches none."""
     from agentrl_cli.store import Store
 
     with Store.open(path, readonly=True) as store:
-        found = store.episode_ids(filter_, sort, run=store.run(run).id if run else None)[:1]
-        if not found:
-            raise NotFound(f"No episode matches {filter_!r}." if filter_ else "There is no episode yet.")
-        return store.episode_rows(found)[0].id
+        return _first_of(store, store.run(run).id if run else None, filter_, sort)
+
+
+def _first_of(store: Store, run_id: str | None, filter_: str, sort: str) -> str:
+    found = store.episode_ids(filter_, sort, run=run_id)[:1]
+    if not found:
+        raise NotFound(f"No episode matches {filter_!r}." if filter_ else "There is no episode yet.")
+    return store.episode_rows(found)[0].id
 
 
 def _request(whatif: str | None, verify: bool) -> list[str]:

@@ -248,6 +248,7 @@ class Conversation:
         if all(answer.run for answer in answers):
             return await self._world(turn)
         if not any(answer.run or answer.text is not None for answer in answers):
+            self.emit({"ev": "note", "text": "not run: /as-tool TEXT answers in the tool's place, /undo takes it back"})
             return False
         chosen = tuple(call for call, answer in zip(turn.calls, answers, strict=True) if answer.run)
         step = await step_of(self.env, replace(turn, calls=chosen)) if chosen else Step()

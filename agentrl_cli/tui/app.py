@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rich.segment import Segment
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.color import Color
+from textual.filter import LineFilter
 from textual.screen import Screen
 
 from agentrl_cli.tui.dialogs import picture
@@ -15,6 +18,20 @@ from agentrl_cli.tui.layers import DEFAULT_PALETTE, use_palette
 from agentrl_cli.tui.palette import KeyCommands
 from agentrl_cli.tui.reader import Reader
 from agentrl_cli.tui.settings import read_settings, settings_path
+from agentrl_cli.tui.text import CONTROL
+
+
+class Harmless(LineFilter):
+    """Takes control characters out of what is painted: what a model or a tool said must not steer the terminal."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        """The segments; those that hold a control character without it (it has no width)."""
+        if not any(CONTROL.search(segment.text) for segment in segments):
+            return segments
+        return [Segment(CONTROL.sub("", text), style, control) for text, style, control in segments]
+
+
+HARMLESS = Harmless()
 
 
 class AgentApp(App[int]):
@@ -38,6 +55,10 @@ class AgentApp(App[int]):
         if settings.problem:
             self.notify(settings.problem, severity="warning", timeout=8, markup=False)
         self.push_screen(self._first(self.reader))
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Every line of every widget passes these."""
+        return [*super().get_line_filters(), HARMLESS]
 
     def on_unmount(self) -> None:
         self.reader.close()

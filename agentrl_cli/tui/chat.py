@@ -38,8 +38,10 @@ class ChatScreen(AgentScreen):
     BINDINGS: ClassVar[list[BindingType]] = named(
         "chat",
         [
-            Binding("pageup", "scroll(-1)", show=False, priority=True),
-            Binding("pagedown", "scroll(1)", show=False, priority=True),
+            Binding("pageup", "scroll(-1)", "page", show=False, priority=True),
+            Binding("pagedown", "scroll(1)", "page", show=False, priority=True),
+            Binding("shift+pageup,ctrl+pageup", "side_scroll(-1)", "page of the ids", show=False, priority=True),
+            Binding("shift+pagedown,ctrl+pagedown", "side_scroll(1)", "page of the ids", show=False, priority=True),
             Binding("f2", "mode('tokens')", "tokens"),
             Binding("f3", "mode('mask')", "mask"),
             Binding("f4", "mode('logprobs')", "logprobs"),
@@ -276,6 +278,10 @@ class ChatScreen(AgentScreen):
     def action_scroll(self, sign: int) -> None:
         talk = self.query_one("#talk", VerticalScroll)
         talk.scroll_relative(y=sign * max(talk.size.height - 2, 1), animate=False)
+
+    def action_side_scroll(self, sign: int) -> None:
+        side = self.query_one("#side", VerticalScroll)
+        side.scroll_relative(y=sign * max(side.size.height - 2, 1), animate=False)
 
     async def action_cancel(self) -> None:
         if self.busy:

@@ -134,7 +134,8 @@ text                  say it as the user (/as-user TEXT too)
 /undo                 take the last exchange back
 /edit                 change what was said last
 /tokens /mask /logprobs   tokens; which may train; how likely
-/context              the exact ids, and the template (F5)
+/context              the exact ids, and the template (F5;
+                      shift+pgup, shift+pgdn scroll them)
 /reward [X]           score by the pack, or give X
 /save /replay         keep as an episode; and open it in replay
 /approve [off]        ask before tools run

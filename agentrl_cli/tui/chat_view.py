@@ -29,7 +29,10 @@ def event_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: in
     if kind == "ask":
         which = f" {event['name']}, call {event['number']} of {event['of']}?" if event.get("of", 1) > 1 else " this?"
         more = "   all, none: and the rest" if event.get("of", 1) > 1 else ""
-        return [Text(f"run{which}  y yes   n no{more}   /as-tool TEXT answers in the tool's place", "bold #ffd75f")]
+        ask = f"run{which}  y yes   n no{more}   /as-tool TEXT answers in the tool's place"
+        if any(call.get("error") for call in (event.get("calls") or [])[:1]):
+            ask = f"a malformed call{which.rstrip('?')}: tell the model so?  y yes   n no{more}"
+        return [Text(ask.replace(" this:", ":"), "bold #ffd75f")]
     if kind == "result":
         status = f"ERROR {event['error']}" if event["error"] else "ok"
         lines = [Text(f"◂ {event['name']}  {status}  {event['seconds'] * 1000:.0f} ms  (by hand)", FAINT)]

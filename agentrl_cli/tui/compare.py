@@ -17,6 +17,7 @@ from agentrl_cli.tui.charts import chart, short
 from agentrl_cli.tui.compare_data import RunComparison, TaskLine, compare_runs
 from agentrl_cli.tui.dialogs import AgentScreen, Help, leave, named
 from agentrl_cli.tui.panels import BAD, FAINT, GOOD, HERE, TITLE, clip, join, num
+from agentrl_cli.tui.text import keep_end
 
 if TYPE_CHECKING:
     from agentrl_cli.store import EvalRow
@@ -58,13 +59,12 @@ class CompareScreen(AgentScreen):
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
-        with VerticalScroll(id="long"):
+        with VerticalScroll(id="long", can_focus=False):
             yield Static(id="page")
         yield Static(Text(KEYS, no_wrap=True), id="keys")
 
     def on_mount(self) -> None:
         self.query_one("#head", Static).update(Text("agentrl compare   reading …", "bold"))
-        self.query_one("#long").focus()
         self.load()
 
     def on_resize(self, event: Resize) -> None:
@@ -92,11 +92,15 @@ class CompareScreen(AgentScreen):
         self.query_one("#page", Static).update(join([*top, *tasks]))
         long = self.query_one("#long", VerticalScroll)
         line = len(top) + 3 + self.cursor
-        if self.cursor and not long.scroll_offset.y <= line < long.scroll_offset.y + long.size.height:
+        if not self.cursor:
+            long.scroll_home(animate=False)
+        elif not long.scroll_offset.y <= line < long.scroll_offset.y + long.size.height:
             long.scroll_to(y=line - long.size.height // 2, animate=False)
 
     def action_move(self, step: int) -> None:
-        if self.found is not None:
+        if self.found is not None and not self.found.tasks:
+            self.query_one("#long", VerticalScroll).scroll_relative(y=step, animate=False)
+        elif self.found is not None:
             self.cursor = max(0, min(self.cursor + step, len(self.found.tasks) - 1))
             self.paint()
 
@@ -132,15 +136,19 @@ def top_lines(found: RunComparison, width: int, *, every: bool) -> list[Text]:
     if found.settings:
         lines.append(Text(f"{'SETTINGS':<34}{one:>20}{two:>20}", TITLE))
         shown = found.settings if every else found.settings[:6]
-        lines += [Text(clip(f" {name:<33}{str(a)[:19]:>20}{str(b)[:19]:>20}", width)) for name, a, b in shown]
+        lines += [Text(clip(f" {keep_end(name, 32):<33}{_cell(a):>20}{_cell(b):>20}", width)) for name, a, b in shown]
     if found.metrics:
         lines.append(Text(f"{'METRICS, last 10 steps':<34}{one:>20}{two:>20}", TITLE))
         rows = found.metrics if every else found.metrics[:8]
-        lines += [Text(clip(f" {name:<33}{short(a):>20}{short(b):>20}", width)) for name, a, b in rows]
+        lines += [Text(clip(f" {keep_end(name, 32):<33}{short(a):>20}{short(b):>20}", width)) for name, a, b in rows]
     if found.evals:
         lines.append(Text(f"{'EVALUATIONS':<34}{one:>20}{two:>20}", TITLE))
         lines += [Text(clip(f" {name:<33}{_rate(a):>20}{_rate(b):>20}", width)) for name, a, b in found.evals]
     return lines
+
+
+def _cell(value: object) -> str:
+    return clip("-" if value is None else str(value), 19)
 
 
 def _rate(row: EvalRow | None) -> str:

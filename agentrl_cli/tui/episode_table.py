@@ -179,7 +179,10 @@ def row_text(row: Any, width: int) -> str:
         text += f" {num(row.advantage, '+.2f'):>6} {row.n_calls:>3} {row.n_tool_errors:>3}"
     if width >= 112:
         text += f" {time.strftime('%d %H:%M:%S', time.localtime(row.started))}" if row.started else " " * 12
-    return f"{text} {flag_names(row.flags)}"[:width].ljust(width)
+    marks = [flag_names(row.flags), *(f"#{tag}" for tag in row.tags), "note" * bool(row.note)]
+    marks += [row.kind] if row.kind not in ("", "train") else []
+    marks += [f"of {row.parent_id}"] if row.parent_id else []
+    return f"{text} {' '.join(filter(None, marks))}"[:width].ljust(width)
 
 
 def head_text(width: int) -> str:
@@ -191,7 +194,7 @@ def head_text(width: int) -> str:
         text += f" {'adv':>6} {'cal':>3} {'err':>3}"
     if width >= 112:
         text += f" {'started':<11}"
-    return f"{text} flags"[:width].ljust(width)
+    return f"{text} flags, #tags, kind"[:width].ljust(width)
 
 
 class ListingScreen(AgentScreen):

@@ -103,10 +103,15 @@ class Layout:
                     self._note(style, text)
 
     def _note(self, style: str, text: str) -> None:
-        step = self.width - 1
-        for start in range(0, max(len(text), 1), step):
-            self.lines.append((Kind.NOTE, len(self.notes), 0))
-            self.notes.append((style, text[start : start + step]))
+        for line in text.split("\n"):
+            rest = line.expandtabs(4)
+            rest = rest if rest.isprintable() else "".join(c if c.isprintable() else "·" for c in rest)
+            while True:
+                head, rest = _cut(rest, self.width - 1)
+                self.lines.append((Kind.NOTE, len(self.notes), 0))
+                self.notes.append((style, head))
+                if not rest:
+                    break
 
     def _tokens(self, block: Block) -> None:
         """Wraps a block's tokens at token boundaries; a token wider than a line is cut."""
@@ -214,7 +219,8 @@ def _cut(text: str, width: int) -> tuple[str, str]:
 def call_notes(call: ToolCall) -> list[tuple[str, str]]:
     """A parsed call for people: name and arguments, code on its own lines; or what was wrong with it."""
     if call.error:
-        return [("error", f"✗ malformed call {call.name}".rstrip()), ("error", f"  {call.error}")]
+        said = [("error", f"  {line}") for line in call.error.splitlines()]
+        return [("error", f"✗ malformed call {call.name}".rstrip()), *said]
     out = [("call", f"▸ {call.name}")]
     for name, value in (call.arguments or {}).items():
         if isinstance(value, str) and "\n" in value:

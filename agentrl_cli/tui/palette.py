@@ -9,6 +9,22 @@ from textual.binding import Binding
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 
+def said(binding: Binding) -> str:
+    """What a key does, in words: `turn(-1)`, described as `turn`, is `previous turn`."""
+    action, _, rest = binding.action.partition("(")
+    words = binding.description or action.replace("_", " ")
+    try:
+        step = float(rest.rstrip(")"))
+    except ValueError:
+        return words
+    if action == "end":
+        return f"{'last' if step else 'first'} {words.replace('end', '').strip()}".strip()
+    if " " in words or words in ("first", "last"):
+        return words  # `raise the rate`, `previous step`
+    much = f" ×{abs(step):g}" if abs(step) > 1 else ""
+    return f"{'next' if step > 0 else 'previous'} {words}{much}"
+
+
 class KeyCommands(Provider):
     """The bindings of the screen below the palette."""
 
@@ -19,8 +35,7 @@ class KeyCommands(Provider):
             if not isinstance(binding, Binding) or binding.action in seen:
                 continue
             seen.add(binding.action)
-            words = binding.description or binding.action.replace("_", " ")
-            yield words, f"{binding.key}   {binding.id or ''}", self._runner(binding.action)
+            yield said(binding), f"{binding.key}   {binding.id or ''}", self._runner(binding.action)
 
     def _runner(self, action: str) -> Callable[[], Coroutine[Any, Any, bool]]:
         async def run() -> bool:

@@ -53,6 +53,8 @@ def header(view: EpisodeView, position: str = "", *, brief: bool = False) -> Tex
     """The first line of the screen: where this episode is, and how it ended. `brief`: for small terminals."""
     e = view.episode
     run, step = view.run or e.run_id or "", f"step {e.step}" if e.step is not None else e.kind
+    if e.parent_id:
+        step = f"what-if of {e.parent_id}@t{e.parent_turn}"
     where = [part for part in ("" if brief else run, step, keep_end(e.task_id, 24) if brief else e.task_id) if part]
     if len(view.siblings) > 1:
         numbers = [row.id for row in view.siblings]
@@ -134,7 +136,7 @@ def turn_lines(view: EpisodeView, current: int, width: int = 28, limit: int = 14
             kind += " !call" if any(call.error for call in turn.calls) else " +tool"
         if turn is not None and any(result.error for result in turn.results):
             kind += " ERR"
-        mask = "trained" if block.role == "assistant" else "masked"
+        mask = "masked" if block.role != "assistant" else "trained" if view.episode.fact == "trained" else "sampled"
         mark = ">" if block.number == current else " "
         text = Text(f"{mark}{block.number:>2} {kind:<10}{len(block):>4}t {mask}"[:width], no_wrap=True)
         text.stylize(HERE if block.number == current else "" if block.role == "assistant" else FAINT)
@@ -198,7 +200,9 @@ def token_facts(view: EpisodeView, token: int) -> list[tuple[str, str]]:
             if array is not None and np.isfinite(array[token]):
                 out.append((name, num(float(array[token]), "+.4g")))
     trained, fact = bool(tokens.trained_mask[token]), view.episode.fact
-    said = "no" if not trained else "yes" if fact == "trained" else f"no: {fact or 'not yet'}"
+    kind = view.episode.kind
+    why = fact or {"train": "not yet", "eval": "an evaluation", "whatif": "a what-if"}.get(kind, f"a {kind}")
+    said = "no" if not trained else "yes" if fact == "trained" else f"no: {why}"
     if signals is not None and np.isfinite(signals.weight[token]):
         said += ", CLIPPED" if signals.clipped[token] else ", no clip"
     out.append(("trained", said))

@@ -305,6 +305,10 @@ class ReplayScreen(ReplayBase):
         self.notify(f"colours {palette_name()}", timeout=2)
 
     def action_svg(self) -> None:
+        self.app.clear_notifications()  # the picture is of the screen, not of what was just said
+        self.call_after_refresh(self._svg)
+
+    def _svg(self) -> None:
         path = Path(f"replay-{self.episode_id}.svg").absolute()
         try:
             path.write_text(picture(self.app, f"agentrl replay {self.episode_id}"), "utf-8")

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from agentrl_cli.types import Int32
 
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""What steers a terminal: C0 with ESC, DEL, C1."""
 PARTIAL = "▫"
 """Stands for a token that holds only a part of a character."""
 

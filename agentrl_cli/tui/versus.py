@@ -156,7 +156,11 @@ class VersusScreen(AgentScreen):
 
     def action_version(self, step: int) -> None:
         """Another checkpoint on this side; the place in the episode stays."""
-        self.sides[self.side] = (self.sides[self.side] + step) % len(self.rows)
+        here, other = self.sides[self.side], self.sides[1 - self.side]
+        here = (here + step) % len(self.rows)
+        if here == other and len(self.rows) > 2:  # the same episode twice shows nothing
+            here = (here + step) % len(self.rows)
+        self.sides[self.side] = here
         self.load()
 
     def action_layer(self, name: str) -> None:

@@ -140,6 +140,10 @@ class WatchScreen(WatchBase):
         self.paint()
 
     def action_svg(self) -> None:
+        self.app.clear_notifications()  # the picture is of the screen, not of what was just said
+        self.call_after_refresh(self._svg)
+
+    def _svg(self) -> None:
         self._write(Path(f"watch-{self.run}.svg"), picture(self.app, f"agentrl watch {self.run}"))
 
     def action_export(self) -> None:

@@ -58,12 +58,11 @@ class WhatIfScreen(AgentScreen):
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
-        with VerticalScroll(id="long"):
+        with VerticalScroll(id="long", can_focus=False):
             yield Static(id="page")
         yield Static(Text(KEYS, no_wrap=True), id="keys")
 
     def on_mount(self) -> None:
-        self.query_one("#long").focus()
         self.paint()
         self.listen()
 

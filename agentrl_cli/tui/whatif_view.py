@@ -33,7 +33,7 @@ def rerun_lines(event: dict[str, Any], width: int) -> list[Text]:
     """One call: the same answer, or the difference."""
     arguments = "" if event["arguments"] is None else json.dumps(event["arguments"], ensure_ascii=False)
     verdict = "same" if event["same"] else "not recorded" if event["before"] is None else event["diverged"]
-    head = f"turn {event['turn']}  {event['name']} {arguments}"
+    head = f"turn {event['turn']}  {event['name'] or '(malformed call)'} {arguments}"
     room = width - len(verdict) - 12
     lines = [Text(clip(" ".join(head.split()), max(room, 20)), no_wrap=True)]
     lines[0].append(f"   {verdict}", GOOD if event["same"] else BAD)
