@@ -6,10 +6,10 @@ runs the model's code and never believes what a worker says beyond the choice of
 
 from __future__ import annotations
 
+import _socket as socket
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -52,6 +52,8 @@ class Box:
         self.kept = heads.Kept(self.files.limit, self.tree.ended)
         self.cells = 0
         self.out = self.err = (-1, -1)
+        self.drained = False
+        """Whether nothing can be in them: the head was alone, and has been asked nothing since."""
         self.nonce = ""
 
     def serve(self) -> NoReturn:
@@ -196,7 +198,7 @@ class Box:
             for fd in (*self.out, *self.err):
                 os.close(fd)
         self.out, self.err = os.pipe(), os.pipe()
-        ours, theirs = socket.socketpair()
+        ours, theirs = wire.pair()
         pid = confine.bare_fork()
         if pid == 0:
             try:
@@ -220,7 +222,7 @@ class Box:
         before = self.files.take()
         self.cells += 1
         keep = int(header.get("keep", 0))
-        request = {"op": "cell", "name": f"<cell {self.cells}>", "keep": keep > 0}
+        request = {"op": "cell", "name": f"<cell {self.cells}>", **({"keep": "yes"} if keep else {})}
         limits = {**self.limits, **header.get("limits", {})}
         reason, frame, job, backup = self._ask(request, body, limits)
         reply: dict[str, Any] = {"status": "memory", "detail": "", "kept": True}
@@ -242,7 +244,7 @@ class Box:
         return reply, output
 
     def _ask(
-        self, request: dict[str, Any], body: bytes, limits: dict[str, Any]
+        self, request: dict[str, str], body: bytes, limits: dict[str, Any]
     ) -> tuple[str, wire.Frame | None, Job, socket.socket]:
         """Sends a request to the head together with one end of a socket for the checkpoint, and waits."""
         head = self.head = self.head or self._start_head()
@@ -253,10 +255,12 @@ class Box:
             signal_process(head.pid, signal.SIGCONT)
             head.stopped = False
         job = Job(self.host, head.pid, head.pidfd, self._captures(self.out[0], self.err[0], limits), limits, self.tree)
-        job.drain(discard=True)
+        if not self.drained:
+            job.drain(discard=True)
+        self.drained = False
         try:
             self.nonce = os.urandom(8).hex()
-            wire.send(head.control, {**request, "nonce": self.nonce}, body, [theirs.fileno()])
+            wire.say(head.control, {**request, "nonce": self.nonce}, body, [theirs.fileno()])
         except OSError:
             return "deaf", None, job, ours
         finally:
@@ -266,9 +270,11 @@ class Box:
 
     def _answer(self, job: Job, head: Head) -> tuple[str, wire.Frame | None]:
         """The head's next answer; one that was written before the question counts as nonsense."""
-        reason, frame = watch(job, head.control)
+        reason, frame = watch(job, head.control, head.events(self.host))
         if frame is not None and frame.header.get("nonce") != self.nonce:
             return "deaf", None
+        if frame is not None and self.level != "ns":
+            self.tree.checkpoint = ends.number(frame.header.get("checkpoint", ""), 1 << 31)
         return reason, frame
 
     def _settle(self, job: Job, reply: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
@@ -285,6 +291,7 @@ class Box:
                 reply.update(status="state_lost", kept=False, detail="the process ended")
         stopped = 0 if quiet and self.head else self.tree.kill_others(self.protected())
         job.drain()
+        self.drained = quiet
         return job.reply({**reply, "stopped": stopped, "cell": self.cells})
 
     def _keep(self, backup: socket.socket, header: dict[str, Any], before: snapshot.Snapshot | None) -> None:
@@ -360,7 +367,7 @@ class Box:
             assert self.head is not None
             expected = 0
             while frame is not None and "done" not in frame.header and len(answers) < len(todo):
-                if frame.header.get("i") != expected or len(data) > 16 * worker.MAX_ANSWER:
+                if frame.header.get("i") != str(expected) or len(data) > 16 * worker.MAX_ANSWER:
                     break
                 expected += 1
                 answer = self._answered(frame)

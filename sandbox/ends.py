@@ -37,9 +37,9 @@ def texts(header: dict[str, Any]) -> tuple[str, str]:
     return str(header.get("detail", ""))[:200], str(header.get("error", ""))[:300]
 
 
-def number(text: str) -> int:
-    """An exit code that a worker claims."""
-    return int(text) & 0xFF if text.isdecimal() and len(text) < 10 else 1
+def number(text: str, most: int = 256) -> int:
+    """A number below `most`, a power of two, that a worker claims: by default an exit code."""
+    return int(text) & (most - 1) if text.isdecimal() and len(text) < 11 else 1
 
 
 def read_note(fd: int) -> str:

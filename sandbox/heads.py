@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import _socket as socket
 import os
 import select
 import signal
-import socket
 import struct
 from typing import Any, NamedTuple
 
 import snapshot
 import wire
-from watch import signal_process
+from watch import signal_process, waiting
 
 _CREDENTIALS = struct.Struct("3i")
 
@@ -24,12 +24,19 @@ class Head:
         self.control = control
         self.pidfd = os.pidfd_open(pid)
         self.stopped = False
+        self._end = select.poll()
+        self._end.register(self.pidfd, select.POLLIN)
+        self._events: select.poll | None = None  # made once: every cell waits for the same
 
     def ended(self) -> bool:
         """Whether the process is gone."""
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(self._end.poll(0))
+
+    def events(self, host: socket.socket) -> select.poll:
+        """What an execution waits for but for its output: an answer, the end of the process, or of the host."""
+        if self._events is None:
+            self._events = waiting(host, self.pidfd, self.control)
+        return self._events
 
     def close(self) -> None:
         os.close(self.pidfd)

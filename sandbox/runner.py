@@ -12,13 +12,13 @@ exits, and everything in its pid namespace with it.
 
 from __future__ import annotations
 
+import _socket as socket
 import gc
 import importlib
 import json
 import os
 import select
 import signal
-import socket
 import sys
 import traceback
 from typing import Any, NoReturn
@@ -76,7 +76,7 @@ class Runner:
                 os.read(self.alarm, 4096)
                 self.collect()
             if self.control.fileno() in ready:
-                data, fds, _, _ = socket.recv_fds(self.control, 65536, 8)
+                data, fds = wire.take(self.control, 65536, 8)
                 if not data:
                     self.end()
                 self.handle(json.loads(data), fds)
@@ -100,8 +100,9 @@ class Runner:
         try:
             pid = confine.clone_namespaces() if self.level == "ns" else os.fork()
         except OSError as error:
-            with socket.socket(fileno=os.dup(fd)) as sock:
-                wire.send(sock, {"status": "host_resources", "detail": str(error)})
+            sock = socket.socket(fileno=os.dup(fd))
+            wire.send(sock, {"status": "host_resources", "detail": str(error)})
+            sock.close()
             if self.slots:
                 self.slots.clean(request["id"])
             return
@@ -191,7 +192,7 @@ def main() -> None:
     options = {**DEFAULTS, **dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))}
     level, folder, uid = options["--level"], options["--folder"], int(options["--uid"])
     control = socket.socket(fileno=int(options["--control"]))
-    control.set_inheritable(False)
+    os.set_inheritable(control.fileno(), False)
     packages = [folder for folder in options["--packages"].split(os.pathsep) if folder]
     sys.path += packages
     warm.up([name for name in options["--imports"].split(",") if name])

@@ -12,8 +12,8 @@ import sys
 import worker
 
 PRELOAD = (
-    "abc bisect collections collections.abc copy dataclasses datetime enum fractions functools heapq itertools json "
-    "math operator random re statistics string textwrap time typing"
+    "abc bisect collections collections.abc copy dataclasses datetime enum functools heapq itertools json "
+    "math operator random re string textwrap time typing"
 ).split()
 """What programs of language models import most; each costs a fork a few microseconds and saves milliseconds."""
 

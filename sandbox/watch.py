@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import _socket as socket
 import os
 import select
 import signal
-import socket
 import time
 from typing import Any
 
@@ -20,6 +20,7 @@ _TICK = 0.1
 _QUICK = 0.02
 """Seconds in which output is left in its pipes: most executions end before that, and are drained at their end."""
 _RDHUP = 0x2000
+_PIPE = 65536
 
 
 class Capture:
@@ -111,14 +112,14 @@ class Job:
     def drain(self, discard: bool = False) -> None:
         """Reads what the pipes still hold, without waiting."""
         for capture in self.captures:
-            while capture.total <= FLOOD:
+            size = _PIPE
+            while capture.total <= FLOOD and size == _PIPE:  # less, and it is empty
                 try:
-                    data = os.read(capture.fd, 65536)
+                    data = os.read(capture.fd, _PIPE)
                 except BlockingIOError:
                     break
-                if not data:
-                    break
                 capture.feed(data)
+                size = len(data)
             if discard:
                 capture.clear()
 
@@ -130,23 +131,32 @@ class Job:
         return header, out + err
 
 
-def watch(job: Job, control: socket.socket | None) -> tuple[str, wire.Frame | None]:
+def waiting(host: socket.socket, pidfd: int, control: socket.socket | None) -> select.poll:
+    """What ends the wait for a process: its own end, that of the host, or an answer."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.register(host, _RDHUP)
+    if control is not None:
+        poll.register(control, select.POLLIN)
+    return poll
+
+
+def watch(job: Job, control: socket.socket | None, first: select.poll | None = None) -> tuple[str, wire.Frame | None]:
     """Waits until the process ends, answers on `control`, or exceeds a limit.
 
     Returns the reason (`exited`, `answered`, `deaf` for nonsense, or a limit) and the answer. Ends the process where
-    the host is gone.
+    the host is gone. `first`: `waiting` for the same, where it was made before.
     """
-    poll = select.poll()
-    poll.register(job.pidfd, select.POLLIN)
-    poll.register(job.host, _RDHUP)
-    if control is not None:
-        poll.register(control, select.POLLIN)
+    first = first or waiting(job.host, job.pidfd, control)
+    ready = {fd for fd, _ in first.poll(max(0.0, min(_QUICK, job.deadline - time.monotonic())) * 1000)}
     by_fd = {capture.fd: capture for capture in job.captures}
-    ready = {fd for fd, _ in poll.poll(max(0.0, min(_QUICK, job.deadline - time.monotonic())) * 1000)}
-    for fd in by_fd:
-        poll.register(fd, select.POLLIN)
+    poll: select.poll | None = None
     while True:
         if not ready:
+            if poll is None:
+                poll = waiting(job.host, job.pidfd, control)
+                for fd in by_fd:
+                    poll.register(fd, select.POLLIN)
             reason = job.over()
             if reason:
                 return reason, None
@@ -158,7 +168,7 @@ def watch(job: Job, control: socket.socket | None) -> tuple[str, wire.Frame | No
             data = os.read(fd, 65536)
             if data:
                 by_fd[fd].feed(data)
-            else:
+            elif poll:
                 poll.unregister(fd)
         if control is not None and control.fileno() in ready:
             try:
@@ -167,7 +177,8 @@ def watch(job: Job, control: socket.socket | None) -> tuple[str, wire.Frame | No
                 return "deaf", None
             if received is not None:
                 return "answered", received
-            poll.unregister(control)
+            if poll:
+                poll.unregister(control)
             control = None
         if job.pidfd in ready:
             return "exited", None
@@ -230,6 +241,8 @@ class Tree:
         self.me = os.getpid()
         self.ended: set[int] = set()
         """Processes that the box killed for its own reasons: they count for no execution."""
+        self.checkpoint = 0
+        """The same of the last execution's checkpoint."""
         self._loadavg = os.open("/proc/loadavg", os.O_RDONLY) if level == "ns" else -1
         self._before = 0
         self._loud = level != "ns"
@@ -240,8 +253,9 @@ class Tree:
 
     def mark(self) -> None:
         """An execution of the session begins."""
-        if not self._loud:
+        if self.level == "ns":
             self._before = self._last_pid()
+            self.checkpoint = self._before + 1  # the first that a head starts
 
     def quiet(self, protected: set[int]) -> bool:
         """Whether it started nothing but its checkpoint, so that there is nothing to look for; once loud, for ever."""
@@ -249,11 +263,8 @@ class Tree:
             return False
         last = self._last_pid()
         if last == self._before + 1 and last not in protected:
-            try:
-                os.kill(last, 0)
-                self._loud = True
-            except ProcessLookupError:
-                return True
+            # The first that a head starts is its checkpoint. Whatever it is, it ends here; the head waits for it later.
+            signal_process(last, signal.SIGKILL)
         self._loud = self._loud or not self._before <= last <= self._before + 1
         return not self._loud
 
@@ -304,7 +315,7 @@ class Tree:
 
     def kill_others(self, protected: set[int]) -> int:
         """Ends every process but the init and the protected ones; returns how many of the code's still ran."""
-        count = len(self._kill_others(protected) - self.ended)
+        count = len(self._kill_others(protected) - self.ended - {self.checkpoint})
         self.ended.clear()
         return count
 

@@ -6,6 +6,7 @@ among the results that are the model's fault, and its box takes every answer for
 
 from __future__ import annotations
 
+import _socket as socket
 import ast
 import atexit
 import builtins
@@ -14,8 +15,6 @@ import json
 import linecache
 import os
 import re
-import signal
-import socket
 import sys
 import threading
 import traceback
@@ -144,10 +143,10 @@ def run_script(source: bytes, name: str) -> NoReturn:
     os._exit(code)
 
 
-def _reaped(pid: int) -> bool:
+def _reaped(pid: int, options: int = os.WNOHANG) -> bool:
     """Whether a process is no child of this one any more."""
     try:
-        return os.waitpid(pid, os.WNOHANG)[0] == pid
+        return os.waitpid(pid, options)[0] == pid
     except ChildProcessError:
         return True
 
@@ -174,7 +173,9 @@ class Session:
         self.pid = os.getpid()
         self.nonce = ""
         self.left: list[int] = []
-        """Checkpoints that were left to the box, to be reaped when they have ended."""
+        """Checkpoints that the box keeps, to be reaped when they have ended."""
+        self.last = 0
+        """The last one that it did not keep: it ends it before it asks again."""
 
     def serve(self) -> NoReturn:
         """Answers requests until the box closes the socket."""
@@ -184,39 +185,46 @@ class Session:
                 os._exit(0)
             frame, fds = received
             self.nonce = frame.header["nonce"]
-            kept = self._checkpoint(fds[0]) if fds else 0
+            kept = self._checkpoint(fds[0])
             if kept is None:
                 continue  # this process is the checkpoint, and was called upon
+            if kept and frame.header.get("keep"):
+                self.left.append(kept)
+            else:
+                self.last = kept
+            answer = {"done": ""}
             if frame.header["op"] == "cell":
-                answer = self.cell(frame.header["name"], frame.body) if kept >= 0 else ("process_limit", "processes")
-                # A cell that failed may be what killing for want of memory came to: then the box goes back.
-                self._end(kept, frame.header.get("keep", False) or answer[0] != "ok")
-                self._say({"status": answer[0], "detail": answer[1], "nonce": self.nonce})
+                status, detail = self.cell(frame.header["name"], frame.body) if kept else ("process_limit", "processes")
+                answer = {"status": status, "detail": detail}
             else:
                 self.calls(frame)
-                self._end(kept, False)
-                self._say({"done": True, "nonce": self.nonce})
+            self._end()
+            self._say({**answer, "checkpoint": str(kept), "nonce": self.nonce})
 
     def _checkpoint(self, fd: int) -> int | None:
-        """Forks the state as it is. The child sleeps on `fd`; returns its pid, -1 without one, None when it wakes."""
+        """Forks the state as it is. The child sleeps on `fd`; returns its pid, 0 without one, None when it wakes."""
         sys.stdout.flush()
         sys.stderr.flush()
-        self.left = [pid for pid in self.left if not _reaped(pid)]
+        if self.left:
+            self.left = [pid for pid in self.left if not _reaped(pid)]
+        if self.last:
+            _reaped(self.last, 0)
+            self.last = 0
         try:
             pid = confine.sleeping_fork(fd)
         except OSError:
             os.close(fd)
-            return -1
+            return 0
         if pid:
             os.close(fd)
             return pid
         os.dup2(fd, self.control.fileno(), inheritable=False)
         os.close(fd)
         self.pid = os.getpid()
-        self._say({"hello": True})
+        self._say({"hello": ""})
         return None
 
-    def _end(self, kept: int, keep: bool) -> None:
+    def _end(self) -> None:
         if os.getpid() != self.pid:
             os._exit(0)  # a child that the cell forked came all the way here
         try:
@@ -224,18 +232,10 @@ class Session:
             sys.stderr.flush()
         except (OSError, ValueError, AttributeError):
             sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-        if kept > 0 and keep:
-            self.left.append(kept)
-        elif kept > 0:
-            try:
-                os.kill(kept, signal.SIGKILL)
-                os.waitpid(kept, 0)
-            except OSError:
-                return  # the cell got there first
 
-    def _say(self, header: dict[str, Any], body: bytes = b"") -> None:
+    def _say(self, header: dict[str, str], body: bytes = b"") -> None:
         try:
-            wire.send(self.control, header, body)
+            wire.say(self.control, header, body)
         except OSError:
             os._exit(1)
 
@@ -257,7 +257,7 @@ class Session:
     def calls(self, frame: wire.Frame) -> None:
         """Answers the calls `[[name, args, kwargs], ...]` one by one, as tagged plain values."""
         for number, (name, args, kwargs) in enumerate(json.loads(frame.body)):
-            header: dict[str, Any] = {"i": number, "status": "ok", "detail": "", "nonce": self.nonce}
+            header = {"i": str(number), "status": "ok", "detail": "", "nonce": self.nonce}
             body = b""
             try:
                 function = _find(self.module, name)
