@@ -78,18 +78,22 @@ class Files:
     def __init__(self, limit: int, user: tuple[int, int] | None) -> None:
         self.limit, self.user = limit, user
         self._last: Snapshot = {}
+        self._empty: list[tuple[int, tuple[int, ...]]] = []
+        """Descriptors of the folders of a box that holds nothing else, and how they looked."""
 
     def take(self) -> Snapshot | None:
         """What is there now; None where it cannot be kept."""
+        if self._still_empty():
+            return self._last
         memory, found = Memory(), Snapshot()
         try:
             with confine.acting_as(self.user):
-                if self._still_empty():
-                    return self._last
                 root = os.open(confine.WORK, _FOLDER)
                 try:
                     found[""] = _item(os.fstat(root))
                     self._look(root, "", found, memory, 0)
+                    if len(found) == _FIRST and not self._empty:
+                        self._empty = _opened_all(root, found)
                 finally:
                     os.close(root)
         except (Odd, OSError):
@@ -99,14 +103,17 @@ class Files:
         return found
 
     def _still_empty(self) -> bool:
-        """Whether only the folders were there that every box begins with, and nothing came since: the usual case."""
-        if len(self._last) != _FIRST:
+        """Whether only these folders were there, and nothing came since: the usual case."""
+        if len(self._last) != _FIRST or not self._empty:
             return False
-        now = time.time_ns()
-        for path, item in self._last.items():
-            info = os.lstat(f"{confine.WORK}/{path}")
+        latest = time.time_ns() - _TICK
+        for fd, key in self._empty:
+            info = os.fstat(fd)
             # What changed in the same tick of the file system's clock could look as before.
-            if not stat.S_ISDIR(item.mode) or _item(info).key != item.key or now - info.st_ctime_ns < _TICK:
+            if _key(info) != key or info.st_ctime_ns > latest:
+                for opened, _ in self._empty:
+                    os.close(opened)
+                self._empty = []
                 return False
         return True
 
@@ -165,9 +172,12 @@ def held(snapshots: list[Snapshot | None]) -> int:
     return sum(memory.size for memory in memories)
 
 
+def _key(info: os.stat_result) -> tuple[int, ...]:
+    return info.st_mode, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
+
+
 def _item(info: os.stat_result) -> Item:
-    key = info.st_mode, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
-    return Item(info.st_mode, key, (info.st_atime_ns, info.st_mtime_ns))
+    return Item(info.st_mode, _key(info), (info.st_atime_ns, info.st_mtime_ns))
 
 
 def _read(folder: int, name: str, item: Item, memory: Memory) -> Item:
@@ -176,6 +186,13 @@ def _read(folder: int, name: str, item: Item, memory: Memory) -> Item:
         return item._replace(memory=memory, start=memory.add(fd, item.key[2]))
     finally:
         os.close(fd)
+
+
+def _opened_all(root: int, found: Snapshot) -> list[tuple[int, tuple[int, ...]]]:
+    """Descriptors of what was found, with its key; nothing where it is not all folders."""
+    if not all(stat.S_ISDIR(item.mode) for item in found.values()):
+        return []
+    return [(os.open(path or ".", _FOLDER, dir_fd=root), item.key) for path, item in found.items()]
 
 
 def _opened(folder: int | None, name: str) -> int:

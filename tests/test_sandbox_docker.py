@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentrl_cli.commands import main
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import ConfigError, SandboxFault, SandboxUnavailable
 from agentrl_cli.sandbox import Sandbox, Status, container, image, owner
@@ -213,12 +214,50 @@ def test_nothing_is_left_when_the_host_dies(api: Any, number: signal.Signals) ->
         time.sleep(0.5)
         host.send_signal(number)
         host.wait(10)
-    for _ in range(200):
-        found = api.containers(all=True, filters={"label": container.LABEL})
-        if not [one for one in found if one["Labels"]["agentrl.process"].startswith(f"{host.pid}-")]:
-            return
+    assert _comes(lambda: not _of(api, host.pid), 10), "the container is still there"
+
+
+RUNS = {
+    "rollout": ["--model", "scripted", "-n", "500"],
+    "train": ["train.eval_every=0", "rollout.group_size=2", "rollout.prompts_per_step=1", "rollout.max_new_tokens=64"],
+}
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_a_run_that_is_interrupted_leaves_no_container(api: Any, command: str, tmp_path: Path) -> None:
+    assert main(["init", "code-task", str(tmp_path / "p")]) == 0
+    words = [part for word in RUNS[command] for part in (["--set", word] if "=" in word else [word])]
+    words += ["--set", "sandbox.backend=docker", "--set", "sandbox.workers=1"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    with open(tmp_path / "log", "wb") as log:
+        run = subprocess.Popen(
+            [sys.executable, "-m", "agentrl_cli", command, *words], cwd=tmp_path / "p", env=env, stdout=log, stderr=log
+        )
+    try:
+        assert _comes(lambda: bool(_of(api, run.pid)) or run.poll() is not None, 60)
+        time.sleep(1.0)  # episodes run in it
+        assert _of(api, run.pid) and run.poll() is None, (tmp_path / "log").read_text()
+        run.send_signal(signal.SIGINT)
+        assert run.wait(60) == 130, (tmp_path / "log").read_text()
+        assert _comes(lambda: not _of(api, run.pid), 10)
+    finally:
+        run.kill()
+        run.wait()
+
+
+def _of(api: Any, pid: int) -> list[str]:
+    """Containers of a process."""
+    found = api.containers(all=True, filters={"label": container.LABEL})
+    return [one["Id"] for one in found if one["Labels"]["agentrl.process"].startswith(f"{pid}-")]
+
+
+def _comes(condition: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
         time.sleep(0.05)
-    pytest.fail("the container is still there")
+    return True
 
 
 def test_the_tag_says_what_is_inside(api: Any) -> None:
