@@ -154,20 +154,30 @@ def _said_again(turn: Turn, step: Step, answers: Turn | None) -> list[Rerun]:
 
 
 def marked(turns: Sequence[Turn], reruns: Sequence[Rerun]) -> list[Turn]:
-    """The turns with `metrics["diverged"]` on the results whose calls answered otherwise when they were run again.
+    """The turns with a mark where they were answered otherwise when they were run again: `metrics["diverged"]` on the
+    result of a call, `diverged` on what a user or an environment of its own said.
 
-    The text stays the recorded one, which is what the tokens say; the flag DIVERGED reads the mark.
+    The text stays the recorded one, which is what the tokens say; the flag DIVERGED reads the marks.
     """
-    other = {item.call for item in reruns if not item.same}
-    out, call = [], 0
-    for turn in turns:
-        results = []
-        for result in turn.results:
-            call += 1
-            metrics = {key: value for key, value in result.metrics.items() if key != "diverged"}
-            results.append(replace(result, metrics=metrics | ({"diverged": 1.0} if call in other else {})))
-        out.append(replace(turn, results=tuple(results)))
+    again: dict[int, list[Rerun]] = {}
+    for item in reruns:
+        again.setdefault(item.turn, []).append(item)
+    out: list[Turn] = []
+    for place, turn in enumerate(turns):
+        before = turns[place - 1] if place else None
+        asked = again.get(before.index, []) if before is not None and before.role == "assistant" else []
+        alone = turn.role == "assistant" and (place + 1 == len(turns) or turns[place + 1].role == "assistant")
+        heard = again.get(turn.index, []) if alone else [] if turn.results or turn.role == "assistant" else asked
+        results = [
+            replace(result, metrics=_mark(result.metrics, n < len(asked) and not asked[n].same))
+            for n, result in enumerate(turn.results)
+        ]
+        out.append(replace(turn, results=tuple(results), diverged=any(not item.same for item in heard)))
     return out
+
+
+def _mark(metrics: Mapping[str, float], diverged: bool) -> dict[str, float]:
+    return {k: v for k, v in metrics.items() if k != "diverged"} | ({"diverged": 1.0} if diverged else {})
 
 
 async def rescore(

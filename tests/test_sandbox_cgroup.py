@@ -114,9 +114,10 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
     """The kernel's own version 2, seen by this process alone, so that no mount is left whatever happens."""
     folder = tmp_path / "v2"
     folder.mkdir()
-    if not shutil.which("mount") or subprocess.run(
-        ["mount", "-t", "cgroup2", "none", str(folder)], capture_output=True, check=False
-    ).returncode:
+    if (
+        not shutil.which("mount")
+        or subprocess.run(["mount", "-t", "cgroup2", "none", str(folder)], capture_output=True, check=False).returncode
+    ):
         pytest.skip("cgroup2 cannot be mounted here")
     fd = os.open(folder, os.O_DIRECTORY)
     subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.widgets import Input
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
@@ -17,11 +18,13 @@ from agentrl_cli.config import Config
 from agentrl_cli.errors import UsageError
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
-from agentrl_cli.server.whatif import run
+from agentrl_cli.server.whatif import parse_arguments, run
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.tui.app import AgentApp
+from agentrl_cli.tui.chat_line import ChatLine
 from agentrl_cli.tui.replay import ReplayScreen
+from agentrl_cli.tui.whatif import WhatIfScreen
 from agentrl_cli.tui.whatif_client import whatif_arguments
 from agentrl_cli.tui.whatif_view import event_lines
 from agentrl_cli.types import Origin, Outcome, ToolResult
@@ -233,3 +236,31 @@ async def test_replay_asks_and_shows_what_came_of_it(made: tuple[Path, str]) -> 
         assert "same" in text and "REWARD" in text and "advantage" in text
         await pilot.press("q")
         await until_text(pilot, "agentrl replay")
+
+
+async def test_a_turn_of_many_lines_is_edited_as_it_is(made: tuple[Path, str]) -> None:
+    """All of it is shown, wrapped and with its own line ends; what is sent is what stands there."""
+    db, episode = made
+    app = AgentApp(db, lambda reader: ReplayScreen(reader, episode))
+    async with app.run_test(notifications=True, size=(100, 30)) as pilot:
+        await until_text(pilot, "TOKEN")
+        await pilot.press("R")
+        await until_text(pilot, "re-roll from turn 2")
+        await pilot.press("3")
+        await until_text(pilot, "ctrl+j: new line")
+        line = pilot.app.screen.query_one(ChatLine)
+        assert line.text == solution()[0]
+        long = "the start " + "x" * 150 + " the end"
+        line.put(f"-{long}\nand \\n a second")
+        shown = await until_text(pilot, "the start")
+        assert "the end" in shown and "and \\n a second" in shown
+        settings = pilot.app.screen.query_one(Input)
+        settings.value = "turn=2 seed=7"
+        await pilot.press("tab")
+        assert settings.has_focus
+        await pilot.press("enter")
+        await until_text(pilot, "agentrl what if")
+        screen = pilot.app.screen
+        assert isinstance(screen, WhatIfScreen)
+        given = parse_arguments(screen.client.arguments)
+        assert (given.edit, given.turn, given.seed) == (f"-{long}\nand \\n a second", 2, 7)

@@ -23,6 +23,7 @@ from agentrl_cli.server.open import make_env
 from agentrl_cli.server.session import Session
 from agentrl_cli.server.whatif import run
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.flags import find_flags
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Outcome, Sampling, Task
 from tests.remote_helpers import server
@@ -173,6 +174,11 @@ async def test_a_world_that_answers_otherwise_diverges(tmp_path: Path) -> None:
     code, events = await what_if(db, episode, "--turn", "4", *scripted(tmp_path, "3"))
     told = [event["diverged"] for event in events if event["ev"] == "diverged"]
     assert code == 0 and told == ["diverged at turn 2 (the user)"]
+    with Store.open(db, readonly=True) as store:
+        kept = store.episode(next(event["episode"] for event in events if event["ev"] == "child"))
+    assert [turn.index for turn in kept.turns if turn.diverged] == [3] and "DIVERGED" in kept.flags
+    (flag,) = [flag for flag in find_flags(kept) if flag.name == "DIVERGED"]
+    assert (flag.turn, flag.evidence) == (3, "diverged at turn 3: run again, the user said otherwise")
 
 
 async def test_an_environment_of_the_packs_own_works_in_what_ifs(tmp_path: Path) -> None:
@@ -334,6 +340,8 @@ async def test_a_chat_with_a_remote_endpoint(tmp_path: Path, mode: str) -> None:
     seen: list[dict[str, Any]] = []
 
     async def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/v1/models":  # whether it is there
+            return 200, {"data": []}
         seen.append(body)
         if path == "/v1/chat/completions":
             return 200, {"choices": [{"message": {"content": "It is 54."}, "finish_reason": "stop"}]}

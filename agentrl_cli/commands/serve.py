@@ -38,19 +38,22 @@ def command(
 
         with Store.open(path, readonly=True) as store:
             run = store.run(run).id
-    from agentrl_cli.server.screens import address, make_server
+    from agentrl_cli.server.screens import address, make_server, serve
 
     secret = token or secrets.token_urlsafe(24)
     code = f"from pathlib import Path; from agentrl_cli.tui.app import start; start(Path({str(path)!r}), {run!r})"
+
+    def listening() -> None:
+        echo(f"http://{address(host, port)}/?token={secret}")
+        narrate("Open this address in a browser; ctrl+c ends the server, trainings go on.")
+
     server = make_server(shlex.join([sys.executable, "-c", code]), host, port, secret)
     _must_be_free(host, port)
-    echo(f"http://{address(host, port)}/?token={secret}")
-    narrate("Open this address in a browser; ctrl+c ends the server, trainings go on.")
-    server.serve()
+    serve(server, listening)
 
 
 def _must_be_free(host: str, port: int) -> None:
-    """Told before an address is printed that somebody else answers. Raises UsageError."""
+    """Told in words, before the server is built up, that somebody else answers. Raises UsageError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -30,7 +30,7 @@ from agentrl_cli.policies.local_loaded import Loaded, quiet
 from agentrl_cli.policies.local_make import make_policy
 from agentrl_cli.policies.local_quant import check_trainable, quantization
 from agentrl_cli.policies.local_vision import attach
-from agentrl_cli.policies.remote_load import remote_policy
+from agentrl_cli.policies.remote_load import is_remote, remote_policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def load_policy(
     chat = Chat(tokenizer, told.parser, told.append_only, variables=told.template_variables)
     if trainable:
         chat.require_append_only()
-    remote = remote_policy(config, chat, context_length=_told_length(folder)) if _is_remote(spec, config) else None
+    remote = remote_policy(config, chat, context_length=_told_length(folder)) if is_remote(spec, config) else None
     if remote is not None and not trainable:
         return Loaded(remote, chat, None, config.remote.model or name, folder)
     if remote is not None:
@@ -320,11 +320,6 @@ def _download(name: str, config: ModelConfig) -> Path:
         raise ModelError(
             f"{name} could not be downloaded: {_short(error)}", hint="Try again, or use a local folder."
         ) from error
-
-
-def _is_remote(spec: str | None, config: Config) -> bool:
-    """Whether a server samples: where one is configured, and no other model is asked for by name."""
-    return bool(config.remote.backend) and spec in (None, config.model.name)
 
 
 def _told_length(folder: Path) -> int:

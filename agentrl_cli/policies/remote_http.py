@@ -30,6 +30,8 @@ LONGEST_PAUSE = 10.0
 """Seconds between two attempts, at most."""
 CONNECTING = 10.0
 """Seconds that a connection may take to be made."""
+REACH = 4.0
+"""Seconds that a server has to answer anything at all where somebody waits for it."""
 
 
 class ServerError(PolicyError):
@@ -67,6 +69,8 @@ class Endpoint:
         self.timeout = timeout
         self.retries = retries
         self.patience = patience
+        self.watched = False
+        """Whether somebody sits and waits: then a silent server is asked every `REACH` seconds if it is there."""
         self.mend: Callable[[], Awaitable[None]] | None = None
         self._lost = False
         self._mending = asyncio.Lock()
@@ -96,6 +100,25 @@ class Endpoint:
         """Post to a whole address; the answer as text, which some servers give to commands. `mend` may use it."""
         return (await self._request(url, json.dumps(body).encode(), mending=True)).decode(errors="replace")
 
+    def watch(self) -> None:
+        """Somebody sits and waits from now on: a server that is not there is told of within seconds."""
+        self.watched, self.patience = True, 0.0
+
+    async def reach(self) -> None:
+        """Raises PolicyError unless the server answers a request for its models, with anything, within `REACH` s."""
+        try:
+            await self._once(Call(f"{self.url}/models", None, self._headers, REACH), None)
+        except urllib.error.HTTPError as error:
+            error.close()  # it is there; whether it serves what is asked of it shows when it is asked
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, TimeoutError):
+                raise PolicyError(
+                    f"{self.url} cannot be reached: no answer for {REACH:g} s.",
+                    hint="It hangs, still loads its model, or a firewall drops what is sent to it: its log says which.",
+                ) from error
+            raise self._unreached(self.url, reason) from error
+
     def close(self) -> None:
         """Break off what runs."""
         self._closed = True
@@ -109,7 +132,7 @@ class Endpoint:
             try:
                 if not mending:
                     await self._mended()
-                return await self._once(Call(url, data, self._headers, self.timeout))
+                return await self._answer(Call(url, data, self._headers, self.timeout))
             except urllib.error.HTTPError as error:
                 with error:
                     said = _said(error.read(MAX_READ).decode(errors="replace"))
@@ -138,10 +161,22 @@ class Endpoint:
                     self._lost = True
                     raise
 
-    async def _once(self, call: Call) -> bytes:
+    async def _answer(self, call: Call) -> bytes:
+        """The answer; where somebody waits and it takes long, only as long as the server is there."""
+        if not self.watched:
+            return await self._once(call, self._threads)
+        answer = asyncio.ensure_future(self._once(call, self._threads))
+        try:
+            while not (await asyncio.wait([answer], timeout=REACH))[0]:
+                await self.reach()
+            return answer.result()
+        finally:
+            answer.cancel()
+
+    async def _once(self, call: Call, threads: ThreadPoolExecutor | None) -> bytes:
         self._calls.add(call)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, call.run)
+            return await asyncio.get_running_loop().run_in_executor(threads, call.run)
         except asyncio.CancelledError:
             call.abort()
             raise
@@ -154,7 +189,8 @@ class Endpoint:
                 f"{url} did not answer within {self.timeout:g} s.",
                 hint="Raise remote.timeout, or lower rollout.concurrency or rollout.max_new_tokens.",
             )
-        return PolicyError(f"{url} cannot be reached: {reason}.", hint="Is the server running?")
+        said = getattr(reason, "strerror", None) or reason
+        return PolicyError(f"{url} cannot be reached: {said}.", hint="Is the server running? Is this its address?")
 
 
 class Call:

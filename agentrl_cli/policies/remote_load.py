@@ -13,6 +13,11 @@ from agentrl_cli.policies.remote import OpenAIPolicy, VLLMPolicy
 from agentrl_cli.policies.remote_sglang import SGLangPolicy
 
 
+def is_remote(spec: str | None, config: Config) -> bool:
+    """Whether a server samples: where one is configured, and no other model is asked for by name."""
+    return bool(config.remote.backend) and spec in (None, config.model.name)
+
+
 def remote_policy(config: Config, chat: Chat, *, context_length: int) -> Policy:
     """The server that `remote` names. Raises ConfigError for a key that is not there, PolicyError for a bad address."""
     remote = config.remote

@@ -18,9 +18,11 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
 from agentrl_cli.config import Config, load_config
 from agentrl_cli.env import Env, ToolEnv, as_env_error, tool_env
-from agentrl_cli.errors import ConfigError, NotFound, SandboxUnavailable, UsageError
+from agentrl_cli.errors import ConfigError, NotFound, PolicyError, SandboxUnavailable, UsageError
 from agentrl_cli.paths import PROJECT_FILE, bundled_model, find_project
 from agentrl_cli.policies.base import Policy
+from agentrl_cli.policies.remote_http import Endpoint
+from agentrl_cli.policies.remote_load import is_remote
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.server.session import Emit, Session
 from agentrl_cli.tasks import Pack, load_pack
@@ -181,6 +183,7 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         config, _ = load_config(files, given.sets, os.environ, {}, base=base)
         pack = _pack(given.pack, config, project)
         task, prompt = _task(given, pack)
+    await reachable(given.model, config)
     policy, chat = open_policy(given.model, config, given.db, base=base, script=given.script, past=past)
     if past is not None:
         check_tokenizer(past, chat)
@@ -291,6 +294,20 @@ def open_policy(
     return policy, Chat(tokenizer, "hermes", append_only=True)
 
 
+async def reachable(name: str | None, config: Config) -> None:
+    """Asks the server that is to sample, if one is, whether it is there, before anything loads. Raises PolicyError."""
+    if not is_remote(name, config):
+        return
+    endpoint = Endpoint(config.remote.url)
+    try:
+        await endpoint.reach()
+    except PolicyError as error:
+        hint = f"{error.hint} remote.url names the server; --model tiny is the bundled model, which needs none."
+        raise PolicyError(error.message, hint=hint) from error
+    finally:
+        endpoint.close()
+
+
 def _loaded(name: str | None, config: Config, db: Path, base: Path) -> tuple[Policy, Chat]:
     from agentrl_cli.policies.local_load import load_policy  # imports torch: only this process pays for it
     from agentrl_cli.store import Store
@@ -300,4 +317,7 @@ def _loaded(name: str | None, config: Config, db: Path, base: Path) -> tuple[Pol
     else:
         with Store.open(db, readonly=True) as store:
             loaded = load_policy(name, config, base=base, store=store)
+    endpoint = getattr(loaded.policy, "endpoint", None)
+    if isinstance(endpoint, Endpoint):
+        endpoint.watch()
     return loaded.policy, loaded.chat

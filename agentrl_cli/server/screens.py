@@ -12,6 +12,7 @@ import contextlib
 import hmac
 import ipaddress
 import re
+import signal
 from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -123,6 +124,18 @@ async def serve_screen(server: Any, request: web.Request) -> web.WebSocketRespon
     return socket
 
 
+def serve(server: Any, listening: Callable[[], None]) -> None:
+    """Serves until ctrl+c. As textual-serve does it, but that `listening` is called once connections are accepted."""
+    from aiohttp import web
+
+    loop = asyncio.new_event_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(number, server.request_exit)
+    place = {"host": server.host, "port": server.port}
+    web.run_app(server._make_app(), **place, handle_signals=False, loop=loop, print=lambda *_: listening())
+
+
 def make_server(command: str, host: str, port: int, token: str, public_url: str | None = None) -> Any:
     """A textual-serve server for a command line. Raises MissingDependency, and UsageError off the loopback address."""
     if not is_loopback(host):
@@ -165,6 +178,6 @@ def make_server(command: str, host: str, port: int, token: str, public_url: str 
             """No line per request: it would hold the token."""
 
         async def on_startup(self, app: web.Application) -> None:
-            """The command has told the address already."""
+            """`serve` tells when the port is open."""
 
     return Guarded(command, host=host, port=port, title="agentrl", public_url=base)

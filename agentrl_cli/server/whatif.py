@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from agentrl_cli.errors import AgentRLError, UsageError
 from agentrl_cli.rollout import seed_of
-from agentrl_cli.server.open import Past, check_tokenizer, make_env, open_past, open_policy
+from agentrl_cli.server.open import Past, check_tokenizer, make_env, open_past, open_policy, reachable
 from agentrl_cli.server.session import Session
 from agentrl_cli.store.flags import flag_names
 from agentrl_cli.types import Episode, Outcome, RewardPart, new_id
@@ -70,6 +70,7 @@ class WhatIf:
             if self.given.rerun or self.given.verify:
                 await self.rerun(sandbox)
                 return
+            await reachable(self.given.model, past.config)
             policy, chat = open_policy(
                 self.given.model, past.config, past.db, base=past.base, script=self.given.script, past=past
             )
@@ -301,7 +302,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--edit")
     parser.add_argument("--project", type=Path)
     parser.add_argument("--script", type=Path, help="replies of the scripted model, a JSON list of texts")
-    return parser.parse_args(argv)
+    given = list(argv)
+    if "--edit" in given[:-1]:  # its text may begin with a minus
+        at = given.index("--edit")
+        given[at : at + 2] = [f"--edit={given[at + 1]}"]
+    return parser.parse_args(given)
 
 
 async def run(argv: Sequence[str], out: TextIO) -> int:

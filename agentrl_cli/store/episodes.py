@@ -57,7 +57,7 @@ _END_EPISODE = _end_episode()
 _PUT_GROUP = "INSERT OR IGNORE INTO groups (id, run_id, task_id, step, at, why) VALUES (?,?,?,?,?,?)"
 _PUT_LIVE = "INSERT OR REPLACE INTO live VALUES (?,?,?,?,?,?,?)"
 _DROP_UNFINISHED = "DELETE FROM episodes WHERE key=? AND kind=? AND outcome IS NULL AND id<>?"
-_PUT_TURN = f"INSERT OR REPLACE INTO turns VALUES ({marks(11)})"
+_PUT_TURN = f"INSERT OR REPLACE INTO turns VALUES ({marks(12)})"
 _PUT_TOKENS = (
     "INSERT OR REPLACE INTO turn_tokens"
     " (episode_id, idx, n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps)"
@@ -253,6 +253,7 @@ def _turn_values(episode_id: str, turn: Turn) -> tuple[Any, ...]:
         turn.seconds,
         dumps(turn.messages),
         turn.reward,
+        turn.diverged,
     )
 
 

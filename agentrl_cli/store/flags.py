@@ -7,7 +7,7 @@ TRUNC      cut off: tokens, turns or the context ran out
 AFTERERR   answered right after a tool had failed
 MALFORMED  a call that could not be parsed
 DRIFT      a rendering of the conversation differs in its structure from the ids
-DIVERGED   goes on from a stored episode, and a call of it answered otherwise when it was run again
+DIVERGED   goes on from a stored episode, and a call of it, or the user, answered otherwise when it was run again
 MASK       the mask is wrong: sampled tokens outside the model's turns, or without a log-probability
 
 To add one: a generator function here and one line in RULES.
@@ -165,6 +165,10 @@ def _diverged(episode: Episode) -> Iterator[Flag]:
         if result.metrics.get("diverged"):
             name = call.name if call else "a tool"
             yield Flag("DIVERGED", f"diverged at call {number} ({name}): run again, it answered otherwise", turn.index)
+    for turn in episode.turns:
+        if turn.diverged:
+            said = f"the {turn.role} said otherwise" if turn.role != "assistant" else "it was answered, not so before"
+            yield Flag("DIVERGED", f"diverged at turn {turn.index}: run again, {said}", turn.index)
 
 
 RULES: dict[str, Callable[[Episode], Iterator[Flag]]] = {

@@ -201,8 +201,8 @@ class EpisodeReader(StoreBase):
             if answered is not None:
                 results.setdefault(answered, []).append(self._result(row[7:]))
         rows = self._rows(
-            "SELECT idx, role, messages, token_start, token_end, stop_reason, weights_version, started, seconds, reward"
-            " FROM turns WHERE episode_id=? ORDER BY idx",
+            "SELECT idx, role, messages, token_start, token_end, stop_reason, weights_version, started, seconds,"
+            " reward, diverged FROM turns WHERE episode_id=? ORDER BY idx",
             (episode_id,),
         )
         return [
@@ -219,8 +219,9 @@ class EpisodeReader(StoreBase):
                 started=started,
                 seconds=seconds,
                 reward=reward,
+                diverged=bool(diverged),
             )
-            for index, role, messages, start, end, reason, version, started, seconds, reward in rows
+            for index, role, messages, start, end, reason, version, started, seconds, reward, diverged in rows
         ]
 
     def _result(self, row: Sequence[Any]) -> ToolResult:

@@ -173,6 +173,10 @@ _TURN_REWARD = """
 ALTER TABLE turns ADD COLUMN reward REAL;
 """
 
+_TURN_DIVERGED = """
+ALTER TABLE turns ADD COLUMN diverged INTEGER NOT NULL DEFAULT 0;
+"""
+
 MIGRATIONS: tuple[tuple[str, str], ...] = (
     ("m001_initial", _INITIAL),
     ("m002_group_why", _GROUP_WHY),
@@ -180,6 +184,7 @@ MIGRATIONS: tuple[tuple[str, str], ...] = (
     ("m004_alert_step", "ALTER TABLE alerts ADD COLUMN step INTEGER;\n"),
     ("m005_fakeable", _FAKEABLE),
     ("m006_turn_reward", _TURN_REWARD),
+    ("m007_turn_diverged", _TURN_DIVERGED),
 )
 """(name, statements separated by `;` at a line's end), oldest first."""
 

@@ -317,11 +317,16 @@ def whatif_turn(view: EpisodeView, token: int) -> int | None:
 
 
 def said_in(view: EpisodeView, turn: int) -> str:
-    """What the model said in a turn, without the special tokens that close it."""
+    """What the model said in a turn, without the special tokens that close it (the mark that ends a call stays)."""
     block = next((block for block in view.blocks if block.turn is not None and block.turn.index == turn), None)
     if block is None:
         return ""
-    end, ids = block.end, view.tokens.ids
-    while end > block.start and (int(ids[end - 1]) in view.decoder.specials or not view.texts[end - 1].strip()):
+    end, closed = block.end, False
+    while end > block.start:
+        text = view.texts[end - 1]
+        if int(view.tokens.ids[end - 1]) in view.decoder.specials and (text.startswith("<|") or not closed):
+            closed = True
+        elif text.strip():
+            break
         end -= 1
     return "".join(view.texts[block.start : end])

@@ -240,6 +240,8 @@ def result_notes(turn: Turn, images: Path | None = None) -> list[tuple[str, str]
     `images`: the folder where images are put, to be opened.
     """
     out: list[tuple[str, str]] = []
+    if turn.diverged:
+        out.append(("error", f"◂ {turn.role}  DIVERGED when it was run again"))
     for number, result in enumerate(turn.results):
         name = str(turn.messages[number].get("name", "")) if number < len(turn.messages) else ""
         parts = ["◂", name or f"result {number + 1}", f"ERROR {result.error}" if result.error else "ok"]

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from agentrl_cli.store import Store
 
 
+WHATIF = "model: tiny, a folder, a name, RUN@best, RUN@STEP or scripted.  n: how many.  T: temperature."
+
+
 class ReplayScreen(ReplayBase):
     """One episode. `place` is (turn, token in the turn) to start at."""
 
@@ -163,8 +166,7 @@ class ReplayScreen(ReplayBase):
             elif choice == 1:
                 self._ask_whatif("re-roll", f"turn={turn} n=4 T=1.0 seed=0{self._model()}")
             elif choice == 2 and self.view is not None:
-                text = said_in(self.view, turn or 0).replace("\\", "\\\\").replace("\n", "\\n")
-                self._ask_whatif("edit", f"turn={turn} n=1 T=1.0 seed=0{self._model()} edit={text}")
+                self._ask_edit(f"turn={turn} n=1 T=1.0 seed=0{self._model()}", said_in(self.view, turn or 0))
             elif choice == 3:
                 self._children()
 
@@ -179,13 +181,22 @@ class ReplayScreen(ReplayBase):
             if text:
                 self._whatif(text)
 
-        help = "model: tiny, a folder, a name, RUN@best, RUN@STEP or scripted.  n: how many.  T: temperature."
-        self.app.push_screen(Prompt(label, value, help=help, check=whatif_arguments), done)
+        self.app.push_screen(Prompt(label, value, help=WHATIF, check=whatif_arguments), done)
 
-    def _whatif(self, text: str) -> None:
+    def _ask_edit(self, settings: str, text: str) -> None:
+        from agentrl_cli.tui.rewrite import Rewrite
+
+        def done(given: tuple[str, str] | None) -> None:
+            if given is not None:
+                self._whatif(given[0], given[1])
+
+        self.app.push_screen(Rewrite("edit", settings, text, WHATIF, whatif_arguments), done)
+
+    def _whatif(self, text: str, edit: str | None = None) -> None:
         from agentrl_cli.tui.whatif import WhatIfScreen
 
-        self.app.push_screen(WhatIfScreen(self.reader, self.episode_id, whatif_arguments(text)))
+        arguments = whatif_arguments(text) + ([] if edit is None else ["--edit", edit])
+        self.app.push_screen(WhatIfScreen(self.reader, self.episode_id, arguments))
 
     def _children(self) -> None:
         from agentrl_cli.tui.episode_table import Browse

@@ -282,6 +282,7 @@ class Turn:
     seconds: float = 0.0
     reward: float | None = None
     """What user or environment gave for the assistant turn before this one; where nothing was said, for this one."""
+    diverged: bool = False  # run again for a what-if, user or environment said otherwise (of a model's turn: spoke up)
 
 
 @dataclass(frozen=True, slots=True)
