@@ -417,10 +417,10 @@ async def test_a_store_that_fails_ends_the_run_and_masks_nothing(tmp_path: Path)
     class Full(Store):
         broken = True
 
-        def add_turn(self, *args: Any) -> None:
+        def add_turn(self, *args: Any, **more: Any) -> None:
             if self.broken:
                 raise StoreError("the disk is full")
-            super().add_turn(*args)
+            super().add_turn(*args, **more)
 
     pack = pack_of()
     with Full.open(tmp_path / "a.db") as store:

@@ -205,7 +205,7 @@ def test_a_prompt_waits_for_the_first_turn_and_comes_back_equal(store: Store) ->
     episode = random_episode(np.random.default_rng(5))
     prompt, rest = episode.turns[0], episode.turns[1:]
     store.start_episode(episode)
-    store.add_prompt(episode.id, prompt, episode.tokens.slice(prompt.start, prompt.end))
+    store.add_turn(episode.id, prompt, episode.tokens.slice(prompt.start, prompt.end), later=True)
     with Store.open(store.path, readonly=True) as other:
         assert other.episode_ids() == []  # its start waits, too: nothing is seen without what it belongs to
         store.add_turn(episode.id, rest[0], episode.tokens.slice(rest[0].start, rest[0].end))
@@ -214,7 +214,7 @@ def test_a_prompt_waits_for_the_first_turn_and_comes_back_equal(store: Store) ->
     store.finish_episode(episode)
     assert same(store.episode(episode.id), episode)
     with pytest.raises(ValueError, match="spans"):
-        store.add_prompt(episode.id, prompt, Tokens.empty())
+        store.add_turn(episode.id, prompt, Tokens.empty(), later=True)
 
 
 @pytest.mark.parametrize("changed", [{}, {"started": 7.0}, {"step": 9}, {"task_id": "another"}, {"group_id": None}])

@@ -97,12 +97,10 @@ class Attempt:
         except PolicyError as problem:
             failed, outcome, error, rewards = problem, Outcome.CANCELLED, problem.message, ()
         ended = self._finished(outcome, error, rewards)
-        if store is None:
-            self._drifted(self._late)
-        else:
-            with store.transaction():
-                store.finish_episode(ended, split=job.task.split, tokenizer=self.rollout.chat.tokenizer.hash)
-                self._drifted(self._late)
+        if store is not None:
+            store.finish_episode(ended, later=True)
+            self.rollout.commit_soon()
+        self._drifted(self._late)
         if failed is not None or outcome is Outcome.CANCELLED:
             raise failed or asyncio.CancelledError
         return ended
@@ -266,16 +264,14 @@ class Attempt:
         self.parts.append(tokens)
         self.ids += tokens.ids.tolist()
         if self.rollout.store is not None:
-            prompt = all(old.role in ("system", "user") for old in self.turns)  # nothing sampled, nothing executed yet
-            put = self.rollout.store.add_prompt if prompt else self.rollout.store.add_turn
-            put(self.episode.id, turn, tokens)
+            self.rollout.store.add_turn(self.episode.id, turn, tokens, later=True)
 
     def _judged(self, reward: float | None) -> None:
         """A reward with no message: it stays with the turn that it is for."""
         if reward is not None and self.turns:
             self.turns[-1] = replace(self.turns[-1], reward=reward)
             if self.rollout.store is not None:
-                self.rollout.store.add_turn(self.episode.id, self.turns[-1], self.parts[-1])
+                self.rollout.store.add_turn(self.episode.id, self.turns[-1], self.parts[-1], later=True)
 
     def _check(self, new: Sequence[Message], delta_ids: Sequence[int]) -> None:
         """The drift guard at a turn boundary; what it finds is stored at once."""

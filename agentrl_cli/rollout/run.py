@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
     from agentrl_cli.store import Store
 
+TOGETHER = 0.1
+"""Seconds in which episodes that end are committed together."""
+
 
 def bad_ids(chat: Chat, texts: Sequence[str]) -> tuple[int, ...]:
     """The ids of `rollout.bad_tokens`. Raises ConfigError for a text that is no single token."""
@@ -67,6 +70,7 @@ class Rollout:
         self.temperature = config.rollout.temperature if temperature is None else temperature
         self.run_row = run
         self._labelled = False
+        self._committing: asyncio.TimerHandle | None = None
         self.bad_ids = bad_ids(chat, config.rollout.bad_tokens)
         self.places: asyncio.Semaphore | None = None
         """Places that several `run`s share, first come first served; None: `rollout.concurrency` for each."""
@@ -96,7 +100,20 @@ class Rollout:
         except BaseExceptionGroup as errors:
             # The first real error says what happened; the others are the cancellations that followed from it.
             raise errors.exceptions[0] from errors
+        finally:
+            if self.store is not None:
+                self.store.flush()
         return [task.result() for task in tasks]
+
+    def commit_soon(self) -> None:
+        """An episode has ended: it is committed within `TOGETHER` seconds, with those that end meanwhile."""
+        if self._committing is None:
+            self._committing = asyncio.get_running_loop().call_later(TOGETHER, self._commit)
+
+    def _commit(self) -> None:
+        self._committing = None
+        if self.store is not None:
+            self.store.flush_ended()
 
     def _label(self) -> None:
         """A run whose code is not isolated says so among its events and alerts, once."""

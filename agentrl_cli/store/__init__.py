@@ -9,7 +9,7 @@ with Store.open("runs/agentrl.db") as store:
 from __future__ import annotations
 
 from agentrl_cli.store.base import StoreBase
-from agentrl_cli.store.episodes import EpisodeWriter, episode_key
+from agentrl_cli.store.episodes import EpisodeWriter
 from agentrl_cli.store.lists import EpisodeReader
 from agentrl_cli.store.reader import RunReader
 from agentrl_cli.store.rows import (
@@ -23,6 +23,7 @@ from agentrl_cli.store.rows import (
     TokenizerRow,
 )
 from agentrl_cli.store.scores import Score, ScoreStore
+from agentrl_cli.store.statements import episode_key
 from agentrl_cli.store.writer import MarkWriter, RunWriter
 
 

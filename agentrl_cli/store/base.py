@@ -1,8 +1,8 @@
 """The part of a store that readers and writers share: one connection, short transactions, a queue for what can wait.
 
 A write transaction is opened, filled and committed in one go and never left open, so several processes share a file.
-What can wait (live states, prompts, logs, training signals) is queued and written together with the next turn, or by
-a small thread after at most `LINGER` seconds where nothing else is written: `kill -9` loses no more than that.
+What can wait (running episodes, see running.py; logs, events, training signals) is kept in memory and written together,
+by the next write that cannot wait or by a small thread, after at most `LINGER` seconds: `kill -9` loses no more.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import atexit
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -19,17 +19,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 from agentrl_cli.errors import StoreError
 from agentrl_cli.store.connection import BUSY_MS, connect, mapped
+from agentrl_cli.store.running import Running
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
 LINGER = 0.4
-"""Seconds that a queued write may wait."""
+"""Seconds that a write may wait."""
 
 MAX_QUEUE = 50_000
 """Queued writes kept while the file cannot be written; beyond it the oldest go."""
 
 Params = Sequence[Any]
+Statement = tuple[str, Params]
 
 
 class StoreBase:
@@ -41,8 +43,14 @@ class StoreBase:
         self._conn = connect(path, readonly=readonly, busy_ms=busy_ms)
         self._lock = threading.RLock()
         self._depth = 0
-        self._queue: list[tuple[str, Params]] = []
+        self._queue: list[Statement] = []
+        self._running: dict[str, Running] = {}
+        self._after: list[Statement] = []
+        """Like the queue; about episodes that may be running, so after those."""
         self._live: dict[str, Params] = {}
+        """Newest states of episodes that are not among the running ones."""
+        self._groups: set[tuple[str | None, str]] = set()
+        """(run, group) of groups that were added here."""
         self._failure: StoreError | None = None
         self._pending = threading.Event()
         self._closing = threading.Event()
@@ -106,23 +114,31 @@ class StoreBase:
                     yield self._conn
                 return
             self._refuse_readonly()
-            queue, live = self._queue, self._live
+            kept = self._queue, dict(self._running), self._after, self._live
             self._conn.execute("BEGIN IMMEDIATE")
-            self._depth, self._queue, self._live = 1, [], {}
+            self._depth, self._queue, self._after, self._live = 1, [], [], {}
             try:
-                self._drain(queue, live)
+                written = self._drain(*kept)
                 yield self._conn
-                self._drain((), self._live)
+                self._drain((), {}, (), self._live)
                 self._conn.execute("COMMIT")
             except BaseException:
                 if self._conn.in_transaction:
                     self._conn.execute("ROLLBACK")
-                self._queue, self._live = queue[-MAX_QUEUE:], live
+                self._queue, self._running, self._after, self._live = kept
+                del self._queue[:-MAX_QUEUE]
                 raise
             else:
                 self._live = {}
+                self._committed(written)
             finally:
                 self._depth = 0
+
+    def _committed(self, written: Sequence[Running]) -> None:
+        for one in written:
+            one.written()
+            if one.ended:
+                self._running.pop(one.episode.id, None)
 
     @contextmanager
     def _savepoint(self) -> Iterator[None]:
@@ -137,29 +153,48 @@ class StoreBase:
             raise
         self._conn.execute("RELEASE inner_write")
 
-    def _drain(self, queue: Sequence[tuple[str, Params]], live: dict[str, Params]) -> None:
+    def _drain(
+        self,
+        queue: Sequence[Statement],
+        running: Mapping[str, Running],
+        after: Sequence[Statement],
+        live: Mapping[str, Params],
+    ) -> list[Running]:
+        """Writes all of that; returns the running episodes it wrote. A bad row does not hold back the others."""
         for sql, params in queue:
-            try:
-                self._conn.execute(sql, params)
-            except sqlite3.IntegrityError as error:  # one bad row must not hold back the others
-                self._failure = StoreError(f"A row was refused by {self.path}: {error}.")
+            self._try(self._conn.execute, sql, params)
+        written = [one for one in running.values() if one.waits]
+        for one in written:
+            self._try(one.write, self._conn)
+        for sql, params in after:
+            self._try(self._conn.execute, sql, params)
         if live:
             self._conn.executemany(
                 "UPDATE live SET state=?, turn=?, text=?, updated=? WHERE episode_id=?", live.values()
             )
+        return written
 
-    def _later(self, sql: str, params: Params) -> None:
-        """Queue one write; inside a transaction it happens at once, in order."""
+    def _try(self, write: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            write(*arguments)
+        except (sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError, OverflowError) as error:
+            self._failure = StoreError(f"A row was refused by {self.path}: {error}.")
+
+    def _later(self, sql: str, params: Params, *, after: bool = False) -> None:
+        """Queue one write; inside a transaction it happens at once, in order. `after`: it needs a running episode."""
         with self._lock:
             self._refuse_readonly()
             if self._depth:
                 self._conn.execute(sql, params)
                 return
-            self._queue.append((sql, params))
+            (self._after if after else self._queue).append((sql, params))
             self._wake()
-            self._raise_failure()
 
     def _wake(self) -> None:
+        if self._failure is not None:
+            self._raise_failure()
+        if self._pending.is_set():
+            return
         if self._flusher is None:
             self._flusher = threading.Thread(target=self._flush_late, name="agentrl-store", daemon=True)
             self._flusher.start()
@@ -188,26 +223,47 @@ class StoreBase:
         if self.readonly:
             raise StoreError(f"The store {self.path} was opened for reading only.")
 
+    @property
+    def _waits(self) -> bool:
+        """Whether anything is to be written outside a transaction."""
+        if self._queue or self._after or self._live:
+            return True
+        return bool(self._running) and any(one.waits for one in self._running.values())
+
     def flush(self) -> None:
         """Write what is queued now. Raises StoreError."""
         with self._lock:
-            if (self._queue or self._live) and not self._depth:
+            if self._waits and not self._depth:
                 with self.transaction():
                     pass
 
+    def flush_ended(self) -> None:
+        """Write the episodes that have ended; those that run may wait. Raises StoreError."""
+        with self._lock:
+            ended = {name: one for name, one in self._running.items() if one.ended}
+            if not ended or self._depth:
+                return
+            others = {name: one for name, one in self._running.items() if not one.ended}
+            self._running, after, self._after = ended, self._after, []
+            try:
+                self.flush()
+            finally:
+                self._running |= others
+                self._after = after
+
     # Reading
 
-    def _rows(self, sql: str, params: Params = ()) -> list[tuple[Any, ...]]:
-        """All rows of a query, what this store has queued included."""
+    def _rows(self, sql: str, params: Params = (), *, settled: bool = True) -> list[tuple[Any, ...]]:
+        """All rows of a query, what this store has queued included; not `settled`: it cannot be about that."""
         with self._lock, mapped(self.path):
-            if self._queue or self._live:
+            if settled and (self._waits or self._live):
                 self._settle()
             return self._conn.execute(sql, params).fetchall()
 
     def _settle(self) -> None:
         if self._depth:
             live, self._live = self._live, {}
-            self._drain((), live)
+            self._drain((), {}, (), live)
         else:
             self.flush()
 
@@ -217,7 +273,7 @@ class StoreBase:
 
     def _dicts(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
         with self._lock, mapped(self.path):
-            if self._queue or self._live:
+            if self._waits or self._live:
                 self._settle()
             cursor = self._conn.execute(sql, params)
             names = [item[0] for item in cursor.description]
@@ -227,11 +283,6 @@ class StoreBase:
         """A number that changes when another connection has written: poll it before reading again."""
         with self._lock, mapped(self.path):
             return int(self._conn.execute("PRAGMA data_version").fetchone()[0])
-
-
-def marks(count: int) -> str:
-    """`?,?,?`"""
-    return ",".join("?" * count)
 
 
 def batches(values: Iterable[Any], size: int = 500) -> Iterator[list[Any]]:

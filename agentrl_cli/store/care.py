@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agentrl_cli.errors import UsageError, nearest
-from agentrl_cli.store.base import batches, marks
+from agentrl_cli.store.base import batches
+from agentrl_cli.store.codec import marks
 from agentrl_cli.store.connection import connect, mapped
 from agentrl_cli.store.filters import compile_filter
 from agentrl_cli.store.schema import SCHEMA_VERSION

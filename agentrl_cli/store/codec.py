@@ -81,11 +81,30 @@ def load_metrics(text: str) -> dict[str, Any]:
     return {name: number(value) for name, value in json.loads(text).items()}
 
 
-def floats_blob(array: Float32, *, mark: bool = False) -> bytes | None:
-    """float32 bytes; without one number: NULL, or an empty blob where `mark`."""
-    if np.isnan(array).all():
-        return b"" if mark else None
-    return np.ascontiguousarray(array, "<f4").tobytes()
+_F4, _I4 = np.dtype("<f4"), np.dtype("<i4")
+_NANS = np.full(1 << 14, np.nan, _F4).tobytes()
+_ONES = b"\xff" * (1 << 16)
+"""Four of these bytes are the id −1."""
+
+
+def float_bytes(array: Float32) -> bytes:
+    """Little-endian float32 bytes."""
+    return (array if array.dtype is _F4 else array.astype(_F4)).tobytes()
+
+
+def no_number(data: bytes) -> bool:
+    """Whether float32 bytes hold nothing but NaN. Bytes are compared first: of short arrays numpy is slower by far."""
+    if data == _NANS[: len(data)]:
+        return True
+    if data[-1] & 0x7F != 0x7F or not data[-2] & 0x80:  # the last exponent is that of a number
+        return False
+    return bool(np.isnan(np.frombuffer(data, _F4)).all())
+
+
+def floats_blob(array: Float32) -> bytes | None:
+    """float32 bytes; NULL without one number."""
+    data = float_bytes(array)
+    return None if no_number(data) else data
 
 
 def blob_floats(blob: bytes | None, n: int) -> Float32:
@@ -96,7 +115,7 @@ def blob_floats(blob: bytes | None, n: int) -> Float32:
 
 
 def ints_blob(array: Int32) -> bytes:
-    return np.ascontiguousarray(array, "<i4").tobytes()
+    return (array if array.dtype is _I4 else array.astype(_I4)).tobytes()
 
 
 def blob_ints(blob: bytes) -> Int32:
@@ -104,12 +123,12 @@ def blob_ints(blob: bytes) -> Int32:
 
 
 def bytes_blob(array: Int8) -> bytes:
-    return np.ascontiguousarray(array, np.int8).tobytes()
+    return array.astype(np.int8, copy=False).tobytes()
 
 
 def token_columns(tokens: Tokens) -> tuple[Any, ...]:
     """n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps as `turn_tokens` holds them."""
-    tops = tokens.top_ids
+    top_ids = ints_blob(tokens.top_ids)
     return (
         len(tokens),
         ints_blob(tokens.ids),
@@ -117,7 +136,7 @@ def token_columns(tokens: Tokens) -> tuple[Any, ...]:
         floats_blob(tokens.logp_sampled),
         floats_blob(tokens.logp_policy),
         floats_blob(tokens.entropy),
-        None if (tops == -1).all() else ints_blob(tops),
+        None if top_ids == _ONES[: len(top_ids)] or (tokens.top_ids == -1).all() else top_ids,
         floats_blob(tokens.top_logps),
     )
 
@@ -142,3 +161,8 @@ def tokens_of(rows: Sequence[Sequence[Any]]) -> Tokens:
         np.concatenate(tops).reshape(count, TOP_K),
         top_logps.reshape(count, TOP_K),
     )
+
+
+def marks(count: int) -> str:
+    """`?,?,?`"""
+    return ",".join("?" * count)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.errors import NotFound
-from agentrl_cli.store.base import StoreBase, batches, marks
-from agentrl_cli.store.codec import blob_floats, load_metrics, loads, number, tokens_of
+from agentrl_cli.store.base import StoreBase, batches
+from agentrl_cli.store.codec import blob_floats, load_metrics, loads, marks, number, tokens_of
 from agentrl_cli.store.filters import compile_filter, compile_sort
 from agentrl_cli.store.rows import DriftRow, EpisodeRow, build, columns
 from agentrl_cli.types import (

@@ -115,6 +115,7 @@ class RunReader(StoreBase):
         rows = self._rows(
             "SELECT id, run_id, at, action, data, taken FROM controls WHERE run_id=? AND taken IS NULL ORDER BY id",
             (run_id,),
+            settled=False,
         )
         return [build(ControlRow, row, data=loads(row[4])) for row in rows]
 

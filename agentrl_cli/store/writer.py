@@ -1,7 +1,7 @@
 """Writing runs, episodes and everything around them.
 
-A finished turn and a finished episode are committed at once; states, logs and signals wait for them, at most half a
-second. `with store.transaction():` makes several writes one, a training step for instance.
+Logs, events, alerts and signals wait a moment (base.py); the rest is committed at once. `with store.transaction():`
+makes several writes one, a training step for instance.
 """
 
 from __future__ import annotations
@@ -17,10 +17,19 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl_cli.errors import NotFound
-from agentrl_cli.store.base import StoreBase, marks
-from agentrl_cli.store.codec import bytes_blob, clean, dump_metrics, dumps, floats_blob, load_metrics
-from agentrl_cli.store.connection import mapped
+from agentrl_cli.store.base import StoreBase
+from agentrl_cli.store.codec import (
+    bytes_blob,
+    clean,
+    dump_metrics,
+    dumps,
+    float_bytes,
+    load_metrics,
+    marks,
+    no_number,
+)
 from agentrl_cli.store.rows import ControlRow, EvalRow, RunRow, build, columns
+from agentrl_cli.store.running import SAID
 from agentrl_cli.types import AgentState, Task, TrainSignals, new_id
 from agentrl_cli.types.content import media_type
 
@@ -34,9 +43,9 @@ _ADD_ALERT = (
 )
 _ADD_DRIFT = "INSERT INTO drift (episode_id, kind, turn, position, expected, got) VALUES (?,?,?,?,?,?)"
 _SET_FACT = "UPDATE episodes SET fact=?, advantage=coalesce(?, advantage) WHERE id=?"
+_NUMBERS = ("advantage", "logp_train", "ratio", "weight", "logp_ref", "value", "returns")
 _SET_SIGNALS = (
-    "UPDATE turn_tokens SET advantage=?, logp_train=?, ratio=?, clipped=?, weight=?, logp_ref=?, value=?, returns=?"
-    " WHERE episode_id=? AND idx=?"
+    f"UPDATE turn_tokens SET {', '.join(f'{name}=?' for name in _NUMBERS)}, clipped=? WHERE episode_id=? AND idx=?"
 )
 
 
@@ -192,7 +201,7 @@ class RunWriter(StoreBase):
     def take_controls(self, run_id: str, event: str = "control") -> list[ControlRow]:
         """The controls that nobody took yet, oldest first, each handed out once; taking one leaves an event."""
         wanted = "SELECT id, run_id, at, action, data FROM controls WHERE run_id=? AND taken IS NULL ORDER BY id"
-        if not self._rows(wanted, (run_id,)):  # the usual case costs no write lock
+        if not self._rows(wanted, (run_id,), settled=False):  # the usual case costs no write lock
             return []
         now = time.time()
         with self.transaction() as conn:
@@ -233,9 +242,12 @@ class MarkWriter(StoreBase):
         """What a running episode does now; only the newest state of each is written."""
         with self._lock:
             self._refuse_readonly()
-            self._live[episode_id] = (str(state), turn, clean(text[-4000:]), time.time(), episode_id)
+            running = None if self._depth else self._running.get(episode_id)
+            if running is not None:
+                running.state = (str(state), turn, text, time.time())
+            else:
+                self._live[episode_id] = (str(state), turn, clean(text[-SAID:]), time.time(), episode_id)
             self._wake()
-            self._raise_failure()
 
     def set_facts(self, rows: Iterable[tuple[str, str, float | None]]) -> None:
         """(episode id, `Fact` value, advantage or None) of every episode of a step."""
@@ -244,20 +256,30 @@ class MarkWriter(StoreBase):
 
     def add_signals(self, episode_id: str, signals: TrainSignals) -> None:
         """Queue what training found per token; arrays over all tokens of the episode. Raises NotFound, ValueError."""
-        with self._lock, mapped(self.path):  # a model's turns are never queued: the rest can stay so
-            spans = self._conn.execute(
-                "SELECT idx, token_start, token_end FROM turns WHERE episode_id=? ORDER BY idx", (episode_id,)
-            ).fetchall()
-        if not spans:
+        rows = self._rows(
+            "SELECT idx, n, advantage IS NOT NULL FROM turn_tokens WHERE episode_id=? ORDER BY idx", (episode_id,)
+        )
+        if not rows:
             raise NotFound(f"No turns of episode {episode_id!r} in {self.path}.")
-        if spans[-1][2] != len(signals.advantage):
-            raise ValueError(f"signals have {len(signals.advantage)} tokens, episode {episode_id} has {spans[-1][2]}")
-        for index, start, end in spans:
-            self._later(_SET_SIGNALS, (*_signal_columns(signals, start, end), episode_id, index))
+        total = sum(n for _, n, _ in rows)
+        if total != len(signals.advantage):
+            raise ValueError(f"signals have {len(signals.advantage)} tokens, episode {episode_id} has {total}")
+        whole = {name: None if (array := getattr(signals, name)) is None else float_bytes(array) for name in _NUMBERS}
+        clipped, start, told = bytes_blob(signals.clipped), 0, False
+        for index, n, known in rows:
+            parts = [None if data is None else data[4 * start : 4 * (start + n)] for data in whole.values()]
+            columns = [b"" if data is None or no_number(data) else data for data in parts]
+            last = index == rows[-1][0] and not told
+            if any(columns) or known or last:  # a turn without a number says nothing, but that all was written
+                told = True
+                values = [None if data is None else column for data, column in zip(parts, columns, strict=True)]
+                flags = clipped[start : start + n]
+                self._later(_SET_SIGNALS, (*values, flags if any(flags) else b"", episode_id, index))
+            start += n
 
     def add_drift(self, episode_id: str, *, kind: str, turn: int, position: int, expected: str, got: str) -> None:
         """Queue a place where a rendering differs from the ids."""
-        self._later(_ADD_DRIFT, (episode_id, kind, turn, position, clean(expected), clean(got)))
+        self._later(_ADD_DRIFT, (episode_id, kind, turn, position, clean(expected), clean(got)), after=True)
 
     def add_tag(self, episode_id: str, tag: str) -> None:
         with self.transaction() as conn:
@@ -282,21 +304,3 @@ def _run_value(value: Any) -> Any:
 
 def _finite(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
-
-
-def _signal_columns(signals: TrainSignals, start: int, end: int) -> tuple[Any, ...]:
-    def part(name: str) -> bytes | None:
-        array = getattr(signals, name)
-        return None if array is None else floats_blob(array[start:end], mark=True)
-
-    clipped = signals.clipped[start:end]
-    return (
-        part("advantage"),
-        part("logp_train"),
-        part("ratio"),
-        bytes_blob(clipped) if clipped.any() else b"",
-        part("weight"),
-        part("logp_ref"),
-        part("value"),
-        part("returns"),
-    )

@@ -1,0 +1,214 @@
+"""The statements that write episodes, and what their parameters are made of."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from agentrl_cli.store.codec import clean, dump_metrics, dumps, marks
+from agentrl_cli.store.rows import EpisodeRow, columns
+from agentrl_cli.types import Episode, Origin, RewardPart, Tokens, ToolCall, ToolResult, Turn
+from agentrl_cli.types.content import media_type
+
+EPISODE_COLUMNS = tuple(name for name in columns(EpisodeRow) if name not in ("rowid", "tags", "note"))
+_MODEL = int(Origin.MODEL)
+_KEPT = {
+    "id": "",
+    "split": "iif(excluded.split='', split, excluded.split)",
+    "tokenizer": "iif(excluded.tokenizer='', tokenizer, excluded.tokenizer)",
+    "fact": "iif(excluded.fact='', fact, excluded.fact)",
+    "advantage": "coalesce(excluded.advantage, advantage)",
+}
+_VALUE = dict.fromkeys(EPISODE_COLUMNS, "?") | {
+    "split": "coalesce(nullif(?,''), (SELECT split FROM tasks WHERE pack=? AND id=?), '')",
+    "tokenizer": "coalesce(nullif(?,''), (SELECT tokenizer FROM runs WHERE id=?), '')",
+}
+_INDEXED = ("started", "step", "task_id", "run_id", "group_id", "parent_id", "key")
+_SETS = ",".join(f"{column}={_KEPT.get(column, f'excluded.{column}')}" for column in EPISODE_COLUMNS if column != "id")
+PUT_EPISODE = (
+    f"INSERT INTO episodes ({','.join(EPISODE_COLUMNS)}) VALUES ({','.join(_VALUE.values())})"
+    f" ON CONFLICT (id) DO UPDATE SET {_SETS}"
+)
+
+
+def _end_episode() -> str:
+    """`PUT_EPISODE` for an episode that is there with the same indexed columns: SQLite writes the index entries of
+    every column that is set anew, changed or not. Takes the same values."""
+    places, count = {}, 0
+    for column, value in _VALUE.items():
+        pieces = value.split("?")
+        places[column] = pieces[0] + "".join(f"?{count + n}{piece}" for n, piece in enumerate(pieces[1:], 1))
+        count += len(pieces) - 1
+    sets = [
+        f"{column}={_KEPT.get(column, f'excluded.{column}').replace(f'excluded.{column}', place)}"
+        for column, place in places.items()
+        if column != "id" and column not in _INDEXED
+    ]
+    same = " AND ".join(f"{column} IS {places[column]}" for column in _INDEXED)
+    return f"UPDATE episodes SET {','.join(sets)} WHERE id={places['id']} AND {same}"
+
+
+END_EPISODE = _end_episode()
+PUT_GROUP = "INSERT OR IGNORE INTO groups (id, run_id, task_id, step, at, why) VALUES (?,?,?,?,?,?)"
+PUT_LIVE = "INSERT OR REPLACE INTO live VALUES (?,?,?,?,?,?,?)"
+DROP_UNFINISHED = "DELETE FROM episodes WHERE key=? AND kind=? AND outcome IS NULL AND id<>?"
+PUT_TURN = f"INSERT OR REPLACE INTO turns VALUES ({marks(12)})"
+PUT_TOKENS = (
+    "INSERT OR REPLACE INTO turn_tokens"
+    " (episode_id, idx, n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps)"
+    f" VALUES ({marks(10)})"
+)
+PUT_CALL = (
+    "INSERT INTO tool_calls (episode_id, turn, idx, name, call_id, arguments, raw, call_error) VALUES (?,?,?,?,?,?,?,?)"
+)
+_ANSWER = ("result_turn", "result_idx", "result", "result_error", "reward", "metrics")
+RESULT = (*_ANSWER, "seconds", "level", "truncated", "done", "images")
+PUT_RESULT = (
+    f"INSERT INTO tool_calls (episode_id, turn, idx, {','.join(RESULT)}) VALUES ({marks(3 + len(RESULT))})"
+    f" ON CONFLICT DO UPDATE SET {','.join(f'{column}=excluded.{column}' for column in RESULT)}"
+)
+PUT_WHOLE_CALL = (
+    "INSERT INTO tool_calls (episode_id, turn, idx, name, call_id, arguments, raw, call_error,"
+    f" {','.join(RESULT)}) VALUES ({marks(8 + len(RESULT))})"
+)
+NO_RESULT = (None,) * len(RESULT)
+PUT_PART = "INSERT INTO reward_parts VALUES (?,?,?,?,?,?,?,?)"
+SET_COUNTS = (
+    "UPDATE episodes SET n_turns=?, n_tokens=?, n_model_tokens=?, n_calls=?, n_tool_errors=? WHERE id=?"
+    " AND outcome IS NULL"
+)
+COUNT_TURN = (
+    "UPDATE episodes SET n_turns=n_turns+?, n_tokens=max(n_tokens,?), n_model_tokens=n_model_tokens+?,"
+    " n_calls=n_calls+?, n_tool_errors=n_tool_errors+? WHERE id=? AND outcome IS NULL"
+)
+
+
+def check_span(episode_id: str, turn: Turn, tokens: Tokens) -> None:
+    """Raises ValueError where a turn and its tokens differ in length."""
+    if turn.end - turn.start != len(tokens):
+        raise ValueError(
+            f"turn {turn.index} of episode {episode_id} spans {turn.start}..{turn.end} but has {len(tokens)} tokens"
+        )
+
+
+def turn_values(episode_id: str, turn: Turn) -> tuple[Any, ...]:
+    return (
+        episode_id,
+        turn.index,
+        turn.role,
+        turn.start,
+        turn.end,
+        turn.stop_reason,
+        turn.weights_version,
+        turn.started,
+        turn.seconds,
+        dumps(turn.messages),
+        turn.reward,
+        turn.diverged,
+    )
+
+
+def call_values(episode_id: str, turn: int, index: int, call: ToolCall) -> tuple[Any, ...]:
+    """Of `PUT_CALL`."""
+    return (
+        episode_id,
+        turn,
+        index,
+        clean(call.name),
+        call.id,
+        None if call.arguments is None else dumps(call.arguments),
+        clean(call.raw),
+        None if call.error is None else clean(call.error),
+    )
+
+
+def part_values(episode_id: str, parts: Sequence[RewardPart]) -> list[tuple[Any, ...]]:
+    """Of `PUT_PART`."""
+    return [
+        (episode_id, index, part.name, part.value, part.weight, part.primary, clean(part.detail), part.fakeable)
+        for index, part in enumerate(parts)
+    ]
+
+
+def drop_turn(conn: sqlite3.Connection, episode_id: str, index: int) -> None:
+    for table in ("turns", "turn_tokens"):
+        conn.execute(f"DELETE FROM {table} WHERE episode_id=? AND idx=?", (episode_id, index))
+    conn.execute("DELETE FROM tool_calls WHERE episode_id=? AND turn=?", (episode_id, index))
+    gone = ",".join(f"{column}=NULL" for column in RESULT)
+    conn.execute(f"UPDATE tool_calls SET {gone} WHERE episode_id=? AND result_turn=?", (episode_id, index))
+
+
+def result_values(conn: sqlite3.Connection, result: ToolResult) -> tuple[Any, ...]:
+    images = []
+    for image in result.images:
+        digest = hashlib.sha256(image).hexdigest()
+        conn.execute("INSERT OR IGNORE INTO attachments VALUES (?,?,?)", (digest, media_type(image), image))
+        images.append(digest)
+    return (
+        clean(result.text),
+        None if result.error is None else clean(result.error),
+        result.reward,
+        dump_metrics(result.metrics) if result.metrics else None,
+        result.seconds,
+        result.level,
+        result.truncated,
+        result.done,
+        dumps(images) if images else None,
+    )
+
+
+def episode_values(
+    episode: Episode, split: str, tokenizer: str, counts: Sequence[int] | None = None
+) -> tuple[Any, ...]:
+    """The values of `PUT_EPISODE`, in the order of EpisodeRow's fields.
+
+    `counts`: turns, tokens, sampled tokens, calls and failed calls, where the episode itself does not have them yet.
+    """
+    finished = episode.outcome is not None
+    if counts is None:
+        sampled = int(np.count_nonzero(episode.tokens.origin == _MODEL))
+        counts = (len(episode.turns), len(episode.tokens), sampled, episode.tool_calls, episode.tool_errors)
+    levels = sorted({result.level for turn in episode.turns for result in turn.results if result.level})
+    return (
+        episode.id,
+        episode.run_id,
+        episode.group_id,
+        episode.task_id,
+        episode.pack,
+        episode.family,
+        split,
+        episode.pack,
+        episode.task_id,
+        episode.step,
+        episode.sample,
+        episode.seed,
+        episode.kind,
+        episode.parent_id,
+        episode.parent_turn,
+        episode.weights_version,
+        tokenizer,
+        episode.run_id,
+        episode.outcome,
+        clean(episode.error),
+        float(episode.reward) if finished else None,
+        episode.primary,
+        episode.advantage,
+        episode.fact,
+        *counts,
+        ",".join(levels),
+        dumps(episode.flags) if episode.flags else "",
+        episode.started,
+        episode.ended,
+        episode_key(episode),
+    )
+
+
+def episode_key(episode: Episode) -> str | None:
+    """`run/step/group/sample`: the same attempt after a resume has the same key. None outside a run's steps."""
+    if episode.run_id is None or episode.step is None:
+        return None
+    return f"{episode.run_id}/{episode.step}/{episode.group_id or episode.task_id}/{episode.sample}"
