@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError, PolicyError
 from agentrl_cli.policies import local_engine
 from agentrl_cli.policies.base import Policy
 from agentrl_cli.policies.local_attention import NotServed, Rows, explicit_attention, one_part, rows_attention
-from agentrl_cli.policies.local_cache import BLOCK, Shelf
+from agentrl_cli.policies.local_batch import DecodeBatch
+from agentrl_cli.policies.local_cache import BLOCK, Incoming, Shelf
 from agentrl_cli.policies.local_engine import Shared, choose_engine, sampling_mode, verify
+from agentrl_cli.policies.local_make import make_policy
 from agentrl_cli.types import Sampling
 from tests.local_helpers import VOCAB, check_against_generate, forced, greedy, policy_of, prompts, tiny
 
@@ -204,6 +207,51 @@ async def test_a_common_prompt_is_kept_once(kind: str, most: int) -> None:
     for said in every:
         assert said.ids.tolist() == wanted[0] and abs(said.logp_policy - wanted[1]).max() < 1e-4
     await policy.close()
+
+
+@pytest.mark.parametrize(("shared", "most"), [(True, 9 * 256), (False, 9 * 256), (None, 64 + 9 * 224)])
+async def test_what_is_kept_stays_within_what_the_plan_counts(shared: bool | None, most: int) -> None:
+    """Eight episodes of two turns to their last position: the bytes that are there, seen after every token.
+
+    Nothing is computed twice for that, and nobody gives way. None: told how much of an episode its prompt is.
+    """
+    told = {"response_tokens": 192} if shared is None else {}
+    sizes = {"group_size": 8, "prompts_per_step": 1, "max_tokens": 256, "max_new_tokens": 100, **told}
+    policy, _ = make_policy(tiny(), Config.model_validate({"rollout": sizes}), "base", None, True)
+    position, seen = 2 * 2 * 2 * 8 * 4, [0]  # keys and values, layers, heads, dim, float32
+    rng = np.random.default_rng(4)
+    begins = [rng.integers(0, VOCAB, 64).tolist() for _ in range(8)]
+
+    async def episode(n: int) -> None:
+        def look(_: int) -> None:
+            batch = policy._batch
+            assert isinstance(batch, DecodeBatch)
+            seen.append(batch.bytes)
+
+        ids = begins[0 if shared in (True, None) else n]
+        first = await policy.generate(str(n), ids, Sampling(seed=n, max_new_tokens=100), on_token=look)
+        context = [*ids, *first.ids.tolist(), *ids[:20]]
+        rest = Sampling(seed=n, max_new_tokens=256 - len(context))
+        assert len((await policy.generate(str(n), context, rest, on_token=look)).ids) == 72
+
+    await asyncio.gather(*map(episode, range(8)))
+    assert max(seen) <= most * position
+    assert policy.metrics["rollout/preemptions"] == 0
+    first = 63 if shared in (True, None) else 8 * 63
+    assert policy.prefill_tokens == first + 8 * 20, "the first prompts, and what came between the turns"
+    await policy.close()
+
+
+def test_a_row_moves_onto_a_shelf_layer_by_layer() -> None:
+    layers = [(torch.full((2, 5, 4), n + 1.0), torch.full((2, 5, 4), -n - 1.0)) for n in range(3)]
+    shelf = Shelf(64, 3)
+    shelf.resize(2, [Incoming(1, 5, layers)])
+    for n in range(3):
+        (keys, values), (old, _) = shelf.view(1)[n], layers[n]
+        assert keys[:, :5].eq(n + 1).all() and values[:, :5].eq(-n - 1).all() and not keys[:, 5:].any()
+        assert old.numel() == 0, "it is given up where it was"
+    shelf.lengthen(96)
+    assert [k.shape for k, _ in shelf.view(1)] == [(2, 96, 4)] * 3 and shelf.view(1)[2][0][:, :5].eq(3).all()
 
 
 async def test_rows_with_and_without_a_common_beginning() -> None:

@@ -93,6 +93,8 @@ class LocalPolicy:
             self.engine, self.engine_why, self.copies_weights = engine.name, engine.why, engine.copies
         self._orders = itertools.count()
         self._waiting: list[Request] = []
+        self._fresh: list[Request] = []
+        """Those whom the newest steps were to begin with: a failure reaches them too."""
         self._released: list[str] = []
         self._task: asyncio.Task[None] | None = None
         self._stepping = False
@@ -251,6 +253,7 @@ class LocalPolicy:
     async def _step(self, fresh: list[Request]) -> list[Request]:
         """Steps in the thread, which has the batch to itself meanwhile."""
         self._called = False
+        self._fresh = fresh
         step = self._thread.submit(self._steps, fresh)
         self._stepping = True
         try:
@@ -280,7 +283,7 @@ class LocalPolicy:
     def _fail(self, error: Exception) -> None:
         memory = "out of memory" in str(error).lower()
         hint = "Lower rollout.concurrency or rollout.max_tokens." if memory else getattr(error, "hint", "")
-        for request in self._requests():
+        for request in [*self._requests(), *self._fresh, *self._batch.preempted]:
             if not request.gone:
                 what = error.message if isinstance(error, AgentRLError) else f"{type(error).__name__}: {error}"
                 problem = PolicyError(f"The model could not generate: {what}", hint=hint)

@@ -16,11 +16,11 @@ import torch
 
 from agentrl_cli.policies.local_attention import Part, Rows, one_part
 from agentrl_cli.policies.local_bases import Base, base_length
-from agentrl_cli.policies.local_cache import Parked, Shelf, blocks, rounded
+from agentrl_cli.policies.local_cache import Layers, Parked, Shelf, blocks, rounded
 from agentrl_cli.policies.local_engine import Engine, sampling_mode
 from agentrl_cli.policies.local_kernel import Ragged
 from agentrl_cli.policies.local_memory import prefill_tokens
-from agentrl_cli.policies.local_request import Request, draw_tokens
+from agentrl_cli.policies.local_request import Notes, Request, draw_tokens
 from agentrl_cli.policies.local_rows import Shelves
 from agentrl_cli.policies.local_sharing import Sharing, share
 from agentrl_cli.types import Int32
@@ -57,6 +57,7 @@ class DecodeBatch(Shelves):
         self.device = embedding.device
         self.vocabulary = int(embedding.shape[0])
         self.prefill_tokens = 0
+        self.notes = Notes()
         self.sharing = not self.lanes and self.limit <= engine.shares
         """Rows attend to common beginnings where those are; else they start from copies."""
         self._shared: tuple[list[Base | None], Sharing | None] = ([], None)
@@ -99,7 +100,7 @@ class DecodeBatch(Shelves):
         logits = self._packed(rows) if self.engine.packs else self._padded(rows, live)
         if self.lanes:
             logits = logits[[n for n, r in enumerate(rows) if r is not None]]
-        draw_tokens(logits, live, self.limit)
+        draw_tokens(logits, live, self.limit, self.notes)
         for request in [r for r in live if r.stop is not None]:
             self.set_aside(request)
         return live
@@ -149,7 +150,7 @@ class DecodeBatch(Shelves):
             whole = self.sharing and start == base.length
             if start > best.start or (whole and start == best.start and start):
                 best = Begin(start, base) if whole else Begin(start, source=base)
-        ids, own = self.parked.get(request.key, (context[:0], None))
+        ids, own = (context[:0], None) if request.lost else self.parked.get(request.key, (context[:0], None))
         start = min(_common(ids, context), last)
         if own is None or own.version != self.version or start <= best.start:
             return best
@@ -214,14 +215,19 @@ class DecodeBatch(Shelves):
 
     def _prefill(self, length: int, requests: list[Request], begins: list[Begin]) -> None:
         """Put requests on a shelf with keys and values of all their tokens but the last."""
-        placed = self.place(length, requests)
+        parked = {r.key: self.parked.pop(r.key) for r in requests if r.key in self.parked}
+        moves: dict[int, tuple[int, Layers]] = {}
+        for n, begin in enumerate(begins):
+            if isinstance(begin.source, Parked):
+                moves[n] = begin.start - (0 if begin.base is None else begin.base.length), begin.source.layers
+        placed = self.place(length, requests, moves)
         if placed is None:
+            self.parked |= parked
             return
         shelf, first = placed
         same: list[tuple[Begin, list[int]]] = []
-        for row, (request, begin) in enumerate(zip(requests, begins, strict=True), first):
-            self.parked.pop(request.key, None)  # what it holds lives on in the row
-            if begin.source is None:
+        for row, begin in enumerate(begins, first):
+            if not isinstance(begin.source, Base):
                 continue
             if same and same[-1][0] == begin:
                 same[-1][1].append(row)

@@ -45,6 +45,22 @@ class Parked:
         return blocks(self.length)
 
 
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A parked row that moves onto a shelf, layer by layer: each is given up where it was when it has arrived."""
+
+    row: int
+    length: int
+    """Positions that are copied."""
+    layers: Layers
+
+    def move(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Copy one layer, and drop it."""
+        for store, own in zip((keys, values), self.layers[layer], strict=True):
+            store[self.row, :, : self.length] = own[:, : self.length]
+        self.layers[layer] = (keys.new_empty(0), values.new_empty(0))
+
+
 @dataclass(slots=True, eq=False)
 class Shelf:
     """Rows of `length` positions; `live` says whose the first ones are (None: a lane that nobody has)."""
@@ -66,21 +82,31 @@ class Shelf:
         """Blocks that there is memory for."""
         return self.rows * (self.length // BLOCK)
 
-    def resize(self, rows: int) -> None:
-        """Have memory for just so many rows; what the first ones hold is kept. One layer after the other."""
-        if rows == self.rows:
-            return
-        self.rows = rows
-        for store in (self.keys, self.values):
-            for layer, old in enumerate(store):
-                if old is None:
-                    continue
-                new = old.new_empty(rows, *old.shape[1:])
-                kept = min(rows, old.shape[0])
-                new[:kept] = old[:kept]
-                new[kept:] = 0  # what is not written yet is masked, and must be a number for that
-                store[layer] = new
+    def resize(self, rows: int, incoming: Sequence[Incoming] = ()) -> None:
+        """Have memory for just so many rows; what the first ones hold is kept. One layer after the other.
+
+        `incoming`: parked rows that move in. So at no time is more of them there twice than a layer.
+        """
+        changed, self.rows = rows != self.rows, rows
+        for layer in range(self.layers) if changed or incoming else ():
+            for number, store in enumerate((self.keys, self.values)):
+                old = store[layer]
+                if old is None and incoming:
+                    like = incoming[0].layers[layer][number]
+                    store[layer] = like.new_zeros(rows, like.shape[0], self.length, like.shape[-1])
+                elif old is not None and changed:
+                    new = old.new_empty(rows, *old.shape[1:])
+                    kept = min(rows, old.shape[0])
+                    new[:kept] = old[:kept]
+                    new[kept:] = 0  # what is not written yet is masked, and must be a number for that
+                    store[layer] = new
+                    del new
                 del old
+            keys, values = self.keys[layer], self.values[layer]
+            for one in incoming:
+                assert keys is not None and values is not None
+                one.move(layer, keys, values)
+            del keys, values
 
     def lengthen(self, length: int) -> None:
         """Have longer rows, with what they hold. One layer after the other."""

@@ -64,7 +64,8 @@ def kv_positions(config: Config, *, shares: bool) -> int:
     if not shares or after is None or after >= rollout.max_tokens or rollout.group_size < 2:
         return whole
     groups = min(rollout.prompts_per_step * (1 + rollout.async_staleness), rows)
-    return min(whole, groups * base_length(rollout.max_tokens - after) + (rows + 1) * rounded(after))
+    own = rounded(after + 1)  # a prompt's last token is a row's own
+    return min(whole, groups * base_length(rollout.max_tokens - after) + (rows + 1) * own)
 
 
 def share_reach(config: Any) -> int:

@@ -15,7 +15,7 @@ import torch
 
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.policies.local_engine import sampling_mode
-from agentrl_cli.policies.local_request import Request, draw_tokens
+from agentrl_cli.policies.local_request import Notes, Request, draw_tokens
 from agentrl_cli.policies.local_vision import positions, reader_of
 from agentrl_cli.types import Int32
 
@@ -41,6 +41,7 @@ class PlainBatch:
         self._shifts: dict[int, int] = {}
         """By request: what the position of a token is ahead of its number, after the images that were seen."""
         self.prefill_tokens = 0
+        self.notes = Notes()
         self.preempted: list[Request] = []
         self.preemptions = 0
         self.peak = 0
@@ -90,7 +91,7 @@ class PlainBatch:
             live = list(self.requests)
             if not live:
                 return []
-            draw_tokens(torch.cat([self._logits(request) for request in live]), live, self.limit)
+            draw_tokens(torch.cat([self._logits(request) for request in live]), live, self.limit, self.notes)
         self.peak = max(self.peak, self.used)
         for request in [r for r in live if r.stop is not None]:
             self.parked[request.key] = self._live[id(request)]

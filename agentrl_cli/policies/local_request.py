@@ -24,6 +24,30 @@ FACTS = 3
 likeliest."""
 
 
+class Notes:
+    """Where steps write their facts down: blocks of many rows.
+
+    An array of its own for every step would stand between the buffers of its logits in the heap, which then grows by
+    rows of the vocabulary with every token.
+    """
+
+    ROWS = 8192
+
+    def __init__(self) -> None:
+        self._block = np.empty((0, 0), np.float32)
+        self._used = 0
+
+    def put(self, facts: Float32) -> Float32:
+        """Copy a step's facts [rows, width]: the same rows in a block."""
+        count, width = facts.shape
+        if self._used + count > len(self._block) or width != self._block.shape[1]:
+            self._block, self._used = np.empty((max(self.ROWS, count), width), np.float32), 0
+        first, self._used = self._used, self._used + count
+        kept = self._block[first : self._used]
+        kept[:] = facts
+        return kept
+
+
 @dataclass(eq=False)
 class Request:
     """One turn of one episode: its context, how to draw, and what was drawn so far."""
@@ -143,7 +167,7 @@ class Request:
         )
 
 
-def draw_tokens(logits: torch.Tensor, requests: list[Request], limit: int) -> None:
+def draw_tokens(logits: torch.Tensor, requests: list[Request], limit: int, notes: Notes) -> None:
     """Draw the next token of each request from its row of logits [rows, vocabulary], in parts where that is large.
 
     Raises PolicyError where the probabilities are not numbers, or a request's `allow` allows nothing.
@@ -151,7 +175,7 @@ def draw_tokens(logits: torch.Tensor, requests: list[Request], limit: int) -> No
     most = draw_rows(logits.shape[-1])
     if len(requests) > most:
         for start in range(0, len(requests), most):
-            draw_tokens(logits[start : start + most], requests[start : start + most], limit)
+            draw_tokens(logits[start : start + most], requests[start : start + most], limit, notes)
         return
     found = _plain(logits, requests) or _steered(logits, requests)
     ids, facts, forced = found
@@ -160,8 +184,9 @@ def draw_tokens(logits: torch.Tensor, requests: list[Request], limit: int) -> No
             "The model's probabilities are not numbers.",
             hint="Its weights have diverged: take an older checkpoint.",
         )
+    kept = notes.put(facts)
     for n, request in enumerate(requests):
-        request.take(ids[n], facts[n], limit, forced[n])
+        request.take(ids[n], kept[n], limit, forced[n])
 
 
 Found = tuple[list[int], Float32, list[bool]]

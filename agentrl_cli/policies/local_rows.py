@@ -8,11 +8,13 @@ The oldest is never disturbed, so somebody always gets on.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.policies.local_bases import Base, Bases
-from agentrl_cli.policies.local_cache import BLOCK, Parked, Shelf, blocks, rounded, shelf_length
+from agentrl_cli.policies.local_cache import BLOCK, Incoming, Layers, Parked, Shelf, blocks, rounded, shelf_length
 from agentrl_cli.policies.local_request import Request
 from agentrl_cli.types import Int32
 
@@ -68,6 +70,13 @@ class Shelves:
         parked = sum(parked.blocks for _, parked in self.parked.values())
         return sum(shelf.blocks for shelf in self.shelves) + parked + self.bases.blocks
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of all keys and values that are there now, by the tensors themselves."""
+        stores = [t for shelf in (*self.shelves, *self.bases.shelves) for t in (*shelf.keys, *shelf.values)]
+        stores += [t for _, parked in self.parked.values() for pair in parked.layers for t in pair]
+        return sum(t.numel() * t.element_size() for t in stores if t is not None)
+
     def in_use(self) -> list[Base]:
         """Beginnings that rows, parked episodes or plans hold on to."""
         held = [r.base for r in self.requests] + [parked.base for _, parked in self.parked.values()]
@@ -89,7 +98,7 @@ class Shelves:
     def wanted(self, request: Request) -> int:
         """Positions of the shelf that a request is put on: its context, and some of what it may say."""
         more = min(request.sampling.max_new_tokens - len(request.out), max(BLOCK, request.local // 2))
-        return self._shelf_length(request.local + max(more, 0))
+        return self._shelf_length(request.local + max(more, 0), request.shared)
 
     @torch.inference_mode()
     def vacate(self, request: Request) -> None:
@@ -130,9 +139,12 @@ class Shelves:
 
     # --- in the thread -----------------------------------------------------------------------------------------------
 
-    def place(self, length: int, requests: list[Request]) -> tuple[Shelf, int] | None:
+    def place(
+        self, length: int, requests: list[Request], moves: Mapping[int, tuple[int, Layers]]
+    ) -> tuple[Shelf, int] | None:
         """A shelf of this length and the first of consecutive rows on it for new requests.
 
+        `moves`: by a request's number, how many positions of which parked row move in; they are no longer parked.
         None where memory is short after all, since beginnings take some, too: then they wait again, to be computed
         without any.
         """
@@ -141,9 +153,10 @@ class Shelves:
             if not shelf.live:
                 shelf.live = [None] * self.most
             shelf.live[lane] = requests[0]
+            shelf.resize(shelf.rows, [Incoming(lane, *move) for move in moves.values()])
             return shelf, lane
         shelf = self._shelf(length)
-        if not self._reserve(shelf, len(requests)):
+        if not self._reserve(shelf, len(requests), [Incoming(len(shelf.live) + n, *move) for n, move in moves.items()]):
             if not self.requests and not self.planned and all(r.lost for r in requests):
                 raise PolicyError(
                     "There is no memory left for keys and values.", hint="Raise rollout.memory, or lower concurrency."
@@ -183,7 +196,7 @@ class Shelves:
         for request, shelf in sorted(tall, key=lambda entry: entry[0].order):
             if request not in shelf.live:
                 continue  # it has given way to an older one
-            need = blocks(self._shelf_length(request.local + BLOCK))
+            need = blocks(self._shelf_length(request.local + BLOCK, request.shared))
             while not self.make_room(need) and self._preempt():
                 if request not in shelf.live:
                     break
@@ -191,8 +204,8 @@ class Shelves:
                 self._lift(request, shelf)
 
     def _lengthen(self, shelf: Shelf) -> None:
-        tall = [r.local for r in shelf.live if r is not None and r.local > shelf.length]
-        length = self._shelf_length(max(tall, default=0) + BLOCK)
+        tall = [r for r in shelf.live if r is not None and r.local > shelf.length]
+        length = max((self._shelf_length(r.local + BLOCK, r.shared) for r in tall), default=0)
         if 2 * len(tall) <= len(shelf.live) or any(other.length == length for other in self.shelves):
             return
         if self.used + shelf.rows * (length - shelf.length) // BLOCK > self.budget:
@@ -226,7 +239,7 @@ class Shelves:
 
     def _lift(self, request: Request, shelf: Shelf) -> None:
         length = request.local - 1  # the newest token is not fed yet
-        target = self._shelf(self._shelf_length(request.local + BLOCK))
+        target = self._shelf(self._shelf_length(request.local + BLOCK, request.shared))
         assert self._reserve(target, 1), "`grow` made room"
         target.live.append(request)
         target.take(len(target.live) - 1, shelf, shelf.live.index(request), length)
@@ -253,17 +266,18 @@ class Shelves:
         self.shelves.append(Shelf(length, self.layers))
         return self.shelves[-1]
 
-    def _reserve(self, shelf: Shelf, more: int) -> bool:
+    def _reserve(self, shelf: Shelf, more: int, incoming: Sequence[Incoming] = ()) -> bool:
         """Memory for more rows, with some slack where there is plenty; False where there is not enough."""
         rows, each = len(shelf.live) + more, shelf.length // BLOCK
         if rows <= shelf.rows:
+            shelf.resize(shelf.rows, incoming)
             return True
         slack = min(max(rows // 2, 8), self.most - rows) if shelf.rows else 0  # rows come one by one
         if self.used + (rows + slack - shelf.rows) * each <= self.budget:
             rows += slack
         elif not self.make_room((rows - shelf.rows) * each):
             return False
-        shelf.resize(rows)
+        shelf.resize(rows, incoming)
         if shelf not in self.shelves:
             self.shelves.append(shelf)
         self.peak = max(self.peak, self.used)
@@ -273,8 +287,9 @@ class Shelves:
         if not self.lanes:
             self.shelves = [shelf for shelf in self.shelves if shelf.live]
 
-    def _shelf_length(self, length: int) -> int:
-        return min(shelf_length(length), rounded(self.limit))
+    def _shelf_length(self, length: int, shared: int) -> int:
+        """Of the shelf for a row of this length after `shared` positions: no episode is longer than the limit."""
+        return min(shelf_length(length), rounded(self.limit - shared))
 
     def _claim_lane(self, request: Request) -> bool:
         """Give an episode its lane until `forget`; False where it must wait for one.
