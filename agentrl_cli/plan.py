@@ -23,6 +23,8 @@ from agentrl_cli.errors import ModelError
 GiB = 1024**3
 STATE = {"adamw": (8, 8), "adamw8bit": (2, 2), "adamw_offload": (12, 0), "muon": (8, 8)}
 """Bytes of optimizer state a trained weight: where the CPU trains, and on a GPU. Muon's hidden matrices have 4."""
+MOVES = frozenset({"adamw", "muon"})
+"""Optimizers whose state can wait in the CPU's memory."""
 BYTES = {"4bit": 0.516, "8bit": 1.01}
 """Of a quantised weight: nf4 with a byte for 64 and a float for 256 of those, int8 with a float a row."""
 OVERHEAD = {"cpu": 0.45, "cuda": 0.5}
@@ -48,6 +50,18 @@ class Plan:
     seconds_per_step: float
     checkpointing: bool = False
     """Whether activations are recomputed in the backward pass (`train.checkpointing`)."""
+    aside: bool = False
+    """Whether the optimizer's state waits in the CPU's memory while episodes are sampled (on a GPU)."""
+
+    @property
+    def allocated(self) -> dict[str, float]:
+        """Bytes of each phase without the runtime: what torch's allocator has (torch.cuda.max_memory_allocated).
+
+        A card also holds the driver's context and libraries, and what it must have is `peak`.
+        """
+        return {
+            name: sum(p.values()) - p["runtime"] for name, p in (("rollout", self.rollout), ("update", self.update))
+        }
 
     @property
     def peak(self) -> float:
@@ -87,15 +101,24 @@ def checkpoints(config: Config, folder: Path | None, model: Any) -> bool:
     return plan(config, folder, held=float(sum(n * each for n, each in sizes))).checkpointing
 
 
-def plan(config: Config, folder: Path, held: float = 0.0) -> Plan:
+def sets_aside(config: Config, folder: Path | None, model: Any) -> bool:
+    """Whether a training of this loaded model keeps its optimizer's state off the GPU while episodes are sampled."""
+    weights = next(iter(model.parameters()))
+    return folder is not None and weights.device.type == "cuda" and plan(config, folder).aside
+
+
+def plan(config: Config, folder: Path, held: float = 0.0, *, card: float | None = None) -> Plan:
     """Plan a run of the model in `folder`; `held`: bytes of it that are loaded already.
 
+    `card`: bytes of a GPU that is not here, to plan for that; how long a step takes there is not known then.
     Raises ModelError where its configuration cannot be read.
     """
+    import torch
+
     from agentrl_cli.policies.local_engine import FAIR_SHARE
     from agentrl_cli.policies.local_load import pick_device, pick_dtype
 
-    device = pick_device(config.model.device)
+    device = pick_device(config.model.device) if card is None else torch.device("cuda")
     full = config.model.dtype == "auto" and not config.adapter.enabled  # full weights are trained in float32
     given = folder
     folder, config = _under(folder, config)
@@ -109,7 +132,7 @@ def plan(config: Config, folder: Path, held: float = 0.0) -> Plan:
         "optimizer": _state(config, shape, trained, on_gpu),
         "runtime": OVERHEAD[device.type if device.type in OVERHEAD else "cuda"] * GiB,
     }
-    available = _available(device) + held
+    available = (_available(device) if card is None else card) + held
     copied = shape["fused"] and device.type == "cpu" and size == 4 and count * size <= FAIR_SHARE * available
     if copied:
         both["sampling weights"] = float(count * size)  # the fused engine's copy
@@ -124,8 +147,12 @@ def plan(config: Config, folder: Path, held: float = 0.0) -> Plan:
     again = choice == "on" or (choice == "auto" and sum(both_ways[0].values()) > available)
     update = both_ways[again]
     rollout = update if config.rollout.async_staleness else rollout
-    seconds = _step_seconds(config, count, device) * (4 / 3 if again else 1)
-    return Plan(rollout, update, available, str(device), count, trained, seconds, again)
+    aside = on_gpu and config.train.optimizer in MOVES and not config.rollout.async_staleness
+    aside = aside and sum(rollout.values()) > sum(update.values())  # else it would not lower the peak
+    if aside:
+        del rollout["optimizer"]
+    seconds = 0.0 if card is not None else _step_seconds(config, count, device) * (4 / 3 if again else 1)
+    return Plan(rollout, update, available, str(device), count, trained, seconds, again, aside)
 
 
 def _state(config: Config, shape: Mapping[str, int], trained: int, on_gpu: bool) -> float:

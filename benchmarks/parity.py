@@ -123,6 +123,8 @@ PAIRS = (
     _sampler("sequence_mask", "mis_sequence", 1.5),
     _sampler("token_truncate", "tis", 1.5, 0.8),
     _sampler("token_mask", "mis", 1.5, 0.8),
+    _sampler("sequence_truncate", "tis_sequence", 1.5, 0.8),
+    _sampler("sequence_mask", "mis_sequence", 1.5, 0.8),
 )
 
 DIFFERENCES = (

@@ -12,7 +12,7 @@ import torch
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError, PolicyError
-from agentrl_cli.policies import local_engine
+from agentrl_cli.policies import local_engine, local_sharing
 from agentrl_cli.policies.base import Policy
 from agentrl_cli.policies.local_attention import NotServed, Rows, explicit_attention, one_part, rows_attention
 from agentrl_cli.policies.local_batch import DecodeBatch
@@ -240,6 +240,24 @@ async def test_what_is_kept_stays_within_what_the_plan_counts(shared: bool | Non
     first = 63 if shared in (True, None) else 8 * 63
     assert policy.prefill_tokens == first + 8 * 20, "the first prompts, and what came between the turns"
     await policy.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scores", [2**22, 40])
+def test_written_attention_is_the_kernels(dtype: torch.dtype, scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU runs where rows share a beginning: the flash kernel's attention and log-sums, also in small parts."""
+    monkeypatch.setattr(local_sharing, "SCORES", scores)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(3, 2, n, 8).to(dtype) for n in (5, 20, 20))
+    mask = torch.zeros(3, 1, 5, 20).masked_fill_(torch.rand(3, 1, 5, 20) < 0.3, -torch.inf).to(dtype)
+    for given in (None, mask, mask[:, :, :1]):
+        out, total = local_sharing.written_attention(q, k, v, given, 0.3)
+        wanted, sums = local_sharing.attention_and_sum(q, k, v, given, 0.3)
+        close = 1e-5 if dtype == torch.float32 else 0.02
+        torch.testing.assert_close(out, wanted, atol=close, rtol=close)
+        torch.testing.assert_close(total, sums, atol=close, rtol=close)
+    out, total = local_sharing.written_attention(q, k, v, torch.full((3, 1, 5, 20), -torch.inf, dtype=dtype), 0.3)
+    assert not out.any() and total.eq(-torch.inf).all(), "who sees nothing takes no part"
 
 
 def test_a_row_moves_onto_a_shelf_layer_by_layer() -> None:

@@ -122,6 +122,23 @@ def test_half_a_billion_weights_under_an_adapter_fit_a_small_card(tmp_path: Path
     assert sum(bounded.rollout.values()) < 2.2e9
 
 
+def test_both_figures_of_a_small_card(tmp_path: Path) -> None:
+    """What torch's allocator has, and with the driver's context; the optimizer's state waits on the CPU meanwhile."""
+    folder, card = qwen2_half_billion(tmp_path), 4e9
+    found = plan(sections(), folder, card=card)
+    assert found.fits and found.aside and "optimizer" not in found.rollout and "optimizer" in found.update
+    for name, phase in (("rollout", found.rollout), ("update", found.update)):
+        assert phase["runtime"] == 2**29 and found.allocated[name] == pytest.approx(sum(phase.values()) - 2**29)
+    assert max(found.allocated.values()) < 2.2e9, "what max_memory_allocated would tell, of either phase"
+    assert sum(found.update.values()) < 2.2e9 < sum(found.rollout.values()), "rows of 2,048 sampled tokens do not"
+    told = plan(sections(rollout={"response_tokens": 1280}), folder, card=card)
+    assert sum(told.rollout.values()) < 2.2e9, "prompts of 768 tokens kept once, of episodes of 2,048"
+    bounded = plan(sections(rollout={"memory": "480MiB"}), folder, card=card)
+    assert sum(bounded.rollout.values()) < 2.2e9
+    full = plan(sections(adapter={"enabled": False}), folder, card=80e9)
+    assert not full.aside, "there the update is the larger phase: nothing would be won"
+
+
 def test_quantised_weights_are_counted_as_they_are_kept(tmp_path: Path) -> None:
     folder = qwen2_half_billion(tmp_path)
     linear = 24 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864)
@@ -150,8 +167,9 @@ def test_keys_and_values_of_a_prompt_count_once_where_its_length_is_known() -> N
         return kv_positions(Config.model_validate({"rollout": sizes}), shares=True)
 
     assert positions() == 33 * 2048
-    assert positions(response_tokens=1024) == 4 * 1024 + 33 * 1024
-    assert positions(response_tokens=1024, concurrency=3) == 3 * 1024 + 4 * 1024, "of three rows, three prompts"
+    own = 1024 + 32  # a prompt's last token is the row's own, and rows are whole blocks
+    assert positions(response_tokens=1024) == 4 * 1024 + 33 * own
+    assert positions(response_tokens=1024, concurrency=3) == 3 * 1024 + 4 * own, "of three rows, three prompts"
     assert positions(response_tokens=4096) == 33 * 2048
 
 

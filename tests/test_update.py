@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from agentrl_cli.algos.update import Learner
+from agentrl_cli.algos.update_optimizer import move_state
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, NotFound, TrainingStopped
 from agentrl_cli.policies.forward import Segment, trained_logprobs
@@ -87,6 +88,25 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], atol: float = 0
 
 
 SPREAD: list[list[float]] = [[0, 1, 1], [1, 0, 0.5]]
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_an_optimizers_state_that_waits_elsewhere_changes_nothing(start: Any, name: str) -> None:
+    groups, after = episodes(start, SPREAD), []
+    for aside in (False, True):
+        model = copy.deepcopy(start)
+        learner = Learner(model, config(train={"optimizer": name}), aside=aside)
+        for step in range(3):
+            learner.update(groups, step)
+            if step == 1:
+                learner.load_state(learner.state())
+        after.append(weights(model))
+        # what a GPU would get back: every number of the state, counts of steps apart
+        parts = getattr(learner.optimizer, "optimizers", [learner.optimizer])
+        move_state(learner.optimizer, "meta")
+        left = [t for one in parts for state in one.state.values() for t in state.values() if t.device.type == "cpu"]
+        assert sum(t.numel() * t.element_size() for t in left if t.ndim) == 0
+    assert same(after[0], after[1])
 
 
 def test_micro_batches_add_up_to_the_mini_batch(start: Any) -> None:

@@ -24,7 +24,7 @@ from agentrl_cli.algos.losses import COVARIANCE, LOSSES, LossInput, Objective, T
 from agentrl_cli.algos.record import Member, Seen, gap, signals
 from agentrl_cli.algos.settings import Coefficients, find_aggregation, loss_config
 from agentrl_cli.algos.terms import KL, explained_variance
-from agentrl_cli.algos.update_optimizer import make_optimizer, trainable
+from agentrl_cli.algos.update_optimizer import make_optimizer, move_state, trainable
 from agentrl_cli.algos.value import Critic
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, TrainingStopped
@@ -70,10 +70,17 @@ class Learner:
         reference: The model that the KL term compares with; None where there is none, or where `model` is a peft
             model, which without its adapter is the reference.
         checkpoint: Recompute activations in the backward pass.
+        aside: Between updates the optimizer's state waits in the CPU's memory (one of plan.MOVES).
     """
 
     def __init__(
-        self, model: nn.Module, config: Config, reference: nn.Module | None = None, *, checkpoint: bool = False
+        self,
+        model: nn.Module,
+        config: Config,
+        reference: nn.Module | None = None,
+        *,
+        checkpoint: bool = False,
+        aside: bool = False,
     ) -> None:
         algo = config.algo
         if config.rollout.temperature <= 0:
@@ -82,6 +89,7 @@ class Learner:
         self.config = config
         self.reference = reference
         self.checkpoint = checkpoint
+        self.aside = aside
         self.estimator = advantages.find(algo.advantage)
         self.needs = advantages.needs(algo.advantage)
         self.loss = resolve("losses", LOSSES, algo.loss)
@@ -101,6 +109,7 @@ class Learner:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""
         self.optimizer.load_state_dict(state["optimizer"])
+        self._rest()
         if "coefficients" in state:
             self.coefficients.load(state["coefficients"])
         if self.critic is not None and "critic" in state:
@@ -137,12 +146,15 @@ class Learner:
         lr = self.learning_rate(step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        if self.aside:
+            move_state(self.optimizer, self.trained[0].device)
         sums: dict[str, list[float]] = {}
         for epoch in range(algo.epochs):
             for number, batch in enumerate(_minibatches(len(groups), algo.minibatches)):
                 for name, value in self._minibatch(now, batch, lr, (epoch, number)).items():
                     sums.setdefault(name, []).append(value)
         self.model.eval()
+        self._rest()
         result.metrics = {name: float(np.mean(values)) for name, values in sums.items()} | {"learning_rate": lr}
         result.metrics |= self.coefficients.metrics() | _explained(list(now.seen.values())) | gap(groups, now.seen)
         self.coefficients.adapt(result.metrics, sum(episode.trained_tokens for episode in now.episodes))
@@ -258,6 +270,10 @@ class Learner:
         ends = np.cumsum([len(one.advantage) for one in facts])[:-1]
         for one, part in zip(facts, np.split(marked.numpy(), ends), strict=True):
             one.marked = part
+
+    def _rest(self) -> None:
+        if self.aside:
+            move_state(self.optimizer, "cpu")
 
     def _forget(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)

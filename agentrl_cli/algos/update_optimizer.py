@@ -125,6 +125,13 @@ class Several:
             one.load_state_dict(kept)
 
 
+def move_state(optimizer: Any, device: torch.device | str) -> None:
+    """Move the state of one of torch's optimizers, or of several, to a device; counts of steps stay where they are."""
+    for one in optimizer.optimizers if isinstance(optimizer, Several) else [optimizer]:
+        for state in one.state.values():
+            state |= {name: t.to(device) for name, t in state.items() if isinstance(t, Tensor) and t.ndim}
+
+
 def muon(model: nn.Module, settings: TrainConfig) -> Any:
     """Muon for the matrices of the hidden layers, AdamW for the rest. https://kellerjordan.github.io/posts/muon/
 

@@ -27,7 +27,12 @@ def dry_run(context: Context, *, as_json: bool = False) -> None:
             echo_json(
                 {
                     "config": config.model_dump(mode="json"),
-                    "memory": {"rollout": found.rollout, "update": found.update, "available": found.available},
+                    "memory": {
+                        "rollout": found.rollout,
+                        "update": found.update,
+                        "available": found.available,
+                        "allocated": found.allocated,
+                    },
                     "parameters": found.parameters,
                     "trainable": found.trainable,
                     "checkpointing": found.checkpointing,
@@ -41,6 +46,9 @@ def dry_run(context: Context, *, as_json: bool = False) -> None:
     narrate(f"{found.parameters:,} parameters, {found.trainable:,} trained, on {found.device}")
     for name, phase in (("rollout", found.rollout), ("update", found.update)):
         narrate(f"{name:8} {sum(phase.values()) / MiB:8,.0f} MiB   {_parts(phase)}")
+    narrate(f"without the runtime, which torch's allocator does not see: {_parts(found.allocated)} MiB")
+    if found.aside:
+        narrate("while episodes are sampled, the optimizer's state waits in the CPU's memory")
     if found.checkpointing:
         narrate("activations are recomputed in the backward pass (train.checkpointing)")
     narrate(f"available {found.available / MiB:7,.0f} MiB")

@@ -21,12 +21,10 @@ from agentrl_cli.policies.local_engine import Engine, sampling_mode
 from agentrl_cli.policies.local_kernel import Ragged
 from agentrl_cli.policies.local_memory import prefill_tokens
 from agentrl_cli.policies.local_request import Notes, Request, draw_tokens
-from agentrl_cli.policies.local_rows import Shelves
+from agentrl_cli.policies.local_rows import MIN_SHARED, Shelves
 from agentrl_cli.policies.local_sharing import Sharing, share
 from agentrl_cli.types import Int32
 
-MIN_SHARED = 16
-"""A common prefix shorter than this is not worth a copy."""
 PREFIXES = 64
 """How many shared prompts are kept."""
 CATCH_UP = 128
@@ -59,7 +57,6 @@ class DecodeBatch(Shelves):
         self.prefill_tokens = 0
         self.notes = Notes()
         self.sharing = not self.lanes and self.limit <= engine.shares
-        """Rows attend to common beginnings where those are; else they start from copies."""
         self._shared: tuple[list[Base | None], Sharing | None] = ([], None)
         """What the rows of the newest step begin with."""
         self.together = prefill_tokens(model.config.get_text_config(), embedding.dtype.itemsize)

@@ -82,6 +82,8 @@ class Request:
     """Positions of `base`."""
     unfed: int = 1
     """Its newest positions that the model has not been fed yet."""
+    expected: int = 0
+    """Positions that it is expected to share before that is known: what makes room for it."""
     lost: bool = False
     """It gave way once: it is recomputed alone, so that nothing of what it needs is anybody else's."""
 
@@ -107,7 +109,8 @@ class Request:
 
     def share(self, base: Base | None) -> None:
         """Begin with what others begin with, or with nothing that is shared."""
-        self.base, self.shared = base, 0 if base is None else base.length
+        self.base = base
+        self.shared = self.expected = 0 if base is None else base.length
 
     @property
     def last(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from agentrl_cli.errors import PolicyError
@@ -18,6 +19,8 @@ from agentrl_cli.policies.local_cache import BLOCK, Incoming, Layers, Parked, Sh
 from agentrl_cli.policies.local_request import Request
 from agentrl_cli.types import Int32
 
+MIN_SHARED = 16
+"""A common prefix shorter than this is not worth a copy."""
 FEW = 8
 """A shelf of so many rows is not made smaller when turns end."""
 Kept = tuple[Int32, Parked]
@@ -42,6 +45,8 @@ class Shelves:
         self.version = version
         self.most = rows
         self.lanes = lanes
+        self.sharing = False
+        """Rows attend to common beginnings where those are; else they start from copies."""
         self.lane_length = rounded(lane_length)
         self.budget = budget
         self.limit = min(limit, budget * BLOCK)
@@ -92,13 +97,35 @@ class Shelves:
         if len(live) + len(taken) >= self.most:
             return False
         held = sum(len(shelf.live) * (shelf.length // BLOCK) for shelf in self.shelves)
-        held += sum(blocks(base.length) for base in {r.base for r in live if r.base is not None})
+        base = self._expected(request, taken)
+        bases = {r.base for r in live if r.base is not None} | ({base} if base is not None else set())
+        held += sum(blocks(base.length) for base in bases)
         return held + sum(blocks(self.wanted(r)) for r in (*taken, request)) <= self.budget
+
+    def _expected(self, request: Request, taken: list[Request]) -> Base | None:
+        """Note how much of a waiting request's context will be shared, by what is known or by one of `taken`.
+
+        Returns the beginning where it is there already; one that is to come counts with whoever brings it.
+        """
+        request.expected = 0
+        if not self.sharing or request.lost:
+            return None
+        parked = self.parked.get(request.key)
+        base = None if parked is None else parked[1].base
+        if parked is None:
+            ids = request.ids[:-1]
+            base = next((b for b in self.prefixes if b.length == len(ids) and np.array_equal(b.ids, ids)), None)
+            if base is None and len(ids) >= MIN_SHARED and any(np.array_equal(r.ids, request.ids) for r in taken):
+                request.expected = len(ids)
+        request.expected = request.expected if base is None else base.length
+        return base
 
     def wanted(self, request: Request) -> int:
         """Positions of the shelf that a request is put on: its context, and some of what it may say."""
-        more = min(request.sampling.max_new_tokens - len(request.out), max(BLOCK, request.local // 2))
-        return self._shelf_length(request.local + max(more, 0), request.shared)
+        shared = max(request.shared, request.expected)
+        local = request.length - shared
+        more = min(request.sampling.max_new_tokens - len(request.out), max(BLOCK, local // 2))
+        return self._shelf_length(local + max(more, 0), shared)
 
     @torch.inference_mode()
     def vacate(self, request: Request) -> None:

@@ -122,8 +122,35 @@ def _attend(common: Common, query: Tensor, layer: int, scale: float) -> tuple[Te
     return out, total.reshape(split).transpose(1, 2).reshape(-1, heads, width)
 
 
+SCORES = 2**22
+"""Scores of written-out attention that there are at a time: 16 MiB in float32."""
+
+
 def attention_and_sum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention and the log-sum-exp of its scores, on a CPU: q [n, H, Q, d], k and v [n, H, L, d]."""
+    """Attention and the log-sum-exp of its scores: q [n, H, Q, d], k and v [n, H, L, d], mask to [n, H, Q, L].
+
+    By the flash kernel on a CPU, which tells the log-sum; elsewhere written out.
+    """
+    if q.device.type != "cpu":
+        return written_attention(q, k, v, mask, scale)
     kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, total = kernel(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
+    return out, total
+
+
+def written_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """The same by matrix products, with scores in float32 and so many queries at a time as SCORES allows.
+
+    A query that sees nothing has a log-sum of -inf, and zeros.
+    """
+    out, total = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    step = max(1, SCORES // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
+    for start in range(0, q.shape[2], step):
+        part = slice(start, start + step)
+        scores = torch.matmul(q[:, :, part], k.transpose(2, 3)).float().mul_(scale)
+        if mask is not None:
+            scores += mask if mask.shape[2] == 1 else mask[:, :, part]
+        total[:, :, part] = scores.logsumexp(-1)
+        weights = scores.sub_(total[:, :, part, None]).exp_().nan_to_num_(0.0)
+        out[:, :, part] = torch.matmul(weights.to(v.dtype), v)
     return out, total

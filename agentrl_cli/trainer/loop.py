@@ -24,7 +24,7 @@ from agentrl_cli.greedy import Greedy
 from agentrl_cli.greedy import rewards as greedy_rewards
 from agentrl_cli.hooks import HookList
 from agentrl_cli.metrics import cpu_seconds, step_metrics
-from agentrl_cli.plan import checkpoints
+from agentrl_cli.plan import checkpoints, sets_aside
 from agentrl_cli.policies.local_checkpoint import load_weights, save_checkpoint
 from agentrl_cli.policies.local_load import ADAPTER_FILE
 from agentrl_cli.policies.local_loaded import Loaded
@@ -77,7 +77,8 @@ class Trainer:
         self.eval_tasks = self._eval_tasks() if config.train.eval_every else []
         torch.manual_seed(config.seed)
         recompute = checkpoints(config, loaded.folder, loaded.model)
-        self.learner = Learner(loaded.model, config, self._frozen_reference(), checkpoint=recompute)
+        aside = sets_aside(config, loaded.folder, loaded.model)
+        self.learner = Learner(loaded.model, config, self._frozen_reference(), checkpoint=recompute, aside=aside)
         if self.hooks.has("on_sample") and config.algo.correction == "auto":  # what it takes away is not the policy's
             self.learner.loss_config = replace(self.learner.loss_config, correction="tis")
         self.rollout = Rollout(
