@@ -27,6 +27,9 @@ import worker
 from heads import Head
 from watch import Capture, Job, Tree, signal_process, watch
 
+Answer = tuple[dict[str, Any], bytes]
+"""Header and body."""
+
 
 class Box:
     """Serves one session. `base`: address space of the empty interpreter."""
@@ -111,7 +114,7 @@ class Box:
 
     # scripts and commands
 
-    def run(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    def run(self, header: dict[str, Any], body: bytes) -> Answer:
         """One program in a process of its own: Python (`run`) or a shell command (`bash`)."""
         split = header.get("split", len(body))
         limits = {**self.limits, **header.get("limits", {})}
@@ -217,7 +220,7 @@ class Box:
         wire.patience(ours)
         return Head(pid, ours)
 
-    def cell(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    def cell(self, header: dict[str, Any], body: bytes) -> Answer:
         """One cell. The state before it is forked first and takes over where the cell does not end well."""
         before = self.files.take()
         self.cells += 1
@@ -225,6 +228,7 @@ class Box:
         request = {"op": "cell", "name": f"<cell {self.cells}>", **({"keep": "yes"} if keep else {})}
         limits = {**self.limits, **header.get("limits", {})}
         reason, frame, job, backup = self._ask(request, body, limits)
+        unused: socket.socket | None = None
         reply: dict[str, Any] = {"status": "memory", "detail": "", "kept": True}
         if frame is not None:
             reply["status"], (reply["detail"], _) = ends.claimed(frame.header), ends.texts(frame.header)
@@ -233,12 +237,15 @@ class Box:
         if reply["status"] != "memory":
             if reply["status"] == "exit":
                 reply["exit"], reply["detail"] = ends.number(reply["detail"]), ""
-            self._keep(backup, header, before)
+            if keep:
+                self.kept.add_running(backup, header, before, self.cells - 1)
+            else:
+                unused = backup
         else:
             reply = self._roll_back(reason, job, backup, limits)
             if keep and reply["kept"]:
                 self.kept.add(header, before, None, self.cells - 1)
-        reply, output = self._settle(job, reply)
+        reply, output = self._settle(job, reply, unused)
         if reply.get("rolled_back") and reply["kept"]:
             reply["files"] = self.files.restore(before)
         return reply, output
@@ -277,9 +284,14 @@ class Box:
             self.tree.checkpoint = ends.number(frame.header.get("checkpoint", ""), 1 << 31)
         return reason, frame
 
-    def _settle(self, job: Job, reply: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """After an execution of the session: nothing it started goes on, and the head sleeps."""
+    def _settle(self, job: Job, reply: dict[str, Any], backup: socket.socket | None = None) -> Answer:
+        """After an execution of the session: nothing it started goes on, and the head sleeps.
+
+        `backup`: to a checkpoint that is needed no more; one that is killed first need not wake to see it closed.
+        """
         quiet = self.head is not None and not reply.get("rolled_back") and self.tree.quiet(self.protected())
+        if backup:
+            backup.close()
         if self.head:
             if not quiet:
                 # Threads of a cell would go on and take time from others.
@@ -293,15 +305,6 @@ class Box:
         job.drain()
         self.drained = quiet
         return job.reply({**reply, "stopped": stopped, "cell": self.cells})
-
-    def _keep(self, backup: socket.socket, header: dict[str, Any], before: snapshot.Snapshot | None) -> None:
-        """Keeps the state before this cell where the session wants to be able to go back."""
-        if not header.get("keep"):
-            backup.close()
-        elif earlier := heads.adopt(backup):
-            self.kept.add(header, before, earlier, self.cells - 1)
-        else:
-            self.kept.clear()  # what was kept before has no way past this cell
 
     def _roll_back(self, reason: str, job: Job, backup: socket.socket, limits: dict[str, Any]) -> dict[str, Any]:
         """The head died or has to: what it forked before the cell becomes the head."""
@@ -327,7 +330,7 @@ class Box:
             self.kept.clear()
         return reply
 
-    def back(self, header: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
+    def back(self, header: dict[str, Any], _: bytes) -> Answer:
         """Goes back to the state before request number `call`; status `gone` where it is not kept."""
         found = self.kept.back(int(header["call"]))
         if found is None or found.files is None:
@@ -351,7 +354,7 @@ class Box:
             status, detail = told["status"], told["detail"]
         return [status, detail, error, len(frame.body)]
 
-    def calls(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    def calls(self, header: dict[str, Any], body: bytes) -> Answer:
         """Calls of functions of the session, each under the wall limit, all under `budget` seconds.
 
         Answers `[[status, detail, error, length], ...]` and the answers' bytes one after the other.
@@ -361,6 +364,7 @@ class Box:
         end = time.monotonic() + header["budget"]
         answers: list[list[Any]] = []
         data = bytearray()
+        unused: socket.socket | None = None
         while len(answers) < len(todo):
             part = json.dumps(todo[len(answers) :]).encode()
             reason, frame, job, backup = self._ask({"op": "calls"}, part, limits)
@@ -379,7 +383,7 @@ class Box:
                 job.restart(end)
                 reason, frame = self._answer(job, self.head)
             if frame is not None and "done" in frame.header:
-                backup.close()
+                unused = backup
                 break
             failed = self._roll_back("deaf" if frame is not None else reason, job, backup, limits)
             if failed["status"] == "host_resources":
@@ -390,5 +394,5 @@ class Box:
             if failed["status"] == "state_lost" or time.monotonic() > end:
                 break
         answers += [["timeout", "budget", "", 0]] * (len(todo) - len(answers))
-        reply, _ = self._settle(job, {"status": "ok", "answers": answers, "answers_size": len(data)})
+        reply, _ = self._settle(job, {"status": "ok", "answers": answers, "answers_size": len(data)}, unused)
         return reply, bytes(data)

@@ -77,6 +77,15 @@ class Kept:
         ):
             self._forget(min(self._states))
 
+    def add_running(
+        self, backup: socket.socket, header: dict[str, Any], files: snapshot.Snapshot | None, cells: int
+    ) -> None:
+        """Keeps the state that the checkpoint at the other end of `backup` holds."""
+        if head := adopt(backup):
+            self.add(header, files, head, cells)
+        else:
+            self.clear()  # what was kept before has no way past this request
+
     def back(self, number: int) -> Checkpoint | None:
         """The state before a request, with the head that holds it, if another than that of now; later ones go."""
         wanted = self._states.get(number)

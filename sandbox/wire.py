@@ -16,6 +16,7 @@ PREFIX = struct.Struct("!II")
 _SECONDS = struct.Struct("@ll")
 _LINE = "\x1e"
 """Stands for the end of a line in a header of lines."""
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 MAX_HEADER = 1 << 16
 MAX_BODY = 64 << 20
 
@@ -31,7 +32,7 @@ class Frame(NamedTuple):
 
 def pack(header: dict[str, Any], body: bytes = b"") -> bytes:
     """One frame as bytes."""
-    head = json.dumps(header, separators=(",", ":")).encode()
+    head = _encode(header).encode()
     return PREFIX.pack(len(head), len(body)) + head + body
 
 
@@ -127,7 +128,7 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
 
 def _header(data: bytes) -> dict[str, Any]:
     try:
-        header = json.loads(data)
+        header = json.loads(data.decode())  # which json would first guess the encoding of
     except (ValueError, RecursionError) as error:
         raise Broken(f"a header that is not JSON: {error}") from None
     if not isinstance(header, dict):
@@ -144,6 +145,11 @@ class Reader:
 
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that are complete with this piece."""
+        if not self._data and len(data) >= PREFIX.size:  # mostly a piece is one frame, which need not be copied
+            head_size, body_size = PREFIX.unpack_from(data)
+            head_end = PREFIX.size + head_size
+            if len(data) == head_end + body_size and head_size <= MAX_HEADER and body_size <= self.max_body:
+                return [Frame(_header(data[PREFIX.size : head_end]), data[head_end:])]
         self._data += data
         frames: list[Frame] = []
         while len(self._data) >= PREFIX.size:

@@ -203,8 +203,6 @@ class Session:
 
     def _checkpoint(self, fd: int) -> int | None:
         """Forks the state as it is. The child sleeps on `fd`; returns its pid, 0 without one, None when it wakes."""
-        sys.stdout.flush()
-        sys.stderr.flush()
         if self.left:
             self.left = [pid for pid in self.left if not _reaped(pid)]
         if self.last:

@@ -200,3 +200,35 @@ def test_the_command_runs_a_program(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["sandbox", "attack", "--level", "bare"]) == 2
     assert main(["sandbox", "attack", "--only", "odd-bytes"]) == 0
     assert "contained" in capsys.readouterr().out
+
+
+FORKS = """
+import os, time
+made = []
+try:
+    while len(made) < 40:
+        if not (pid := os.fork()):
+            time.sleep(9)
+        made.append(pid)
+except BlockingIOError:
+    print(len(made))
+for pid in made:
+    os.kill(pid, 9)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has somebody to become")
+@pytest.mark.parametrize("level", ["landlock", "ns"])
+async def test_roots_runner_becomes_somebody_else(level: str) -> None:
+    try:
+        sandbox = await Sandbox.open(SandboxConfig(backend=level, min_level="landlock", workers=1, processes=8))
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+    async with sandbox:
+        who = await sandbox.run(
+            "import os; print(0 in os.getresuid() + os.getresgid(), os.getgroups() in ([], [65534]))"
+        )
+        assert who.stdout == "False True\n", who.text()
+        # So the kernel, which exempts root, bounds the number of its processes.
+        made = await sandbox.run(FORKS)
+        assert 0 < int(made.stdout) < 12, made.text()
