@@ -29,10 +29,15 @@ def standard_input(data: bytes) -> int:
     """A descriptor that gives a program its input."""
     if not data:
         return os.open(os.devnull, os.O_RDONLY)
-    source = os.memfd_create("stdin")
-    os.write(source, data)
-    os.lseek(source, 0, os.SEEK_SET)
-    return source
+    return _file("stdin", data)
+
+
+def _file(name: str, data: bytes, flags: int = os.MFD_CLOEXEC) -> int:
+    """A descriptor of a file in memory, at its beginning."""
+    file = os.memfd_create(name, flags)
+    os.write(file, data)
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
 
 
 def shell(code: bytes, hidden: bool) -> NoReturn:
@@ -41,10 +46,7 @@ def shell(code: bytes, hidden: bool) -> NoReturn:
     os.set_inheritable(3, False)
     command = [b"bash", b"-c", code]
     if hidden:
-        script = os.memfd_create("script", 0)
-        os.write(script, b"exec 9<&-; " + code)
-        os.lseek(script, 0, os.SEEK_SET)
-        os.dup2(script, 9)
+        os.dup2(_file("script", b"exec 9<&-; " + code, 0), 9)
         command[2] = b". /dev/fd/9"
     confine.install_code_filter()
     os.execve("/bin/bash", command, dict(os.environ))

@@ -304,13 +304,21 @@ class Tree:
 
         What ends a box then has the cores for itself, however many processes of a fork bomb want them.
         """
+        return self._signal_all(signal.SIGSTOP)
+
+    def _signal_all(self, number: int) -> bool:
+        """A signal to everything in the box but its init at once: pid 1 of a namespace, and root by user, can do so."""
         try:
             if self.user:
-                confine.signal_user(self.user[0], signal.SIGSTOP)
+                confine.signal_user(self.user[0], number)
             elif self.level == "ns":
-                os.kill(-1, signal.SIGSTOP)
+                os.kill(-1, number)
         except ProcessLookupError:
             return False
+        return self._reaches_all
+
+    @property
+    def _reaches_all(self) -> bool:
         return bool(self.user) or self.level == "ns"
 
     def kill_others(self, protected: set[int]) -> int:
@@ -320,21 +328,12 @@ class Tree:
         return count
 
     def _kill_others(self, protected: set[int]) -> set[int]:
-        found: set[int]
-        if not protected and self.level == "ns":
+        found: set[int] = set()
+        if not protected and self._reaches_all:
             found = {pid for pid in self.pids() if _alive(pid)}
-            try:
-                os.kill(-1, signal.SIGKILL)  # atomic: pid 1 of a namespace reaches everything else in it
-            except ProcessLookupError:
-                return set()
+            self._signal_all(signal.SIGKILL)
             _reap_all()
             return found
-        if not protected and self.user:
-            found = {pid for pid in self.pids() if _alive(pid)}
-            confine.signal_user(self.user[0], signal.SIGKILL)
-            _reap_all()
-            return found
-        found = set()
         for attempt in range(200):
             others = [pid for pid in self.pids() if pid not in protected and _alive(pid)]
             if not others:

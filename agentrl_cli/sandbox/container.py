@@ -24,7 +24,7 @@ from agentrl_cli.sandbox import image, owner
 from agentrl_cli.sandbox.channel import START, BoxLost, Channel, inside
 from agentrl_cli.sandbox.launch import INSIDE, PACKAGES, Launch, environment
 from agentrl_cli.sandbox.results import Limits
-from agentrl_cli.sandbox.runner import Runner
+from agentrl_cli.sandbox.runner import Runner, most
 
 SLOTS = 64
 """Boxes at once in one container."""
@@ -323,11 +323,8 @@ class Container(Runner, asyncio.Protocol):
 
 
 def _memory(limits: Limits) -> int:
-    """Bytes of a container: four sessions at their limit at once, but never most of the machine's."""
-    memory = 4 * (limits.memory_mb << 20) + (512 << 20)
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        memory = min(memory, int(0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
-    return memory
+    """Bytes of a container: several sessions at their limit at once, but never most of the machine's."""
+    return most(limits.memory_mb << 20)
 
 
 def _short(error: BaseException) -> str:

@@ -170,7 +170,7 @@ class Process(Runner):
     async def start(cls, launch: Launch, number: int, limits: Limits) -> Self:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         tasks = 0 if launch.level == "ns" else _KEPT + AT_ONCE * limits.processes
-        group = Cgroup.make(_most(_own(asdict(limits))), tasks) if launch.level != "bare" else None
+        group = Cgroup.make(most(_own(asdict(limits))), tasks) if launch.level != "bare" else None
         try:
             process, err = launching.start(launch, theirs.fileno(), number, group)
         except BaseException as error:
@@ -270,7 +270,7 @@ class Process(Runner):
             return None
         if _own(limits) > self._largest:
             self._largest = _own(limits)
-            _limit(self.group.folder, _most(self._largest))
+            _limit(self.group.folder, most(self._largest))
         return self.group.take(_own(limits))
 
     def adopt(self, channel: Channel, limits: dict[str, Any]) -> None:
@@ -321,7 +321,9 @@ def _own(limits: dict[str, Any]) -> int:
     return (int(limits["memory_mb"]) + 3 * int(limits["disk_mb"]) + _BOX_OWN) << 20
 
 
-def _most(own: int) -> int:
+def most(own: int) -> int:
     """Bytes that all boxes of a runner hold together: as many as work at once, but never most of the machine's."""
     wanted = AT_ONCE * own + (512 << 20)
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return wanted
     return min(wanted, int(0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
