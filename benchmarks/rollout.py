@@ -130,6 +130,33 @@ def their_batching(model: Any, prompts: list[list[int]], wanted: list[int]) -> i
     return sum(len(one.generated_tokens) for one in out.values())
 
 
+def bandwidth(device: str, size: int = 2**28) -> float:
+    """Bytes a second that a copy of a large tensor moves, read and written ones together; the best of five."""
+    source = torch.empty(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(6):  # the first touches the pages
+        began = time.perf_counter()
+        target.copy_(source)
+        if device != "cpu":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return 2 * size / min(times[1:])
+
+
+def bandwidth_limit(model: Any, episodes: int, moved: float) -> float:
+    """Tokens a second if decoding did nothing but read the weights once a step, and every row's keys and values.
+
+    Of `generate`'s work: all rows live, contexts of mean length. Stops and prompts make the true limit lower.
+    """
+    config = model.config
+    weights = sum(w.numel() * w.element_size() for w in model.parameters())  # tied ones once
+    dim = config.hidden_size // config.num_attention_heads
+    position = 2 * config.num_hidden_layers * config.num_key_value_heads * dim * model.dtype.itemsize
+    step = weights + episodes * (PROMPT + NEW / 2) * position
+    return float(episodes * moved / step)
+
+
 def bench_generate(arguments: argparse.Namespace) -> dict[str, Any]:
     """Interleaved rounds, the best of each by CPU seconds (wall on a GPU), and the ratio."""
     model = make_model(arguments.model, arguments.device)
@@ -149,7 +176,12 @@ def bench_generate(arguments: argparse.Namespace) -> dict[str, Any]:
         (mine["tokens"] / mine[clock]) / (other["tokens"] / other[clock])
         for mine, other in zip(rounds["agentrl"], rounds["transformers generate"], strict=True)
     ]
+    wall = max(one["tokens"] / one["wall"] for one in rounds["agentrl"])
+    moved = bandwidth(arguments.device)
+    limit = bandwidth_limit(model, len(prompts), moved)
     return {"model": arguments.model, "episodes": len(prompts), "clock": clock, "tokens_per_second": rate} | {
+        "gigabytes_per_second": moved / 1e9,
+        "share_of_bandwidth_limit": wall / limit,
         "ratio_of_best": rate["agentrl"] / rate["transformers generate"],
         "ratio_by_round": ratios,
         "rounds": rounds,

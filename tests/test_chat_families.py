@@ -227,7 +227,7 @@ def test_template_variables_of_the_configuration_reach_the_template(tmp_path: Pa
         "{% if enable_thinking is defined %}{{ 'thinking ' + enable_thinking | string }}{% endif %}" + tiny_template()
     )
     model = {"name": str(write_model(tmp_path, template=source)), "template_variables": {"enable_thinking": False}}
-    for told, begins in ((model, "thinking False<|im_start|>"), ({"name": model["name"]}, "<|im_start|>")):
-        loaded = load_policy(None, Config.model_validate({"model": told}), base=tmp_path)
+    for given, begins in ((model, "thinking False<|im_start|>"), ({"name": model["name"]}, "<|im_start|>")):
+        loaded = load_policy(None, Config.model_validate({"model": given}), base=tmp_path)
         asyncio.run(loaded.policy.close())
         assert loaded.chat.decode(loaded.chat.prompt([user("u")]).ids).startswith(begins)

@@ -45,7 +45,9 @@ def write_tokenizer(folder: Path, template: str | None = None) -> None:
         (folder / "chat_template.jinja").write_text(template or tiny_template())
 
 
-def write_model(folder: Path, *, layers: int = 1, only: int | None = None, template: str | None = None) -> Path:
+def write_model(
+    folder: Path, *, layers: int = 1, only: int | None = None, template: str | None = None, head_dim: int = 16
+) -> Path:
     """A random Qwen3 of hidden size 32; with `only` one that says nothing but this token."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -59,7 +61,7 @@ def write_model(folder: Path, *, layers: int = 1, only: int | None = None, templ
         num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=16,
+        head_dim=head_dim,
         max_position_embeddings=256,
         tie_word_embeddings=False,
         bos_token_id=None,
