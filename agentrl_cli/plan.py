@@ -135,7 +135,9 @@ def plan(config: Config, folder: Path, held: float = 0.0, *, card: float | None 
     available = (_available(device) if card is None else card) + held
     copied = shape["fused"] and device.type == "cpu" and size == 4 and count * size <= FAIR_SHARE * available
     if copied:
-        both["sampling weights"] = float(count * size)  # the fused engine's copy
+        # The fused engine's copy has the embedding and the head apart; a frozen embedding is read where it is.
+        apart = shape["tied"] - config.adapter.enabled
+        both["sampling weights"] = float((count + apart * shape["vocabulary"] * shape["hidden"]) * size)
     if config.algo.kl_coef and not (config.adapter.enabled and folder == given):  # a fresh adapter is switched off
         both["reference"] = float(count * size)
     rollout = both | _sampling(config, shape, size, adapted=config.adapter.enabled and not copied)
@@ -296,6 +298,7 @@ def _shape(folder: Path) -> dict[str, int]:
         "vocabulary": int(text.vocab_size),
         "kv_width": int(heads * width),
         "shares": share_reach(config),
+        "tied": int(bool(getattr(text, "tie_word_embeddings", False))),
         "fused": int(getattr(config, "model_type", "") in FAMILIES),
         "q_width": int(text.num_attention_heads * width),
         "inner": int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),

@@ -1,12 +1,14 @@
 """Forward, backward and optimizer of one GRPO step: ours and TRL's, on the same model, episodes, threads and dtype.
 
     python -m venv /tmp/peers && /tmp/peers/bin/pip install -r benchmarks/peers.txt
-    /tmp/peers/bin/python benchmarks/train_step.py [--model 3M|60M] [--case single|tools] [--rounds 2] [--full]
+    /tmp/peers/bin/python benchmarks/train_step.py [--model 3M|60M] [--case single|tools] [--rows 64] [--rounds 2]
+                                                   [--full]
 
 A real GRPOTrainer is trained; its `_generate_and_score_completions` hands it finished episodes (with `tool_mask` where
 tools answered), so what is timed is its own step: micro-batches, padding, loss, backward, clipping, optimizer. Its four
-settings are gradient checkpointing on and off, and micro-batches of 8 and of all rows. After each of its steps ours
-runs on the same episodes (interleaved), with our defaults. CPU seconds of the process; the best of all rounds counts.
+settings are gradient checkpointing on and off, and micro-batches of 8 and of all rows; all four are printed and kept.
+After each of its steps ours runs on the same episodes (interleaved), with our defaults. CPU seconds of the process; the
+best of all rounds counts. Both cases have 64 episodes; --rows 16 takes two groups, for a look at a busy machine.
 
 `single`: groups of 8, prompts of 64 tokens, 16 to 128 sampled. `tools`: prompts of 200, three turns of 16 to 96 sampled
 tokens, two tool results of 64. LoRA r=8 on all linear layers unless --full. Results go into benchmarks/results.
@@ -228,6 +230,12 @@ def main() -> None:
         "clock": "process CPU seconds, 1 thread, float32", "machine": platform.processor() or platform.machine(),
         "versions": {name: version(name) for name in ("torch", "transformers", "peft", "trl")},
     }  # fmt: skip
+    print(f"| {given.model} {given.case}, {given.rows} episodes | TRL, CPU s by round | best | ours | ratio |")
+    print("| --- " * 5 + "|")
+    for name, times in theirs.items():
+        numbers = (min(times), min(mine), min(times) / min(mine))
+        cells = [name, ", ".join(map(str, times)), *(f"{number:.2f}" for number in numbers)]
+        print("| " + " | ".join(cells) + " |")
     kept = json.loads(given.out.read_text()) if given.out.is_file() else []
     same = ("model", "case", "rows", "adapter")
     kept = [old for old in kept if any(old[key] != row[key] for key in same)]

@@ -19,6 +19,7 @@ from agentrl_cli.algos.update import Learner, Update
 from agentrl_cli.commands import main
 from agentrl_cli.config import AlgoConfig, Config, load_config
 from agentrl_cli.errors import ConfigError, NotFound
+from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Origin, Outcome, RewardPart, Tokens, ToolResult, Turn
 from tests.test_update import config, episodes, weights
 from tests.train_helpers import write_model, write_project
@@ -296,6 +297,34 @@ def test_a_wrong_name_is_told_before_anything_is_made(
     assert main(["train", "--set", "algo.advantage=gro", *args]) == 2
     assert "Did you mean grpo" in capfd.readouterr().err
     assert not (project / "runs").exists(), "no run of that name was written down"
+
+
+@pytest.mark.parametrize("args", [["--dry-run"], ["--steps", "1"]])
+@pytest.mark.parametrize(
+    ("settings", "said", "code"),
+    [
+        (["--lora", "--set", "model.quantization=4bit"], "quantization=4bit needs a GPU; this run is on cpu", 3),
+        (["--lora", "--set", "model.quantization=8bit"], "leave model.quantization at none", 3),
+        (["--full", "--set", "model.quantization=4bit"], "Train an adapter over them: --lora", 2),
+        (["--set", "train.optimizer=adamw8bit"], "train.optimizer=adamw, or adamw_offload", 3),
+    ],
+)
+def test_what_a_cpu_cannot_train_is_refused_before_anything_is_written(
+    tmp_path: Path,
+    args: list[str],
+    settings: list[str],
+    said: str,
+    code: int,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    project = write_project(tmp_path, write_model(tmp_path / "model"))
+    monkeypatch.chdir(project)
+    assert main(["train", "--set", "model.device=cpu", *settings, *args]) == code
+    assert said in capfd.readouterr().err
+    if (project / "runs" / "agentrl.db").is_file():
+        with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+            assert not store.runs()
 
 
 def test_the_entropy_coefficient_is_steered() -> None:

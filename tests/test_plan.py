@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from agentrl_cli.config import Config
+from agentrl_cli.config.models import ModelConfig
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.plan import Plan, checkpoints, plan
+from agentrl_cli.policies.local_fused import Fused
+from agentrl_cli.policies.local_load import load_model
 from agentrl_cli.policies.local_memory import kv_positions
 
 
@@ -171,6 +174,17 @@ def test_keys_and_values_of_a_prompt_count_once_where_its_length_is_known() -> N
     assert positions(response_tokens=1024) == 4 * 1024 + 33 * own
     assert positions(response_tokens=1024, concurrency=3) == 3 * 1024 + 4 * own, "of three rows, three prompts"
     assert positions(response_tokens=4096) == 33 * 2048
+
+
+@pytest.mark.parametrize(("adapter", "apart"), [(False, 1), (True, 0)])
+def test_the_sampler_has_embedding_and_head_apart(adapter: bool, apart: int) -> None:
+    """Of tied weights there are two copies, or one where the embedding is frozen and read where it is."""
+    found = plan(Config.model_validate({"adapter": {"enabled": adapter}}), bundled_model())
+    assert found.rollout["sampling weights"] == (found.parameters + apart * 768 * 160) * 4
+    model: Any = load_model(bundled_model(), ModelConfig(), base=Path())
+    model.requires_grad_(not adapter)
+    engine = Fused(model)
+    assert (engine._embedding.data_ptr() != model.get_input_embeddings().weight.data_ptr()) is bool(apart)
 
 
 def test_a_value_head_is_counted() -> None:

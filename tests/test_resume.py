@@ -77,13 +77,9 @@ def project_of(folder: Path, model: Path, hook: str = "Saboteur", **sections: An
     folder.mkdir(exist_ok=True)
     (folder / "hook.py").write_text(HOOK)
     train = {"steps": STEPS, "save_every": 2, "eval_every": 2, "eval_tasks": 2, "eval_samples": 1, "lr": 1e-2}
-    return write_project(
-        folder,
-        model,
-        deterministic=True,
-        hooks=[f"hook.py:{hook}"],
-        **{"rollout": {"concurrency": 3}, "train": train, "algo": {"drop_zero_variance": False}, **sections},
-    )
+    given: dict[str, Any] = {"rollout": {"concurrency": 3}, "train": train, "algo": {"drop_zero_variance": False}}
+    given = {"deterministic": True, "hooks": [f"hook.py:{hook}"], **given, **sections}
+    return write_project(folder, model, **given)
 
 
 def plan(project: Path, event: str, call: int, number: int = signal.SIGKILL) -> None:
@@ -163,6 +159,31 @@ def test_killed_and_resumed_is_never_interrupted(
         for episode in done.values():
             after = store.episode(episode.id)  # what was finished is still there, and was not made again
             assert after.outcome is episode.outcome and after.tokens.ids.tolist() == episode.tokens.ids.tolist()
+
+
+@pytest.mark.parametrize(("event", "call"), [("rollout", EPISODES + 3), ("batch", 3)])
+def test_killed_while_it_samples_ahead(tmp_path: Path, model: Path, event: str, call: int) -> None:
+    """What was finished stays and is not made again, and every attempt of every step is there once, and decided on."""
+    ahead: dict[str, Any] = {"rollout": {"concurrency": 3, "async_staleness": 1}, "deterministic": False}
+    project = project_of(tmp_path / "project", model, **ahead)
+    plan(project, event, call)
+    code, said = spawn(project, "train")
+    assert code == -signal.SIGKILL, said
+    with Store.open(project / "runs" / "agentrl.db") as store:
+        run = only_run(store)
+        assert run.state == "interrupted"
+        done = {e.id: e for e in episodes_of(store, run) if e.outcome not in (None, Outcome.CANCELLED)}
+    code, said = spawn(project, "train", "--resume", "last")
+    assert code == 0, said
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        run = only_run(store)
+        assert (run.status, run.step) == ("finished", STEPS)
+        assert [row["step"] for row in store.steps(run.id)] == list(range(1, STEPS + 1))
+        kept = {e.id: e for e in episodes_of(store, run) if e.outcome is not Outcome.CANCELLED}
+        places = {(e.step, e.group_id, e.sample) for e in kept.values()}
+        assert len(places) == len(kept) == STEPS * EPISODES and all(e.fact for e in kept.values())
+        for name, episode in done.items():
+            assert kept[name].tokens.ids.tolist() == episode.tokens.ids.tolist()
 
 
 def test_killed_again_and_again(tmp_path: Path, model: Path, whole: dict[str, Any]) -> None:

@@ -6,14 +6,14 @@ To add one: a function of (model, settings) here and a line in OPTIMIZERS and in
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from agentrl_cli.config.models import TrainConfig
-from agentrl_cli.errors import ConfigError, EnvironmentProblem
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.policies.local_quant import check_8bit
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -37,15 +37,7 @@ def adamw(model: nn.Module, settings: TrainConfig) -> Any:
 def adamw8bit(model: nn.Module, settings: TrainConfig) -> Any:
     """bitsandbytes' AdamW with its state in 8 bits (https://arxiv.org/abs/2110.02861), on a GPU."""
     weights = trainable(model)
-    if weights[0].device.type != "cuda":
-        raise EnvironmentProblem(
-            "train.optimizer=adamw8bit needs a GPU.", hint="On a CPU: train.optimizer=adamw, or adamw_offload."
-        )
-    if find_spec("bitsandbytes") is None:
-        raise EnvironmentProblem(
-            "train.optimizer=adamw8bit needs bitsandbytes, which is not installed.",
-            hint="pip install 'agentrl-cli[quant]', or train.optimizer=adamw_offload.",
-        )
+    check_8bit(weights[0].device)
     from bitsandbytes.optim import AdamW8bit
 
     return AdamW8bit(weights, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)

@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.commands.common import Context, data_stdout, echo, echo_json, narrate
 from agentrl_cli.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from agentrl_cli.plan import Plan
 
 MiB = 1024**2
 
 
 def dry_run(context: Context, *, as_json: bool = False) -> None:
-    """Print settings, memory and time. Raises EnvironmentProblem where it will not fit, with what to change."""
+    """Print settings, memory and time. Raises EnvironmentProblem where it will not fit, with what to change.
+
+    Raises what `check_trainable` raises where this machine cannot train with such settings at all.
+    """
     from agentrl_cli.config.show import full_yaml
 
     with data_stdout():
         from agentrl_cli.algos.settings import check
         from agentrl_cli.plan import plan
-        from agentrl_cli.policies.local_load import model_folder
+        from agentrl_cli.policies.local_load import model_folder, pick_device
+        from agentrl_cli.policies.local_quant import check_trainable
 
         config = context.config
         check(config.algo)
+        check_trainable(config, pick_device(config.model.device))
         found = plan(config, model_folder(config.model.name, config, base=context.project))
         minutes = found.seconds_per_step * config.train.steps / 60
         if as_json:
-            echo_json(
-                {
-                    "config": config.model_dump(mode="json"),
-                    "memory": {
-                        "rollout": found.rollout,
-                        "update": found.update,
-                        "available": found.available,
-                        "allocated": found.allocated,
-                    },
-                    "parameters": found.parameters,
-                    "trainable": found.trainable,
-                    "checkpointing": found.checkpointing,
-                    "seconds_per_step": found.seconds_per_step,
-                    "fits": found.fits,
-                }
-            )
+            echo_json({"config": config.model_dump(mode="json"), **_facts(found)})
         else:
             echo(full_yaml(config).rstrip())
     narrate("")
@@ -57,6 +51,13 @@ def dry_run(context: Context, *, as_json: bool = False) -> None:
         raise EnvironmentProblem(
             "This run does not fit into memory.", hint="To make it fit: " + "; ".join(found.advice())
         )
+
+
+def _facts(found: Plan) -> dict[str, Any]:
+    """The plan as JSON; bytes and seconds."""
+    memory = {name: getattr(found, name) for name in ("rollout", "update", "available", "allocated")}
+    names = ("parameters", "trainable", "checkpointing", "aside", "seconds_per_step", "fits")
+    return {"memory": memory, **{name: getattr(found, name) for name in names}}
 
 
 def _parts(phase: Mapping[str, float]) -> str:

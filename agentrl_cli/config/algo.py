@@ -41,7 +41,11 @@ class AlgoConfig(Section):
         " sapo, seq_mean_norm for the advantage dr_grpo, token_mean elsewhere",
     )
     clip_low: float | None = Field(
-        default=None, gt=0, le=1, description="the ratio is clipped below 1 - clip_low; null: 0.2, with gspo 0.0003"
+        default=None,
+        gt=0,
+        le=1,
+        description="the ratio is clipped below 1 - clip_low; null: 0.2, with gspo its paper's 0.0003, since the mean"
+        " ratio of a sequence moves by orders less than a token's",
     )
     clip_high: float | None = Field(
         default=None, gt=0, description="the ratio is clipped above 1 + clip_high; null: 0.28, with gspo 0.0004"

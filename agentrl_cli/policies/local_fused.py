@@ -107,7 +107,8 @@ class Fused:
         decoder = self._base.model
         embedding, head = decoder.embed_tokens.weight, self._base.get_output_embeddings()
         packed = embedding.device.type == "cpu" and embedding.dtype == torch.float32 and has_kernels()
-        self._embedding = embedding.detach().clone()
+        # Under an adapter the embedding never changes: it is read where it is.
+        self._embedding = embedding.detach().clone() if embedding.requires_grad else embedding.detach()
         self._norm, self._eps = _own(decoder.norm.weight), float(decoder.norm.variance_epsilon)
         self._head = _product([head], packed)
         self._rotary = copy.deepcopy(decoder.rotary_emb)  # some kinds change their buffers in a forward

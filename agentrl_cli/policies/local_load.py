@@ -89,7 +89,7 @@ def _weights(folder: Path, name: str, config: Config, *, base: Path, trainable: 
     """The model, in the dtype of training and with a fresh adapter where it is to be trained."""
     settings = config.model
     if trainable:
-        check_trainable(settings.quantization, config.adapter.enabled)
+        check_trainable(config, pick_device(settings.device))
     if trainable and not config.adapter.enabled and settings.dtype == "auto":
         # Full weights are trained in float32: a small learning rate would vanish in bfloat16.
         settings = settings.model_copy(update={"dtype": "float32"})

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvironmentProblem
 
 
@@ -43,9 +44,32 @@ def settings(bits: str, dtype: torch.dtype) -> Any:
     )
 
 
-def check_trainable(bits: str, adapter: bool) -> None:
-    """Raises ConfigError where quantised weights themselves were to be trained."""
-    if bits != "none" and not adapter:
+def check_trainable(config: Config, device: torch.device) -> None:
+    """Refuse what a training on this device cannot have, before a model is loaded and a run is written down.
+
+    Raises ConfigError where quantised weights themselves were to be trained, EnvironmentProblem for quantised weights
+    or an 8-bit optimizer on a CPU, or without bitsandbytes.
+    """
+    bits = config.model.quantization
+    if bits != "none" and not config.adapter.enabled:
         raise ConfigError(
             f"Weights in {bits} cannot be trained themselves.", hint="Train an adapter over them: --lora."
+        )
+    if bits != "none":
+        quantization(bits, device, torch.float32)
+    if config.train.optimizer == "adamw8bit":
+        check_8bit(device)
+
+
+def check_8bit(device: torch.device) -> None:
+    """Raises EnvironmentProblem where `train.optimizer=adamw8bit` cannot be had."""
+    if device.type != "cuda":
+        raise EnvironmentProblem(
+            f"train.optimizer=adamw8bit needs a GPU; this run is on {device}.",
+            hint="On a CPU: train.optimizer=adamw, or adamw_offload.",
+        )
+    if find_spec("bitsandbytes") is None:
+        raise EnvironmentProblem(
+            "train.optimizer=adamw8bit needs bitsandbytes, which is not installed.",
+            hint="pip install 'agentrl-cli[quant]', or train.optimizer=adamw_offload.",
         )
