@@ -20,7 +20,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from agentrl_cli.tui.app import AgentApp  # noqa: E402
 from agentrl_cli.tui.dialogs import picture  # noqa: E402
-from tests.tui_helpers import visible  # noqa: E402
+from tests.tui_helpers import steady, visible  # noqa: E402
 from tests.tui_shots import DOCUMENTED, fill_still  # noqa: E402
 
 FOLDER = HERE / "screens"
@@ -41,6 +41,7 @@ async def draw(db: Path, name: str, size: tuple[int, int] = (120, 40)) -> str:
             if time.monotonic() > end:
                 raise RuntimeError(f"{name} never showed {marker!r}:\n{visible(app)}")
             await pilot.pause(0.05)
+        steady(app)
         for _ in range(3):
             await app.reader.call(lambda store: None)
             await pilot.pause(0.05)

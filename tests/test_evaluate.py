@@ -434,6 +434,8 @@ def test_tasks_are_taken_evenly(packs: dict[str, Pack]) -> None:
 
 
 def test_names_of_checkpoints(tmp_path: Path) -> None:
+    from agentrl_cli.policies.local_load import checkpoint_folder
+
     with Store.open(tmp_path / "a.db") as store:
         assert full_name(store, None) is None and full_name(store, "base") is None
         with pytest.raises(NotFound, match="nothing was trained"):
@@ -442,6 +444,10 @@ def test_names_of_checkpoints(tmp_path: Path) -> None:
         store.add_run(RunRow(id="", name="eval-fox", kind="eval", started=2.0))
         store.add_checkpoint(run.id, 20, tmp_path, {}, "step")
         assert full_name(store, None) == "fox@last"
+        store.add_checkpoint(run.id, 10, tmp_path / "ten", {}, "step")  # the run was killed before it wrote its last
+        for which in ("last", "best"):
+            assert trained_by(store, f"fox@{which}") == (store.run("fox"), 20)
+            assert checkpoint_folder(store, "fox", which, Config(), base=tmp_path) == tmp_path
         store.add_checkpoint(run.id, 20, tmp_path, {}, "best")
         assert full_name(store, None) == "fox@best" and full_name(store, "20") == "fox@20"
         assert full_name(store, "owl@last") == "owl@last" and full_name(store, "./folder") == "./folder"

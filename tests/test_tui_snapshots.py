@@ -22,7 +22,7 @@ from agentrl_cli.tui.episodes import EpisodesScreen
 from agentrl_cli.tui.replay import ReplayScreen
 from agentrl_cli.tui.runs import RunsScreen
 from agentrl_cli.tui.watch import WatchScreen
-from tests.tui_helpers import until_text, visible
+from tests.tui_helpers import steady, until_text, visible
 from tests.tui_shots import MORE, Make, fill_still, versus
 
 FOLDER = Path(__file__).with_name("snapshots")
@@ -94,6 +94,7 @@ async def test_the_screen_is_as_it_was(name: str, size: tuple[int, int], db: Pat
         for _ in range(3):
             await app.reader.call(lambda store: None)
             await pilot.pause(0.05)
+        steady(app)
         app.screen.refresh()  # what is under a dialog may have been painted before it was complete
         await pilot.pause(0.05)
         found = shot(app)

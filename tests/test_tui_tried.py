@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,11 +13,12 @@ import pytest
 from rich.text import Text
 from textual.binding import Binding
 
+from agentrl_cli.errors import StoreError
 from agentrl_cli.steering import CHANGEABLE
 from agentrl_cli.store import Store
 from agentrl_cli.store.html import PAGE
 from agentrl_cli.tui import demo
-from agentrl_cli.tui.app import HARMLESS, AgentApp
+from agentrl_cli.tui.app import HARMLESS, AgentApp, unknown_key
 from agentrl_cli.tui.compare import CompareScreen
 from agentrl_cli.tui.data import make_view
 from agentrl_cli.tui.episode_table import row_text
@@ -144,3 +146,55 @@ def test_last_with_a_filter_is_the_last_that_it_lets_through(db: Path) -> None:
     command = [sys.executable, "-m", "agentrl_cli", "replay", "last", "--plain", "--db", str(db)]
     done = subprocess.run([*command, "-f", "outcome:solved"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "solved" in done.stdout.splitlines()[0], done.stderr
+
+
+async def test_a_damaged_episode_is_told_and_the_next_one_opens(db: Path) -> None:
+    with sqlite3.connect(db) as conn:
+        conn.execute("UPDATE turn_tokens SET top_ids=x'0102030405' WHERE episode_id='ep0040003' AND idx=2")
+        conn.execute("UPDATE turns SET messages='{bad' WHERE episode_id='ep0040002' AND idx=1")
+        conn.execute("UPDATE turn_tokens SET ratio=x'01' WHERE episode_id='ep0040001' AND idx=2")
+    conn.close()
+    with Store.open(db, readonly=True) as store:
+        for name in ("ep0040003", "ep0040002"):
+            with pytest.raises(StoreError, match=f"Episode {name} is damaged"):
+                store.episode(name)
+        with pytest.raises(StoreError, match="What training left of episode ep0040001 is damaged"):
+            store.signals("ep0040001")
+    async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(size=SMALL) as pilot:
+        await until_text(pilot, "Episode ep0040003 is damaged")
+        await pilot.press("n", "n", "N", "q")
+
+
+async def test_a_click_goes_to_a_sibling_a_turn_and_a_place_on_the_map(db: Path) -> None:
+    async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(size=WIDE) as pilot:
+        screen = pilot.app.screen
+        assert isinstance(screen, ReplayScreen)
+        await until_text(pilot, "TOKEN 1/64")
+        await until_text(pilot, "BADARG: 5 of 8")
+        await pilot.click("#turns", offset=(3, 2))
+        assert screen.view is not None and screen.view.block_of(screen.tokens.cursor) == 1
+        await pilot.click("#map", offset=(5, 1))
+        assert screen.tokens.cursor == 0
+        await pilot.click("#group", offset=(3, 3))
+        await until(pilot, lambda: screen.episode_id == "ep0040001")
+        await pilot.click("#group", offset=(3, 0))  # its title
+        assert screen.episode_id == "ep0040001"
+
+
+def test_a_key_id_that_no_screen_has_is_told() -> None:
+    assert unknown_key({"replay.tag": "ctrl+t", "watch.control.pause": "P", "chat.side": "f6"}) == ""
+    assert "did you mean replay.tag?" in unknown_key({"replay.tagg": "z"})
+
+
+def test_an_export_that_cannot_be_written_is_an_error_and_no_crash(db: Path, tmp_path: Path) -> None:
+    """Neither can what was begun be removed there."""
+    from agentrl_cli.store.export import export_jsonl
+    from agentrl_cli.store.html import export_html
+    from agentrl_cli.tui.related import token_texts
+
+    (tmp_path / "file").write_text("")
+    with Store.open(db, readonly=True) as store:
+        with pytest.raises(StoreError, match="could not be written"):
+            export_jsonl(store, ["ep0040003"], tmp_path / "file" / "x.jsonl")
+        with pytest.raises(StoreError, match="could not be written"):
+            export_html(store, ["ep0040003"], tmp_path / "file" / "x.html", token_texts)

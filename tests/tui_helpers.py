@@ -17,6 +17,12 @@ def visible(app: App[Any]) -> str:
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
 
 
+def steady(app: App[Any]) -> None:
+    """Cursors stand: a picture must not depend on when it is taken."""
+    for widget in app.screen.query("Input, TextArea"):
+        widget.cursor_blink = False  # type: ignore[attr-defined]
+
+
 async def until(pilot: Pilot[Any], check: Callable[[], bool], seconds: float = 15.0) -> None:
     """Lets the application run until `check` holds; fails with the screen's text where it never does."""
     end = time.monotonic() + seconds

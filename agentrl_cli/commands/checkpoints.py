@@ -43,6 +43,7 @@ def trained_by(store: Store, name: str | None) -> tuple[RunRow, int] | None:
         return None
     row = store.run(run)
     steps = [c.step for c in store.checkpoints(row.id) if which in (c.kind, str(c.step))]
-    if which == "best" and not steps:
-        steps = [c.step for c in store.checkpoints(row.id) if c.kind == "last"]
+    if which in ("best", "last") and not steps:  # as `checkpoint_folder` has it
+        found = store.checkpoints(row.id)
+        steps = [c.step for c in found if c.kind == "last"] or sorted(c.step for c in found)
     return row, steps[-1] if steps else 0

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from agentrl_cli.errors import StoreError
 from agentrl_cli.types import TOP_K, Float32, Int8, Int32, Tokens
 
 
@@ -44,7 +47,28 @@ def dumps(value: object) -> str:
 
 
 def loads(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
+    """What `dumps` wrote. Raises StoreError where it is none of that."""
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, TypeError) as error:
+        raise _damaged("Something in the store", error) from error
+
+
+@contextmanager
+def decoding(what: str) -> Iterator[None]:
+    """Turns what a damaged value makes of its decoder into a StoreError that names `what`."""
+    try:
+        yield
+    except (ValueError, TypeError, zlib.error) as error:
+        raise _damaged(what, error) from error
+    except StoreError as error:  # of `loads`, which cannot know what it reads; a locked store stays what it is
+        if isinstance(error.__cause__, ValueError):
+            raise _damaged(what, error.__cause__) from error.__cause__
+        raise
+
+
+def _damaged(what: str, error: Exception) -> StoreError:
+    return StoreError(f"{what} is damaged: {error}.", hint="What else is stored there can still be read.")
 
 
 def clean(text: str) -> str:
@@ -78,7 +102,7 @@ def _metric(value: Any) -> str:
 
 
 def load_metrics(text: str) -> dict[str, Any]:
-    return {name: number(value) for name, value in json.loads(text).items()}
+    return {name: number(value) for name, value in loads(text).items()}
 
 
 _F4, _I4 = np.dtype("<f4"), np.dtype("<i4")

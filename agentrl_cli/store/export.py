@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,8 @@ def export_jsonl(
                 count += 1
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # in a folder that cannot be written it cannot be removed either
+            part.unlink()
         raise StoreError(f"{path} could not be written: {error.strerror}.", hint="Choose another place.") from error
     return count
 

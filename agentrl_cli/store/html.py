@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,8 @@ def export_html(
         part.write_text(page(rows, title or "agentrl episodes"), "utf-8")
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # in a folder that cannot be written it cannot be removed either
+            part.unlink()
         raise StoreError(f"{path} could not be written: {error.strerror}.", hint="Choose another place.") from error
     return len(rows)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from agentrl_cli.errors import NotFound
 from agentrl_cli.store.base import StoreBase, batches
-from agentrl_cli.store.codec import blob_floats, load_metrics, loads, marks, number, tokens_of
+from agentrl_cli.store.codec import blob_floats, decoding, load_metrics, loads, marks, number, tokens_of
 from agentrl_cli.store.filters import compile_filter, compile_sort
 from agentrl_cli.store.rows import DriftRow, EpisodeRow, build, columns
 from agentrl_cli.types import (
@@ -153,8 +153,12 @@ class EpisodeReader(StoreBase):
     # Whole episodes
 
     def episode(self, episode_id: str) -> Episode:
-        """An episode as it was written, or as far as it got. Raises NotFound naming the nearest."""
+        """An episode as it was written, or as far as it got. Raises NotFound naming the nearest, StoreError."""
         line = self.episode_row(episode_id)
+        with decoding(f"Episode {line.id}"):
+            return self._episode(line)
+
+    def _episode(self, line: EpisodeRow) -> Episode:
         tokens = self._rows(f"SELECT {_TOKENS} FROM turn_tokens WHERE episode_id=? ORDER BY idx", (line.id,))
         parts = self._rows(
             "SELECT name, value, weight, is_primary, detail, fakeable FROM reward_parts"
@@ -244,6 +248,10 @@ class EpisodeReader(StoreBase):
 
     def signals(self, episode_id: str) -> TrainSignals | None:
         """What training found per token, over all tokens of the episode; None where it was not trained."""
+        with decoding(f"What training left of episode {episode_id}"):
+            return self._signals(episode_id)
+
+    def _signals(self, episode_id: str) -> TrainSignals | None:
         rows = self._rows(f"SELECT {_SIGNALS} FROM turn_tokens WHERE episode_id=? ORDER BY idx", (episode_id,))
         if not any(row[1] is not None for row in rows):
             return None

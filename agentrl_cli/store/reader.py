@@ -7,7 +7,7 @@ from typing import Any
 
 from agentrl_cli.errors import NotFound
 from agentrl_cli.store.base import StoreBase
-from agentrl_cli.store.codec import load_metrics, loads
+from agentrl_cli.store.codec import decoding, load_metrics, loads
 from agentrl_cli.store.rows import CheckpointRow, ControlRow, EvalRow, LiveRow, RunRow, TokenizerRow, build, columns
 from agentrl_cli.types import Task
 
@@ -122,7 +122,8 @@ class RunReader(StoreBase):
     def tokenizer(self, hash: str) -> TokenizerRow | None:
         """A stored tokenizer, None where this store does not have it."""
         row = self._row("SELECT hash, tokenizer_json, chat_template, specials FROM tokenizers WHERE hash=?", (hash,))
-        return TokenizerRow(row[0], zlib.decompress(row[1]).decode(), row[2], loads(row[3])) if row else None
+        with decoding("A stored tokenizer"):
+            return TokenizerRow(row[0], zlib.decompress(row[1]).decode(), row[2], loads(row[3])) if row else None
 
     def attachment(self, hash: str) -> bytes | None:
         """A stored image."""

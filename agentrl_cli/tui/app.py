@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,10 +50,12 @@ class AgentApp(App[int]):
     def on_mount(self) -> None:
         settings = read_settings(settings_path())
         use_palette(settings.palette or DEFAULT_PALETTE)
+        problem = settings.problem
         if settings.keys:
             self.set_keymap(dict(settings.keys))
-        if settings.problem:
-            self.notify(settings.problem, severity="warning", timeout=8, markup=False)
+            problem = problem or unknown_key(settings.keys)
+        if problem:
+            self.notify(problem, severity="warning", timeout=8, markup=False)
         self.push_screen(self._first(self.reader))
 
     def get_line_filters(self) -> Sequence[LineFilter]:
@@ -62,6 +64,20 @@ class AgentApp(App[int]):
 
     def on_unmount(self) -> None:
         self.reader.close()
+
+
+def unknown_key(keys: Mapping[str, str]) -> str:
+    """What is wrong with the ids of a keymap: the first that no screen has, and the nearest; empty where none is."""
+    from agentrl_cli.errors import nearest
+    from agentrl_cli.tui import chat, compare, episodes, replay_keys, runs, versus, watch_keys, whatif
+
+    screens = (chat.ChatScreen, compare.CompareScreen, episodes.EpisodesScreen, runs.RunsScreen,
+               versus.VersusScreen, whatif.WhatIfScreen, replay_keys, watch_keys)  # fmt: skip
+    ids = [str(key.id) for screen in screens for key in screen.BINDINGS if isinstance(key, Binding)]
+    wrong = next((name for name in keys if name not in ids), "")
+    near = nearest(wrong, ids) if wrong else []
+    hint = f"; did you mean {near[0]}?" if near else "; ctrl+p shows them"
+    return f"{settings_path()}: no key has the id {wrong!r}{hint}" if wrong else ""
 
 
 def save_svg(app: AgentApp, path: Path, title: str, size: tuple[int, int] = (120, 40)) -> None:

@@ -83,10 +83,19 @@ def side_title(word: str, view: EpisodeView) -> Text:
     return text.append(f"  {e.outcome or 'running'}  adv {num(e.advantage)}  {e.id}", FAINT)
 
 
-def group_lines(view: EpisodeView, width: int = 28, limit: int = 16) -> list[Text]:
+GROUP_ROWS, TURN_ROWS, MAP_GUTTER = 16, 14, 5
+"""Lines of the group's and the turns' pane under their titles; columns before the map."""
+
+
+def first_row(here: int, count: int, limit: int) -> int:
+    """The first of `limit` rows out of `count`, so that `here` is among them."""
+    return max(0, min(here - limit // 2, count - limit))
+
+
+def group_lines(view: EpisodeView, width: int = 28, limit: int = GROUP_ROWS) -> list[Text]:
     """The table of the group's episodes, the shown one marked."""
     rows = view.siblings
-    lines = [Text(f"GROUP {view.episode.task_id}"[:width], TITLE)]
+    lines = [Text(f"GROUP {keep_end(view.episode.task_id, max(width - 6, 8))}"[:width], TITLE)]
     rewards = [row.reward for row in rows if row.reward is not None]
     if len(rows) < 2:
         return [*lines, Text(" no group: a single episode"[:width], FAINT)]
@@ -96,7 +105,7 @@ def group_lines(view: EpisodeView, width: int = 28, limit: int = 16) -> list[Tex
     lines.append(Text("  #   rew   adv tr flags"[:width], FAINT))
     ids = [row.id for row in rows]
     here = ids.index(view.episode.id) if view.episode.id in ids else 0
-    first = max(0, min(here - limit // 2, len(rows) - limit))
+    first = first_row(here, len(rows), limit)
     for index, row in list(enumerate(rows))[first : first + limit]:
         mark = ">" if index == here else " "
         turns = row.n_turns if row.n_turns is not None else 0
@@ -123,12 +132,12 @@ def group_strip(view: EpisodeView) -> Text:
     return text
 
 
-def turn_lines(view: EpisodeView, current: int, width: int = 28, limit: int = 14) -> list[Text]:
+def turn_lines(view: EpisodeView, current: int, width: int = 28, limit: int = TURN_ROWS) -> list[Text]:
     """The list of turns, the cursor's one marked."""
     lines = [Text("TURNS", TITLE)]
     if not view.blocks:
         return [*lines, Text(" none yet", FAINT)]
-    first = max(0, min(current - limit // 2, len(view.blocks) - limit))
+    first = first_row(current, len(view.blocks), limit)
     for block in view.blocks[first : first + limit]:
         turn = block.turn
         kind = SHORT.get(block.role, block.role[:4])
@@ -138,6 +147,7 @@ def turn_lines(view: EpisodeView, current: int, width: int = 28, limit: int = 14
             kind += " ERR"
         mask = "masked" if block.role != "assistant" else "trained" if view.episode.fact == "trained" else "sampled"
         mark = ">" if block.number == current else " "
+        mask = mask if width >= 27 else {"masked": ".", "trained": "T", "sampled": "s"}[mask]
         text = Text(f"{mark}{block.number:>2} {kind:<10}{len(block):>4}t {mask}"[:width], no_wrap=True)
         text.stylize(HERE if block.number == current else "" if block.role == "assistant" else FAINT)
         lines.append(text)
@@ -352,7 +362,7 @@ def map_lines(view: EpisodeView, layer: Layer, classes: Classes, cursor: int, wi
     n = len(view.tokens)
     if not n:
         return [Text("MAP  no tokens stored", FAINT)]
-    inner = min(max(width - 5, 8), n)
+    inner = min(max(width - MAP_GUTTER, 8), n)
     columns = map_line(classes, len(layer.levels), inner)
     title = Text(f"MAP  {n:,} tokens, {view.episode.trained_tokens:,} sampled", TITLE, no_wrap=True)
     loss = Text(f"{layer.name[:4]:<5}", FAINT, no_wrap=True)

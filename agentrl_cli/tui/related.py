@@ -90,6 +90,11 @@ def newest(store: Store, run: str | None, only: str | None = None) -> str | None
     return rows[0].id if rows else None
 
 
+def children(store: Store, episode_id: str) -> int:
+    """How many episodes were made from this one: what-ifs, chats."""
+    return len(store.episode_ids(f"parent:{quoted(episode_id)}"))
+
+
 def same_failure(store: Store, episode_id: str) -> tuple[str, int, int] | None:
     """(first flag, episodes of this step with it, episodes of this step); None where there is no flag or no step."""
     row = store.episode_row(episode_id)

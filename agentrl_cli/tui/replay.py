@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from textual import work
 from textual.containers import VerticalScroll
+from textual.events import Click
 
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui import panels, related
@@ -20,6 +21,7 @@ from agentrl_cli.tui.dialogs import Choose, Help, Prompt, leave, picture
 from agentrl_cli.tui.layers import PALETTES, palette_name, use_palette
 from agentrl_cli.tui.replay_base import ReplayBase
 from agentrl_cli.tui.replay_keys import HELP
+from agentrl_cli.tui.replay_mouse import sibling_at, token_on_map, turn_at
 from agentrl_cli.tui.text import visible
 from agentrl_cli.tui.tokenview import TokenView
 from agentrl_cli.tui.whatif_client import whatif_arguments
@@ -56,6 +58,31 @@ class ReplayScreen(ReplayBase):
         count = self.tokens.find(self.needle)
         found = f"{count} matches, . for the next" if count else "nothing found"
         self.notify(f"{self.needle}: {found}" if self.needle else "/ finds text first", timeout=2, markup=False)
+
+    def on_click(self, event: Click) -> None:
+        """A click on a sibling, a turn or the map goes there."""
+        if self.view is None:
+            return
+        x, y = event.screen_x, event.screen_y
+        inside = {name for name in ("left", "group", "turns", "map") if self._shows(name, x, y)}
+        token: int | None = None
+        if "map" in inside:
+            token = token_on_map(self.view, x - self.query_one("#map").content_region.x, self._inner("middle"))
+        elif {"left", "turns"} <= inside:
+            line = y - self.query_one("#turns").content_region.y
+            token = turn_at(self.view, self.view.block_of(self.tokens.cursor), line)
+        elif {"left", "group"} <= inside:
+            sibling = sibling_at(self.view, y - self.query_one("#group").content_region.y)
+            if sibling is not None:
+                self.stop_following()
+                self.load(sibling, place_of(self.view, self.tokens.cursor))
+        if token is not None:
+            self.stop_following()
+            self.tokens.move_to(token)
+
+    def _shows(self, name: str, x: int, y: int) -> bool:
+        widget = self.query_one(f"#{name}")
+        return widget.display and widget.region.contains(x, y)
 
     # -- the list -------------------------------------------------------------------------------------------------
 

@@ -54,6 +54,8 @@ class ReplayBase(AgentScreen):
         self.following = False
         """Whether the newest episode is shown as it comes (`L`); any movement ends that."""
         self._lines: dict[str, int] = {}
+        self._made = 0
+        """How many what-ifs and chats were stored of the episode."""
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
@@ -145,6 +147,7 @@ class ReplayBase(AgentScreen):
         if self.view is None and view.signals is None:
             self.tokens.lens = "logp"  # nothing was trained here: the weight would be blank
         self.episode_id, self.view, self.fork, self._block = episode_id, view, None, -1
+        self._made = 0
         self.tokens.show(view, token_at(view, place))
         self._paint()
         self._load_rest(view)
@@ -169,6 +172,7 @@ class ReplayBase(AgentScreen):
     async def _load_around(self, view: EpisodeView) -> None:
         """The same task at other steps, the same flag in this step."""
         failure = await self.reader.call(related.same_failure, view.episode.id)
+        self._made = await self.reader.call(related.children, view.episode.id)
         kind, steps = await self.reader.call(related.by_step, view.episode.id)
         step = view.episode.step
         self._set("failure", panels.join(panels.failure_lines(failure, step, self._inner("left"))))
@@ -185,6 +189,7 @@ class ReplayBase(AgentScreen):
         other.lens = self.tokens.lens
         beside = await self.reader.view(sibling)
         other.show(beside, self.fork.position if self.fork is not None else 0)
+        self.call_after_refresh(other.move_to, other.cursor)  # a pane that only just came has its size by then
         self._set("beside-title", panels.side_title("BESIDE", beside))
         self._other = view.episode.id
 
@@ -252,6 +257,7 @@ class ReplayBase(AgentScreen):
         marks = ["FOLLOWING the newest episode"] if self.following else []
         marks += [f"TAGS {', '.join(self.view.tags)}"] if self.view.tags else []
         marks += [f"NOTE {self.view.note}"] if self.view.note else []
+        marks += [f"{self._made} WHAT-IFS (R 4)"] if self._made else []
         line = Text(f"{text}   link {self.link()}", panels.FAINT, no_wrap=True)
         self._set("subhead", Text().append("   ".join([*marks, ""]), panels.HERE) + line)
 

@@ -32,7 +32,7 @@ e    export: JSON lines, HTML page (episode or group), SVG
 s    this screen as SVG           y  copy token, turn, link
 P    other colours                space  fold the turn
 tab  the rest of the right pane, or the next pane where one fits
-q    back
+q    back        mouse: a token, a sibling, a turn, the map
 
 1 gradient weight     2 advantage     3 log-probability
 4 entropy             5 ratio and clipping

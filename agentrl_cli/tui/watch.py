@@ -237,7 +237,8 @@ class WatchScreen(WatchBase):
 
     def _ask(self, action: str, values: dict[str, Any], detail: str) -> None:
         if self.data is None or not self.data.run.alive:
-            self.notify("This run has ended.", severity="warning")
+            name = f" `agentrl train --resume {self.data.run.name}` goes on." if self.data is not None else ""
+            self.notify(f"This run has ended.{name}", severity="warning", markup=False)
             return
 
         def done(yes: bool | None) -> None:
