@@ -28,7 +28,7 @@ from agentrl_cli.tui.palette import said
 from agentrl_cli.tui.panels import token_facts, turn_lines
 from agentrl_cli.tui.replay import ReplayScreen
 from agentrl_cli.tui.text import TokenTexts
-from agentrl_cli.tui.watch import KNOBS
+from agentrl_cli.tui.watch import KNOBS, WatchScreen
 from agentrl_cli.tui.watch_data import load
 from agentrl_cli.tui.watch_panels import now_lines
 from agentrl_cli.types import AgentState, Fact, Outcome, RewardPart, ToolCall
@@ -198,3 +198,39 @@ def test_an_export_that_cannot_be_written_is_an_error_and_no_crash(db: Path, tmp
             export_jsonl(store, ["ep0040003"], tmp_path / "file" / "x.jsonl")
         with pytest.raises(StoreError, match="could not be written"):
             export_html(store, ["ep0040003"], tmp_path / "file" / "x.html", token_texts)
+
+
+async def test_a_picture_of_a_secret_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = demo.Words()
+    episode = demo.episode(words, 3, solved=False)
+    with Store.open(tmp_path / "s.db") as store:
+        store.finish_episode(episode.with_(id="plain", run_id=None))
+    async with AgentApp(tmp_path / "s.db", lambda reader: ReplayScreen(reader, "plain")).run_test(
+        size=WIDE, notifications=True
+    ) as pilot:
+        screen = pilot.app.screen
+        assert isinstance(screen, ReplayScreen)
+        await until(pilot, lambda: screen.view is not None)
+        await pilot.press("s")
+        await until(pilot, (tmp_path / "replay-plain.svg").exists)
+        assert screen.view is not None
+        screen.view = replace(screen.view, texts=["my key is sk-abcdefghijklmnopqrstuvwx"])
+        await pilot.press("s")
+        await until_text(pilot, "masks nothing")
+
+
+async def test_pages_keep_their_colours_and_the_chosen_group_is_marked(db: Path) -> None:
+    async with AgentApp(db, lambda reader: WatchScreen(reader, "grpo-07")).run_test(size=WIDE) as pilot:
+        await until_text(pilot, "worth a look")
+        await pilot.press("4")
+        await until_text(pilot, "rewards by sample")
+        await pilot.press("down")
+        await pilot.pause()
+        colours: dict[str, str] = {}
+        for strip in pilot.app.screen._compositor.render_strips():
+            for segment in strip:
+                name = (segment.text.split() or [""])[0]
+                if segment.style is not None and segment.style.color is not None:
+                    colours.setdefault(name, segment.style.color.name)
+        assert (colours["GROUPS"], colours["40"], colours["41"]) == ("#8fbfff", "#ffd75f", "#8a8a8a")

@@ -244,7 +244,22 @@ def _own_process(context: Context, resume: str | None, *, watch: bool) -> None:
         from agentrl_cli.commands.watch import command as look
 
         look(name, plain=not is_terminal(), project=context.project if _is_project(context) else None, db=context.db)
+        if _told_the_end(context.db, name):
+            return
     narrate(f"{name}: process {process.pid}. agentrl watch {name} looks at it; its log: {log}")
+
+
+def _told_the_end(db: Path, name: str) -> bool:
+    """Says how a watched run ended, where it has; False while it goes on."""
+    from agentrl_cli.store import Store
+
+    with Store.open(db, readonly=True) as store:
+        run = store.run(name)
+    if run.alive:
+        return False
+    after = "agentrl eval, agentrl replay best" if run.status == "finished" else f"agentrl train --resume {name}"
+    narrate(f"{name}: {run.state} at step {run.step}. Next: {after}")
+    return True
 
 
 def _is_project(context: Context) -> bool:

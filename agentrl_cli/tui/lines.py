@@ -52,8 +52,10 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
         if index >= len(self.lines):
             return Strip.blank(width, style)
         line = self.lines[index]
-        segments = [part for part in line.render(self.app.console) if part.text != "\n"]
-        return Strip(Segment.apply_style(segments, style)).adjust_cell_length(width, style)
+        console = self.app.console
+        segments = [part for part in line.render(console) if part.text != "\n"]
+        own = style + console.get_style(line.style, default="")  # `render` leaves it out of a text without spans
+        return Strip(Segment.apply_style(segments, own)).adjust_cell_length(width, style)
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)

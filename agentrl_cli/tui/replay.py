@@ -15,6 +15,7 @@ from textual.containers import VerticalScroll
 from textual.events import Click
 
 from agentrl_cli.errors import AgentRLError
+from agentrl_cli.store.secrets import mask_text
 from agentrl_cli.tui import panels, related
 from agentrl_cli.tui.data import next_flagged, place_of, said_in, whatif_turn
 from agentrl_cli.tui.dialogs import Choose, Help, Prompt, leave, picture
@@ -352,6 +353,11 @@ class ReplayScreen(ReplayBase):
             path.write_text(picture(self.app, f"agentrl replay {self.episode_id}"), "utf-8")
         except OSError as error:
             self.notify(str(error), severity="error", markup=False)
+            return
+        text = "".join(self.view.texts) if self.view is not None else ""
+        if mask_text(text) != text:
+            said = "\nThis episode holds what looks like a secret; a picture masks nothing, HTML and JSON do."
+            self.notify(f"wrote {path}{said}", severity="warning", timeout=8, markup=False)
             return
         self.notify(f"wrote {path}", markup=False)
 

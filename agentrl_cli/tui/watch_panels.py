@@ -318,7 +318,9 @@ def health_lines(data: WatchData, width: int, *, advice: bool = False) -> list[T
         if check.level == "ok" and not advice:
             continue
         mark = {"ok": ".", "warn": "!", "bad": "!!"}[check.level]
-        lines.append(Text(clip(f" {mark:<2} {check.text}", width), COLORS[check.level], no_wrap=True))
+        for part in wrap(check.text, max(width - 4, 8)):
+            lines.append(Text(f" {mark:<2} {part}", COLORS[check.level], no_wrap=True))
+            mark = ""
         if advice:
             lines += [Text(f"      {part}", FAINT) for part in wrap(EXPLAIN.get(check.name, ""), width - 8) if part]
         if advice and check.advice:
