@@ -21,7 +21,7 @@ from agentrl_cli.policies.local_engine import Engine, sampling_mode
 from agentrl_cli.policies.local_kernel import Ragged
 from agentrl_cli.policies.local_memory import prefill_tokens
 from agentrl_cli.policies.local_request import Notes, Request, draw_tokens
-from agentrl_cli.policies.local_rows import MIN_SHARED, Shelves
+from agentrl_cli.policies.local_rows import MIN_SHARED, Kept, Shelves
 from agentrl_cli.policies.local_sharing import Sharing, share
 from agentrl_cli.types import Int32
 
@@ -49,7 +49,8 @@ class DecodeBatch(Shelves):
 
     def __init__(self, model: Any, engine: Engine, *, version: str, **limits: Any) -> None:
         embedding = model.get_input_embeddings().weight
-        super().__init__(layers=int(model.config.get_text_config().num_hidden_layers), version=version, **limits)
+        layers, apart = int(model.config.get_text_config().num_hidden_layers), engine.packs and not limits["lanes"]
+        super().__init__(layers=layers, version=version, apart=apart, **limits)
         self.model = model
         self.engine = engine
         self.device = embedding.device
@@ -201,7 +202,12 @@ class DecodeBatch(Shelves):
         for request in sorted(fresh, key=lambda r: (self.wanted(r), r.length - begins[id(r)].start)):
             width = min(request.length - 1 - begins[id(request)].start, PIECE, self.together)
             length = self.wanted(request)
-            if batches and batches[-1][0] == length and (len(batches[-1][1]) + 1) * width <= self.together:
+            if (
+                batches
+                and not self.apart
+                and batches[-1][0] == length
+                and (len(batches[-1][1]) + 1) * width <= self.together
+            ):
                 batches[-1][1].append(request)
             else:
                 batches.append((length, [request], []))
@@ -213,11 +219,7 @@ class DecodeBatch(Shelves):
     def _prefill(self, length: int, requests: list[Request], begins: list[Begin]) -> None:
         """Put requests on a shelf with keys and values of all their tokens but the last."""
         parked = {r.key: self.parked.pop(r.key) for r in requests if r.key in self.parked}
-        moves: dict[int, tuple[int, Layers]] = {}
-        for n, begin in enumerate(begins):
-            if isinstance(begin.source, Parked):
-                moves[n] = begin.start - (0 if begin.base is None else begin.base.length), begin.source.layers
-        placed = self.place(length, requests, moves)
+        placed = self._resumed(requests[0], begins[0], parked) or self.place(length, requests, _moves(begins))
         if placed is None:
             self.parked |= parked
             return
@@ -235,12 +237,23 @@ class DecodeBatch(Shelves):
             shelf.fill(rows, begin.source.layers, begin.start - (0 if begin.base is None else begin.base.length))
         starts = [begin.start for begin in begins]
         news = [r.context[start:-1] for r, start in zip(requests, starts, strict=True)]
-        if self.engine.packs and not self.lanes and max(map(len, news)) <= CATCH_UP:
-            self.prefill_tokens += sum(len(new) for new in news)
+        total = sum(map(len, news))
+        if self.apart and total <= CATCH_UP and total + sum(r.unfed for r in self.requests) <= self.together:
+            self.prefill_tokens += total
             for request, new in zip(requests, news, strict=True):
                 request.unfed = len(new) + 1
             return
+        for request in requests:
+            request.unfed = 1  # one that gave way may not have caught up before
         self._feed(shelf, first, news, starts, [begin.base for begin in begins])
+
+    def _resumed(self, request: Request, begin: Begin, parked: dict[str, Kept]) -> tuple[Shelf, int] | None:
+        """The row that an episode was parked with, where its turn goes on from there; else its shelf is given up."""
+        _, own = parked.get(request.key, (None, None))
+        shelf = self.resume(request, own) if own is not None and own is begin.source else None
+        if own is not None and shelf is None:
+            own.shelf = None  # its keys and values move, layer by layer
+        return None if shelf is None else (shelf, 0)
 
     def _feed(
         self, shelf: Shelf, first: int, news: list[Int32], starts: list[int], bases: Sequence[Base | None] = ()
@@ -265,6 +278,15 @@ class DecodeBatch(Shelves):
             self.engine(torch.from_numpy(padded).to(self.device), view, head=False)
             starts = [start + len(piece) for start, piece in zip(starts, pieces, strict=True)]
             news = [new[size:] for new in news]
+
+
+def _moves(begins: list[Begin]) -> dict[int, tuple[int, Layers]]:
+    """Positions and parked keys and values that move onto a shelf, by the number of the row."""
+    return {
+        n: (begin.start - (0 if begin.base is None else begin.base.length), begin.source.layers)
+        for n, begin in enumerate(begins)
+        if isinstance(begin.source, Parked)
+    }
 
 
 def _common(a: Int32, b: Int32) -> int:

@@ -5,16 +5,18 @@ so attention reads plain slices and copies nothing per step. A row that outgrows
 again: memory follows the tokens that are alive, not the longest row times the batch. What is counted and bounded is
 positions, in blocks of BLOCK.
 
-An episode that waits for a tool is parked: its keys and values are copied out and its row is free at once. What several
-rows begin with is kept once, apart from them (local_bases.py).
+An episode that waits for a tool is parked: its keys and values are copied out and its row is free at once. Where the
+engine takes rows from anywhere (`Engine.packs`), every row has a shelf of its own: then the shelf itself is parked, and
+nothing is copied or held twice. What several rows begin with is kept once, apart from them (local_bases.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -39,10 +41,12 @@ class Parked:
     version: str
     """Of the weights that computed them."""
     base: Base | None = None
+    shelf: Shelf | None = None
+    """Where `layers` lie, where that shelf was parked with them."""
 
     @property
     def blocks(self) -> int:
-        return blocks(self.length)
+        return blocks(self.length) if self.shelf is None else self.shelf.blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ class Shelf:
     """Rows that there is memory for."""
     keys: list[torch.Tensor | None] = field(default_factory=list)
     values: list[torch.Tensor | None] = field(default_factory=list)
+    _pointers: np.ndarray[Any, np.dtype[np.uint64]] | None = None
 
     def __post_init__(self) -> None:
         self.keys = [None] * self.layers
@@ -88,6 +93,7 @@ class Shelf:
         `incoming`: parked rows that move in. So at no time is more of them there twice than a layer.
         """
         changed, self.rows = rows != self.rows, rows
+        self._pointers = None
         for layer in range(self.layers) if changed or incoming else ():
             for number, store in enumerate((self.keys, self.values)):
                 old = store[layer]
@@ -111,6 +117,7 @@ class Shelf:
     def lengthen(self, length: int) -> None:
         """Have longer rows, with what they hold. One layer after the other."""
         self.length = length
+        self._pointers = None
         for store in (self.keys, self.values):
             for layer, old in enumerate(store):
                 if old is not None:
@@ -127,7 +134,15 @@ class Shelf:
             keys = key.new_zeros(self.rows, key.shape[-3], self.length, key.shape[-1])
             values = value.new_zeros(self.rows, value.shape[-3], self.length, value.shape[-1])
             self.keys[layer], self.values[layer] = keys, values
+            self._pointers = None
         return keys, values
+
+    def pointers(self, example: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        """[layers, 2] where keys and values begin in memory; made like `example` [..., heads, T, dim] if need be."""
+        if self._pointers is None:
+            stored = [self.stores(layer, example, example) for layer in range(self.layers)]
+            self._pointers = np.array([[k.data_ptr(), v.data_ptr()] for k, v in stored], np.uint64)
+        return self._pointers
 
     def view(self, row: int) -> Layers:
         """The keys and values of a row where they are."""
@@ -166,9 +181,12 @@ def rounded(length: int) -> int:
     return blocks(length) * BLOCK
 
 
-def shelf_length(length: int) -> int:
-    """Positions of the shelf for a row of `length`: 64, 96, 160, 256, 384, 576 …, each about half as long again."""
+def shelf_length(length: int, fine: bool = False) -> int:
+    """Positions of the shelf for a row of `length`: 64, 96, 160, 256, 384, 576 …, each about half as long again.
+
+    `fine`: 64, 96, 128, 160, 224, 288, 384 …, each about a quarter longer: shelves of one row need not be alike.
+    """
     size = SHORTEST
     while size < length:
-        size = rounded(size * 3 // 2)
+        size = rounded(size * 5 // 4 if fine else size * 3 // 2)
     return size

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -73,6 +73,8 @@ class Ragged:
     ) -> None:
         numbers: dict[int, int] = {}
         self._shelves: list[Shelf] = []
+        self._pointers: np.ndarray[Any, np.dtype[np.uint64]] | None = None
+        """[layers, 2, shelves]"""
         rows = [(self._number(shelf, numbers), slot) for shelf, slot in places]
         begins = [(0, 0, 0) if b is None else (self._number(b.shelf, numbers), b.row, b.length) for b in bases]
         each = np.asarray(counts, np.int32)
@@ -125,9 +127,11 @@ class Ragged:
         compiled = library()
         assert compiled is not None, "the engine looked for it"
         dim = mixed.shape[-1]
-        key = mixed[None, :, heads : heads + kv_heads].transpose(1, 2)
-        stored = [shelf.stores(layer, key, key) for shelf in self._shelves]
-        pointers = np.array([[tensor.data_ptr() for tensor in pair] for pair in zip(*stored, strict=True)], np.uint64)
+        if self._pointers is None:
+            key = mixed[None, :, heads : heads + kv_heads].transpose(1, 2)
+            every = [shelf.pointers(key) for shelf in self._shelves]
+            self._pointers = np.stack(every).transpose(1, 2, 0).copy()
+        pointers = self._pointers[layer]
         plan = self.plan
         plan.heads, plan.kv_heads, plan.dim, plan.window = heads, kv_heads, dim, window or 0
         plan.scale, plan.eps = scale, eps

@@ -34,12 +34,22 @@ class Shelves:
         rows: Most live rows.
         lanes: One shelf, a fixed row per episode.
         lane_length: Positions of a lane.
+        apart: Every row has a shelf of its own.
         limit: Most positions of an episode.
         budget: Blocks that all keys and values may take, those set aside too.
     """
 
     def __init__(
-        self, *, layers: int, version: str, rows: int, lanes: bool, lane_length: int, limit: int, budget: int
+        self,
+        *,
+        layers: int,
+        version: str,
+        rows: int,
+        lanes: bool,
+        lane_length: int,
+        limit: int,
+        budget: int,
+        apart: bool = False,
     ) -> None:
         self.layers = layers
         self.version = version
@@ -47,6 +57,7 @@ class Shelves:
         self.lanes = lanes
         self.sharing = False
         """Rows attend to common beginnings where those are; else they start from copies."""
+        self.apart = apart
         self.lane_length = rounded(lane_length)
         self.budget = budget
         self.limit = min(limit, budget * BLOCK)
@@ -132,6 +143,10 @@ class Shelves:
         """Free a row; the last row of a shelf moves into the gap, but for lanes."""
         shelf = next(shelf for shelf in self.shelves if request in shelf.live)
         row = shelf.live.index(request)
+        if self.apart:
+            shelf.live.clear()
+            self.shelves.remove(shelf)
+            return
         if self.lanes:
             shelf.live[row] = None
             if not any(shelf.live):
@@ -196,10 +211,25 @@ class Shelves:
         shelf.live.extend(requests)
         return shelf, len(shelf.live) - len(requests)
 
+    def resume(self, request: Request, parked: Parked) -> Shelf | None:
+        """The row that an episode was parked with, its own again, if there is room for a block more."""
+        shelf = parked.shelf
+        if shelf is None or shelf.length < request.local + BLOCK:
+            return None
+        shelf.live.append(request)
+        self.shelves.append(shelf)
+        return shelf
+
     def set_aside(self, request: Request) -> None:
         """Park a row whose turn is over: its next turn starts from there. Not where memory is short."""
         shelf = next(shelf for shelf in self.shelves if request in shelf.live)
         held, local = request.context[:-1], request.local - 1
+        if self.apart:
+            self.vacate(request)
+            if len(held):
+                parked = Parked(local, shelf.view(0), self.version, request.base, shelf)
+                self.parked[request.key] = (held, parked)
+            return
         if len(held) and self.make_room(blocks(local), keep=True):
             parked = shelf.park(shelf.live.index(request), local, self.version, request.base)
             self.parked[request.key] = (held, parked)
@@ -232,8 +262,10 @@ class Shelves:
 
     def _lengthen(self, shelf: Shelf) -> None:
         tall = [r for r in shelf.live if r is not None and r.local > shelf.length]
-        length = max((self._shelf_length(r.local + BLOCK, r.shared) for r in tall), default=0)
-        if 2 * len(tall) <= len(shelf.live) or any(other.length == length for other in self.shelves):
+        if 2 * len(tall) <= len(shelf.live):
+            return
+        length = max(self._shelf_length(r.local + BLOCK, r.shared) for r in tall)
+        if not self.apart and any(other.length == length for other in self.shelves):
             return
         if self.used + shelf.rows * (length - shelf.length) // BLOCK > self.budget:
             shelf.resize(len(shelf.live))
@@ -288,7 +320,7 @@ class Shelves:
 
     def _shelf(self, length: int) -> Shelf:
         for shelf in self.shelves:
-            if shelf.length == length:
+            if shelf.length == length and not self.apart:
                 return shelf
         self.shelves.append(Shelf(length, self.layers))
         return self.shelves[-1]
@@ -316,7 +348,7 @@ class Shelves:
 
     def _shelf_length(self, length: int, shared: int) -> int:
         """Of the shelf for a row of this length after `shared` positions: no episode is longer than the limit."""
-        return min(shelf_length(length), rounded(self.limit - shared))
+        return min(shelf_length(length, self.apart), rounded(self.limit - shared))
 
     def _claim_lane(self, request: Request) -> bool:
         """Give an episode its lane until `forget`; False where it must wait for one.
