@@ -222,7 +222,7 @@ def _build() -> tuple[Library | None, str, bool]:
     for threads in (True, False):
         try:
             return _load(_compiled(compiler, threads)), "", threads
-        except (OSError, subprocess.SubprocessError) as error:
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home folder
             said = getattr(error, "stderr", None) or str(error)
             why = f"its code could not be compiled: {str(said).strip().splitlines()[-1] if said else error}"
             _LOG.debug("%s: %s", compiler, said)
