@@ -18,6 +18,7 @@ from agentrl_cli.config.models import LoraConfig, ModelConfig
 from agentrl_cli.errors import TrainingStopped
 from agentrl_cli.hooks import Hook
 from agentrl_cli.plan import plan
+from agentrl_cli.policies import local_engine
 from agentrl_cli.policies.local import LocalPolicy
 from agentrl_cli.policies.local_load import add_adapter, load_model, load_policy
 from agentrl_cli.policies.local_twin import copy_trained, twin
@@ -62,16 +63,21 @@ def teacher_forced(weights: torch.nn.Module, ids: Sequence[int], start: int) -> 
     return np.asarray(logits.gather(-1, torch.tensor(list(ids[start:]))[:, None])[:, 0])
 
 
-@pytest.mark.parametrize("twins", [True, False])
-async def test_no_forward_sees_half_updated_weights(model: Path, twins: bool) -> None:
+@pytest.mark.parametrize("kind", ["twin", "itself", "adapter", "adapter, its own forward"])
+async def test_no_forward_sees_half_updated_weights(model: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights change in a thread while turns are sampled; each turn's log-probs are those of its own version.
 
-    With a twin of the model, and on the model itself, of which the fused engine has a copy.
+    With a twin of the model, on the model itself, of which the fused engine has a copy, and with a second adapter on
+    the same base, by both engines.
     """
     trained = load_model(model, ModelConfig(dtype="float32"), base=model)
-    sampler = twin(trained) if twins else trained
+    if "adapter" in kind:
+        trained = add_adapter(trained, LoraConfig(r=2), model)
+    if "own forward" in kind:
+        monkeypatch.setattr(local_engine, "FAIR_SHARE", 0.0)
+    sampler = trained if kind == "itself" else twin(trained)
     policy = LocalPolicy(sampler, context_length=256, version="v0")
-    assert policy.copies_weights
+    assert policy.copies_weights == (policy.engine == "fused") == ("own forward" not in kind)
     versions = {"v0": copy.deepcopy(trained)}
     turns: list[tuple[str, list[int], int, np.ndarray[Any, Any]]] = []
 
@@ -90,7 +96,8 @@ async def test_no_forward_sees_half_updated_weights(model: Path, twins: bool) ->
         def update() -> None:
             with torch.no_grad():
                 for weights in trained.parameters():
-                    weights.add_(0.2 * torch.randn_like(weights))
+                    if weights.requires_grad:
+                        weights.add_(0.2 * torch.randn_like(weights))
 
         for number in range(1, 4):
             await asyncio.sleep(0.01)
