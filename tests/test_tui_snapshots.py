@@ -75,7 +75,8 @@ def shot(app: App[Any]) -> str:
     return f"{text}\n-- colours {hashlib.sha256('|'.join(runs).encode()).hexdigest()[:16]}\n"
 
 
-CASES = [*((name, size) for name in SCREENS for size in SIZES), ("replay", (160, 50))]
+CASES = [*((name, size) for name in SCREENS for size in SIZES)]
+CASES += [(name, (160, 50)) for name in ("replay", "watch", "watch-charts")]
 
 
 @pytest.mark.parametrize(("name", "size"), CASES, ids=[f"{name}-{size[0]}x{size[1]}" for name, size in CASES])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
     from agentrl_cli.store import Store
 
-TOGETHER = 0.1
+TOGETHER = 0.2
 """Seconds in which episodes that end are committed together."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,7 +33,17 @@ def _plain(value: object) -> object:
     return str(value)
 
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain).encode
+def _encoder() -> Callable[[object], str]:
+    """`json.JSONEncoder.encode`, but that its C part is made once and not for every value, which takes longer than to
+    encode a message. What contains itself is a RecursionError."""
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain).encode
+    iterate = make(None, _plain, json.encoder.encode_basestring, None, ":", ",", False, False, True)
+    return lambda value: "".join(iterate(value, 0))
+
+
+_encode = _encoder()
 
 
 def dumps(value: object) -> str:
@@ -125,6 +135,11 @@ def no_number(data: bytes) -> bool:
     return bool(np.isnan(np.frombuffer(data, _F4)).all())
 
 
+def _no_alternative(data: bytes) -> bool:
+    """Whether int32 bytes hold nothing but −1."""
+    return data == _ONES[: len(data)] or (len(data) > len(_ONES) and data.count(b"\xff") == len(data))
+
+
 def floats_blob(array: Float32) -> bytes | None:
     """float32 bytes; NULL without one number."""
     data = float_bytes(array)
@@ -160,7 +175,7 @@ def token_columns(tokens: Tokens) -> tuple[Any, ...]:
         floats_blob(tokens.logp_sampled),
         floats_blob(tokens.logp_policy),
         floats_blob(tokens.entropy),
-        None if top_ids == _ONES[: len(top_ids)] or (tokens.top_ids == -1).all() else top_ids,
+        None if _no_alternative(top_ids) else top_ids,
         floats_blob(tokens.top_logps),
     )
 

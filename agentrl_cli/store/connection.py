@@ -66,6 +66,7 @@ def _writer(path: Path | str, busy_ms: int) -> sqlite3.Connection:
             conn.execute("PRAGMA foreign_keys=ON")
             conn.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
             conn.execute("PRAGMA journal_size_limit=134217728")
+            conn.execute("PRAGMA cache_size=-16384")  # KiB: the pages that a training writes to again and again
             _use_wal(conn, busy_ms)
             if version < SCHEMA_VERSION:
                 migrate(conn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,7 +48,19 @@ class AgentApp(App[int]):
         self.reader = Reader(db)
         self._first = first
 
+    steady = False
+    """Whether the process is this application's own: then the collector leaves alone what was there at the start."""
+
+    def run(self, *args: Any, **more: Any) -> int | None:
+        """Until it is left."""
+        self.steady = True
+        return super().run(*args, **more)
+
     def on_mount(self) -> None:
+        if self.steady:
+            # A hundred thousand objects of libraries that are never garbage: to look through them takes 0.1 s, within
+            # which no key is answered.
+            self.call_after_refresh(gc.freeze)
         settings = read_settings(settings_path())
         use_palette(settings.palette or DEFAULT_PALETTE)
         problem = settings.problem

@@ -69,15 +69,28 @@ class Layout:
         *,
         glyphs: str = "sampled",
         folded: frozenset[int] = frozenset(),
+        before: Layout | None = None,
     ) -> None:
-        """`glyphs`: a glyph row under `sampled` lines (with a model token), `all` lines, or `none`."""
+        """`glyphs`: a glyph row under `sampled` lines (with a model token), `all` lines, or `none`.
+
+        `before`: an earlier layout of this episode; at the same width its line breaks, most of the work, are taken.
+        """
         self.view = view
         self.width = max(width, 8)
         self.glyphs = glyphs
         self.lines: list[Line] = []
+        self.folded = folded
         self.piece_token: list[int] = []
         self.piece_text: list[str] = []
         self.piece_cells: list[int] = []
+        self._spans: dict[int, list[tuple[int, int]]] = {}
+        """Block → first and last piece of each of its text lines, folded or not."""
+        if before is not None and before.view is view and before.width == self.width:
+            self.piece_token, self.piece_text = before.piece_token, before.piece_text
+            self.piece_cells, self._spans = before.piece_cells, before._spans
+        else:
+            for block in view.blocks:
+                self._spans[block.number] = self._wrap(block)
         self.notes: list[tuple[str, str]] = []
         self.head_line: list[int] = []
         self._text_lines: list[int] = []
@@ -96,7 +109,8 @@ class Layout:
         if turn is not None:
             for style, text in result_notes(turn, self.view.images):
                 self._note(style, text)
-        self._tokens(block)
+        for first, last in self._spans[block.number]:
+            self._text_line(first, last, block)
         if turn is not None:
             for call in turn.calls:
                 for style, text in call_notes(call):
@@ -113,34 +127,38 @@ class Layout:
                 if not rest:
                     break
 
-    def _tokens(self, block: Block) -> None:
+    def _wrap(self, block: Block) -> list[tuple[int, int]]:
         """Wraps a block's tokens at token boundaries; a token wider than a line is cut."""
-        texts, width = self.view.texts, self.width
+        texts, width, spans = self.view.texts, self.width, list[tuple[int, int]]()
         add_token, add_text, add_cells = self.piece_token.append, self.piece_text.append, self.piece_cells.append
         first, used = len(self.piece_token), 0
+
+        def line() -> None:
+            nonlocal first, used
+            last = len(self.piece_token)
+            if last > first:
+                spans.append((first, last))
+            first, used = last, 0
+
         for token in range(block.start, block.end):
             for shown, cells, ends in _segments(texts[token]):
                 if used + cells > width:
                     if used:
-                        self._text_line(first, block)
-                        first, used = len(self.piece_token), 0
+                        line()
                     while cells > width:
                         head, shown = _cut(shown, width)
                         add_token(token), add_text(head), add_cells(cell_len(head))
-                        self._text_line(first, block)
-                        first, cells = len(self.piece_token), cell_len(shown)
+                        line()
+                        cells = cell_len(shown)
                 add_token(token), add_text(shown), add_cells(cells)
                 used += cells
                 if ends:
-                    self._text_line(first, block)
-                    first, used = len(self.piece_token), 0
+                    line()
         if used:
-            self._text_line(first, block)
+            line()
+        return spans
 
-    def _text_line(self, first: int, block: Block) -> None:
-        last = len(self.piece_token)
-        if last == first:
-            return
+    def _text_line(self, first: int, last: int, block: Block) -> None:
         self._text_lines.append(len(self.lines))
         self._text_first.append(first)
         self.lines.append((Kind.TEXT, first, last))
@@ -166,8 +184,10 @@ class Layout:
         if not self.piece_token:
             return 0
         piece = _first_piece(self.piece_token, token)
-        if piece >= len(self.piece_token) or self.piece_token[piece] != token:
-            return self.head_line[self.view.block_of(token)] if self.head_line else 0
+        hidden = piece >= len(self.piece_token) or self.piece_token[piece] != token
+        block = self.view.block_of(token) if hidden or self.folded else 0
+        if hidden or (self.folded and self.view.blocks[block].number in self.folded):
+            return self.head_line[block] if self.head_line else 0
         return self._text_lines[bisect_right(self._text_first, piece) - 1]
 
     def cell_of(self, token: int) -> int:

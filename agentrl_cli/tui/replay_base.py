@@ -152,7 +152,8 @@ class ReplayBase(AgentScreen):
         self._paint()
         self._load_rest(view)
 
-    @work(exclusive=True, group="rest", exit_on_error=False)
+    # described, because Textual else describes the call by all numbers of the view: tens of milliseconds
+    @work(exclusive=True, group="rest", exit_on_error=False, description="the rest of an episode")
     async def _load_rest(self, view: EpisodeView) -> None:
         """What may come after the first paint: the fork against a sibling, the place in the list."""
         sibling = telling_sibling(view)

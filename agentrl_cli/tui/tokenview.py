@@ -89,6 +89,8 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         self.moved: Callable[[int], None] | None = None
         """Called at once with the token, in place of the message: what it paints comes with the same frame."""
         self._levels: Classes | None = None
+        self._made: tuple[object, ...] = ()
+        """What the layout was made of, but for the episode."""
         self._strips: dict[int, Strip] = {}
         self._base = BASE
         """Text on the widget's background; computing it costs more than a line."""
@@ -115,9 +117,11 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
             return
         layer = self._layer
         glyphs = "none" if layer.name == "plain" or self.compact else ("all" if layer.everywhere else "sampled")
-        self.layout_ = Layout(
-            self.view, self.scrollable_content_region.width or self.size.width, glyphs=glyphs, folded=self.folded
-        )
+        width = self.scrollable_content_region.width or self.size.width
+        made = (width, glyphs, self.folded)
+        if self.layout_ is None or self.layout_.view is not self.view or made != self._made:
+            self.layout_ = Layout(self.view, width, glyphs=glyphs, folded=self.folded, before=self.layout_)
+            self._made = made  # another layer mostly has its lines where the last had them
         self._levels = layer.classify(self.view.tokens, self.view.signals)
         self._strips.clear()
         self._base = self.rich_style

@@ -20,7 +20,7 @@ from agentrl_cli.tui.panels import join
 from agentrl_cli.tui.watch_charts import Look, chart_grid
 from agentrl_cli.tui.watch_data import WatchData, load
 from agentrl_cli.tui.watch_keys import BINDINGS, KEYS, KEYS_SMALL, NAMES, TABS
-from agentrl_cli.tui.watch_overview import facts, small, tiny, wide
+from agentrl_cli.tui.watch_overview import curves_of, facts, small, tiny, wide
 from agentrl_cli.tui.watch_pages import (
     Page,
     PageData,
@@ -97,6 +97,7 @@ class WatchBase(ListingScreen):
         width, height = event.size
         narrow = width < 100 or height < 28
         self.set_class(narrow, "-small")
+        self.set_class(width >= 160 and not narrow, "-wide")
         self.set_class(width < 80 or height < 20, "-tiny")
         self.set_class(not narrow and (width < 112 or height < 34), "-mid")
         self.query_one("#columns", Static).update(head_text(event.size.width))
@@ -195,7 +196,7 @@ class WatchBase(ListingScreen):
         else:
             found = wide(data, max(centre.size.width, 20), max(centre.size.height, 12), self.cursor)
             size = max(curves.size.width, 20), max(curves.size.height, 8)
-            drawn = self._once("curves", data, size, lambda: panes.curve_lines(data, *size, self.look.other))
+            drawn = self._once("curves", data, size, lambda: curves_of(data, *size, self.look))
             self.query_one("#curves", Static).update(join(drawn))
         self._rows, self._alerts = found.rows, found.alerts
         self.query_one("#now", Static).update(join(found.lines))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rich.text import Text
@@ -81,10 +82,14 @@ def smoothed(series: Series, steps: int) -> Series:
     return [(x, sum(values[max(n - steps + 1, 0) : n + 1]) / min(n + 1, steps)) for n, (x, _) in enumerate(series)]
 
 
-def chart_grid(data: WatchData, width: int, height: int = 6, look: Look | None = None) -> list[Text]:
-    """Every metric as a curve, two or three a row."""
+WIDE = 157
+"""From this width on (a terminal of 160 columns) there are two charts more in a row."""
+
+
+def chart_grid(data: WatchData, width: int, height: int = 6, look: Look | None = None, columns: int = 0) -> list[Text]:
+    """Every metric as a curve, two a row, four on a wide terminal, or as many as `columns` says."""
     look = look or Look()
-    columns = max(width // 40, 1)
+    columns = columns or max(width // 40, 4 if width >= WIDE else 1)
     inner = width // columns - 2
     marks, end = panes.control_steps(data), float(data.step)
     blocks: list[list[Text]] = []
@@ -108,13 +113,18 @@ def chart_grid(data: WatchData, width: int, height: int = 6, look: Look | None =
         return [Text("No metric has such a name." if look.pattern else "No step has finished yet.", FAINT)]
     lines: list[Text] = [Text(look.describe(), FAINT)] if look.describe() else []
     for start in range(0, len(blocks), columns):
-        row = blocks[start : start + columns]
-        for at in range(max(len(block) for block in row)):
-            line = Text(no_wrap=True)
-            for block in row:
-                part = block[at].copy() if at < len(block) else Text("")
-                part.pad_right(max(inner + 2 - part.cell_len, 0))
-                line.append_text(part)
-            lines.append(line)
-        lines.append(Text(""))
+        lines += [*beside(blocks[start : start + columns], inner + 2), Text("")]
+    return lines
+
+
+def beside(blocks: Sequence[Sequence[Text]], width: int) -> list[Text]:
+    """Blocks of lines side by side, each at least `width` cells wide."""
+    lines = []
+    for at in range(max(len(block) for block in blocks)):
+        line = Text(no_wrap=True)
+        for block in blocks:
+            part = block[at].copy() if at < len(block) else Text("")
+            part.pad_right(max(width - part.cell_len, 0))
+            line.append_text(part)
+        lines.append(line)
     return lines

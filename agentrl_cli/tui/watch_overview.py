@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.text import Text
 
 from agentrl_cli.tui import watch_panels as panes
 from agentrl_cli.tui.panels import FAINT, TITLE, clip
+from agentrl_cli.tui.watch_charts import Look, beside, chart_grid
 from agentrl_cli.tui.watch_data import WatchData, step_line
 
 
@@ -60,6 +61,21 @@ def wide(data: WatchData, width: int, height: int, cursor: int) -> Overview:
     out.add([*said, Text("")] if said else [])  # down here, so that nothing above moves with the cursor
     out.add(panes.log_lines(data.logs, "LOG (7)", width, max(height - len(out.lines) - 1, 3)))
     return out
+
+
+OTHERS = r"^(?!(step|at|lr|learning_rate|seconds|reward|solved|eval)$)"
+"""What the two further columns of charts leave to the others: it is drawn beside them, or hardly ever moves."""
+CURVES = 30
+"""Cells of the curves pane that fits beside everything else; what is wider holds two columns of charts more."""
+
+
+def curves_of(data: WatchData, width: int, height: int, look: Look) -> list[Text]:
+    """The left pane: curves, and on a wide terminal further metrics as charts in two columns beside them."""
+    if width < 2 * CURVES:
+        return panes.curve_lines(data, width, height, look.other)
+    left = panes.curve_lines(data, CURVES, height, look.other)
+    charts = chart_grid(data, width - CURVES - 2, 4, replace(look, tab=look.tab or OTHERS), columns=2)
+    return beside([left, charts[:height]], CURVES + 2)
 
 
 def small(data: WatchData, width: int, height: int, cursor: int) -> Overview:
