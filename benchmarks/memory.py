@@ -58,8 +58,8 @@ CASES: dict[str, tuple[str, Settings]] = {
     "60M, all weights": ("60M", {"rollout.max_tokens": 1024, "rollout.prompts_per_step": 2}),
     "60M, LoRA": ("60M", {**LORA, "rollout.prompts_per_step": 2}),
     "60M, offloaded AdamW": ("60M", {"train.optimizer": "adamw_offload", "train.token_budget": 1024,
-                                     "rollout.prompts_per_step": 2}),
-    "80M, all weights": ("80M", {"rollout.max_tokens": 2048, "rollout.group_size": 2, "rollout.prompts_per_step": 2}),
+                                     "rollout.prompts_per_step": 1}),
+    "80M, all weights": ("80M", {"rollout.max_tokens": 2048, "rollout.group_size": 2, "rollout.prompts_per_step": 1}),
     "wide, all weights": ("wide", {"rollout.prompts_per_step": 2, "train.token_budget": 2048}),
     "wide, LoRA": ("wide", {**LORA, "rollout.prompts_per_step": 2, "train.token_budget": 2048}),
 }  # fmt: skip
