@@ -20,6 +20,9 @@ typedef struct {
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* Memory that always begins alike: where vectors begin decides the order of sums, and so their last bits. */
+static void *room(size_t size) { return aligned_alloc(64, (size + 63) / 64 * 64); }
+
 /* exp of what is not positive, to about 1e-7: Cody and Waite's reduction, a Taylor polynomial. NaN stays NaN. */
 INLINE float exponential(float x) {
     x = x < -87.0f ? -87.0f : x;
@@ -167,7 +170,7 @@ int agentrl_layer(const Plan *p, float *mixed, const float *cos, const float *si
     int failed = 0;
 #pragma omp parallel num_threads(p->threads) if (p->threads > 1)
     {
-        float *scores = malloc(sizeof(float) * 4 * (size_t)p->longest);
+        float *scores = room(sizeof(float) * 4 * (size_t)p->longest);
 #pragma omp for
         for (int token = 0; token < p->tokens; token++)
             store(p, token, mixed, cos, sin, q_norm, k_norm, keys, values);
@@ -247,8 +250,8 @@ int agentrl_draw(const Draw *d) {
     int failed = 0;
 #pragma omp parallel num_threads(d->threads) if (d->threads > 1)
     {
-        float *z = malloc(sizeof(float) * (size_t)d->vocabulary);
-        double *sums = malloc(sizeof(double) * ((size_t)d->vocabulary / STRETCH + 1));
+        float *z = room(sizeof(float) * (size_t)d->vocabulary);
+        double *sums = room(sizeof(double) * ((size_t)d->vocabulary / STRETCH + 1));
         if (!z || !sums) failed = 1;
 #pragma omp for
         for (int row = 0; row < d->rows; row++)

@@ -180,7 +180,12 @@ def draw_tokens(logits: torch.Tensor, requests: list[Request], limit: int, notes
         for start in range(0, len(requests), most):
             draw_tokens(logits[start : start + most], requests[start : start + most], limit, notes)
         return
-    found = _plain(logits, requests) or _steered(logits, requests)
+    plain = [n for n, r in enumerate(requests) if r.plain]
+    if 0 < len(plain) < len(requests):  # a row's numbers do not depend on how the others are drawn
+        for rows in (plain, [n for n, r in enumerate(requests) if not r.plain]):
+            draw_tokens(logits[rows], [requests[n] for n in rows], limit, notes)
+        return
+    found = (_plain(logits, requests) if plain else None) or _steered(logits, requests)
     ids, facts, forced = found
     if not bool(np.isfinite(facts[:, :FACTS]).all()):
         raise PolicyError(
@@ -197,9 +202,7 @@ Found = tuple[list[int], Float32, list[bool]]
 
 
 def _plain(logits: torch.Tensor, requests: list[Request]) -> Found | None:
-    """By compiled code, where every row is drawn from the model's own distribution."""
-    if not all([r.plain for r in requests]):
-        return None
+    """By compiled code, for rows that are drawn from the model's own distribution; None where there is none."""
     drawn = draw_plain(logits, [r.sampling.temperature for r in requests], [r.number for r in requests])
     if drawn is None:
         return None
