@@ -24,7 +24,7 @@ from agentrl_cli.store.running import Running
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
-LINGER = 0.6
+LINGER = 0.8
 """Seconds that a write may wait."""
 
 MAX_QUEUE = 50_000

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.errors import StoreError
-from agentrl_cli.types import TOP_K, Float32, Int8, Int32, Tokens
+from agentrl_cli.types import TOP_K, Float32, Int8, Int32, Origin, Tokens
 
 
 def _plain(value: object) -> object:
@@ -165,13 +165,19 @@ def bytes_blob(array: Int8) -> bytes:
     return array.astype(np.int8, copy=False).tobytes()
 
 
+_MODEL, _FORCED = bytes([Origin.MODEL]), bytes([Origin.FORCED])
+
+
 def token_columns(tokens: Tokens) -> tuple[Any, ...]:
     """n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps as `turn_tokens` holds them."""
+    ids, origin = ints_blob(tokens.ids), bytes_blob(tokens.origin)
+    if _MODEL not in origin and _FORCED not in origin:  # nothing sampled: no numbers, by what Tokens is
+        return (len(tokens), ids, origin, None, None, None, None, None)
     top_ids = ints_blob(tokens.top_ids)
     return (
         len(tokens),
-        ints_blob(tokens.ids),
-        bytes_blob(tokens.origin),
+        ids,
+        origin,
         floats_blob(tokens.logp_sampled),
         floats_blob(tokens.logp_policy),
         floats_blob(tokens.entropy),
