@@ -61,10 +61,9 @@ class Twice(Saboteur):
         before = PLAN.is_file()
         super().seen(event)
         if before and not PLAN.is_file():
-            import asyncio
             import signal
 
-            asyncio.get_running_loop().call_later(0.01, os.kill, os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
 """
 
 
