@@ -78,7 +78,7 @@ def _nan(s: Series) -> Alert | None:
     if not broken:
         return None
     text = f"{' and '.join(broken)} is not a number; that update was left out. Lower train.lr; resume from best."
-    return Alert("bad", "nan", float(s.now[broken[0]]), None, text)
+    return Alert("bad", "nan", float(len(broken)), 0.0, text)  # how many of them: NaN itself is no value in the store
 
 
 def _gradients(s: Series) -> Alert | None:

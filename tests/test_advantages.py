@@ -213,6 +213,21 @@ def test_gigpo_by_hand() -> None:
     np.testing.assert_allclose(np.concatenate(ADVANTAGES["gigpo"](x)), [s + 2 * u, s, -s - u, -s - u], rtol=1e-5)
 
 
+def test_gigpo_counts_what_turns_earned_in_both_of_its_terms() -> None:
+    # rewards only of turns, gamma 1/2: totals 2 and 1, so ±s; both start in a with returns 1 + ½·1 and ½·1, so ±s again
+    x = given(
+        [0, 0],
+        lengths=np.array([2, 2]),
+        turn_lengths=counts([1, 1], [1, 1]),
+        turn_rewards=turns([1, 1], [np.nan, 1]),
+        turn_states=(("a", "b"), ("a", "c")),
+        gamma=0.5,
+        eps=1e-12,
+    )
+    s = 1 / np.sqrt(2)
+    np.testing.assert_allclose(np.concatenate(ADVANTAGES["gigpo"](x)), [2 * s, s, -2 * s, -s], rtol=1e-5)
+
+
 def test_gigpo_does_not_mix_groups() -> None:
     x = given([1, 0], [0, 1], turn_states=(("a",), ("a",)), eps=1e-4)
     assert scalars("gigpo", x) == [0, 0]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from agentrl_cli.config.models import Stop
+from agentrl_cli.errors import TrainingStopped
 from agentrl_cli.health import RULES, Health, find_alerts
 from agentrl_cli.store import RunRow, Store
 from tests.train_helpers import trainer_of, write_model
@@ -37,7 +38,10 @@ def test_a_healthy_series_says_nothing() -> None:
 
 def test_not_a_number() -> None:
     (alert,) = find_alerts({"loss": math.nan, "grad_norm": 1.0}, trained=4)
-    assert (alert.name, alert.level) == ("nan", "bad") and math.isnan(alert.value) and "train.lr" in alert.text
+    assert (alert.name, alert.level, alert.value, alert.threshold) == ("nan", "bad", 1.0, 0.0)
+    assert "loss is not a number" in alert.text and "train.lr" in alert.text
+    (both,) = find_alerts({"loss": math.nan, "grad_norm": math.inf}, trained=4)
+    assert (both.name, both.value) == ("nan", 2.0)
     assert [a.name for a in find_alerts({"grad_norm": math.inf}, trained=4)] == ["nan"]
 
 
@@ -140,3 +144,32 @@ async def test_a_training_stops_itself_with_a_named_reason(tmp_path: Path) -> No
         assert (signal["count"], signal["first_step"], signal["last_step"]) == (3, 1, 3)
         shown = next(row for row in load(trainer.store, run.id).alerts if row["name"] == "no_signal")
         assert str(shown["text"]).startswith("3×, steps 1 to 3: No group had spread rewards")
+
+
+class Poison:
+    """Makes a weight no number right before the second update."""
+
+    def __init__(self) -> None:
+        self.head: Any = None
+
+    def on_batch(self, step: int) -> None:
+        if step == 2:
+            self.head.weight.data[7] = math.nan
+
+
+@pytest.mark.parametrize("stop", [True, False])
+async def test_an_update_that_is_no_number_is_an_alert_with_a_value_and_a_threshold(tmp_path: Path, stop: bool) -> None:
+    model, poison = write_model(tmp_path / "model"), Poison()
+    train = {"steps": 2, "stop_on": ["nan"] if stop else []}
+    async with trainer_of(tmp_path / "p", model, [poison], train=train) as trainer:
+        poison.head = trainer.loaded.model.lm_head
+        if stop:
+            with pytest.raises(TrainingStopped, match="nan"):
+                await trainer.train()
+        else:
+            await trainer.train()
+        run = trainer.store.run(trainer.run.id)
+        assert run.status == ("stopped" if stop else "finished") and run.error.startswith("nan") is stop
+        (alert,) = [a for a in trainer.store.folded_alerts(run.id) if a["name"] == "nan"]
+        assert (alert["level"], alert["threshold"], alert["last_step"]) == ("bad", 0.0, 2)
+        assert alert["value"] == (1.0 if stop else 2.0) and "train.lr" in str(alert["text"])

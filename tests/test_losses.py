@@ -133,6 +133,12 @@ def test_covariance_losses_by_hand() -> None:
     assert mark("ppo_clip", x.logp, x.advantage, one) is None
 
 
+def test_the_shares_that_covariance_losses_touch_where_none_is_set() -> None:
+    x = noisy(10_000)
+    found = [mark(name, x.logp, x.advantage, replace(CONFIG, cov_low=0.1)) for name in ("clip_cov", "kl_cov")]
+    assert [int(marked.sum()) for marked in found if marked is not None] == [2, 20]
+
+
 def test_clip_cov_takes_nothing_that_the_clip_holds_already() -> None:
     # covariances 2 0 2; the last ratio is e with a positive advantage: held above 1.3, so only the first can be drawn
     x = tokens([exp(-1), 1.0, e], [-2.0, 0.0, 2.0])

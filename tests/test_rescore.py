@@ -154,6 +154,17 @@ def test_new_functions(trained: Path, capfd: pytest.CaptureFixture[str]) -> None
     assert {row["fact"] for row in replaced["episodes"]} == {"skipped:zero_variance"}
 
 
+@pytest.mark.parametrize("estimator", ["rloo", "reinforce_pp"])
+def test_a_filter_leaves_what_episodes_are_compared_with(
+    trained: Path, capfd: pytest.CaptureFixture[str], estimator: str
+) -> None:
+    middle = sorted(e.reward for e in episodes(trained))[8]
+    whole = rescore(trained, capfd, "--no-keep", "--advantage", estimator)["episodes"]
+    some = rescore(trained, capfd, "--no-keep", "--advantage", estimator, "-f", f"reward:>={middle}")
+    assert 0 < some["summary"]["episodes"] == len(some["episodes"]) < len(whole)
+    assert some["episodes"] == [row for row in whole if row["reward"] >= middle]
+
+
 def test_what_cannot_be_scored_is_said(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = str(trained.parent.parent / "mine.py")
     with Store.open(trained, readonly=True) as store:

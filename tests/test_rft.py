@@ -139,6 +139,31 @@ def test_episodes_and_demonstrations_in_one_step(
     assert code == 2 and "beside the store's episodes" in capfd.readouterr().err
 
 
+def test_a_cold_start_from_demonstrations_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a pack that has some, in micro-batches of `train.token_budget`; one without says what is missing."""
+    folder = write_project(tmp_path / "project", write_model(tmp_path / "model"), train={"token_budget": 64})
+    args = ["--lr", "0.02", "--json", "--project", str(folder)]
+    assert main(["sft", str(tmp_path / "none"), *args]) == 2
+    assert "has no demonstrations" in capfd.readouterr().err
+    (folder / "task.py").write_text((folder / "task.py").read_text() + DEMONSTRATIONS)
+    budgets: set[int | None] = set()
+    inner = sft._backward
+
+    def look(model: Any, groups: list[list[Segment]], budget: int | None) -> float:
+        budgets.add(budget)
+        return inner(model, groups, budget)
+
+    monkeypatch.setattr(sft, "_backward", look)
+    assert main(["sft", str(tmp_path / "cold"), "--steps", "30", *args]) == 0
+    assert json.loads(capfd.readouterr().out)["loss"] < 5.2, "a uniform guess costs ln 261 = 5.56"
+    assert budgets == {64}
+    again = ["train", "--model", str(tmp_path / "cold"), "--steps", "1", "--json", "--project", str(folder)]
+    assert main(again) == 0
+    assert json.loads(capfd.readouterr().out.splitlines()[-1])["status"] == "finished"
+
+
 DEMONSTRATIONS = """
 
 def generate(seed):

@@ -130,11 +130,13 @@ def gigpo(x: AdvantageInput) -> list[Float32]:
     """Episode advantage + turn_coef × advantage among turns that started from the same state.
 
     https://arxiv.org/abs/2505.10978: turns of one group are grouped again by the state they answered (anchor
-    state) and their discounted returns normalised there; a state met once adds nothing.
+    state) and their discounted returns normalised there; a state met once adds nothing. The episode's return is the
+    sum over its turns, what the world gave to single turns included.
     """
     need(x.turn_states, "the state before each turn (turn_states)", "gigpo")
     assert x.turn_states is not None
-    episode = normalise(x.returns, x.groups, x.eps)
+    earned = [0.0] * x.size if x.turn_rewards is None else [float(np.nansum(r)) for r in x.turn_rewards]
+    episode = normalise(x.returns + np.array(earned, np.float64), x.groups, x.eps)
     returns = _returns_per_turn(x)
     keys = _state_index(x.turn_states, x.groups)
     flat_keys = np.array([key for row in keys for key in row], np.int64)

@@ -34,7 +34,8 @@ class LossConfig:
     sapo_positive: float = 1.0
     sapo_negative: float = 1.05
     cov_fraction: float | None = None
-    """Share of tokens that clip_cov (default 0.0002) or kl_cov (default 0.002) touches."""
+    """Share of tokens that clip_cov (default 0.0002) or kl_cov (default 0.002) touches: those of the authors' scripts
+    for 7B models (recipe/entropy/7b_*.sh in verl). For 32B they took 0.0002 with both, which is verl's default."""
     cov_low: float = 1.0
     cov_high: float = 5.0
     cov_kl_coef: float = 1.0

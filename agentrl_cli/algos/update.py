@@ -206,7 +206,7 @@ class Learner:
                     f"nan: the gradient norm is {norm}; the weights were left as they were.",
                     hint="Lower train.lr or train.max_grad_norm; look at the last episodes with `agentrl replay last`.",
                 )
-            return {"grad_norm": norm}
+            return {"loss": metrics.get("loss", math.nan), "grad_norm": norm}
         self.optimizer.step()
         if self.critic is not None:
             self.critic.step(lr / self.config.train.lr, self.config.train.max_grad_norm)

@@ -71,13 +71,10 @@ def command(
     path = find_db(project, db)
     with data_stdout(), Store.open(path) as store:
         row = _training(store, run)
-        episodes = [store.episode(line.id) for line in store.episode_rows(
-            store.episode_ids(f"kind:train -outcome:none {filter}".strip(), "time", run=row.id))]  # fmt: skip
-        if not episodes:
-            raise NotFound(f"{row.name} has no finished episodes{' that match' if filter else ''}.")
+        episodes, asked = _episodes(store, row, filter)
         change = {"set": sets or [], "reward": reward or [], "filter": filter}
         results = [
-            _one(store, row, episodes, {**change, "advantage": one}, project, _called(name, one, advantage), keep)
+            _one(store, row, episodes, asked, change | {"advantage": one}, project, _called(name, one, advantage), keep)
             for one in (advantage or [None])  # type: ignore[list-item]  # None: the run's own
         ]
         reports = [
@@ -95,6 +92,21 @@ def command(
     narrate(f'Kept as {names}: agentrl ls -f "delta:<0"' if names else "Nothing was stored.")
 
 
+def _episodes(store: Store, row: RunRow, filter: str) -> tuple[list[Episode], set[str]]:
+    """All finished episodes of the steps that the filter finds some of, and the ids of those it finds.
+
+    Advantages compare with the group or the step: siblings that the filter leaves out count in them all the same.
+    """
+    finished = "kind:train -outcome:none"
+    every = store.episode_rows(store.episode_ids(finished, "time", run=row.id))
+    found = store.episode_ids(f"{finished} {filter}".strip(), "time", run=row.id)
+    asked = {line.id: line.step for line in store.episode_rows(found)}
+    if not asked:
+        raise NotFound(f"{row.name} has no finished episodes{' that match' if filter else ''}.")
+    steps = set(asked.values())
+    return [store.episode(line.id) for line in every if line.step in steps], set(asked)
+
+
 def _called(name: str | None, advantage: str | None, advantages: Sequence[str] | None) -> str | None:
     """The name that was given, with the estimator behind it where there are several."""
     return f"{name} {advantage}" if name and len(advantages or ()) > 1 else name
@@ -104,6 +116,7 @@ def _one(
     store: Store,
     row: RunRow,
     episodes: Sequence[Episode],
+    asked: set[str],
     change: dict[str, Any],
     project: Path | None,
     name: str | None,
@@ -118,7 +131,8 @@ def _one(
     base = project or Path(store.path).parent.parent
     functions = [reward_of(text, _base(text, base), config.rewards) for text in reward]
     _known(config, row, [part.name for e in episodes for part in e.reward_parts], functions)
-    found = asyncio.run(_scored(store, episodes, config, functions, project))
+    scored = asyncio.run(_scored(store, episodes, config, functions, project))
+    found = [each for each in scored if each.episode.id in asked]
     if not keep:
         return None, found
     spec = {**change, "advantage": config.algo.advantage}

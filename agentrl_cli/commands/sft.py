@@ -143,7 +143,7 @@ def _fine_tune(context: Any, given: dict[str, Any], out: Path, kept: _FromStore 
         stream = with_demonstrations(stream, loaded.chat, packs, recipe, shown)
     with Progress("sft", recipe.steps) as progress:
         losses = _Losses(progress)
-        budget = context.config.train.token_budget if kept else None
+        budget = context.config.train.token_budget
         train(loaded.model, loaded.chat, packs, recipe, losses, batches=stream, budget=budget)
     assert loaded.folder is not None
     out.mkdir(parents=True, exist_ok=True)

@@ -56,7 +56,11 @@ class AlgoConfig(Section):
     sapo_positive: float = Field(default=1.0, gt=0, description="sapo's temperature where the advantage is positive")
     sapo_negative: float = Field(default=1.05, gt=0, description="sapo's temperature where it is negative")
     cov_fraction: float | None = Field(
-        default=None, gt=0, le=1, description="share of tokens that clip_cov (null: 0.0002), kl_cov (0.002) touch"
+        default=None,
+        gt=0,
+        le=1,
+        description="share of tokens that clip_cov or kl_cov touch; null: 0.0002 with clip_cov, 0.002 with kl_cov, what"
+        " its authors took for 7B models (for 32B they, and verl by default, took 0.0002)",
     )
     cov_low: float = Field(default=1.0, description="clip_cov draws from tokens of a covariance above this")
     cov_high: float = Field(default=5.0, description="clip_cov draws from tokens of a covariance below this")

@@ -137,7 +137,11 @@ class Trainer:
         await self.hooks.call("on_step_start", run=self.run, step=step + 1)
         groups = await self.ahead.take(step)
         sampled = time.monotonic()
-        facts, update = await self.learn(groups, step)
+        try:
+            facts, update = await self.learn(groups, step)
+        except TrainingStopped as why:
+            self.reporter.stopped(step, why)
+            raise
         episodes = [episode for group in groups for episode in group]
         kinds = [self.rollout.drift.pop(episode.id, "") for episode in episodes]
         metrics = step_metrics(groups, facts, kinds, self.packs) | self.collector.metrics(groups) | update.metrics

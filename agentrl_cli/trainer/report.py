@@ -68,6 +68,12 @@ class Reporter:
                 self.narrate(f"stopping: {alert.name} {alert.value:.4g}. {alert.text}")
         return stop
 
+    def stopped(self, step: int, error: TrainingStopped) -> None:
+        """The alert of a step (counted from 0) whose update stopped the run: no rule sees its metrics."""
+        name, _, text = error.message.partition(": ")
+        text = f"{text[:1].upper()}{text[1:]} {error.hint}"
+        self.store.add_alert(self.run_id, "bad", name, 1.0, 0.0, text, step=step + 1)
+
     def errors(self, episodes: Sequence[Episode]) -> None:
         """Say what went wrong with episodes that ended in an error of ours; two steps of nothing else end the run."""
         broken = [
