@@ -84,7 +84,7 @@ class Box:
     def _requests(self) -> Iterator[wire.Frame]:
         """The host's requests, whole ones at one read each, until it closes the socket."""
         reader = wire.Reader()
-        while data := self.host.recv(1 << 18):
+        while data := heads.hear(self.host, self.head):
             yield from reader.feed(data)
 
     def adopt(self, limits: dict[str, Any]) -> None:
@@ -388,6 +388,7 @@ class Box:
             failed = self._roll_back("deaf" if frame is not None else reason, job, backup, limits)
             if failed["status"] == "host_resources":
                 return self._settle(job, failed)
+            self.tree.kill_others(self.protected())  # the next call finds nothing of this one
             if len(answers) < len(todo):  # or it died after its last answer, which stands
                 over = time.monotonic() >= end and failed["status"] == "timeout"
                 answers.append([failed["status"], "budget" if over else failed.get("detail", ""), "", 0])

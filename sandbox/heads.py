@@ -14,6 +14,8 @@ import wire
 from watch import signal_process, waiting
 
 _CREDENTIALS = struct.Struct("3i")
+_PAUSE = 100
+"""Milliseconds."""
 
 
 class Head:
@@ -41,6 +43,20 @@ class Head:
     def close(self) -> None:
         os.close(self.pidfd)
         self.control.close()
+
+
+def hear(host: socket.socket, head: Head | None) -> bytes:
+    """What the host sends next. A head that is asked nothing for a while sleeps.
+
+    Its code may go on after it has answered without having started anything: in a handler of a timer's signal.
+    """
+    if head and not head.stopped:
+        poll = select.poll()
+        poll.register(host, select.POLLIN)
+        if not poll.poll(_PAUSE):
+            signal_process(head.pid, signal.SIGSTOP)
+            head.stopped = True
+    return host.recv(1 << 18)
 
 
 class Checkpoint(NamedTuple):
@@ -118,11 +134,12 @@ def adopt(backup: socket.socket) -> Head | None:
         backup.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         wire.patience(backup)
         backup.send(b"\0")  # wakes it
-        data, ancillary, _, _ = backup.recvmsg(wire.PREFIX.size, socket.CMSG_SPACE(_CREDENTIALS.size))
+        # At one read, as it is sent: more would be more time than the host waits.
+        data, ancillary, _, _ = backup.recvmsg(wire.PREFIX.size + 64, socket.CMSG_SPACE(_CREDENTIALS.size))
         if len(data) < wire.PREFIX.size or not ancillary:
             raise OSError("the checkpoint is gone")
-        head_size, body_size = wire.PREFIX.unpack(data)
-        if head_size > 64 or body_size or len(backup.recv(head_size)) != head_size:
+        head_size, body_size = wire.PREFIX.unpack_from(data)
+        if body_size or len(data) != wire.PREFIX.size + head_size:
             raise OSError("no greeting")
         pid = _CREDENTIALS.unpack(ancillary[0][2][: _CREDENTIALS.size])[0]
         backup.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)

@@ -85,14 +85,15 @@ class Files:
         """What is there now; None where it cannot be kept."""
         if self._still_empty():
             return self._last
-        memory, found = Memory(), Snapshot()
+        memory, found, old = Memory(), Snapshot(), time.time_ns() - _TICK
         try:
             with confine.acting_as(self.user):
                 root = os.open(confine.WORK, _FOLDER)
                 try:
                     found[""] = _item(os.fstat(root))
                     self._look(root, "", found, memory, 0)
-                    if len(found) == _FIRST and not self._empty:
+                    # What changes in the same tick of the file system's clock could look as before.
+                    if len(found) == _FIRST and not self._empty and all(one.key[-1] < old for one in found.values()):
                         self._empty = _opened_all(root, found)
                 finally:
                     os.close(root)
@@ -106,11 +107,8 @@ class Files:
         """Whether only these folders were there, and nothing came since: the usual case."""
         if len(self._last) != _FIRST or not self._empty:
             return False
-        latest = time.time_ns() - _TICK
         for fd, key in self._empty:
-            info = os.fstat(fd)
-            # What changed in the same tick of the file system's clock could look as before.
-            if _key(info) != key or info.st_ctime_ns > latest:
+            if _key(os.fstat(fd)) != key:
                 for opened, _ in self._empty:
                     os.close(opened)
                 self._empty = []

@@ -19,6 +19,10 @@ FLOOD = 16 << 20
 _TICK = 0.1
 _QUICK = 0.02
 """Seconds in which output is left in its pipes: most executions end before that, and are drained at their end."""
+_QUIET = 0.05
+"""Seconds in which nobody starts as many processes as there are numbers for them."""
+_FRAME, _LATE = 2.0, 0.5
+"""Seconds that an answer takes at most from its first byte on, and after the wall limit, before the host gives up."""
 _RDHUP = 0x2000
 _PIPE = 65536
 
@@ -172,7 +176,7 @@ def watch(job: Job, control: socket.socket | None, first: select.poll | None = N
                 poll.unregister(fd)
         if control is not None and control.fileno() in ready:
             try:
-                received = wire.receive(control)
+                received = wire.receive(control, min(time.monotonic() + _FRAME, job.deadline + _LATE))
             except (wire.Broken, OSError, ValueError):
                 return "deaf", None
             if received is not None:
@@ -233,6 +237,13 @@ def _alive(pid: int) -> bool:
         return False
 
 
+def _has_threads(pid: int) -> bool:
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) > 1
+    except OSError:
+        return False
+
+
 class Tree:
     """The processes of a box: everything in its pid namespace (`ns`), or its descendants, orphans included."""
 
@@ -245,6 +256,7 @@ class Tree:
         """The same of the last execution's checkpoint."""
         self._loadavg = os.open("/proc/loadavg", os.O_RDONLY) if level == "ns" else -1
         self._before = 0
+        self._marked = 0.0
         self._loud = level != "ns"
 
     def _last_pid(self) -> int:
@@ -254,19 +266,26 @@ class Tree:
     def mark(self) -> None:
         """An execution of the session begins."""
         if self.level == "ns":
+            self._marked = time.monotonic()
             self._before = self._last_pid()
             self.checkpoint = self._before + 1  # the first that a head starts
 
     def quiet(self, protected: set[int]) -> bool:
-        """Whether it started nothing but its checkpoint, so that there is nothing to look for; once loud, for ever."""
+        """Whether it started nothing but its checkpoint, so that there is nothing to look for; once loud, for ever.
+
+        Numbers begin anew when they are used up, so what took long enough for that is looked at.
+        """
         if self._loud:
             return False
         last = self._last_pid()
         if last == self._before + 1 and last not in protected:
             # The first that a head starts is its checkpoint. Whatever it is, it ends here; the head waits for it later.
             signal_process(last, signal.SIGKILL)
-        self._loud = self._loud or not self._before <= last <= self._before + 1
-        return not self._loud
+        self._loud = not self._before <= last <= self._before + 1
+        if time.monotonic() - self._marked <= _QUIET:
+            return not self._loud
+        self._loud = self._loud or any(map(_has_threads, protected))
+        return False
 
     def alone(self, pid: int) -> bool:
         """Whether nothing was started after this process, which has ended and was not waited for yet.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _socket as socket  # the module of Python's own brings 800 KiB that every fork would copy
 import json
 import struct
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -75,13 +76,16 @@ def _lines(data: bytes) -> dict[str, Any]:
     return header
 
 
-def receive(sock: socket.socket) -> Frame | None:
-    """The next frame that was said; None where the peer closed between frames."""
+def receive(sock: socket.socket, until: float) -> Frame | None:
+    """The next frame that was said; None where the peer closed between frames.
+
+    Broken where it is not whole `until` then, by the monotonic clock: one byte now and then would hold us for ever.
+    """
     start = sock.recv(PREFIX.size)
     if not start:
         return None
-    head_size, body_size = _sizes(start + _exactly(sock, PREFIX.size - len(start)))
-    data = _exactly(sock, head_size + body_size)
+    head_size, body_size = _sizes(start + _exactly(sock, PREFIX.size - len(start), until))
+    data = _exactly(sock, head_size + body_size, until)
     return Frame(_lines(data[:head_size]), data[head_size:])
 
 
@@ -114,7 +118,7 @@ def _sizes(prefix: bytes) -> tuple[int, int]:
     return head_size, body_size
 
 
-def _exactly(sock: socket.socket, size: int) -> bytes:
+def _exactly(sock: socket.socket, size: int, until: float | None = None) -> bytes:
     if size <= 0:
         return b""
     data = bytearray()
@@ -123,6 +127,8 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
         if not piece:
             raise Broken("closed in the middle of a frame")
         data += piece
+        if until is not None and len(data) < size and time.monotonic() > until:
+            raise Broken("late in the middle of a frame")
     return bytes(data)
 
 

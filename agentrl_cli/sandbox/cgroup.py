@@ -1,6 +1,6 @@
 """Memory limits that the kernel holds, where this process may make cgroups (v1 or v2): one for all of a runner, and
 below it one for each box, so that a box that runs out of memory takes nobody else along, and both are told apart.
-The runner's also bounds the number of its processes: outside of namespaces nothing else does that for root.
+The runner's also bounds the number of its processes, which RLIMIT_NPROC does not for the root outside.
 
 Without them memory is watched ten times a second inside (`sandbox/watch.py`), which a burst may outrun.
 """

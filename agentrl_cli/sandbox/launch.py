@@ -110,8 +110,10 @@ def start(
 
 @cache
 def nproc_holds() -> bool:
-    """Whether RLIMIT_NPROC bounds this user's processes, found out by trying: the kernel exempts root, also the root
-    outside that a user namespace gives another name."""
+    """Whether RLIMIT_NPROC bounds a runner's processes. The kernel exempts root, so as root a runner is another user;
+    that we are not the root outside under another name, as in a user namespace, is found out by trying."""
+    if os.geteuid() == 0:
+        return True
     program = "import os, resource as r\nr.setrlimit(r.RLIMIT_NPROC, (1, 1))\nos._exit(os.fork() == 0)"
     return subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, check=False).returncode != 0
 
