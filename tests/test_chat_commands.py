@@ -124,6 +124,18 @@ async def test_views_scores_saves_and_replay(chatting: Callable[..., Any]) -> No
         await until(chat.pilot, lambda: isinstance(chat.pilot.app.screen, ChatScreen))
 
 
+async def test_edit_puts_back_what_was_said_last_and_nothing_of_the_tasks(chatting: Callable[..., Any]) -> None:
+    async with chatting(["one", "two"], "--task", "calc-task/train-0000") as chat:
+        first = len(chat.turns())
+        assert first
+        await chat.say("/edit", "nothing to take back")
+        assert chat.screen.line.text == "" and len(chat.turns()) == first
+        await chat.say("/as-model I say 7.", "I say 7.")
+        chat.screen.line.put("/edit")
+        await chat.pilot.press("enter")
+        await until(chat.pilot, lambda: chat.screen.line.text == "/as-model I say 7.")
+
+
 async def test_calls_of_a_turn_are_approved_one_by_one(chatting: Callable[..., Any]) -> None:
     async with chatting([TWO, "done", TWO, "all of it"], "--approve") as chat:
         await chat.say("both?", "call 1 of 2?")

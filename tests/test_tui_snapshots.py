@@ -23,7 +23,7 @@ from agentrl_cli.tui.replay import ReplayScreen
 from agentrl_cli.tui.runs import RunsScreen
 from agentrl_cli.tui.watch import WatchScreen
 from tests.tui_helpers import steady, until_text, visible
-from tests.tui_shots import MORE, Make, fill_still, versus
+from tests.tui_shots import MORE, Make, fill_still, reroll, versus
 
 FOLDER = Path(__file__).with_name("snapshots")
 SIZES = ((120, 40), (80, 24))
@@ -44,6 +44,13 @@ SCREENS: dict[str, tuple[Make, tuple[str, ...], str]] = {
     "watch-log": (lambda reader: WatchScreen(reader, "grpo-07"), ("7",), "LOG"),
     "watch-config": (lambda reader: WatchScreen(reader, "grpo-07"), ("8",), "prompts_per_step"),
     "watch-health": (lambda reader: WatchScreen(reader, "grpo-07"), ("9",), "disk left"),
+    "watch-help": (lambda reader: WatchScreen(reader, "grpo-07"), ("question_mark",), "attaches again"),
+    "runs-help": (RunsScreen, ("question_mark",), "flipped tasks"),
+    "episodes-help": (EpisodesScreen, ("question_mark",), "open the episode"),
+    "compare-help": (lambda reader: CompareScreen(reader, "grpo-06", "grpo-07"), ("question_mark",), "every metric"),
+    "versus-help": (versus, ("question_mark",), "both to the first"),
+    "whatif-help": (reroll, ("question_mark",), "Nothing here touches"),
+    "palette": (lambda reader: ReplayScreen(reader, "ep0120003"), ("ctrl+p", *"bookmark"), "replay.bookmark"),
     **MORE,
 }
 """name → (screen, keys, text that tells it is painted)."""
@@ -84,14 +91,15 @@ async def test_the_screen_is_as_it_was(name: str, size: tuple[int, int], db: Pat
     make, keys, marker = SCREENS[name]
     app = AgentApp(db, make)
     async with app.run_test(size=size) as pilot:
-        early = "step 120/400" if name.startswith("watch") else "grpo-07" if name in ("runs", "compare") else "calc"
+        early = "grpo-07" if name.startswith(("runs", "compare")) else "calc"
+        early = "step 120/400" if name.startswith("watch") else early
         early = "agentrl what if" if name.startswith("whatif") else early
         await until_text(pilot, early)
         await app.reader.call(lambda store: None)
         await pilot.pause()
         for key in keys:
             await pilot.press(key)
-        await until_text(pilot, marker) if size[0] > 80 else None
+        await until_text(pilot, marker) if size[0] > 80 or name == "palette" else None
         for _ in range(3):
             await app.reader.call(lambda store: None)
             await pilot.pause(0.05)

@@ -200,24 +200,88 @@ def test_an_export_that_cannot_be_written_is_an_error_and_no_crash(db: Path, tmp
             export_html(store, ["ep0040003"], tmp_path / "file" / "x.html", token_texts)
 
 
-async def test_a_picture_of_a_secret_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def with_a_secret(path: Path) -> None:
+    """A store with an episode `plain` and one in which somebody tells a key."""
+    episode = demo.episode(demo.Words(), 3, solved=False)
+    turn = replace(episode.turns[1], messages=({"role": "user", "content": "my key is sk-abcdefghijklmnopqrstuvwx"},))
+    with Store.open(path) as store:
+        store.finish_episode(episode.with_(id="plain", run_id=None, group_id="a"))
+        turns = (episode.turns[0], turn, *episode.turns[2:])
+        store.finish_episode(episode.with_(id="telling", run_id=None, group_id="b", turns=turns))
+
+
+async def test_a_picture_of_a_secret_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = demo.Words()
-    episode = demo.episode(words, 3, solved=False)
-    with Store.open(tmp_path / "s.db") as store:
-        store.finish_episode(episode.with_(id="plain", run_id=None))
-    async with AgentApp(tmp_path / "s.db", lambda reader: ReplayScreen(reader, "plain")).run_test(
-        size=WIDE, notifications=True
-    ) as pilot:
-        screen = pilot.app.screen
-        assert isinstance(screen, ReplayScreen)
-        await until(pilot, lambda: screen.view is not None)
+    with_a_secret(tmp_path / "s.db")
+    for name, asks in (("plain", False), ("telling", True)):
+        app = AgentApp(tmp_path / "s.db", lambda reader, name=name: ReplayScreen(reader, name))  # type: ignore[misc]
+        target = tmp_path / f"replay-{name}.svg"
+        async with app.run_test(size=WIDE, notifications=True) as pilot:
+            await until_text(pilot, "TOKEN 1/")
+            await pilot.press("s")
+            if asks:
+                await until_text(pilot, "A picture masks nothing")
+                await pilot.press("n", "s")
+                await until_text(pilot, "A picture masks nothing")
+                assert not target.exists()
+                await pilot.press("y")
+            await until(pilot, target.exists)
+        assert "masks" not in target.read_text("utf-8")
+
+
+def test_a_picture_of_a_secret_needs_a_flag(tmp_path: Path) -> None:
+    with_a_secret(tmp_path / "s.db")
+    target = tmp_path / "r.svg"
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "agentrl_cli", "replay", *more, "--db", str(tmp_path / "s.db")]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    refused = run("telling", "--svg", str(target))
+    assert refused.returncode == 2 and "--no-mask" in refused.stderr and not target.exists()
+    assert run("telling", "--svg", str(target), "--no-mask").returncode == 0 and target.is_file()
+    assert run("plain", "--svg", str(tmp_path / "p.svg")).returncode == 0 and (tmp_path / "p.svg").is_file()
+    assert run("plain", "--no-mask").returncode == 2
+
+
+async def test_a_picture_of_watch_is_asked_for_where_its_log_tells_a_secret(
+    db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(db.parent)
+    async with AgentApp(db, lambda reader: WatchScreen(reader, "run7")).run_test(size=WIDE) as pilot:
+        await until_text(pilot, "worth a look")
         await pilot.press("s")
-        await until(pilot, (tmp_path / "replay-plain.svg").exists)
-        assert screen.view is not None
-        screen.view = replace(screen.view, texts=["my key is sk-abcdefghijklmnopqrstuvwx"])
+        await until(pilot, (db.parent / "watch-run7.svg").exists)
+    (db.parent / "watch-run7.svg").unlink()
+    with Store.open(db) as store:
+        store.add_log("run7", "warn", "no answer from https://me:hunter22@example.org")
+    async with AgentApp(db, lambda reader: WatchScreen(reader, "run7")).run_test(size=WIDE) as pilot:
+        await until_text(pilot, "worth a look")
         await pilot.press("s")
-        await until_text(pilot, "masks nothing")
+        await until_text(pilot, "A picture masks nothing")
+        assert not (db.parent / "watch-run7.svg").exists()
+
+
+async def test_help_and_palette_show_the_keys_of_ones_own(
+    db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "screens.yaml"
+    path.write_text("keys:\n  replay.tag: ctrl+t\n  runs.watch: W\n")
+    monkeypatch.setenv("AGENTRL_SCREENS", str(path))
+    async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/")
+        await pilot.press("question_mark")
+        text = await until_text(pilot, "Your own keys")
+        assert re.search(r"ctrl\+t +tag", text) and not re.search(r"W +watch", text)
+        await pilot.press("z", "ctrl+p", *"replay.tag")
+        assert "ctrl+t   replay.tag" in await until_text(pilot, "   replay.tag")
+
+
+async def test_the_palette_offers_no_picture_that_nobody_asked_about(db: Path) -> None:
+    app = AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003"))
+    async with app.run_test(size=WIDE):
+        assert {"Quit"} <= (titles := {item.title for item in app.get_system_commands(app.screen)})
+        assert "Screenshot" not in titles
 
 
 async def test_pages_keep_their_colours_and_the_chosen_group_is_marked(db: Path) -> None:

@@ -44,6 +44,10 @@ VerifyOption = Annotated[
 ScriptOption = Annotated[Path | None, typer.Option(help="With --whatif: replies of `model=scripted`, a JSON list.")]
 SvgOption = Annotated[Path | None, typer.Option(help="Write the screen as an SVG file and leave.")]
 
+MaskOption = Annotated[
+    bool, typer.Option("--mask/--no-mask", help="With --svg: refuse what holds what looks like a secret.")
+]
+
 
 def command(
     episode: EpisodeArgument = None,
@@ -58,6 +62,7 @@ def command(
     verify: VerifyOption = False,
     json: JsonOption = False,
     svg: SvgOption = None,
+    mask: MaskOption = True,
     project: ProjectOption = None,
     db: DbOption = None,
 ) -> None:
@@ -67,6 +72,8 @@ def command(
     --whatif runs recorded calls again or samples anew from a turn, in a process of its own; results are stored as
     children of the episode. With --json it prints one event a line: {"ev": "rerun" | "rewards" | "child" | "done", …}.
     """
+    if not mask and svg is None:
+        raise UsageError("--no-mask goes with --svg.", hint="The screen itself masks nothing.")
     path = find_db(project, db)
     if whatif is not None or verify:
         request = _request(whatif, verify)
@@ -75,12 +82,15 @@ def command(
         listed = episode is None or (filter_ and episode == "last")
         _print(path, _first(path, run, filter_, sort) if listed else episode or "last", run, layer, tokens)
         return
-    _open(path, episode, run, filter_, sort, svg)
+    _open(path, episode, run, filter_, sort, svg, mask)
 
 
-def _open(path: Path, episode: str | None, run: str | None, filter_: str, sort: str, svg: Path | None) -> None:
-    """The screen, or what it shows as an SVG file."""
+def _open(
+    path: Path, episode: str | None, run: str | None, filter_: str, sort: str, svg: Path | None, mask: bool
+) -> None:
+    """The screen, or what it shows as an SVG file. Raises UsageError for a picture of a secret, where `mask`."""
     from agentrl_cli.store import Store
+    from agentrl_cli.tui.load import holds_secret
 
     with Store.open(path, readonly=True) as store:
         run_id = store.run(run).id if run else None
@@ -89,6 +99,9 @@ def _open(path: Path, episode: str | None, run: str | None, filter_: str, sort: 
         if (filter_ and episode == "last") or (episode is None and svg is not None):
             episode = _first_of(store, run_id, filter_, sort)
         found = store.resolve_episode(episode, run_id) if episode else None
+        if svg is not None and mask and found is not None and holds_secret(store, found):
+            hint = f"`agentrl export {found} --format html -o FILE` masks it; --no-mask writes the picture anyway."
+            raise UsageError(f"{found} holds what looks like a secret, and a picture masks nothing.", hint=hint)
     place = _place(episode or "")
     from agentrl_cli.tui.app import AgentApp, save_svg
     from agentrl_cli.tui.episode_table import Browse

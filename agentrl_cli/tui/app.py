@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.segment import Segment
-from textual.app import App
+from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.color import Color
 from textual.filter import LineFilter
@@ -70,6 +70,10 @@ class AgentApp(App[int]):
         if problem:
             self.notify(problem, severity="warning", timeout=8, markup=False)
         self.push_screen(self._first(self.reader))
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """Textual's, without its picture of any screen: ours (`s`) ask where they may show a secret."""
+        return (item for item in super().get_system_commands(screen) if item.title != "Screenshot")
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Every line of every widget passes these."""

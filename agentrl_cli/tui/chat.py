@@ -19,7 +19,7 @@ from textual.widgets import Static
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.chat_client import HELP, ChatClient, complete, parse_command
 from agentrl_cli.tui.chat_line import ChatLine, add_history, read_history
-from agentrl_cli.tui.chat_view import context_lines, event_lines
+from agentrl_cli.tui.chat_view import context_lines, event_lines, taken_back
 from agentrl_cli.tui.dialogs import AgentScreen, Help, leave, named
 from agentrl_cli.tui.panels import join
 from agentrl_cli.tui.text import TokenTexts
@@ -67,6 +67,8 @@ class ChatScreen(AgentScreen):
         self._history = read_history(self._history_file)
         self._at = len(self._history)
         self._replay_when_saved = False
+        self._editing = False
+        """Whether what is taken back next goes into the line."""
         self.tools: list[str] = []
         self.template = ""
         self.waiting: deque[str] = deque()
@@ -133,12 +135,14 @@ class ChatScreen(AgentScreen):
             self.line.placeholder = "say something, or /help"
         self._clear_stream()
         if kind == "idle":
-            self.busy = self.asked = False
+            self.busy = self.asked = self._editing = False
             if self.waiting:
                 self._send_waiting()
         elif kind == "ask":
             self.asked = True
         elif kind == "cut":
+            if self._editing:
+                self.line.put(taken_back([e for e, _ in self._events if e["ev"] == "turn"], event["turns"]))
             self._drop(event["turns"])
         elif kind == "saved" and self._replay_when_saved:
             self._open_replay(event["episode"])
@@ -256,13 +260,12 @@ class ChatScreen(AgentScreen):
             self.notify("  ".join(choices), timeout=4, markup=False)
 
     async def _edit(self) -> None:
-        """Takes the last exchange back and puts what was said into the line."""
-        said = [event for event, _ in self._events if event["ev"] == "turn" and event["role"] == "user"]
-        if self.busy or not said:
+        """Takes the last exchange back; what was said in it goes into the line once the child has done so."""
+        if self.busy or not any(event["ev"] == "turn" for event, _ in self._events):
             self.notify("There is nothing to edit yet.", timeout=3)
             return
+        self._editing = True
         await self._send("undo", {})
-        self.line.put(str(said[-1]["content"]))
 
     def action_side(self) -> None:
         """Shows or hides the exact ids and the template's rendering."""

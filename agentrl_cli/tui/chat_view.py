@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from agentrl_cli.tui.text import TokenTexts
 from agentrl_cli.types import Episode, Tokens, ToolCall, Turn
 
 MODES = {"": None, "tokens": "origin", "mask": "mask", "logprobs": "logp"}
+AGAIN = {"user": "", "assistant": "/as-model ", "tool": "/as-tool "}
 ROLES = {"assistant": "bold #8fbfff", "user": "bold #e8d890", "tool": "bold #f0b878", "system": "bold #b0b0d0"}
 
 
@@ -53,6 +55,12 @@ def event_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: in
         lines = [Text(f"! {event['message']}", BAD)]
         return lines + [Text(f"  {line}", FAINT) for line in str(event.get("hint") or "").splitlines()]
     return []
+
+
+def taken_back(turns: Sequence[dict[str, Any]], keep: int) -> str:
+    """The line that says again what began the turns from `keep` on: as the user, the model or the tool."""
+    first = next((turn for turn in turns if turn["index"] >= keep and turn["role"] in AGAIN), None)
+    return f"{AGAIN[first['role']]}{first['content']}" if first is not None else ""
 
 
 def ready_lines(event: dict[str, Any]) -> list[Text]:

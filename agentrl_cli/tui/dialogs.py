@@ -17,6 +17,8 @@ from textual.widgets import Input, Static
 from textual.worker import Worker, WorkerState
 
 from agentrl_cli.errors import AgentRLError
+from agentrl_cli.tui.palette import said
+from agentrl_cli.tui.settings import read_settings, settings_path
 
 
 class AgentScreen(Screen[None]):
@@ -43,13 +45,22 @@ class Help(ModalScreen[None]):
 
     def __init__(self, title: str, text: str, what: str = ": keys") -> None:
         super().__init__()
-        self.title_, self.text = title + what, text
+        self.title_, self.text, self.keys = title + what, text, bool(what)
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog", can_focus=False):
             yield Static(Text(f"agentrl {self.title_}", "bold #8fbfff"))
             yield Static(Text("any key closes this", "#8a8a8a"), id="how")
             yield Static(Text(self.text))
+            if own := self._own():
+                yield Static(Text("\n".join([f"Your own keys ({settings_path()}):", *own])), id="own")
+
+    def _own(self) -> list[str]:
+        """What the person's keymap changes on the screen below."""
+        keys = read_settings(settings_path()).keys if self.keys else {}
+        bindings = type(self.app.screen_stack[-2]).BINDINGS
+        found = {str(item.id): said(item) for item in bindings if isinstance(item, Binding)}
+        return [f"{keys[name]:<12} {words}" for name, words in found.items() if name in keys]
 
     @property
     def body(self) -> VerticalScroll:
@@ -159,6 +170,13 @@ def named(screen: str, bindings: Iterable[BindingType]) -> list[BindingType]:
         argument = rest.rstrip(")").strip("'")
         out.append(replace(binding, id=f"{screen}.{action}.{argument}" if argument else f"{screen}.{action}"))
     return out
+
+
+SECRET = (
+    "This holds what looks like a secret. Write the picture?",
+    "A picture masks nothing; JSON lines and HTML pages do.",
+)
+"""What is asked before a picture that may show one."""
 
 
 def picture(app: App[Any], title: str) -> str:

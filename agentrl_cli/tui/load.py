@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from agentrl_cli.store import Store
-from agentrl_cli.tui.data import EpisodeView, make_view
+from agentrl_cli.tui.data import EpisodeView, make_view, telling_sibling
 from agentrl_cli.tui.text import TokenTexts, visible
 from agentrl_cli.types import Episode
 
@@ -57,3 +58,22 @@ def flags_of(store: Store, episode: Episode, stored: tuple[str, ...]) -> list[tu
         texts = f"expected {visible(row.expected)!r}, got {visible(row.got)!r}"
         found.append((f"{row.kind} drift", f"turn {row.turn}, token {row.position}: {texts}"))
     return found
+
+
+def holds_secret(store: Store, episode_id: str, decoders: dict[str, TokenTexts] | None = None) -> bool:
+    """Whether replay may show what looks like a secret: in this episode, or in the sibling it is compared with.
+
+    A picture of the screen masks nothing, so whoever draws one asks here first. Raises NotFound.
+    """
+    view = load_view(store, episode_id, decoders)
+    sibling = telling_sibling(view)
+    return _secret_in(view) or (sibling is not None and _secret_in(load_view(store, sibling, decoders)))
+
+
+def _secret_in(view: EpisodeView) -> bool:
+    from agentrl_cli.store.export import episode_object
+    from agentrl_cli.store.secrets import mask
+
+    texts = ["".join(view.texts), view.live, view.note, *view.tags, *map(str, view.reasons)]
+    facts = [episode_object(view.episode, tokens=False), *texts]
+    return json.dumps(mask(facts), default=str) != json.dumps(facts, default=str)

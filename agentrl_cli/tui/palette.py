@@ -8,6 +8,8 @@ from typing import Any
 from textual.binding import Binding
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
+from agentrl_cli.tui.settings import read_settings, settings_path
+
 
 def said(binding: Binding) -> str:
     """What a key does, in words: `turn(-1)`, described as `turn`, is `previous turn`."""
@@ -26,7 +28,10 @@ def said(binding: Binding) -> str:
 
 
 class KeyCommands(Provider):
-    """The bindings of the screen below the palette."""
+    """The bindings of the screen below the palette, with a person's own keys where they have some."""
+
+    async def startup(self) -> None:
+        self._own = read_settings(settings_path()).keys
 
     def _all(self) -> Iterator[tuple[str, str, Callable[[], Coroutine[Any, Any, bool]]]]:
         """(words, help, what to run), each action once."""
@@ -35,7 +40,8 @@ class KeyCommands(Provider):
             if not isinstance(binding, Binding) or binding.action in seen:
                 continue
             seen.add(binding.action)
-            yield said(binding), f"{binding.key}   {binding.id or ''}", self._runner(binding.action)
+            name = binding.id or ""
+            yield said(binding), f"{self._own.get(name, binding.key)}   {name}", self._runner(binding.action)
 
     def _runner(self, action: str) -> Callable[[], Coroutine[Any, Any, bool]]:
         async def run() -> bool:

@@ -14,7 +14,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from agentrl_cli.store import Store
 from agentrl_cli.tui.data import EpisodeView, Fork, fork_of
-from agentrl_cli.tui.load import load_view
+from agentrl_cli.tui.load import holds_secret, load_view
 from agentrl_cli.tui.text import TokenTexts
 
 P = ParamSpec("P")
@@ -55,6 +55,10 @@ class Reader:
     async def fork(self, view: EpisodeView, sibling: str) -> Fork | None:
         """The first differing token between the shown episode and a sibling."""
         return await self.call(lambda store: fork_of(view, store.episode(sibling)))
+
+    async def holds_secret(self, episode_id: str) -> bool:
+        """Whether a picture of the episode would show what looks like a secret. Raises NotFound."""
+        return await self.call(holds_secret, episode_id, self._decoders)
 
     async def export(self, episode_ids: Sequence[str], path: Path) -> None:
         """Writes episodes, a JSON line each. Raises StoreError where the file cannot be written."""

@@ -15,10 +15,9 @@ from textual.containers import VerticalScroll
 from textual.events import Click
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.store.secrets import mask_text
 from agentrl_cli.tui import panels, related
 from agentrl_cli.tui.data import next_flagged, place_of, said_in, whatif_turn
-from agentrl_cli.tui.dialogs import Choose, Help, Prompt, leave, picture
+from agentrl_cli.tui.dialogs import SECRET, Choose, Confirm, Help, Prompt, leave, picture
 from agentrl_cli.tui.layers import PALETTES, palette_name, use_palette
 from agentrl_cli.tui.replay_base import ReplayBase
 from agentrl_cli.tui.replay_keys import HELP
@@ -304,7 +303,7 @@ class ReplayScreen(ReplayBase):
         self.tokens.move_to(min(self.fork.position, len(self.view.tokens) - 1))
         if self._cramped:
             lines = panels.fork_lines(self.fork, self.view, max(self.size.width - 12, 20))
-            self.app.push_screen(Help("diff", "\n".join(line.plain for line in lines)))
+            self.app.push_screen(Help("diff", "\n".join(line.plain for line in lines), what=""))
 
     def action_export(self) -> None:
         """Asks in which form."""
@@ -343,7 +342,15 @@ class ReplayScreen(ReplayBase):
         self._paint()
         self.notify(f"colours {palette_name()}", timeout=2)
 
-    def action_svg(self) -> None:
+    @work(exclusive=True, group="export", exit_on_error=False)
+    async def action_svg(self) -> None:
+        """Writes the screen as a picture; asks first where it may show what looks like a secret."""
+        if await self.reader.holds_secret(self.episode_id):
+            self.app.push_screen(Confirm(*SECRET), lambda yes: self._draw() if yes else None)
+        else:
+            self._draw()
+
+    def _draw(self) -> None:
         self.app.clear_notifications()  # the picture is of the screen, not of what was just said
         self.call_after_refresh(self._svg)
 
@@ -353,13 +360,8 @@ class ReplayScreen(ReplayBase):
             path.write_text(picture(self.app, f"agentrl replay {self.episode_id}"), "utf-8")
         except OSError as error:
             self.notify(str(error), severity="error", markup=False)
-            return
-        text = "".join(self.view.texts) if self.view is not None else ""
-        if mask_text(text) != text:
-            said = "\nThis episode holds what looks like a secret; a picture masks nothing, HTML and JSON do."
-            self.notify(f"wrote {path}{said}", severity="warning", timeout=8, markup=False)
-            return
-        self.notify(f"wrote {path}", markup=False)
+        else:
+            self.notify(f"wrote {path}", markup=False)
 
     def action_copy(self) -> None:
         targets = self.copy_targets()

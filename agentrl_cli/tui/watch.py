@@ -14,7 +14,8 @@ from textual.events import Click
 from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError, UsageError
-from agentrl_cli.tui.dialogs import Choose, Confirm, Help, Prompt, leave, picture
+from agentrl_cli.store.secrets import mask_text
+from agentrl_cli.tui.dialogs import SECRET, Choose, Confirm, Help, Prompt, leave, picture
 from agentrl_cli.tui.episode_table import filter_prompt
 from agentrl_cli.tui.lines import Lines
 from agentrl_cli.tui.watch_base import WatchBase
@@ -140,6 +141,15 @@ class WatchScreen(WatchBase):
         self.paint()
 
     def action_svg(self) -> None:
+        """Writes the screen as a picture; asks first where what it says looks like a secret."""
+        said = "" if self.data is None else repr((self.data.live, self.data.logs, self.data.alerts, self.data.events))
+        said += "" if self.data is None else repr((self.data.run, self.pages.tools))
+        if mask_text(said) != said:
+            self.app.push_screen(Confirm(*SECRET), lambda yes: self._draw() if yes else None)
+        else:
+            self._draw()
+
+    def _draw(self) -> None:
         self.app.clear_notifications()  # the picture is of the screen, not of what was just said
         self.call_after_refresh(self._svg)
 
