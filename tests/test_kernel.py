@@ -16,7 +16,8 @@ from agentrl_cli.policies import local_kernel
 from agentrl_cli.policies.local import LocalPolicy
 from agentrl_cli.policies.local_bases import Base
 from agentrl_cli.policies.local_cache import Shelf
-from agentrl_cli.policies.local_kernel import Ragged, draw_plain, library, why_not
+from agentrl_cli.policies.local_engine import choose_engine, sampling_mode, verify
+from agentrl_cli.policies.local_kernel import WIDEST, Ragged, draw_plain, library, why_not
 from agentrl_cli.policies.local_sampling import draw
 from agentrl_cli.types import TOP_K, Generation, Sampling
 from tests.local_helpers import tiny
@@ -40,11 +41,15 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @compiled
-@pytest.mark.parametrize("dim", [6, 12, 32, 64, 128])
-@pytest.mark.parametrize(("heads", "kv_heads", "window"), [(2, 2, None), (6, 2, 7), (7, 1, None), (10, 2, 40)])
+@pytest.mark.parametrize("dim", [6, 12, 32, 64, 80, 96, 128, 256, WIDEST])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "window"),
+    [(1, 1, 1), (2, 2, None), (6, 1, 5), (6, 2, 7), (7, 1, None), (16, 2, 6), (10, 2, 40)],
+)
 def test_attention_is_torchs(dim: int, heads: int, kv_heads: int, window: int | None) -> None:
     """Three rows on two shelves, one of them begins with what is kept apart; 1, 4 and 2 new tokens."""
     torch.manual_seed(dim + heads)
+    scale = 0.3 if dim <= 128 else dim**-0.5
     lengths, begun, counts = (20, 37, 9), (0, 5, 0), (1, 4, 2)
     shelves = [Shelf(64, 1), Shelf(32, 1), Shelf(32, 1)]
     bases = [None, Base(np.zeros(5, np.int32), shelves[1], 1, ""), None]
@@ -66,16 +71,47 @@ def test_attention_is_torchs(dim: int, heads: int, kv_heads: int, window: int | 
         shelf.fill([row], [(k[:, own:], v[:, own:])], length - own - new)
         far = torch.arange(length)[:, None] - torch.arange(length)[None]
         seen = (far >= 0) & (far < (window or 1000))
-        out = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=seen, scale=0.3, enable_gqa=True)[0]
+        out = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=seen, scale=scale, enable_gqa=True)[0]
         wanted.append(out[:, -new:].transpose(0, 1).reshape(new, -1))
         fed.append(mixed[-new:])
     view = Ragged(places, [n - new for n, new in zip(lengths, counts, strict=True)], counts, bases)
     assert view.last is not None and view.last.tolist() == (ends - 1).tolist()
     sizes = {"heads": heads, "kv_heads": kv_heads}
     got = view.attend(
-        0, torch.cat(fed).contiguous(), cos, sin, **sizes, scale=0.3, window=window, norms=norms, eps=1e-6
+        0, torch.cat(fed).contiguous(), cos, sin, **sizes, scale=scale, window=window, norms=norms, eps=1e-6
     )
     torch.testing.assert_close(got, torch.cat(wanted), atol=2e-5, rtol=1e-5)
+
+
+@compiled
+def test_heads_that_are_too_wide_take_tensor_operations() -> None:
+    """The compiled sums hold so many numbers of a head and no more."""
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    for dim, packs in ((WIDEST, True), (2 * WIDEST, False)):
+        engine = choose_engine(tiny("llama", head_dim=dim, **sizes))
+        assert (engine.name, engine.packs) == ("fused", packs)
+
+
+@compiled
+def test_norms_of_another_dtype() -> None:
+    """Their weights are copied as float32: compiled code reads nothing else."""
+    model = tiny("qwen3")
+    for name, module in model.named_modules():
+        if name.endswith("norm"):
+            module.bfloat16()
+    engine = choose_engine(model)
+    assert (engine.name, engine.packs, engine.why) == ("fused", True, "")
+
+
+@compiled
+def test_compiled_attention_of_no_numbers_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny()
+    engine = choose_engine(model)
+    packed, whole = engine.packs, Ragged.attend
+    monkeypatch.setattr(Ragged, "attend", lambda *given, **more: whole(*given, **more).fill_(torch.nan))
+    with sampling_mode(model):
+        verify(engine, model)
+    assert packed and not engine.packs and "differs" in engine.why
 
 
 @compiled
@@ -128,6 +164,14 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert library() is None and why_not() == "its code could not be compiled: no such processor"
+    library.cache_clear()
+    local_kernel._build.cache_clear()
+    compiler.write_text("#!/bin/sh\nprintf '\\n\\377' >&2\nprintf '\\n' >&2\nexit 1\n")  # no UTF-8
+    assert library() is None and why_not().startswith("its code could not be compiled: ")
+    library.cache_clear()
+    local_kernel._build.cache_clear()
+    compiler.write_text("#!/bin/sh\necho >&2\nexit 1\n")  # an empty line is all it says
+    assert library() is None and "returned non-zero exit status 1" in why_not()
     assert list((tmp_path / "cache" / "agentrl").iterdir()) == []
 
 

@@ -152,10 +152,11 @@ def verify(engine: Engine, model: nn.Module) -> int:
     except (TypeError, AttributeError, ValueError, NotImplementedError) as error:
         raise NotServed(f"its forward is of another kind ({type(error).__name__}: {error})") from error
     got = torch.stack(found, 1)
-    off = (got - wanted).abs().nan_to_num(0.0).max().item()
-    if off > TOLERANCE.get(weight.dtype, 1e-3) or not torch.equal(got.isnan(), wanted.isnan()):
+    most = TOLERANCE.get(weight.dtype, 1e-3)
+    off = _off(got, wanted)
+    if off > most:
         raise NotServed(f"the engine {engine.name} differs by {off:.2g} nats from the model's own forward")
-    if engine.packs and not (_packed(engine, ids, layers) - wanted[:, 2]).abs().nan_to_num(0.0).max().item() <= 1e-3:
+    if engine.packs and _off(_packed(engine, ids, layers), wanted[:, 2]) > 1e-3:
         engine.packs, engine.why = False, "its compiled attention differs from the model's own"
     if not reach:
         return 0
@@ -164,8 +165,14 @@ def verify(engine: Engine, model: nn.Module) -> int:
     except (RuntimeError, NotServed) as error:  # a device that lacks one of the operations
         _LOG.debug("rows of the engine %s share no beginnings: %s", engine.name, error)
         return 0
-    off = (shared - wanted[:, 2]).abs().nan_to_num(0.0).max().item()
-    return reach if off <= TOLERANCE.get(weight.dtype, 1e-3) else 0
+    return reach if _off(shared, wanted[:, 2]) <= most else 0
+
+
+def _off(got: Tensor, wanted: Tensor) -> float:
+    """The largest difference of two tensors; infinite where one has a number and the other has none."""
+    if not torch.equal(got.isnan(), wanted.isnan()):
+        return torch.inf
+    return float((got - wanted).abs().nan_to_num(0.0).max())
 
 
 def _shared(engine: Engine, ids: Tensor, layers: int) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
 from agentrl_cli.policies.local_attention import NotServed, Rows
-from agentrl_cli.policies.local_kernel import Ragged, why_not
+from agentrl_cli.policies.local_kernel import WIDEST, Ragged, why_not
 
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "minimind"}
 """`model_type` of the architectures whose decoder layers are this block."""
@@ -97,7 +97,8 @@ class Fused:
         self._angles: tuple[Tensor, Tensor] | None = None
         """cos and sin [positions, dim] of the positions that were needed so far."""
         self.refresh()
-        fits = self._static and self._table(1)[0].shape[-1] == self._blocks[0].dim and self._blocks[0].qkv.packed
+        dim = self._blocks[0].dim
+        fits = self._static and self._table(1)[0].shape[-1] == dim <= WIDEST and self._blocks[0].qkv.packed
         self.why = why_not() if fits else ""
         self.packs = fits and not self.why
 
@@ -109,7 +110,7 @@ class Fused:
         packed = embedding.device.type == "cpu" and embedding.dtype == torch.float32 and has_kernels()
         # Under an adapter the embedding never changes: it is read where it is.
         self._embedding = embedding.detach().clone() if embedding.requires_grad else embedding.detach()
-        self._norm, self._eps = _own(decoder.norm.weight), float(decoder.norm.variance_epsilon)
+        self._norm, self._eps = _own(decoder.norm.weight, embedding.dtype), float(decoder.norm.variance_epsilon)
         self._head = _product([head], packed)
         self._rotary = copy.deepcopy(decoder.rotary_emb)  # some kinds change their buffers in a forward
         self._static, self._angles = getattr(decoder.rotary_emb, "rope_type", "") in STATIC, None
@@ -266,8 +267,9 @@ def _product(modules: list[Any], packed: bool) -> Product:
     return Product(weight, torch.cat(given), packed)
 
 
-def _own(weight: Tensor) -> Tensor:
-    return weight.detach().clone()
+def _own(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy, in the dtype of what it weighs: compiled code reads no other."""
+    return weight.detach().to(dtype, copy=True)
 
 
 def _block(layer: Any, packed: bool) -> Block:
@@ -278,14 +280,15 @@ def _block(layer: Any, packed: bool) -> Block:
     if attention.config.model_type == "mistral":
         window = attention.config.sliding_window
     q, k, v, o = _projections(attention)
+    dtype = getattr(o, "base_layer", o).weight.dtype
     gate, up, down = (_product([module], packed) for module in _mlp(layer.mlp))
     return Block(
-        norm=_own(layer.input_layernorm.weight),
+        norm=_own(layer.input_layernorm.weight, dtype),
         qkv=_product([q, k, v], packed),
-        q_norm=None if norms[0] is None else _own(norms[0].weight),
-        k_norm=None if norms[1] is None else _own(norms[1].weight),
+        q_norm=None if norms[0] is None else _own(norms[0].weight, dtype),
+        k_norm=None if norms[1] is None else _own(norms[1].weight, dtype),
         out=_product([o], packed),
-        mlp_norm=_own(layer.post_attention_layernorm.weight),
+        mlp_norm=_own(layer.post_attention_layernorm.weight, dtype),
         gate=gate,
         up=up,
         down=down,

@@ -39,7 +39,8 @@ FLAGS = (
 )
 """Sums in any order; infinities and NaN stay what they are. Not -ffast-math, which also changes the process."""
 COMPILE_SECONDS = 60
-
+WIDEST = 512
+"""Most numbers of a head that the compiled attention holds (`held` in `sums`); wider ones take tensor operations."""
 
 POINTERS = "row rotation position place shelf slot base base_slot base_length length".split()
 
@@ -223,8 +224,8 @@ def _build() -> tuple[Library | None, str, bool]:
         try:
             return _load(_compiled(compiler, threads)), "", threads
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home folder
-            said = getattr(error, "stderr", None) or str(error)
-            why = f"its code could not be compiled: {str(said).strip().splitlines()[-1] if said else error}"
+            said = str(getattr(error, "stderr", None) or "").strip() or str(error)
+            why = f"its code could not be compiled: {said.splitlines()[-1] if said else type(error).__name__}"
             _LOG.debug("%s: %s", compiler, said)
     return None, why, False
 
@@ -247,7 +248,7 @@ def _compiled(compiler: str, threads: bool) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as place:
         made = Path(place) / name
         command = [compiler, *flags, "-o", str(made), str(SOURCE)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+        subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS)
         os.replace(made, folder / name)  # whole or not at all: several processes may do this at once
     return folder / name
 
