@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentrl_cli.policies import forward as f
 from agentrl_cli.policies.forward_attention import Block, _mask
 from agentrl_cli.policies.forward_head import head_logprobs
 
 VOCAB = 64
+Mode: Any = TorchDispatchMode  # torch does not say its types
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
 
@@ -300,6 +302,32 @@ def test_head_backward_against_autograd_in_double() -> None:
     for chunk in (1, 4, 100):
         for got, wanted in zip(grads(chunk), grads(None), strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+class Shapes(Mode):  # type: ignore[misc]
+    """Writes down the shape of every tensor that an operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.seen |= {tuple(t.shape) for t in (out if isinstance(out, (tuple, list)) else [out]) if torch.is_tensor(t)}
+        return out
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_no_tensor_has_the_vocabulary_of_more_tokens_than_a_chunk(frozen: bool) -> None:
+    """In both directions; [32, 97] is the head's weight turned round, which no token has a part in."""
+    model, packed = tiny(vocab_size=97), f.pack(batch())
+    model.get_output_embeddings().weight.requires_grad_(not frozen)
+    with Shapes() as shapes:
+        out = f.logprobs(model, packed, chunk=7)
+        backward(out.logp.sum() + out.entropy.sum())
+    wide = {shape for shape in shapes.seen if 97 in shape[1:]} - {(32, 97)}
+    assert (7, 97) in wide and len(packed.rows) > 28
+    assert max(int(np.prod(shape)) // 97 for shape in wide) == 7
 
 
 def test_soft_capped_head() -> None:
