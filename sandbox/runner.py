@@ -213,6 +213,7 @@ def main() -> None:
     confine.know_limits()
     confine.know_code_filter()
     gc.collect()
+    pages.fill()
     gc.freeze()
     runner.serve()
 
