@@ -25,10 +25,13 @@ import start
 import wire
 import worker
 from heads import Head
+from programs import Programs, Stopped
 from watch import Capture, Job, Tree, signal_process, watch
 
 Answer = tuple[dict[str, Any], bytes]
 """Header and body."""
+_LATE = {"status": "timeout", "detail": "wall", "kept": True, "out": 0, "total": 0}
+"""Of a program that was not started in its time."""
 
 
 class Box:
@@ -49,6 +52,7 @@ class Box:
         """Who runs the code, where that is another user than this process (`uid`)."""
         self.others = 0 if level in ("ns", "uid") else confine.count_processes()
         self.tree = Tree(level, user)
+        self.programs = Programs(host, level, base, user, rules, self.tree)
         self.kills = kills or memory.Kills([])
         self.head: Head | None = None
         self.files = snapshot.Files(limits["disk_mb"] << 20, user)
@@ -90,6 +94,7 @@ class Box:
     def adopt(self, limits: dict[str, Any]) -> None:
         """A session takes a box that was started before it was known. Nothing is answered."""
         self.limits = limits
+        self.programs.forget()
         seed = limits.get("seed")
         sys.modules["random"].seed(seed)  # not imported here: before warming up it would hook every fork
         if "numpy.random" in sys.modules:
@@ -121,13 +126,22 @@ class Box:
         before = self.files.take() if header.get("keep") or header.get("reset") else None
         if header.get("keep"):
             self.kept.add(header, before, None, self.cells)
-        out, err, note = os.pipe(), os.pipe(), os.pipe()
-        pid = confine.bare_fork()
-        if pid == 0:
-            self._child(header["op"], body[:split], body[split:], limits, (out[1], err[1], note[1]))
-        for pipe in (out, err, note):
-            os.close(pipe[1])
-            os.set_blocking(pipe[0], False)
+        out, err, note = pipes = os.pipe(), os.pipe(), os.pipe()
+        try:
+            fds = out[1], err[1], note[1]
+            pid = self.programs.start(header["op"], body[:split], body[split:], limits, self._others(), fds)
+        except BaseException as error:
+            for pipe in pipes:
+                os.close(pipe[0])
+            if not isinstance(error, Stopped):
+                raise
+            killed = self.tree.kill_others(self.protected())
+            return {**_LATE, "seconds": limits["wall"], "stopped": killed}, b""
+        finally:
+            for pipe in pipes:
+                os.close(pipe[1])
+        for fd in (out[0], err[0], note[0]):
+            os.set_blocking(fd, False)
         self.kills.mark()
         job = Job(self.host, pid, os.pidfd_open(pid), self._captures(out[0], err[0], limits), limits, self.tree)
         try:
@@ -135,7 +149,7 @@ class Box:
             halted = reason != "exited" and self.tree.halt()
             if reason != "exited":
                 os.kill(pid, signal.SIGKILL)
-            alone = reason == "exited" and self.tree.alone(pid)
+            alone = self.programs.calm = reason == "exited" and self.tree.alone(pid)
             _, status, usage = os.wait4(pid, 0)
             over = self._over(reason, status, usage.ru_maxrss, limits)
             killed = 0 if alone else self.tree.kill_others(self.protected())
@@ -173,22 +187,9 @@ class Box:
             return {**reply, "status": "memory", "detail": "processes together"}
         return reply
 
-    def _child(self, op: str, code: bytes, stdin: bytes, limits: dict[str, Any], fds: tuple[int, int, int]) -> NoReturn:
-        try:
-            os.setsid()
-            start.descriptors((start.standard_input(stdin), *fds), self.user, self.rules)
-            self._limits(limits, cpu=True)
-            if op == "bash":
-                start.shell(code, hidden=self.user is not None)
-            confine.install_code_filter()
-            worker.run_script(code, "main.py")
-        except BaseException as error:  # noqa: BLE001 - last stop of a forked child: it must never return
-            os.write(2, f"could not start: {error!r}\n".encode())
-        os._exit(127)
-
-    def _limits(self, limits: dict[str, Any], cpu: bool) -> None:
-        extra = self.others + 2 + len(self.kept) + (2 if self.head else 0)
-        confine.limit(limits, self.base, extra, cpu)
+    def _others(self) -> int:
+        """Processes that count against the limit of an execution and are not its own."""
+        return self.others + 2 + len(self.kept) + (2 if self.head else 0)
 
     def _captures(self, out: int, err: int, limits: dict[str, Any]) -> tuple[Capture, Capture]:
         return Capture(out, limits["output_kb"] << 10), Capture(err, limits["output_kb"] << 10)
@@ -208,7 +209,7 @@ class Box:
                 os.setsid()
                 fds = start.standard_input(b""), self.out[1], self.err[1], theirs.fileno()
                 start.descriptors(fds, self.user, self.rules)
-                self._limits(self.limits, cpu=False)
+                confine.limit(self.limits, self.base, self._others(), cpu=False)
                 confine.install_code_filter()
                 worker.Session(socket.socket(fileno=3)).serve()
             except BaseException as error:  # noqa: BLE001 - last stop of a forked child: it must never return

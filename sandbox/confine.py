@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -26,9 +26,11 @@ _RAW = ctypes.PyDLL(None, use_errno=True)
 _BYTE = ctypes.create_string_buffer(1)
 
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID = 0x00020000, 0x08000000, 0x10000000, 0x20000000
+_CLONE_PARENT, _CLONE_CLEARTID, _CLONE_SETTID = 0x8000, 0x00200000, 0x01000000
 _SYS_CLONE = 56 if os.uname().machine == "x86_64" else 220
 _NOSUID, _NODEV, _REC, _PRIVATE, _NOEXEC = 2, 4, 16384, 1 << 18, 8
 _PR_DUMPABLE, _PR_NNP, _PR_CAPBSET_DROP, _PR_SUBREAPER, _PR_DEATHSIG, _PR_AMBIENT = 4, 38, 24, 36, 1, 47
+_PR_TID_ADDRESS = 40
 _CAP_VERSION = 0x20080522
 
 
@@ -89,6 +91,26 @@ def sleeping_fork(fd: int) -> int:
     if pid < 0:
         raise OSError(ctypes.get_errno(), "fork: " + os.strerror(ctypes.get_errno()))
     return pid
+
+
+def sibling_fork() -> Callable[[], int]:
+    """A `bare_fork` whose child is a child of this process's parent. Raises OSError, as what it returns does.
+
+    The C library's own fork but for that flag: the kernel tells where the library keeps the number of its thread.
+    """
+    address = ctypes.c_void_p()
+    _check(libc.prctl(_PR_TID_ADDRESS, ctypes.byref(address), 0, 0, 0), "prctl PR_GET_TID_ADDRESS")
+    here = (0, address, 0) if os.uname().machine == "x86_64" else (0, 0, address)
+    flags = _CLONE_PARENT | _CLONE_SETTID | _CLONE_CLEARTID | signal.SIGCHLD
+    syscall = _RAW.syscall
+
+    def fork() -> int:
+        pid = int(syscall(_SYS_CLONE, flags, 0, *here))
+        if pid < 0:
+            raise OSError(ctypes.get_errno(), "fork: " + os.strerror(ctypes.get_errno()))
+        return pid
+
+    return fork
 
 
 def _write(path: str, text: str) -> None:
@@ -265,26 +287,40 @@ def virtual_size() -> int:
 
 def limit(limits: dict[str, Any], base: int, extra_processes: int, cpu: bool) -> None:
     """Resource limits of one execution. `base`: address space of the empty interpreter, which does not count."""
+    limit_sizes(limits, base)
+    limit_numbers(limits, extra_processes, cpu)
+
+
+def limit_sizes(limits: dict[str, Any], base: int) -> None:
+    """Those of them that a process may have long before the execution."""
     space = base + (int(limits["memory_mb"]) << 20)
     file_size = int(limits["file_mb"]) << 20
-    pairs = [
-        (resource.RLIMIT_FSIZE, file_size, file_size),
-        (resource.RLIMIT_NOFILE, limits["open_files"], limits["open_files"]),
-        (resource.RLIMIT_CORE, 0, 0),
-        (resource.RLIMIT_MEMLOCK, 65536, 65536),
-        (resource.RLIMIT_NPROC, limits["processes"] + extra_processes, limits["processes"] + extra_processes),
-    ]
+    for which, most in (
+        (resource.RLIMIT_FSIZE, file_size),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 65536),
+    ):
+        _limit(which, most, most)
     if sys.platform == "linux":
-        pairs.append((resource.RLIMIT_MSGQUEUE, 65536, 65536))
-        pairs.append((resource.RLIMIT_AS, space, space))
+        _limit(resource.RLIMIT_MSGQUEUE, 65536, 65536)
+        _limit(resource.RLIMIT_AS, space, space)
+
+
+def limit_numbers(limits: dict[str, Any], extra_processes: int, cpu: bool) -> None:
+    """Those that count what it holds and does."""
+    processes = limits["processes"] + extra_processes
+    _limit(resource.RLIMIT_NOFILE, limits["open_files"], limits["open_files"])
+    _limit(resource.RLIMIT_NPROC, processes, processes)
     if cpu:
         seconds = max(1, int(-(-limits["cpu"] // 1)))
-        pairs.append((resource.RLIMIT_CPU, seconds, seconds + 1))
-    for which, soft, hard in pairs:
-        most = _most(which)
-        if most != resource.RLIM_INFINITY:
-            soft, hard = min(soft, most), min(hard, most)
-        resource.setrlimit(which, (soft, hard))
+        _limit(resource.RLIMIT_CPU, seconds, seconds + 1)
+
+
+def _limit(which: int, soft: int, hard: int) -> None:
+    most = _most(which)
+    if most != resource.RLIM_INFINITY:
+        soft, hard = min(soft, most), min(hard, most)
+    resource.setrlimit(which, (soft, hard))
 
 
 @cache

@@ -207,8 +207,8 @@ def main() -> None:
     if level == "uid":
         runner.slots = users.Slots(folder, int(options["--slots"]), uid)
     # The code that runs here later must find neither our modules nor our folder (`sys.path[0]`, see become_box).
-    ours = "box confine ends files heads landlock memory pages plain seccomp snapshot start users warm watch wire"
-    for name in (*ours.split(), "worker"):
+    ours = "box confine ends files heads landlock memory pages plain programs seccomp snapshot start users warm watch"
+    for name in (*ours.split(), "wire", "worker"):
         sys.modules.pop(name, None)
     confine.know_limits()
     confine.know_code_filter()

@@ -254,6 +254,8 @@ class Tree:
         """Processes that the box killed for its own reasons: they count for no execution."""
         self.checkpoint = 0
         """The same of the last execution's checkpoint."""
+        self.template = 0
+        """And of the process that forks programs; it ends with whatever else is ended."""
         self._loadavg = os.open("/proc/loadavg", os.O_RDONLY) if level == "ns" else -1
         self._before = 0
         self._marked = 0.0
@@ -309,7 +311,7 @@ class Tree:
     def exceeds(self, limit: int, pids: list[int], until: float) -> bool:
         """Whether these processes of the box hold more than `limit` bytes, files left out; see memory.exceeds."""
         with confine.acting_as(self.user):
-            return memory.exceeds(pids, limit, until)
+            return memory.exceeds([pid for pid in pids if pid != self.template], limit, until)
 
     def too_full(self, limits: dict[str, Any]) -> str:
         """What the work folder holds too much of, where no file system of its own limits it; else nothing."""
@@ -342,8 +344,9 @@ class Tree:
 
     def kill_others(self, protected: set[int]) -> int:
         """Ends every process but the init and the protected ones; returns how many of the code's still ran."""
-        count = len(self._kill_others(protected) - self.ended - {self.checkpoint})
+        count = len(self._kill_others(protected) - self.ended - {self.checkpoint, self.template})
         self.ended.clear()
+        self.template = 0
         return count
 
     def _kill_others(self, protected: set[int]) -> set[int]:

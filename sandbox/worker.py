@@ -130,8 +130,9 @@ def run_script(source: bytes, name: str) -> NoReturn:
         code, note = 1, " ".join(classify(error))
         _report(error)
     try:
-        threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter itself calls at its end
-        atexit._run_exitfuncs()
+        if _is_awaited():
+            threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter itself calls at its end
+            atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException as error:  # noqa: BLE001 - as above
@@ -141,6 +142,18 @@ def run_script(source: bytes, name: str) -> NoReturn:
     except OSError:
         code = code or 1
     os._exit(code)
+
+
+def _is_awaited() -> bool:
+    """Whether the end of a program has to wait for threads, or anything of the program is called at it.
+
+    What the interpreter does beforehand is seen by nothing else, and takes as long as a short program.
+    """
+    known = threading.__dict__
+    # One is the main thread's.
+    threads = len(known.get("_shutdown_locks", "??")) > 1 or len(known.get("_active", "??")) > 1
+    called = known.get("_threading_atexits", True) or atexit._ncallbacks()
+    return bool(threads or called) or sys.stdout is not sys.__stdout__ or sys.stderr is not sys.__stderr__
 
 
 def _reaped(pid: int, options: int = os.WNOHANG) -> bool:
