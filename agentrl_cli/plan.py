@@ -84,6 +84,7 @@ class Plan:
             "optimizer": "train an adapter: --lora, or train.optimizer=adamw_offload",
             "gradients": "train an adapter: --lora",
             "weights": "use a smaller model, or model.dtype=bfloat16",
+            "recorded steps": "rollout.cuda_graphs=off",
             "sampler": "rollout.async_staleness=0, or train an adapter: --lora",
             "reference": "train an adapter (--lora), which without itself is the reference, or algo.kl_coef=0",
         }
@@ -141,7 +142,9 @@ def plan(config: Config, folder: Path, held: float = 0.0, *, card: float | None 
     if config.algo.kl_coef and not (config.adapter.enabled and folder == given):  # a fresh adapter is switched off
         both["reference"] = float(count * size)
     rollout = both | _sampling(config, shape, size, adapted=config.adapter.enabled and not copied)
+    stays = _recorded(config, shape, size, rollout, available - both["weights"]) if on_gpu else {}
     both_ways = [both | _updating(config, shape, size, trained, again=way, on_gpu=on_gpu) for way in (False, True)]
+    rollout, both_ways = rollout | stays, [stays | update for update in both_ways]
     if config.rollout.async_staleness:  # both phases at once, and the sampler has weights of its own
         more = {} if copied else {"sampler": float(trained * (4 if config.adapter.enabled else size))}
         both_ways = [rollout | more | update for update in both_ways]
@@ -190,6 +193,20 @@ def _sampling(config: Config, shape: Mapping[str, int], size: int, *, adapted: b
     found = {"keys and values": kept * (1 + 1 / (2 * shape["layers"]))}
     found[larger] = passing[larger]
     return found | ({"value head": _head(shape) * 12.0} if needs(config.algo.advantage) == "values" else {})
+
+
+def _recorded(
+    config: Config, shape: Mapping[str, int], size: int, rollout: Mapping[str, float], free: float
+) -> dict[str, float]:
+    """What stays in both phases where decode steps are recorded as CUDA graphs; nothing where none are."""
+    from agentrl_cli.policies.local_memory import STAY_SHARE, graph_bytes
+
+    if config.rollout.cuda_graphs == "off" or config.deterministic:
+        return {}
+    sizes = {name: shape[name] for name in ("vocabulary", "inner", "hidden", "kv_width")}
+    rows, positions = min(config.rollout.concurrency, 256), config.rollout.max_tokens
+    steps, kept = float(graph_bytes(rows, positions, itemsize=size, **sizes)), rollout["keys and values"]
+    return {"keys and values": kept, "recorded steps": steps} if steps + kept <= STAY_SHARE * free else {}
 
 
 def _updating(

@@ -8,8 +8,10 @@
 interleaved. transformers keeps each step's logits (`output_logits`) and takes the log-probabilities from them: that is
 how its `generate` gives them. A token counts where an episode wanted it: what is computed behind a stop does not.
 `turns`: what one turn costs after 0 to 15 turns before it. `memory`: peak bytes of keys and values against live tokens.
-On a GPU (`--device cuda`) models are bf16, transformers' continuous batching is measured beside it (on a CPU with
-`--batching`), and a Qwen2-0.5B-shaped model (`--model 0.5B`) at 64 and 256 episodes is the case of interest.
+On a GPU (`--device cuda`) models are bf16, the engine is measured with and without CUDA graphs, transformers'
+continuous batching beside it (on a CPU with `--batching`), and a Qwen2-0.5B-shaped model (`--model 0.5B`) at 64 and 256
+episodes is the case of interest; rollout_steps.py measures single steps. On a CPU `--fixed` adds the engine with steps
+of fixed shapes, unrecorded: what a GPU would record.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ import numpy as np
 import torch
 
 from agentrl_cli.policies.local import LocalPolicy
+from agentrl_cli.policies.local_engine import free_memory
+from agentrl_cli.policies.local_graphs import CudaCapture
 from agentrl_cli.types import Sampling
 
 GROUP = 8
@@ -72,11 +76,11 @@ def measured(action: Callable[[], int], device: str) -> dict[str, float]:
 # --- generate --------------------------------------------------------------------------------------------------------
 
 
-def ours(model: Any, prompts: list[list[int]], wanted: list[int]) -> int:
+def ours(model: Any, prompts: list[list[int]], wanted: list[int], record: Any = None) -> int:
     """One rollout by the local policy, a new one, as a training step begins with."""
 
     async def go() -> int:
-        policy = LocalPolicy(model, context_length=4096, rows=len(prompts))
+        policy = LocalPolicy(model, context_length=4096, rows=len(prompts), record=record)
         every = await asyncio.gather(
             *(
                 policy.generate(f"e{n}", ids, Sampling(max_new_tokens=wanted[n], seed=n))
@@ -87,6 +91,41 @@ def ours(model: Any, prompts: list[list[int]], wanted: list[int]) -> int:
         return sum(len(said.ids) for said in every)
 
     return asyncio.run(go())
+
+
+class Recorded:
+    """Rollouts by one policy whose steps are recorded: it stays, as in a training, and so do its recordings."""
+
+    def __init__(self, model: Any, device: str, episodes: int) -> None:
+        record = partial(CudaCapture, model.device) if device != "cpu" else as_they_are
+        memory = int(0.25 * free_memory(model.device))
+        self.policy = LocalPolicy(model, context_length=4096, rows=episodes, record=record, memory=memory)
+        self.rounds = 0
+
+    def __call__(self, model: Any, prompts: list[list[int]], wanted: list[int]) -> int:
+        async def go() -> int:
+            self.rounds += 1
+            self.policy.set_version(str(self.rounds))  # prompts are computed anew
+            every = await asyncio.gather(
+                *(
+                    self.policy.generate(f"e{n}", ids, Sampling(max_new_tokens=wanted[n], seed=n))
+                    for n, ids in enumerate(prompts)
+                )
+            )
+            self.policy.rest()
+            return sum(len(said.ids) for said in every)
+
+        return asyncio.run(go())
+
+    def close(self) -> str:
+        """The engine, and why it records nothing where it does not."""
+        asyncio.run(self.policy.close())
+        return self.policy.engine_line
+
+
+def as_they_are() -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Steps of fixed shapes, not recorded."""
+    return lambda step: step
 
 
 def theirs(model: Any, prompts: list[list[int]], wanted: list[int], **options: Any) -> int:
@@ -121,13 +160,34 @@ def theirs(model: Any, prompts: list[list[int]], wanted: list[int], **options: A
 
 
 def their_batching(model: Any, prompts: list[list[int]], wanted: list[int]) -> int:
-    """transformers' continuous batching. It has no stop per request here: every row runs to its end, and all count."""
-    from transformers import GenerationConfig
+    """transformers' continuous batching with log-probabilities, each request stopped after its own number of tokens.
+
+    Its manager stays for the next round, with what it recorded and found out about the memory, as our policy does.
+    """
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
     make: Any = GenerationConfig
+    batching: Any = ContinuousBatchingConfig
     config = make(max_new_tokens=NEW, do_sample=True, top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0)
-    out = model.generate_batch(inputs=prompts, generation_config=config)
-    return sum(len(one.generated_tokens) for one in out.values())
+    opened = model.continuous_batching_context_manager(
+        generation_config=config,
+        continuous_batching_config=batching(return_logprobs=True, max_memory_percent=0.25),
+        persistent_manager=True,
+    )
+    tokens = 0
+    with opened as manager:
+        for ids, count in zip(prompts, wanted, strict=True):
+            manager.add_request(ids, max_new_tokens=count)
+        left = len(prompts)
+        while left:
+            result = manager.get_result(timeout=1)
+            if result is None and not manager.is_running():
+                raise RuntimeError("transformers' continuous batching ended before its requests did")
+            if result is not None and result.is_finished():
+                if result.error is not None:
+                    raise RuntimeError(f"transformers' continuous batching: {result.error}")
+                tokens, left = tokens + len(result.generated_tokens), left - 1
+    return tokens
 
 
 def bandwidth(device: str, size: int = 2**28) -> float:
@@ -149,12 +209,16 @@ def bandwidth_limit(model: Any, episodes: int, moved: float) -> float:
 
     Of `generate`'s work: all rows live, contexts of mean length. Stops and prompts make the true limit lower.
     """
-    config = model.config
     weights = sum(w.numel() * w.element_size() for w in model.parameters())  # tied ones once
-    dim = config.hidden_size // config.num_attention_heads
-    position = 2 * config.num_hidden_layers * config.num_key_value_heads * dim * model.dtype.itemsize
-    step = weights + episodes * (PROMPT + NEW / 2) * position
+    step = weights + episodes * (PROMPT + NEW / 2) * position_bytes(model)
     return float(episodes * moved / step)
+
+
+def position_bytes(model: Any) -> int:
+    """Bytes of the keys and values of one position in all layers."""
+    config = model.config
+    dim = config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * config.num_key_value_heads * dim * model.dtype.itemsize)
 
 
 def bench_generate(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -162,6 +226,9 @@ def bench_generate(arguments: argparse.Namespace) -> dict[str, Any]:
     model = make_model(arguments.model, arguments.device)
     prompts, wanted = work(model.config.vocab_size, arguments.episodes)
     engines: dict[str, Callable[..., int]] = {"agentrl": ours, "transformers generate": theirs}
+    recorded = Recorded(model, arguments.device, len(prompts)) if arguments.device != "cpu" or arguments.fixed else None
+    if recorded is not None:
+        engines["agentrl, CUDA graphs" if arguments.device != "cpu" else "agentrl, fixed shapes"] = recorded
     if arguments.device != "cpu" or arguments.batching:
         engines["transformers continuous batching"] = their_batching
     for engine in engines.values():
@@ -176,12 +243,13 @@ def bench_generate(arguments: argparse.Namespace) -> dict[str, Any]:
         (mine["tokens"] / mine[clock]) / (other["tokens"] / other[clock])
         for mine, other in zip(rounds["agentrl"], rounds["transformers generate"], strict=True)
     ]
-    wall = max(one["tokens"] / one["wall"] for one in rounds["agentrl"])
+    wall = {name: max(one["tokens"] / one["wall"] for one in every) for name, every in rounds.items()}
     moved = bandwidth(arguments.device)
     limit = bandwidth_limit(model, len(prompts), moved)
-    return {"model": arguments.model, "episodes": len(prompts), "clock": clock, "tokens_per_second": rate} | {
+    line = {} if recorded is None else {"engine": recorded.close()}
+    return {"model": arguments.model, "episodes": len(prompts), "clock": clock, "tokens_per_second": rate, **line} | {
         "gigabytes_per_second": moved / 1e9,
-        "share_of_bandwidth_limit": wall / limit,
+        "share_of_bandwidth_limit": {name: found / limit for name, found in wall.items()},
         "ratio_of_best": rate["agentrl"] / rate["transformers generate"],
         "ratio_by_round": ratios,
         "rounds": rounds,
@@ -253,6 +321,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--fixed", action="store_true", help="measure steps of fixed shapes on a CPU, too")
     parser.add_argument("--batching", action="store_true", help="measure their continuous batching on a CPU, too")
     parser.add_argument("--out", type=Path, help="a JSON file for the result")
     arguments = parser.parse_args()

@@ -156,6 +156,11 @@ class RolloutConfig(Section):
     memory: str = Field(
         default="auto", description="what keys and values may take: 2GiB, 512MB …; auto: half of what is free"
     )
+    cuda_graphs: Literal["auto", "off"] = Field(
+        default="auto",
+        description="auto: on a GPU decode steps have fixed shapes and are recorded as CUDA graphs, where that is found"
+        " to give the model's own numbers (not with `deterministic`); on a CPU this does nothing",
+    )
 
     @property
     def truncates(self) -> bool:

@@ -31,7 +31,9 @@ from agentrl_cli.policies.local_attention import NotServed
 from agentrl_cli.policies.local_batch import DecodeBatch
 from agentrl_cli.policies.local_cache import BLOCK, blocks
 from agentrl_cli.policies.local_engine import choose_engine
-from agentrl_cli.policies.local_memory import auto_memory, position_bytes
+from agentrl_cli.policies.local_graphs import Capture
+from agentrl_cli.policies.local_memory import auto_memory, graphs_stay, position_bytes
+from agentrl_cli.policies.local_paged import PagedBatch, check_pages
 from agentrl_cli.policies.local_plain import PlainBatch
 from agentrl_cli.policies.local_request import Request
 from agentrl_cli.policies.local_sampling import uniforms
@@ -54,10 +56,12 @@ class LocalPolicy:
         lane_length: Positions that every lane attends to; no episode may be longer.
         decode: Text of ids; needed for stop strings only.
         memory: Bytes that keys and values may take; None: half of what is free on the model's device.
+        record: Makes what records decode steps (local_graphs.py); None: they are not recorded. Lanes never are.
+        trains: The model is trained in between: pages and recordings stay meanwhile, so steps are recorded only where
+            that takes little of the memory.
 
     Attributes:
         engine: What runs the forwards: fused, shared or plain (local_engine.py).
-        engine_why: Why no faster engine runs this model; empty for the fastest.
         copies_weights: True where episodes are sampled from a copy of the weights that `set_version` renews: an
             optimizer may then work on the model's own while they are.
 
@@ -78,19 +82,20 @@ class LocalPolicy:
         lane_length: int | None = None,
         decode: Callable[[list[int]], str] | None = None,
         memory: int | None = None,
+        record: Callable[[], Capture] | None = None,
+        trains: bool = False,
     ) -> None:
         self.weights_version = version
         self._decode = decode
         reader = reader_of(model)
         self._unsaid = reader.unsaid if reader is not None else ()  # a placeholder without an image means nothing
-        self._batch = _make_batch(model, version, context_length, rows, lanes, lane_length, memory)
+        self._batch = _make_batch(model, version, context_length, rows, lanes, lane_length, memory, record, trains)
         self.context_length = min(context_length, self._batch.limit)  # an episode must fit into the memory
         self._bounded = self.context_length < context_length
         if isinstance(self._batch, PlainBatch):
-            self.engine, self.engine_why, self.copies_weights = "plain", self._batch.why, False
+            self.engine, self.copies_weights = "plain", False
         else:
-            engine = self._batch.engine
-            self.engine, self.engine_why, self.copies_weights = engine.name, engine.why, engine.copies
+            self.engine, self.copies_weights = self._batch.engine.name, self._batch.engine.copies
         self._orders = itertools.count()
         self._waiting: list[Request] = []
         self._fresh: list[Request] = []
@@ -106,9 +111,16 @@ class LocalPolicy:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
 
     @property
+    def engine_why(self) -> str:
+        """Why no faster engine runs this model; empty for the fastest."""
+        return self._batch.why
+
+    @property
     def engine_line(self) -> str:
-        """The engine, and why it is no faster one, for people."""
-        return f"{self.engine} ({self.engine_why})" if self.engine_why else self.engine
+        """The engine, whether its steps are recorded, and why it is no faster one, for people."""
+        recorded = isinstance(self._batch, PagedBatch) and not self._batch.steps.why
+        name = f"{self.engine} with CUDA graphs" if recorded else self.engine
+        return f"{name} ({self.engine_why})" if self.engine_why else name
 
     @property
     def prefill_tokens(self) -> int:
@@ -221,7 +233,7 @@ class LocalPolicy:
     def rest(self) -> None:
         """Free all keys and values, where no episode is running: training needs the memory."""
         if not self._stepping and not self._requests():
-            self._batch.clear()
+            self._batch.rest()
 
     # --- serving: all of this runs in the event loop, between two steps of the thread ---------------------------------
 
@@ -334,13 +346,21 @@ class LocalPolicy:
 
 
 def _make_batch(
-    model: Any, version: str, length: int, rows: int, lanes: bool, lane_length: int | None, memory: int | None
+    model: Any,
+    version: str,
+    length: int,
+    rows: int,
+    lanes: bool,
+    lane_length: int | None,
+    memory: int | None,
+    record: Callable[[], Capture] | None,
+    trains: bool,
 ) -> DecodeBatch | PlainBatch:
     """The batch with the fastest engine that gives the model's own numbers."""
     weight = model.get_input_embeddings().weight
     most = auto_memory(weight.device) if memory is None else memory
     try:
-        engine = choose_engine(model)
+        engine = choose_engine(model, own=record is not None)
     except NotServed as why:
         _LOG.warning("%s: episodes are sampled one by one (engine plain), which is slower", why.message)
         plain = PlainBatch(model, version=version, rows=rows, limit=length, memory=most, lanes=lanes)
@@ -355,13 +375,14 @@ def _make_batch(
             f" and may take {most / 2**20:.1f} (rollout.memory).",
             hint="Raise rollout.memory, or lower rollout.concurrency or rollout.max_tokens.",
         )
-    return DecodeBatch(
-        model,
-        engine,
-        version=version,
-        rows=rows,
-        lanes=lanes,
-        lane_length=lane_length or length,
-        limit=length,
-        budget=budget,
-    )
+    limits: dict[str, Any] = {"version": version, "rows": rows, "limit": length, "budget": budget}
+    if record is not None and not lanes:
+        try:
+            if trains and not graphs_stay(model, most, rows, length):
+                raise NotServed("no CUDA graphs: what would stay beside a training is much of the free memory")
+            check_pages(engine, model, record)
+        except NotServed as why:
+            engine.why = "; ".join(filter(None, [engine.why, why.message]))
+        else:
+            return PagedBatch(model, engine, make=record, lanes=False, lane_length=length, **limits)
+    return DecodeBatch(model, engine, lanes=lanes, lane_length=lane_length or length, **limits)

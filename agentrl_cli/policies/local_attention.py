@@ -54,7 +54,40 @@ class Part:
     """Positions that are attended to."""
 
 
-class Rows(Cache):
+class Seen(Cache):
+    """What one forward works on: it stores new keys and values, and attends to all of a row's.
+
+    Attributes:
+        positions: [B, T] of the new tokens.
+        calls: How many layers attended so far.
+    """
+
+    positions: Tensor
+    calls: int
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of the layer updated last: query [B, H, T, d], the new keys and values [B, H_kv, T, d].
+
+        Returns [B, H, T, d_v]. `window`: a position sees so many, itself included. `softcap`: scores s become
+        c·tanh(s / c). `sinks` [H]: a logit per head that takes part in the softmax and has no value.
+        """
+        raise NotImplementedError
+
+
+class Rows(Seen):
     """The rows of one forward: B rows over some shelves, T new tokens each.
 
     Args:
@@ -123,9 +156,6 @@ class Rows(Cache):
                     store[where[0], :, where[1]] = rows.transpose(1, 2)
         return key_states, value_states
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
     # --- attention ---------------------------------------------------------------------------------------------------
 
     def attend(
@@ -139,11 +169,6 @@ class Rows(Cache):
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Attention of the layer updated last: query [B, H, T, d], the new keys and values [B, H_kv, T, d].
-
-        Returns [B, H, T, d_v]. `window`: a position sees so many, itself included. `softcap`: scores s become
-        c·tanh(s / c). `sinks` [H]: a logit per head that takes part in the softmax and has no value.
-        """
         self.calls += 1
         plain = softcap is None and sinks is None
         self.reach = min(self.reach, sys.maxsize if window is None else window) if plain else 0
@@ -247,7 +272,7 @@ def rows_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    rows: Rows | None = None,
+    rows: Seen | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function that transformers calls: q [B, H, T, d], k and v [B, H_kv, T, d] -> [B, T, H, d_v]."""

@@ -7,7 +7,7 @@ all positions (windows, soft caps, sinks) start from a copy instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from agentrl_cli.policies.local_cache import BLOCK, Layers, Shelf, rounded
@@ -36,8 +36,10 @@ class Base:
 class Bases:
     """The shelves of beginnings. Who uses which is told by the caller: a row that nobody names is free."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, make: Callable[[int, int], Shelf] = Shelf) -> None:
         self.layers = layers
+        self.make = make
+        """A shelf of a length and a number of layers."""
         self.shelves: list[Shelf] = []
 
     @property
@@ -50,7 +52,7 @@ class Bases:
         length = base_length(len(ids))
         shelf = next((shelf for shelf in self.shelves if shelf.length == length), None)
         if shelf is None:
-            shelf = Shelf(length, self.layers)
+            shelf = self.make(length, self.layers)
             self.shelves.append(shelf)
         taken = {base.row for base in used if base.shelf is shelf}
         row = next(n for n in range(len(taken) + 1) if n not in taken)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentrl_cli.policies.local_attention import Part, Rows, one_part
+from agentrl_cli.policies.local_attention import Part, Rows, Seen, one_part
 from agentrl_cli.policies.local_bases import Base, base_length
 from agentrl_cli.policies.local_cache import Layers, Parked, Shelf, blocks, rounded
 from agentrl_cli.policies.local_engine import Engine, sampling_mode
@@ -31,6 +31,8 @@ CATCH_UP = 128
 """New tokens of a row that are fed together with the next step of the others, where the engine can."""
 PIECE = 2048
 """Prompt tokens of one row in one forward; a longer prompt is computed in pieces."""
+Place = tuple[Shelf, int]
+"""A shelf and a row of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,11 @@ class DecodeBatch(Shelves):
         self.together = prefill_tokens(model.config.get_text_config(), embedding.dtype.itemsize)
         """Most prompt tokens of all rows in one forward."""
 
+    @property
+    def why(self) -> str:
+        """Why no faster way is taken; empty for the fastest."""
+        return self.engine.why
+
     def renew(self, version: str) -> None:
         """New weights: what the old ones computed is dropped. Between two steps, in the event loop."""
         self.drop_old(version)
@@ -72,6 +79,10 @@ class DecodeBatch(Shelves):
         """Drop everything, the memory too."""
         super().clear()
         self._shared = [], None
+
+    def rest(self) -> None:
+        """Nobody samples for a while, and others want the memory."""
+        self.clear()
 
     @torch.inference_mode()
     def step(self, fresh: list[Request]) -> list[Request]:
@@ -187,7 +198,7 @@ class DecodeBatch(Shelves):
             if known is not None and start:
                 base.shelf.fill([base.row], known.layers, start)
             self.prefixes = [*self.prefixes[-PREFIXES + 1 :], base]
-            self._feed(base.shelf, base.row, [ids[start:]], [start])
+            self._feed([(base.shelf, base.row)], [ids[start:]], [start])
             self.peak = max(self.peak, self.used)
         self.planned.clear()
 
@@ -202,12 +213,7 @@ class DecodeBatch(Shelves):
         for request in sorted(fresh, key=lambda r: (self.wanted(r), r.length - begins[id(r)].start)):
             width = min(request.length - 1 - begins[id(request)].start, PIECE, self.together)
             length = self.wanted(request)
-            if (
-                batches
-                and not self.apart
-                and batches[-1][0] == length
-                and (len(batches[-1][1]) + 1) * width <= self.together
-            ):
+            if batches and self._alike(batches[-1][0], length) and (len(batches[-1][1]) + 1) * width <= self.together:
                 batches[-1][1].append(request)
             else:
                 batches.append((length, [request], []))
@@ -215,6 +221,10 @@ class DecodeBatch(Shelves):
             requests.sort(key=lambda r: id(begins[id(r)].source))
             found += [begins[id(request)] for request in requests]
         return batches
+
+    def _alike(self, length: int, other: int) -> bool:
+        """Whether rows for shelves of these lengths may be computed together."""
+        return not self.apart and length == other
 
     def _prefill(self, length: int, requests: list[Request], begins: list[Begin]) -> None:
         """Put requests on a shelf with keys and values of all their tokens but the last."""
@@ -245,7 +255,8 @@ class DecodeBatch(Shelves):
             return
         for request in requests:
             request.unfed = 1  # one that gave way may not have caught up before
-        self._feed(shelf, first, news, starts, [begin.base for begin in begins])
+        places = [(shelf, row) for row in range(first, first + len(news))]
+        self._feed(places, news, starts, [begin.base for begin in begins])
 
     def _resumed(self, request: Request, begin: Begin, parked: dict[str, Kept]) -> tuple[Shelf, int] | None:
         """The row that an episode was parked with, where its turn goes on from there; else its shelf is given up."""
@@ -256,9 +267,9 @@ class DecodeBatch(Shelves):
         return None if shelf is None else (shelf, 0)
 
     def _feed(
-        self, shelf: Shelf, first: int, news: list[Int32], starts: list[int], bases: Sequence[Base | None] = ()
+        self, places: list[Place], news: list[Int32], starts: list[int], bases: Sequence[Base | None] = ()
     ) -> None:
-        """Compute keys and values of new tokens of consecutive rows, in pieces.
+        """Compute keys and values of new tokens of rows, in pieces.
 
         Short rows are padded on the right: what the padding writes lies beyond the row's length, is masked here and
         overwritten by the tokens that come.
@@ -271,13 +282,18 @@ class DecodeBatch(Shelves):
             padded = np.zeros((len(pieces), width), np.int64)
             for n, piece in enumerate(pieces):
                 padded[n, : len(piece)] = piece
-            held = [0 if base is None else base.length for base in bases] or [0] * len(starts)
-            reach = max(start - own for start, own in zip(starts, held, strict=True)) + width
-            parts = one_part(shelf, first, len(pieces), reach)
-            view = Rows(parts, starts, width, self.device, share(bases, self.device))
+            view = self._view(places, starts, [len(piece) for piece in pieces], bases)
             self.engine(torch.from_numpy(padded).to(self.device), view, head=False)
             starts = [start + len(piece) for start, piece in zip(starts, pieces, strict=True)]
             news = [new[size:] for new in news]
+
+    def _view(self, places: list[Place], starts: list[int], counts: list[int], bases: Sequence[Base | None]) -> Seen:
+        """What a forward of so many new tokens a row works on; the rows are consecutive ones of one shelf."""
+        width = max(counts)
+        held = [0 if base is None else base.length for base in bases] or [0] * len(starts)
+        reach = max(start - own for start, own in zip(starts, held, strict=True)) + width
+        parts = one_part(*places[0], len(places), reach)
+        return Rows(parts, starts, width, self.device, share(bases, self.device))
 
 
 def _moves(begins: list[Begin]) -> dict[int, tuple[int, Layers]]:

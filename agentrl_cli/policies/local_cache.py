@@ -149,6 +149,10 @@ class Shelf:
         pairs = zip(self.keys, self.values, strict=True)
         return [(k[row], v[row]) for k, v in pairs if k is not None and v is not None]
 
+    def kept(self) -> Layers:
+        """What a shelf of one row that is parked whole tells of its keys and values."""
+        return self.view(0)
+
     def park(self, row: int, length: int, version: str, base: Base | None) -> Parked:
         """A copy of the first `length` positions of a row."""
         layers = [(k[:, :length].clone(), v[:, :length].clone()) for k, v in self.view(row)]

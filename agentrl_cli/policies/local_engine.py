@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from agentrl_cli.policies.local_attention import NotServed, Rows, one_part, rows_in
+from agentrl_cli.policies.local_attention import NotServed, Rows, Seen, one_part, rows_in
 from agentrl_cli.policies.local_bases import Base
 from agentrl_cli.policies.local_cache import Shelf
 from agentrl_cli.policies.local_fused import Fused, transformer
@@ -51,7 +51,7 @@ class Engine(Protocol):
     def refresh(self) -> None:
         """The model's weights have changed."""
 
-    def __call__(self, ids: Tensor, rows: Rows, *, head: bool) -> Tensor | None:
+    def __call__(self, ids: Tensor, rows: Seen, *, head: bool) -> Tensor | None:
         """Feed ids [B, T]; logits of the last position [B, vocabulary], or None where `head` is False."""
 
     def packed(self, ids: Tensor, view: Ragged) -> Tensor:
@@ -82,7 +82,7 @@ class Shared:
     def refresh(self) -> None:
         """Nothing to do: the model's own weights are read in every forward."""
 
-    def __call__(self, ids: Tensor, rows: Rows, *, head: bool) -> Tensor | None:
+    def __call__(self, ids: Tensor, rows: Seen, *, head: bool) -> Tensor | None:
         with rows_in(self._config):
             out = self._model(
                 input_ids=ids,
@@ -104,11 +104,14 @@ class Shared:
         raise NotServed("a model's own forward has the same number of tokens for every row")
 
 
-def choose_engine(model: nn.Module) -> Engine:
-    """The fastest engine whose numbers are the model's. Raises NotServed, with every reason, where none is."""
+def choose_engine(model: nn.Module, *, own: bool = False) -> Engine:
+    """The fastest engine whose numbers are the model's. Raises NotServed, with every reason, where none is.
+
+    `own`: one that runs the model's own weights.
+    """
     reasons: list[str] = []
     kinds: list[Callable[[nn.Module], Engine]] = [Fused, Shared]
-    unfit = _no_copy(model)
+    unfit = "recorded steps run the model's own weights" if own else _no_copy(model)
     if unfit:
         reasons.append(unfit)
         kinds.remove(Fused)
@@ -153,10 +156,10 @@ def verify(engine: Engine, model: nn.Module) -> int:
         raise NotServed(f"its forward is of another kind ({type(error).__name__}: {error})") from error
     got = torch.stack(found, 1)
     most = TOLERANCE.get(weight.dtype, 1e-3)
-    off = _off(got, wanted)
+    off = difference(got, wanted)
     if off > most:
         raise NotServed(f"the engine {engine.name} differs by {off:.2g} nats from the model's own forward")
-    if engine.packs and _off(_packed(engine, ids, layers), wanted[:, 2]) > 1e-3:
+    if engine.packs and difference(_packed(engine, ids, layers), wanted[:, 2]) > 1e-3:
         engine.packs, engine.why = False, "its compiled attention differs from the model's own"
     if not reach:
         return 0
@@ -165,10 +168,10 @@ def verify(engine: Engine, model: nn.Module) -> int:
     except (RuntimeError, NotServed) as error:  # a device that lacks one of the operations
         _LOG.debug("rows of the engine %s share no beginnings: %s", engine.name, error)
         return 0
-    return reach if _off(shared, wanted[:, 2]) <= most else 0
+    return reach if difference(shared, wanted[:, 2]) <= most else 0
 
 
-def _off(got: Tensor, wanted: Tensor) -> float:
+def difference(got: Tensor, wanted: Tensor) -> float:
     """The largest difference of two tensors; infinite where one has a number and the other has none."""
     if not torch.equal(got.isnan(), wanted.isnan()):
         return torch.inf

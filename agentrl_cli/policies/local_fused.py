@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
-from agentrl_cli.policies.local_attention import NotServed, Rows
+from agentrl_cli.policies.local_attention import NotServed, Seen
 from agentrl_cli.policies.local_kernel import WIDEST, Ragged, why_not
 
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "minimind"}
@@ -117,7 +117,7 @@ class Fused:
         self._blocks.clear()  # before the new ones: two copies of the weights, not three
         self._blocks.extend(_block(layer, packed) for layer in decoder.layers)
 
-    def __call__(self, ids: Tensor, rows: Rows, *, head: bool) -> Tensor | None:
+    def __call__(self, ids: Tensor, rows: Seen, *, head: bool) -> Tensor | None:
         """ids [B, T] -> logits of the last position [B, vocabulary], or None where only the cache is wanted."""
         batch, width = ids.shape
         x = torch.nn.functional.embedding(ids.reshape(-1), self._embedding)
@@ -171,7 +171,7 @@ class Fused:
         return self._angles
 
     def _attention(
-        self, number: int, block: Block, x: Tensor, cos: Tensor, sin: Tensor, rows: Rows, batch: int, width: int
+        self, number: int, block: Block, x: Tensor, cos: Tensor, sin: Tensor, rows: Seen, batch: int, width: int
     ) -> Tensor:
         h = rms_norm(x, block.norm.shape, block.norm, self._eps)
         both = block.heads + block.kv_heads

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from agentrl_cli.config import Config
 from agentrl_cli.policies.local import LocalPolicy
+from agentrl_cli.policies.local_graphs import Capture, CudaCapture
 from agentrl_cli.policies.local_memory import parse_memory, rollout_memory
 from agentrl_cli.policies.local_twin import twin
 
@@ -38,6 +40,8 @@ def make_policy(
         decode=decode,
         lane_length=min(length, config.rollout.max_tokens),
         memory=memory,
+        record=recorder(config, next(model.parameters()).device),
+        trains=trainable,
     )
     policy, sampler = make(model), None
     if trainable and config.rollout.async_staleness and not policy.copies_weights:
@@ -48,6 +52,13 @@ def make_policy(
             "rollout.memory holds %d tokens: episodes end there, not at rollout.max_tokens", policy.context_length
         )
     return policy, sampler
+
+
+def recorder(config: Config, device: torch.device) -> Callable[[], Capture] | None:
+    """What makes recorders of decode steps: CUDA graphs on a GPU, where the configuration lets them be."""
+    if device.type != "cuda" or config.rollout.cuda_graphs == "off" or config.deterministic:
+        return None
+    return partial(CudaCapture, device)
 
 
 def context_length(model: nn.Module) -> int:

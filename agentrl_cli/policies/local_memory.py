@@ -22,6 +22,13 @@ PREFILL = 8192
 PREFILL_BYTES = {4: 2**26, 2: 2**24}
 """What the three tensors of the feed-forward part may take in such a forward, by the bytes of a number: 16 bits mean a
 GPU, where 500 tokens fill the products of a model that is large enough for this to count."""
+STAY_SHARE = 0.125
+"""Of the memory that is free when the policy is made: keys and values that stay where they are while a model is
+trained, with all that recorded steps take, must not be more. A small card has other use for it."""
+MOST_GRAPHS = 32
+"""Recorded steps that are kept (local_graphs.py)."""
+GRAPH = 2 * 2**20
+"""Bytes of one of them on a GPU beside its tensors. A guess: none was measured."""
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -81,6 +88,33 @@ def rollout_memory(model: Any, given: Config) -> int:
     shares = given.rollout.max_tokens <= share_reach(model.config)
     needed = kv_positions(given, shares=shares) * position_bytes(config, weight.dtype)
     return min(needed, auto_memory(weight.device))
+
+
+def graph_bytes(
+    rows: int, positions: int, *, vocabulary: int, inner: int, hidden: int, kv_width: int, itemsize: int
+) -> int:
+    """Bytes that recorded steps take besides keys and values, by their shapes: `rows` that attend to `positions`.
+
+    The logits; what is there at a time in the widest layer: gathered keys and values with their mask, and the
+    feed-forward part; and the graphs themselves, by a guess.
+    """
+    layer = rows * (positions * (2 * kv_width + 1) + 3 * inner + 6 * hidden) * itemsize
+    return rows * vocabulary * itemsize + layer + MOST_GRAPHS * GRAPH
+
+
+def graphs_stay(model: Any, kept: int, rows: int, positions: int) -> bool:
+    """Whether keys and values of `kept` bytes, and recorded steps, stay where they are while a model is trained."""
+    config, weight = model.config.get_text_config(), model.get_input_embeddings().weight
+    more = graph_bytes(
+        rows,
+        positions,
+        vocabulary=int(weight.shape[0]),
+        inner=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
+        hidden=int(config.hidden_size),
+        kv_width=position_bytes(config, weight.dtype) // (2 * int(config.num_hidden_layers) * weight.dtype.itemsize),
+        itemsize=weight.dtype.itemsize,
+    )
+    return kept + more <= STAY_SHARE * free_memory(weight.device)
 
 
 def prefill_tokens(config: Any, itemsize: int) -> int:

@@ -74,6 +74,10 @@ class PlainBatch:
         self.version = version
         self.parked.clear()
 
+    def rest(self) -> None:
+        """Nobody samples for a while, and others want the memory."""
+        self.clear()
+
     def clear(self) -> None:
         """Drop everything."""
         self.requests.clear()

@@ -8,7 +8,7 @@ The oldest is never disturbed, so somebody always gets on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -61,6 +61,8 @@ class Shelves:
         self.lane_length = rounded(lane_length)
         self.budget = budget
         self.limit = min(limit, budget * BLOCK)
+        self.make: Callable[[int, int], Shelf] = Shelf
+        """A shelf of a length and a number of layers."""
         self.shelves: list[Shelf] = []
         self.lane_of: dict[str, int] = {}
         self.parked: dict[str, Kept] = {}
@@ -227,7 +229,7 @@ class Shelves:
         if self.apart:
             self.vacate(request)
             if len(held):
-                parked = Parked(local, shelf.view(0), self.version, request.base, shelf)
+                parked = Parked(local, shelf.kept(), self.version, request.base, shelf)
                 self.parked[request.key] = (held, parked)
             return
         if len(held) and self.make_room(blocks(local), keep=True):
@@ -322,7 +324,7 @@ class Shelves:
         for shelf in self.shelves:
             if shelf.length == length and not self.apart:
                 return shelf
-        self.shelves.append(Shelf(length, self.layers))
+        self.shelves.append(self.make(length, self.layers))
         return self.shelves[-1]
 
     def _reserve(self, shelf: Shelf, more: int, incoming: Sequence[Incoming] = ()) -> bool:
