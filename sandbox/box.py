@@ -26,7 +26,7 @@ import wire
 import worker
 from heads import Head
 from programs import Programs, Stopped
-from watch import Capture, Job, Tree, signal_process, watch
+from watch import FRAME, Capture, Job, Tree, signal_process, watch
 
 Answer = tuple[dict[str, Any], bytes]
 """Header and body."""
@@ -218,7 +218,6 @@ class Box:
         theirs.close()
         os.set_blocking(self.out[0], False)
         os.set_blocking(self.err[0], False)
-        wire.patience(ours)
         return Head(pid, ours)
 
     def cell(self, header: dict[str, Any], body: bytes) -> Answer:
@@ -268,7 +267,7 @@ class Box:
         self.drained = False
         try:
             self.nonce = os.urandom(8).hex()
-            wire.say(head.control, {**request, "nonce": self.nonce}, body, [theirs.fileno()])
+            wire.say(head.control, {**request, "nonce": self.nonce}, body, [theirs.fileno()], job.started + FRAME)
         except OSError:
             return "deaf", None, job, ours
         finally:
@@ -358,7 +357,7 @@ class Box:
     def calls(self, header: dict[str, Any], body: bytes) -> Answer:
         """Calls of functions of the session, each under the wall limit, all under `budget` seconds.
 
-        Answers `[[status, detail, error, length], ...]` and the answers' bytes one after the other.
+        Answers the `answers` bytes of `[[status, detail, error, length], ...]`, then the values, one after the other.
         """
         todo = json.loads(body)
         limits = {**self.limits, **header.get("limits", {})}
@@ -372,7 +371,7 @@ class Box:
             assert self.head is not None
             expected = 0
             while frame is not None and "done" not in frame.header and len(answers) < len(todo):
-                if frame.header.get("i") != str(expected) or len(data) > 16 * worker.MAX_ANSWER:
+                if frame.header.get("i") != str(expected) or len(data) > 16 * wire.MAX_ANSWER:
                     break
                 expected += 1
                 answer = self._answered(frame)
@@ -395,6 +394,7 @@ class Box:
                 answers.append([failed["status"], "budget" if over else failed.get("detail", ""), "", 0])
             if failed["status"] == "state_lost" or time.monotonic() > end:
                 break
-        answers += [["timeout", "budget", "", 0]] * (len(todo) - len(answers))
-        reply, _ = self._settle(job, {"status": "ok", "answers": answers, "answers_size": len(data)}, unused)
-        return reply, bytes(data)
+        answers += [ends.unanswered(answers, time.monotonic() > end)] * (len(todo) - len(answers))
+        told = json.dumps(answers, ensure_ascii=False).encode()  # too much for a header, where many say what went wrong
+        reply, _ = self._settle(job, {"status": "ok", "answers": len(told)}, unused)
+        return reply, told + data

@@ -28,6 +28,8 @@ _BYTE = ctypes.create_string_buffer(1)
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID = 0x00020000, 0x08000000, 0x10000000, 0x20000000
 _CLONE_PARENT, _CLONE_CLEARTID, _CLONE_SETTID = 0x8000, 0x00200000, 0x01000000
 _SYS_CLONE = 56 if os.uname().machine == "x86_64" else 220
+ANY_KIND = 0x40000000
+"""__WALL of waitpid(2): children that send no signal at their end, too."""
 _NOSUID, _NODEV, _REC, _PRIVATE, _NOEXEC = 2, 4, 16384, 1 << 18, 8
 _PR_DUMPABLE, _PR_NNP, _PR_CAPBSET_DROP, _PR_SUBREAPER, _PR_DEATHSIG, _PR_AMBIENT = 4, 38, 24, 36, 1, 47
 _PR_TID_ADDRESS = 40
@@ -79,10 +81,13 @@ def bare_fork() -> int:
 def sleeping_fork(fd: int) -> int:
     """Forks a child that sleeps, having touched next to nothing, until a byte arrives on `fd`, and ends at its end.
 
-    Returns the child's pid, and 0 in the child once it is woken. Raises OSError.
+    Returns the child's pid, and 0 in the child once it is woken. Raises OSError. Code that waits for any child of its
+    own does not meet this one, which sends no signal at its end: wait for it with ANY_KIND.
     """
+    # Only clone can leave the signal away, and only fork takes the C library's locks, which other threads may hold.
+    alone = len(sys._current_frames()) == 1
     # Neither the interpreter's lock for imports nor its hooks around a fork: nobody is to notice this one.
-    pid = int(_RAW.fork())
+    pid = int(_RAW.syscall(_SYS_CLONE, *_as_fork(0)) if alone else _RAW.fork())
     if pid == 0:
         if _RAW.read(fd, _BYTE, 1) != 1:
             _RAW._exit(0)
@@ -94,23 +99,31 @@ def sleeping_fork(fd: int) -> int:
 
 
 def sibling_fork() -> Callable[[], int]:
-    """A `bare_fork` whose child is a child of this process's parent. Raises OSError, as what it returns does.
-
-    The C library's own fork but for that flag: the kernel tells where the library keeps the number of its thread.
-    """
-    address = ctypes.c_void_p()
-    _check(libc.prctl(_PR_TID_ADDRESS, ctypes.byref(address), 0, 0, 0), "prctl PR_GET_TID_ADDRESS")
-    here = (0, address, 0) if os.uname().machine == "x86_64" else (0, 0, address)
-    flags = _CLONE_PARENT | _CLONE_SETTID | _CLONE_CLEARTID | signal.SIGCHLD
+    """A `bare_fork` whose child is a child of this process's parent. Raises OSError, as what it returns does."""
+    arguments = _as_fork(_CLONE_PARENT | signal.SIGCHLD)
     syscall = _RAW.syscall
 
     def fork() -> int:
-        pid = int(syscall(_SYS_CLONE, flags, 0, *here))
+        pid = int(syscall(_SYS_CLONE, *arguments))
         if pid < 0:
             raise OSError(ctypes.get_errno(), "fork: " + os.strerror(ctypes.get_errno()))
         return pid
 
     return fork
+
+
+@cache
+def _as_fork(flags: int) -> tuple[Any, ...]:
+    """Arguments of clone that make it the C library's fork but for `flags`.
+
+    The kernel tells where the library keeps the number of its thread, which is at the same place in every fork; where
+    it does not, that number stays the parent's, of which only the locks that processes share would take notice.
+    """
+    address = ctypes.c_void_p()
+    if libc.prctl(_PR_TID_ADDRESS, ctypes.byref(address), 0, 0, 0) != 0:
+        return flags, 0, 0, 0, 0
+    here = (0, address, 0) if os.uname().machine == "x86_64" else (0, 0, address)
+    return flags | _CLONE_SETTID | _CLONE_CLEARTID, 0, *here
 
 
 def _write(path: str, text: str) -> None:
@@ -179,6 +192,7 @@ def enter_slot(folder: str, number: int, user: tuple[int, int]) -> None:
         for path in (WORK, WORK + "/.tmp", WORK + "/.shm"):
             os.mkdir(path, 0o700)
         os.chdir(WORK)
+    os.chmod(folder, 0o1710)  # what the user put beside its folder would stay for the next one
 
 
 @contextmanager
@@ -312,7 +326,7 @@ def limit_numbers(limits: dict[str, Any], extra_processes: int, cpu: bool) -> No
     _limit(resource.RLIMIT_NOFILE, limits["open_files"], limits["open_files"])
     _limit(resource.RLIMIT_NPROC, processes, processes)
     if cpu:
-        seconds = max(1, int(-(-limits["cpu"] // 1)))
+        seconds = max(1, int(-(-min(limits["cpu"], 1e9) // 1)))  # .inf: no limit
         _limit(resource.RLIMIT_CPU, seconds, seconds + 1)
 
 

@@ -26,6 +26,9 @@ _SAID = (
 """What programs write to stderr where a limit stopped them, and what it means."""
 
 
+_NONSENSE = "the session's process answered nonsense"
+
+
 def claimed(header: dict[str, Any]) -> str:
     """The status that a worker claims, if it is one that it may choose."""
     status = header.get("status")
@@ -87,7 +90,7 @@ def ended(reason: str, status: int, used: float, limits: dict[str, Any], note: s
         name, _, detail = reason.partition(":")
         return {"status": name, "detail": detail}
     if reason == "deaf":
-        return {"status": "crashed", "detail": "the session's process answered nonsense"}
+        return {"status": "crashed", "detail": _NONSENSE}
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number == signal.SIGKILL and used >= limits["cpu"]:
@@ -98,3 +101,10 @@ def ended(reason: str, status: int, used: float, limits: dict[str, Any], note: s
     if name in _CLAIMS and code:
         return {"status": name, "detail": detail[:200], "exit": code}
     return {"status": "exit" if code else "ok", "exit": code}
+
+
+def unanswered(answers: list[list[Any]], late: bool) -> list[Any]:
+    """What is said of calls after the last of `answers`: no state was left for them, or no time, or code left them."""
+    if answers and answers[-1][0] == "state_lost":
+        return ["state_lost", "", "", 0]
+    return ["timeout", "budget", "", 0] if late else ["crashed", _NONSENSE, "", 0]

@@ -49,6 +49,10 @@ def _parent(path: str, make: bool) -> tuple[int, str]:
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not parts or ".." in parts or "\0" in path or path.startswith("/"):
         raise Refused("the path has to be relative and inside the work folder")
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:  # half of a pair of code units, which JSON can hold
+        raise Refused("the path holds what is no character") from None
     folder = os.open(confine.WORK, os.O_RDONLY | os.O_DIRECTORY)
     for part in parts[:-1]:
         below = None
@@ -129,7 +133,10 @@ def entries(limit: int = 1000) -> list[list[Any]]:
                 path = f"{below}/{entry.name}" if below else entry.name
                 if path in _HIDDEN or len(found) >= limit:
                     continue
-                info = entry.stat(follow_symlinks=False)
+                try:
+                    info = entry.stat(follow_symlinks=False)
+                except OSError:
+                    continue  # its path is too long
                 kind = "folder" if stat.S_ISDIR(info.st_mode) else "file" if stat.S_ISREG(info.st_mode) else "other"
                 kind = "link" if stat.S_ISLNK(info.st_mode) else kind
                 found.append([path.encode("utf-8", "replace").decode(), kind, info.st_size])

@@ -1,6 +1,7 @@
 """Landlock: what code may touch where no namespaces are to be had. Needs ABI 6 (Linux 6.12), which also scopes signals.
 
-Not covered by it: stat() of what one cannot open, and the number of bytes and files written.
+Not covered by it: stat() of what one cannot open, mode and times of what belongs to the same user, and the number of
+bytes and files written.
 """
 
 from __future__ import annotations

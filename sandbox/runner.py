@@ -27,6 +27,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import box
 import confine
+import folders
 import memory
 import pages
 import seccomp
@@ -147,7 +148,10 @@ class Runner:
         wire.send(host, {"ready": True})
         served = box.Box(host, limits, self.base, self.level, rules, user, memory.Kills(list(group[1:])))
         served.adopt(limits)  # else every box would draw the same random numbers
-        served.serve()
+        try:
+            served.serve()
+        except SystemExit:  # the host went away while something ran
+            served.end()
 
     def collect(self) -> None:
         """Reaps boxes that ended."""
@@ -174,7 +178,7 @@ class Runner:
             return
         for orphan in set(watch.children(os.getpid())) - self.boxes.keys():
             watch.signal_process(orphan, signal.SIGKILL)
-        users.delete(f"{self.folder}/{number}")
+        folders.delete(f"{self.folder}/{number}")
 
     def end(self) -> NoReturn:
         """The host is gone: so is everything here."""
@@ -183,7 +187,7 @@ class Runner:
         if self.level not in ("ns", "uid"):
             # What a box had started is ours now.
             watch.Tree(self.level).kill_others(set())
-            users.delete(self.folder)
+            folders.delete(self.folder)
         os._exit(0)
 
 
@@ -207,8 +211,11 @@ def main() -> None:
     if level == "uid":
         runner.slots = users.Slots(folder, int(options["--slots"]), uid)
     # The code that runs here later must find neither our modules nor our folder (`sys.path[0]`, see become_box).
-    ours = "box confine ends files heads landlock memory pages plain programs seccomp snapshot start users warm watch"
-    for name in (*ours.split(), "wire", "worker"):
+    ours = (
+        "box confine ends files folders heads landlock memory pages plain programs seccomp snapshot start users warm "
+        "watch wire worker"
+    )
+    for name in ours.split():
         sys.modules.pop(name, None)
     confine.know_limits()
     confine.know_code_filter()

@@ -14,9 +14,9 @@ import time
 from typing import IO, NamedTuple
 
 import confine
+from folders import FOLDER, opened
 
 _DEPTH = 60
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _FIRST = 3
 """Folders in a fresh box: the work folder itself, and those of /tmp and /dev/shm."""
 _TICK = 50_000_000
@@ -88,7 +88,7 @@ class Files:
         memory, found, old = Memory(), Snapshot(), time.time_ns() - _TICK
         try:
             with confine.acting_as(self.user):
-                root = os.open(confine.WORK, _FOLDER)
+                root = os.open(confine.WORK, FOLDER)
                 try:
                     found[""] = _item(os.fstat(root))
                     self._look(root, "", found, memory, 0)
@@ -109,8 +109,8 @@ class Files:
             return False
         for fd, key in self._empty:
             if _key(os.fstat(fd)) != key:
-                for opened, _ in self._empty:
-                    os.close(opened)
+                for still_open, _ in self._empty:
+                    os.close(still_open)
                 self._empty = []
                 return False
         return True
@@ -127,7 +127,7 @@ class Files:
                     continue  # a socket: whoever served it is dead
                 found[path] = item = _item(info)
                 if kind == stat.S_IFDIR:
-                    below = os.open(entry.name, _FOLDER, dir_fd=folder)
+                    below = os.open(entry.name, FOLDER, dir_fd=folder)
                     try:
                         size = self._look(below, path + "/", found, memory, size)
                     finally:
@@ -151,7 +151,7 @@ class Files:
             return "left"
         try:
             with confine.acting_as(self.user):
-                root = _opened(None, confine.WORK)
+                root = opened(None, confine.WORK)
                 try:
                     changed = _clear(root, "", wanted)
                     made = _make(root, wanted)
@@ -190,20 +190,7 @@ def _opened_all(root: int, found: Snapshot) -> list[tuple[int, tuple[int, ...]]]
     """Descriptors of what was found, with its key; nothing where it is not all folders."""
     if not all(stat.S_ISDIR(item.mode) for item in found.values()):
         return []
-    return [(os.open(path or ".", _FOLDER, dir_fd=root), item.key) for path, item in found.items()]
-
-
-def _opened(folder: int | None, name: str) -> int:
-    """A descriptor of a folder, made accessible to its owner where it was closed."""
-    try:
-        return os.open(name, _FOLDER, dir_fd=folder)
-    except PermissionError:
-        fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
-        try:
-            os.chmod(f"/proc/self/fd/{fd}", 0o700)
-        finally:
-            os.close(fd)
-        return os.open(name, _FOLDER, dir_fd=folder)
+    return [(os.open(path or ".", FOLDER, dir_fd=root), item.key) for path, item in found.items()]
 
 
 def _clear(folder: int, prefix: str, wanted: Snapshot, depth: int = 0) -> bool:
@@ -218,7 +205,7 @@ def _clear(folder: int, prefix: str, wanted: Snapshot, depth: int = 0) -> bool:
     for name, info in entries:
         item = wanted.get(prefix + name)
         if stat.S_ISDIR(info.st_mode):
-            below = _opened(folder, name)
+            below = opened(folder, name)
             try:
                 changed |= _clear(below, f"{prefix}{name}/", wanted, depth + 1)
             finally:
@@ -246,7 +233,7 @@ def _make(root: int, wanted: Snapshot) -> Snapshot:
     for path, item in reversed(folders):
         fd, name = _parent(root, path) if path else (os.dup(root), ".")
         try:
-            below = _opened(fd, name)
+            below = opened(fd, name)
             try:
                 os.utime(below, ns=item.times)
                 os.fchmod(below, stat.S_IMODE(item.mode))
@@ -302,7 +289,7 @@ def _parent(root: int, path: str) -> tuple[int, str]:
     folder = os.dup(root)
     for part in above:
         try:
-            below = _opened(folder, part)
+            below = opened(folder, part)
         finally:
             os.close(folder)
         folder = below

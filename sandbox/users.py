@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 from typing import Any
 
 import confine
+import folders
 import wire
 
 _UIDS = 2_000
@@ -56,6 +56,7 @@ class Slots:
         folder, user = self.folder(number), self.user(number)
         slot, uid = self.taken.pop(number)
         confine.signal_user(uid, signal.SIGKILL)
+        os.chmod(folder, 0o1770)  # as it was mounted: only its group can delete, and make, a folder there
         with confine.acting_as(user):
             empty = _delete_empty(f"{folder}/{number}")
         if empty:
@@ -67,7 +68,7 @@ class Slots:
             return
         with confine.acting_as(user):
             for _ in range(3):
-                delete(f"{folder}/{number}")
+                folders.delete(f"{folder}/{number}")
         os._exit(0)
 
     def freed(self, pid: int) -> list[tuple[dict[str, Any], int]]:
@@ -91,17 +92,3 @@ def _delete_empty(path: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def delete(path: str) -> None:
-    """Deletes a folder whose owner may have closed parts of it."""
-    if os.path.isdir(path):
-        os.chmod(path, 0o700)
-    for folder, names, _ in os.walk(path):
-        for name in names:
-            below = os.path.join(folder, name)
-            if stat.S_ISDIR(os.lstat(below).st_mode):
-                os.chmod(below, 0o700)
-    import shutil  # not at the top: a fork costs by what its parent has imported
-
-    shutil.rmtree(path, ignore_errors=True)

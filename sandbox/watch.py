@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _socket as socket
+import errno
 import os
 import select
 import signal
@@ -21,9 +22,12 @@ _QUICK = 0.02
 """Seconds in which output is left in its pipes: most executions end before that, and are drained at their end."""
 _QUIET = 0.05
 """Seconds in which nobody starts as many processes as there are numbers for them."""
-_FRAME, _LATE = 2.0, 0.5
-"""Seconds that an answer takes at most from its first byte on, and after the wall limit, before the host gives up."""
+FRAME, _LATE = 2.0, 0.5
+"""Seconds that a question takes at most to be taken, and an answer from its first byte on; and after the wall limit,
+before the host gives up."""
 _RDHUP = 0x2000
+_DEEPEST = 200
+"""Folders in each other, where their content is counted."""
 _PIPE = 65536
 
 
@@ -176,7 +180,7 @@ def watch(job: Job, control: socket.socket | None, first: select.poll | None = N
                 poll.unregister(fd)
         if control is not None and control.fileno() in ready:
             try:
-                received = wire.receive(control, min(time.monotonic() + _FRAME, job.deadline + _LATE))
+                received = wire.receive(control, min(time.monotonic() + FRAME, job.deadline + _LATE))
             except (wire.Broken, OSError, ValueError):
                 return "deaf", None
             if received is not None:
@@ -192,7 +196,10 @@ def watch(job: Job, control: socket.socket | None, first: select.poll | None = N
 def _too_full(limits: dict[str, Any]) -> str:
     """Where no file system of its own limits a work folder: what it holds too much of. Counts no further than that."""
     size = number = 0
-    for folder, _, names in os.walk(confine.WORK):
+    hidden: list[OSError] = []
+    for folder, _, names in os.walk(confine.WORK, onerror=hidden.append):
+        if folder.count("/") > _DEEPEST or any(error.errno == errno.ENAMETOOLONG for error in hidden):
+            return ends.MANY  # below that nothing could be counted
         for name in names:
             number += 1
             try:

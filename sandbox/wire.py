@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _socket as socket  # the module of Python's own brings 800 KiB that every fork would copy
 import json
+import select
 import struct
 import time
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ _LINE = "\x1e"
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 MAX_HEADER = 1 << 16
 MAX_BODY = 64 << 20
+MAX_ANSWER = 1 << 20
+"""Bytes of what one call of a function may answer, as text."""
 
 
 class Broken(Exception):
@@ -43,7 +46,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def patience(sock: socket.socket, seconds: int = 2) -> None:
-    """After so long a socket's calls raise OSError. The kernel's clock: Python's own polls before every call."""
+    """After so long a socket's call for one piece raises OSError: no limit for a frame of several, see `until`."""
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         sock.setsockopt(socket.SOL_SOCKET, option, _SECONDS.pack(seconds, 0))
 
@@ -55,17 +58,54 @@ def send(sock: socket.socket, header: dict[str, Any], body: bytes = b"", fds: Se
 
 def _send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
     if fds:
-        rights = struct.pack(f"{len(fds)}i", *fds)
-        data = data[sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]) :]
+        data = data[sock.sendmsg([data], _rights(fds)) :]
     if data:
         sock.sendall(data)
 
 
-def say(sock: socket.socket, header: dict[str, str], body: bytes = b"", fds: Sequence[int] = ()) -> None:
-    """`send` between box and worker: the header as `name=value` lines, which is quicker than JSON."""
+def _rights(fds: Sequence[int]) -> list[tuple[int, int, bytes]]:
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))]
+
+
+def say(
+    sock: socket.socket, header: dict[str, str], body: bytes = b"", fds: Sequence[int] = (), until: float | None = None
+) -> None:
+    """`send` between box and worker: the header as `name=value` lines, which is quicker than JSON.
+
+    `until`: the monotonic time at which it has to be taken whole, else TimeoutError; None: as the socket says.
+    """
     head = "\n".join([f"{name}={value}".replace("\n", _LINE) for name, value in header.items()])
     data = head.encode("utf-8", "replace")
-    _send(sock, PREFIX.pack(len(data), len(body)) + data + body, fds)
+    frame = PREFIX.pack(len(data), len(body)) + data + body
+    if until is None:
+        _send(sock, frame, fds)
+    else:
+        _send_until(sock, frame, fds, until)
+
+
+def _send_until(sock: socket.socket, data: bytes, fds: Sequence[int], until: float) -> None:
+    """A reader that takes a piece now and then starts the kernel's own clock anew with each: this one goes on."""
+    rights = _rights(fds) if fds else []
+    view = memoryview(data)
+    while True:
+        try:
+            sent = sock.sendmsg([view], rights, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        if sent:
+            view, rights = view[sent:], []
+        if not view:
+            return
+        _wait(sock, select.POLLOUT, until)
+
+
+def _wait(sock: socket.socket, event: int, until: float) -> None:
+    """Until a socket can go on. Raises TimeoutError."""
+    poll = select.poll()
+    poll.register(sock, event)
+    left = until - time.monotonic()
+    if left <= 0 or not poll.poll(left * 1000 + 1):
+        raise TimeoutError("the other end does not go on")
 
 
 def _lines(data: bytes) -> dict[str, Any]:
@@ -77,14 +117,15 @@ def _lines(data: bytes) -> dict[str, Any]:
 
 
 def receive(sock: socket.socket, until: float) -> Frame | None:
-    """The next frame that was said; None where the peer closed between frames.
+    """The next frame that was said, of a peer that began to; None where it closed between frames. No large ones.
 
-    Broken where it is not whole `until` then, by the monotonic clock: one byte now and then would hold us for ever.
+    Broken or TimeoutError where it is not whole `until` then, by the monotonic clock: one byte now and then would hold
+    us for ever.
     """
     start = sock.recv(PREFIX.size)
     if not start:
         return None
-    head_size, body_size = _sizes(start + _exactly(sock, PREFIX.size - len(start), until))
+    head_size, body_size = _sizes(start + _exactly(sock, PREFIX.size - len(start), until), MAX_ANSWER)
     data = _exactly(sock, head_size + body_size, until)
     return Frame(_lines(data[:head_size]), data[head_size:])
 
@@ -111,9 +152,9 @@ def receive_one(sock: socket.socket, max_fds: int) -> tuple[Frame, list[int]] | 
     return Frame(_lines(data[PREFIX.size : head_end]), data[head_end:]), fds
 
 
-def _sizes(prefix: bytes) -> tuple[int, int]:
+def _sizes(prefix: bytes, max_body: int = MAX_BODY) -> tuple[int, int]:
     head_size, body_size = PREFIX.unpack(prefix)
-    if head_size > MAX_HEADER or body_size > MAX_BODY:
+    if head_size > MAX_HEADER or body_size > max_body:
         raise Broken("a frame larger than the limit")
     return head_size, body_size
 
@@ -122,8 +163,15 @@ def _exactly(sock: socket.socket, size: int, until: float | None = None) -> byte
     if size <= 0:
         return b""
     data = bytearray()
+    flags = 0 if until is None else socket.MSG_DONTWAIT
     while len(data) < size:
-        piece = sock.recv(min(size - len(data), 1 << 20))
+        try:
+            piece = sock.recv(min(size - len(data), 1 << 20), flags)
+        except BlockingIOError:
+            if until is None:
+                raise
+            _wait(sock, select.POLLIN, until)
+            continue
         if not piece:
             raise Broken("closed in the middle of a frame")
         data += piece

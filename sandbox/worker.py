@@ -26,7 +26,6 @@ import ends
 import plain
 import wire
 
-MAX_ANSWER = 1 << 20
 _NOTE_FD = 3
 
 
@@ -159,7 +158,7 @@ def _is_awaited() -> bool:
 def _reaped(pid: int, options: int = os.WNOHANG) -> bool:
     """Whether a process is no child of this one any more."""
     try:
-        return os.waitpid(pid, options)[0] == pid
+        return os.waitpid(pid, options | confine.ANY_KIND)[0] == pid
     except ChildProcessError:
         return True
 
@@ -274,7 +273,7 @@ class Session:
                 function = _find(self.module, name)
                 value = function(*plain.decode(args), **plain.decode(kwargs))
                 body = json.dumps(plain.encode(value), separators=(",", ":")).encode("utf-8", "replace")
-                if len(body) > MAX_ANSWER:
+                if len(body) > wire.MAX_ANSWER:
                     raise plain.NotPlain("the answer is too large")
             except BaseException as error:  # noqa: BLE001 - the code under test may raise anything
                 header["status"], header["detail"] = classify(error)

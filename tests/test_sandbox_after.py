@@ -1,4 +1,4 @@
-"""What hostile code could do with the moments around an answer: hold it back, or go on after it."""
+"""What hostile code could do with the moments around an answer: hold it back, go on after it, or make it too large."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agentrl_cli.config import SandboxConfig
-from agentrl_cli.errors import SandboxUnavailable
+from agentrl_cli.errors import SandboxUnavailable, UsageError
 from agentrl_cli.paths import sandbox_dir
 from agentrl_cli.sandbox import Sandbox
 
@@ -47,6 +47,146 @@ async def test_an_answer_that_comes_in_drops_is_the_codes_own_fault(sandbox: San
     assert time.monotonic() - begun < 5.0
     assert (await session.cell("x * 7")).stdout == "42\n"
     assert not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
+
+
+SLOW = """
+import sys, time
+frame = sys._getframe()
+while not hasattr(frame.f_locals.get("self"), "control"):
+    frame = frame.f_back
+class Slow:
+    def __init__(self, sock): self.sock = sock
+    def __getattr__(self, name): return getattr(self.sock, name)
+    def recvmsg(self, size, *rest): time.sleep(0.3); return self.sock.recvmsg(30_000, *rest)
+    def recv(self, size): time.sleep(0.3); return self.sock.recv(min(size, 30_000))
+session = frame.f_locals["self"]
+session.control = Slow(session.control)
+"""
+"""The session's process takes what it is asked 100 KB a second."""
+
+
+async def test_a_question_that_is_taken_in_drops_is_the_codes_own_fault(sandbox: Sandbox) -> None:
+    long = "x" * 1_500_000
+    session = await sandbox.session(wall=1.0)
+    for _ in range(2):
+        assert (await session.cell(SLOW + "def f(x): return 1")).ok
+        assert (await session.cell("6 * 7")).stdout == "42\n"
+        begun = time.monotonic()
+        result = await session.cell(f"len({long!r})")
+        assert (result.status, result.state_kept, result.rolled_back) == ("state_lost", False, True), result
+        assert time.monotonic() - begun < 4.0
+        assert (await session.cell("6 * 7")).stdout == "42\n"
+    assert (await session.cell(SLOW + "def f(x): return 1")).ok
+    begun = time.monotonic()
+    answers, body = await session.calls([["f", [long], {}], ["f", [1], {}]])
+    assert [answer.status for answer in answers] == ["state_lost"] * 2 and body == b"", answers
+    assert time.monotonic() - begun < 4.0
+    assert not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
+
+
+async def test_a_long_question_that_is_taken_is_answered(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    assert (await session.cell(f"x = {'x' * 9_000_000!r}\nlen(x)")).stdout == "9000000\n"
+    (answer,), body = await session.calls([["len", ["y" * 9_000_000], {}]])
+    assert answer.detail == "NameError"  # a builtin is no function of the session
+    await session.cell("size = len")
+    (answer,), body = await session.calls([["size", ["y" * 9_000_000], {}]])
+    assert (answer.status, body) == ("ok", b"9000000")
+
+
+LARGE = """
+import sys
+frame = sys._getframe()
+while "wire" not in frame.f_globals:
+    frame = frame.f_back
+frame.f_globals["wire"].MAX_ANSWER = 1 << 30
+def large(size): return "x" * size
+def wordy(n): raise ValueError("\U0001f600" * 300)
+"""
+
+
+async def test_answers_that_are_too_large_are_the_codes_own_fault(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    await session.cell(LARGE)
+    answers, body = await session.calls([["large", [size], {}] for size in (900_000, 15 << 20, 60 << 20, 900_000)])
+    assert [answer.status for answer in answers] == ["ok", "crashed", "crashed", "ok"], answers
+    assert len(body) == 2 * 900_002
+    answers, body = await session.calls([["wordy", [number], {}] for number in range(300)])
+    assert {(one.status, one.error[:13], len(one.error)) for one in answers} == {
+        ("exception", "ValueError: \U0001f600", 300)
+    }
+    assert (len(answers), body) == (300, b"")
+    assert set(sandbox.counts) == {"ok", "crashed", "exception"}, sandbox.counts
+
+
+async def test_no_path_that_a_model_names_ends_the_box(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    await session.cell("import os\nx = 6\nfor _ in range(20): os.mkdir('d' * 250); os.chdir('d' * 250)")
+    for path in ("\ud800", "a" * 300, "a" * 70_000, "a/" * 2000 + "b", "\udc80"):
+        with pytest.raises(UsageError):
+            await session.read(path)
+    with pytest.raises(UsageError):
+        await session.write("\ud800/x", b"")
+    assert len(await session.list()) > 10
+    assert (await session.cell("x * 7")).stdout == "42\n"
+    assert not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
+
+
+LEASE = """
+import fcntl, signal
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+held = open("held", "w")
+fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+"""
+
+
+async def test_who_holds_a_file_holds_nobody_up(sandbox: Sandbox) -> None:
+    """The kernel lets whoever else opens it wait for up to 45 seconds."""
+    session = await sandbox.session()
+    leased = await session.cell(LEASE)
+    assert leased.ok, leased.text()
+    begun = time.monotonic()
+    with pytest.raises(UsageError):
+        await session.read("held")
+    assert (await session.cell("6 * 7")).stdout == "42\n"
+    await session.write("held", "mine")
+    assert await session.read("held") == b"mine" and time.monotonic() - begun < 3.0
+    assert not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
+
+
+WAIT = """
+import os, signal
+seen, rung = [], 0
+def ring(*_):
+    global rung
+    rung += 1
+signal.signal(signal.SIGCHLD, ring)
+def wait():
+    child = os.fork()
+    if not child:
+        os._exit(3)
+    while True:
+        try:
+            seen.append(os.wait() == (child, 3 << 8))
+        except ChildProcessError:
+            return
+wait()
+"""
+
+
+@pytest.mark.parametrize("keep", [0, 2])
+async def test_a_cell_that_waits_for_its_children_meets_no_other(sandbox: Sandbox, keep: int) -> None:
+    session = await sandbox.session(keep=keep, wall=3.0)
+    assert (await session.cell(WAIT)).ok
+    for _ in range(4):
+        result = await session.cell("wait()")
+        assert result.ok and result.stopped == 0, result.text()
+    assert (await session.cell("os.abort()")).rolled_back
+    assert (await session.cell("seen, rung")).stdout == "([True, True, True, True, True], 5)\n"
+    with_thread = await session.cell("import threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()")
+    assert with_thread.ok
+    assert (await session.cell("x = 1; os.abort()")).rolled_back
+    assert (await session.cell("len(seen), 'x' in globals()")).stdout == "(5, False)\n"
 
 
 TICKS = """
@@ -118,3 +258,24 @@ def test_a_fresh_folder_is_looked_at_again(tmp_path: Path) -> None:
         [sys.executable, "-c", LOOK, str(tmp_path)], env=env, capture_output=True, text=True, check=False
     )
     assert done.stdout.startswith("True"), done.stdout + done.stderr
+
+
+SKIPS = """
+import sys
+frame = sys._getframe()
+while "wire" not in frame.f_globals:
+    frame = frame.f_back
+session, wire = frame.f_locals["self"], frame.f_globals["wire"]
+def skip(): session._say({"done": "", "nonce": session.nonce})
+"""
+
+
+async def test_calls_that_code_leaves_out_are_no_matter_of_time(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    await session.cell(SKIPS)
+    answers, _ = await session.calls([["skip", [], {}]] * 3)
+    assert [(answer.status, answer.detail[-8:]) for answer in answers] == [("crashed", "nonsense")] * 3
+    assert await session.calls([]) == ((), b"")
+    # What it went on to say is no answer to this.
+    assert (await session.cell("6 * 7")).status in ("crashed", "state_lost")
+    assert (await session.cell("6 * 7")).stdout == "42\n"

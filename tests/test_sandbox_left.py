@@ -19,7 +19,7 @@ from agentrl_cli.commands import main
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import SandboxUnavailable
 from agentrl_cli.sandbox import ExecResult, Sandbox, Session, launch, owner
-from agentrl_cli.sandbox.runner import AT_ONCE
+from agentrl_cli.sandbox.runner import AT_ONCE, Process
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
 
@@ -95,6 +95,53 @@ def _comes(condition: Callable[[], bool]) -> bool:
         if condition():
             return True
         time.sleep(0.02)
+    return False
+
+
+DEEP = """
+import os, time
+os.makedirs("a/shut"); os.chmod("a/shut", 0)
+for _ in range(1500):
+    os.mkdir("d"); os.chdir("d")
+time.sleep(9)
+"""
+SITS = "mkdir -p d/e; cd /; exec env -i sleep 45679.5"
+"""Neither its folder nor its environment tells whose it is."""
+
+
+async def test_what_a_killed_runner_held_goes_with_it() -> None:
+    try:
+        sandbox = await Sandbox.open(SandboxConfig(backend="landlock", min_level="landlock", workers=1, wall=60.0))
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+    async with sandbox:
+        session, deep = await sandbox.session(), await sandbox.session()
+        await session.cell("x = 6")
+        stopped = await deep.run(DEEP)
+        assert (stopped.status, stopped.limit) == ("disk_limit", "inodes"), stopped.text()
+        await deep.close()  # the runner deletes its folder, too deep to be walked, and lives on
+        (runner,) = sandbox._runners[()]
+        assert isinstance(runner, Process) and (await session.cell("x * 7")).stdout == "42\n"
+        sitting = asyncio.ensure_future(session.bash(SITS))
+        assert await _soon(lambda: any(b"45679.5" in _line(pid) for pid in _below(runner.process.pid)))
+        started = {pid: owner.born(str(pid)) for pid in _below(runner.process.pid)}
+        assert runner.alive and not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
+        runner.process.kill()
+        runner.process.wait()
+        await sandbox.inspect()
+        assert not runner.folder.exists()
+        assert await _soon(lambda: not [pid for pid, born in started.items() if owner.born(str(pid)) == born])
+        sitting.cancel()
+        await asyncio.gather(sitting, return_exceptions=True)
+        assert (await session.cell("x * 7")).stdout == "42\n"
+    assert _of(Path(tempfile.gettempdir()), os.getpid()) == []
+
+
+async def _soon(condition: Callable[[], bool]) -> bool:
+    for _ in range(250):
+        if condition():
+            return True
+        await asyncio.sleep(0.02)
     return False
 
 

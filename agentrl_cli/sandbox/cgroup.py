@@ -108,12 +108,9 @@ class Cgroup:
                 os.close(fd)
 
     def remove(self) -> None:
-        """Takes the cgroup away; the kernel needs a moment after the end of its last process."""
+        """Takes the cgroup away, and ends what is still in it; the kernel needs a moment after its last process."""
         for folder in [self.folder, *([self.tasks] if self.tasks else [])]:
-            for _ in range(100):
-                if _delete(folder):
-                    break
-                time.sleep(0.005)
+            _end(folder, 100)
 
 
 def _bound_tasks(folder: Path, most: int) -> Path | None:
@@ -240,15 +237,15 @@ def sweep(root: Path | None = None) -> int:
     return removed
 
 
-def _end(folder: Path) -> bool:
+def _end(folder: Path, tries: int = 20) -> bool:
     """Kills what is still in a cgroup and removes it; False where that takes longer, and the next start does it."""
-    for _ in range(20):
+    for _ in range(tries):
+        if _delete(folder):
+            return True
         for procs in folder.rglob("cgroup.procs"):
             with contextlib.suppress(OSError):
                 for pid in procs.read_text().split():
                     os.kill(int(pid), signal.SIGKILL)
-        if _delete(folder):
-            return True
         time.sleep(0.005)
     return False
 

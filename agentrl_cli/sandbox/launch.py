@@ -23,6 +23,7 @@ from agentrl_cli.errors import MissingDependency, SandboxUnavailable
 from agentrl_cli.paths import sandbox_dir
 from agentrl_cli.sandbox import owner
 from agentrl_cli.sandbox.cgroup import Cgroup
+from agentrl_cli.sandbox.channel import inside
 
 INSIDE = "/opt/agentrl"
 """Where the runner's folder is inside a jail."""
@@ -65,13 +66,18 @@ def environment(prefix: str) -> dict[str, str]:
     }
 
 
+def work_folder(number: int) -> Path:
+    """The name of a new folder for the boxes of a runner that has no namespaces; `sweep` knows whose it is."""
+    return Path(tempfile.gettempdir(), f"{_FOLDER}{owner.name()}-{number}-{secrets.token_hex(4)}")
+
+
 def start(
-    launch: Launch, control: int, number: int, group: Cgroup | None = None
+    launch: Launch, control: int, number: int, folder: Path, group: Cgroup | None = None
 ) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
     """Starts a runner that listens on the descriptor `control`. Returns the process and the file of its stderr.
 
-    `number` chooses the uid that it drops to where we are root; `group` limits its memory. Raises OSError where there
-    is no such program.
+    `number` chooses the uid that it drops to where we are root; it makes `folder` where it has no namespaces; `group`
+    limits its memory. Raises OSError where there is no such program.
     """
     if launch.level not in ("ns", "landlock", "bare"):
         raise SandboxUnavailable(f"Sandbox level {launch.level} is not started as a process.")
@@ -89,7 +95,6 @@ def start(
     if launch.level == "ns":
         command = [*jail(launch, root=bool(uid)), "--", *interpreter, f"{INSIDE}/runner.py", *options]
     else:
-        folder = Path(tempfile.gettempdir(), f"{_FOLDER}{owner.name()}-{number}-{secrets.token_hex(4)}")
         command = [*interpreter, str(Path(launch.folder) / "runner.py"), *options, "--folder", str(folder)]
     stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
     try:
@@ -127,10 +132,16 @@ def sweep() -> int:
     for kind in (_FOLDER, CANARY):
         for folder in Path(tempfile.gettempdir()).glob(f"{kind}*"):
             if owner.is_gone(folder.name.removeprefix(kind)) and not folder.is_symlink():
-                _end_inside(folder)
-                shutil.rmtree(folder, ignore_errors=True)
-                removed += not folder.exists()
+                removed += clear(folder)
     return removed
+
+
+def clear(folder: Path) -> bool:
+    """Ends what still runs in a work folder whose runner is gone, and deletes it; whether there is none any more."""
+    if folder.exists():
+        _end_inside(folder)
+        inside("folders").delete(str(folder))
+    return not folder.exists()
 
 
 def _end_inside(folder: Path) -> None:

@@ -183,7 +183,7 @@ class ExecResult:
             case Status.CRASHED:
                 return f"crashed with {_signal_name(self.signal)}" if self.signal else f"crashed: {self.detail}"
             case Status.STATE_LOST:
-                return "all variables of this session are lost: the code ended the processes that kept them"
+                return "all variables of this session are lost: the code ended, or held up, what kept them"
             case Status.BLOCKED:
                 return f"blocked: {_BLOCKED.get(self.detail, self.detail)}"
             case _:

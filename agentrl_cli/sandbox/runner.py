@@ -157,10 +157,10 @@ class Process(Runner):
 
     def __init__(
         self, launch: Launch, limits: Limits, process: subprocess.Popen[bytes], control: socket.socket,
-        err: IO[bytes], group: Cgroup | None,
+        err: IO[bytes], folder: Path, group: Cgroup | None,
     ) -> None:  # fmt: skip
         super().__init__(launch, limits)
-        self.process, self.control, self.err, self.group = process, control, err, group
+        self.process, self.control, self.err, self.folder, self.group = process, control, err, folder, group
         self._groups: dict[int, Path] = {}
         self._largest = _own(asdict(limits))
         self._sick = False
@@ -171,8 +171,9 @@ class Process(Runner):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         tasks = 0 if launch.level == "ns" else _KEPT + AT_ONCE * limits.processes
         group = Cgroup.make(most(_own(asdict(limits))), tasks) if launch.level != "bare" else None
+        folder = launching.work_folder(number)
         try:
-            process, err = launching.start(launch, theirs.fileno(), number, group)
+            process, err = launching.start(launch, theirs.fileno(), number, folder, group)
         except BaseException as error:
             ours.close()
             if group:
@@ -186,7 +187,7 @@ class Process(Runner):
         finally:
             theirs.close()
         ours.setblocking(False)
-        runner = cls(launch, limits, process, ours, err, group)
+        runner = cls(launch, limits, process, ours, err, folder, group)
         try:
             answer = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(ours, 65536), START)
         except (TimeoutError, ConnectionError):
@@ -307,6 +308,7 @@ class Process(Runner):
         self.err.close()
         if self.group:
             self.group.remove()
+        launching.clear(self.folder)  # one that was killed could not do it
 
 
 def _limit(folder: Path, limit: int) -> None:

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from agentrl_cli.sandbox.pool import Sandbox
 
 
+_LONGEST_PATH = 4096
+_MOST_CALLS = 20_000
+"""At once: what all of them may say of errors, and answer, fits into one answer of the box."""
+
+
 class Request(NamedTuple):
     """One recorded request, enough to make it again and to see whether it does the same."""
 
@@ -160,15 +165,20 @@ class Session:
         `wall` and `budget`: seconds of one and of all. Returns an Answer for each, `timeout` with the detail `budget`
         for those that all the others left no time for, and the bytes of the answers one after the other.
         """
+        if len(calls) > _MOST_CALLS:
+            raise UsageError(f"{len(calls)} calls are more than a session takes at once: {_MOST_CALLS}.")
+        if not calls:
+            return (), b""
         one = wall or self.limits.wall
         budget = budget or 3 * one
         header: dict[str, Any] = {"op": "calls", "budget": budget, "limits": {"wall": one}}
         async with self._busy, self.sandbox.slot():
             frame = await self._twice(header, json.dumps(calls).encode(), budget + one)
-        answers = tuple(Answer(*fields) for fields in frame.header["answers"])
+        size = frame.header["answers"]
+        answers = tuple(Answer(*fields) for fields in json.loads(frame.body[:size]))
         for answer in answers:
             self.sandbox.count(answer.status, answer.detail)
-        return answers, frame.body
+        return answers, frame.body[size:]
 
     # inner workings
 
@@ -191,10 +201,13 @@ class Session:
         return header
 
     async def _files(self, header: dict[str, Any], body: bytes, record: bool) -> tuple[dict[str, Any], bytes]:
+        if len(header.get("path", "")) > _LONGEST_PATH:
+            raise UsageError(f"{header['path'][:40]}…: a path may have {_LONGEST_PATH} characters.")
         async with self._busy:
             frame = await self._twice(self._kept(header) if record else header, body, 5.0)
             if frame.header["status"] != "ok":
-                raise UsageError(f"{header.get('path', '.')}: {frame.header['detail']}.")
+                path = str(header.get("path", ".")).encode("utf-8", "backslashreplace").decode()
+                raise UsageError(f"{path}: {frame.header['detail']}.")
             if record:
                 self.history.append(Request(header, body, 5.0, _answer(frame)))
         return frame.header, frame.body

@@ -1,0 +1,77 @@
+"""Folders that code has filled: opened without following a link, and deleted however deep or closed they are.
+
+Both ends use it, so it imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def opened(folder: int | None, name: str) -> int:
+    """A descriptor of a folder, made accessible to its owner where it was closed."""
+    try:
+        return os.open(name, FOLDER, dir_fd=folder)
+    except PermissionError:
+        fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+        try:
+            os.chmod(f"/proc/self/fd/{fd}", 0o700)
+        finally:
+            os.close(fd)
+        return os.open(name, FOLDER, dir_fd=folder)
+
+
+def delete(path: str) -> None:
+    """Deletes a folder and what is in it; what cannot be deleted stays.
+
+    Folders below come up beside each other first, so that no path grows long and no depth is too much.
+    """
+    try:
+        top = opened(None, path)
+    except OSError:
+        return
+    prefix, number = os.urandom(8).hex(), 0
+    with contextlib.suppress(OSError):
+        try:
+            while found := _risen(top, prefix, number):
+                number += found
+        finally:
+            os.close(top)
+        os.rmdir(path)
+
+
+def _risen(top: int, prefix: str, number: int) -> int:
+    """Deletes the files in a folder and its folders, those of the latter come up. Returns how many did."""
+    start = number
+    for name in _emptied(top):
+        with contextlib.suppress(OSError):
+            below = opened(top, name)
+            try:
+                for inner in _emptied(below):
+                    with contextlib.suppress(OSError):
+                        os.close(opened(below, inner))  # who moves a folder has to be allowed to write into it
+                        os.rename(inner, f"{prefix}{number}", src_dir_fd=below, dst_dir_fd=top)
+                        number += 1
+            finally:
+                os.close(below)
+            os.rmdir(name, dir_fd=top)
+    return number - start
+
+
+def _emptied(folder: int) -> list[str]:
+    """Deletes the files in a folder; returns the names of its folders."""
+    with contextlib.suppress(OSError):
+        if os.fstat(folder).st_mode & 0o700 != 0o700:
+            os.fchmod(folder, 0o700)
+    folders: list[str] = []
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):
+            if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                folders.append(name)
+            else:
+                os.unlink(name, dir_fd=folder)
+    return folders
