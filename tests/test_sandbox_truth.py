@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from agentrl_cli.rewards import Reward, RewardContext
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.runtime import new_run
 from agentrl_cli.sandbox import ExecResult, Sandbox
+from agentrl_cli.sandbox.runner import Process
 from agentrl_cli.server.open import _sandbox
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack
@@ -154,6 +156,29 @@ def test_commands_that_run_code_warn(tmp_path: Path, capsys: pytest.CaptureFixtu
         capsys.readouterr()
         main([name, *more, *project])
         assert "WARNING: Sandbox level bare isolates NOTHING" in capsys.readouterr().err, name
+
+
+class Naked(Process):
+    """A backend of a project's own that isolates nothing."""
+
+    level = "bare"
+
+
+def test_what_is_refused_is_not_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import os\nprint(os.getuid())")
+    run = ["sandbox", "run", str(program), "--set", "sandbox.backend=bare"]
+    assert main(run) == 3
+    refused = capsys.readouterr().err
+    assert "weaker than sandbox.min_level ns" in refused and "WARNING" not in refused
+    for backend in ("bare", f"{__name__}:Naked"):
+        accepted = [*run[:-1], f"sandbox.backend={backend}", "--set", "sandbox.min_level=bare"]
+        assert main(accepted) == 0
+        told = capsys.readouterr()
+        who = "runs as an ordinary user of this machine" if os.geteuid() == 0 else "runs as you"
+        assert who in told.err and (int(told.out) == os.getuid()) == (os.geteuid() != 0)
+        assert main(["sandbox", "attack", *accepted[3:]]) == 2
+        assert "Level bare holds nothing" in capsys.readouterr().err
 
 
 async def test_a_chat_and_a_what_if_say_it_too() -> None:

@@ -17,7 +17,7 @@ Helpers:
     echo(text), echo_json(value), echo_jsonl(rows)  to stdout
     narrate(text), warn(text)                       to stderr, without markup; `warn` is yellow on a terminal
     warn_unsafe(sandbox)                            says it where a sandbox that was opened isolates nothing
-    warn_bare(backend)                              the same, before one is opened
+    warn_bare(settings)                             the same, before one is opened
     is_terminal() -> bool                           both stdin and stdout are terminals, and no dumb one
     confirm(question, yes=False) -> bool            asks on a terminal; elsewhere the answer is `yes`
     console(stderr=False) -> rich.console.Console   colours only on a terminal, NO_COLOR respected
@@ -47,7 +47,7 @@ from agentrl_cli.paths import PROJECT_FILE, default_db, find_project, runs_dir
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from agentrl_cli.config import Config, Sources
+    from agentrl_cli.config import Config, SandboxConfig, Sources
     from agentrl_cli.sandbox import Sandbox
 
 ProjectOption = Annotated[
@@ -215,12 +215,12 @@ def warn_unsafe(sandbox: Sandbox | None) -> None:
         warn(f"WARNING: {sandbox.warning}")
 
 
-def warn_bare(backend: str) -> None:
-    """The same before a sandbox is opened, where the configuration asks for no isolation."""
-    if backend == "bare":
-        from agentrl_cli.sandbox.pool import BARE
+def warn_bare(settings: SandboxConfig) -> None:
+    """The same before a sandbox is opened, where both settings ask for no isolation (one alone is refused)."""
+    if settings.backend == settings.min_level == "bare":
+        from agentrl_cli.sandbox.pool import bare_warning
 
-        warn(f"WARNING: {BARE}")
+        warn(f"WARNING: {bare_warning()}")
 
 
 def is_terminal() -> bool:

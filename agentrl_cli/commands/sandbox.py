@@ -17,7 +17,7 @@ from agentrl_cli.commands.common import (
     echo_json,
     narrate,
     open_project,
-    warn_bare,
+    warn_unsafe,
 )
 from agentrl_cli.errors import UsageError
 
@@ -36,7 +36,7 @@ def run(
     file: Annotated[Path, typer.Argument(help="A Python program, or a shell script with --bash; - reads stdin.")],
     bash: Annotated[bool, typer.Option("--bash", help="Run it as a shell script.")] = False,
     level: LevelOption = None,
-    wall: Annotated[float | None, typer.Option(help="Seconds it may take.")] = None,
+    wall: Annotated[float | None, typer.Option(min=0.01, help="Seconds it may take.")] = None,
     imports: Annotated[str, typer.Option(help="Packages that it may import, warm: numpy,…")] = "",
     files_in: Annotated[list[Path] | None, typer.Option("--in", help="A file to put beside it; repeat.")] = None,
     files_out: Annotated[
@@ -55,7 +55,6 @@ def run(
     code = sys.stdin.read() if str(file) == "-" else _text(file)
     settings = _settings(project, config, sets, level)
     names = [name.strip() for name in imports.split(",") if name.strip()]
-    warn_bare(settings.backend)
     result, made = asyncio.run(_run(settings, code, bash, wall, names, given, files_out or []))
     if as_json:
         echo_json({**dataclasses.asdict(result), "text": result.text()})
@@ -119,6 +118,7 @@ async def _run(
     from agentrl_cli.sandbox.options import package_names
 
     async with await Sandbox.open(settings) as sandbox:
+        warn_unsafe(sandbox)
         session = await sandbox.session(imports=package_names(imports, "--imports"))
         for name, data in given.items():
             await session.write(name, data)
@@ -145,11 +145,6 @@ def attack(
     import dataclasses
 
     settings = _settings(project, config, sets, level)
-    if settings.backend == "bare":
-        raise UsageError(
-            "Level bare holds nothing: the hostile programs would run on this machine itself.",
-            hint="`agentrl sandbox attack --level ns` attacks a real sandbox.",
-        )
     held, verdicts = asyncio.run(_attack(settings, name or [], quiet=as_json))
     if as_json:
         echo_json({"level": held, "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts]})
@@ -173,8 +168,19 @@ async def _attack(settings: SandboxConfig, names: list[str], quiet: bool) -> tup
         what = "contained" if verdict.contained else "; ".join(verdict.problems)
         echo(f"{verdict.guarantee:10} {verdict.attack:22} {verdict.status:14} {verdict.seconds:6.2f} s  {what}")
 
+    if settings.backend == "bare":
+        raise _nothing_to_attack()
     async with await Sandbox.open(settings) as sandbox:
+        if sandbox.level == "bare":  # a backend of the project's own
+            raise _nothing_to_attack()
         return sandbox.level, await run_attacks(sandbox, chosen, None if quiet else show)
+
+
+def _nothing_to_attack() -> UsageError:
+    return UsageError(
+        "Level bare holds nothing: the hostile programs would run on this machine itself.",
+        hint="`agentrl sandbox attack --level ns` attacks a real sandbox.",
+    )
 
 
 @app.command("build-image")

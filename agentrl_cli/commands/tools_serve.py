@@ -103,7 +103,7 @@ async def _serve(
             loop.add_signal_handler(name, ending.set)
         async with listening(server, *where) as address:
             echo(address)
-            warn_bare(context.config.sandbox.backend)
+            warn_bare(context.config.sandbox)
             if options["token"]:
                 narrate(f"export AGENTRL_TOKEN={options['token']}")
             else:

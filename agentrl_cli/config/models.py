@@ -246,7 +246,9 @@ class SandboxConfig(Section):
     seed: Count | None = Field(
         default=None, description="of random in every session; null: each episode's own (a replay draws the same)"
     )
-    workers: Positive | None = Field(default=None, description="sessions that work at once; null: the number of cores")
+    workers: Positive | None = Field(
+        default=None, description="warm runners, each of which runs four programs at once; null: one a core, at most 8"
+    )
 
 
 class StoreConfig(Section):

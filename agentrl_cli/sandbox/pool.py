@@ -34,7 +34,7 @@ from agentrl_cli.sandbox.session import Session
 STRENGTH = {"bare": 0, "landlock": 1, "ns": 2, "docker": 3}
 """Levels, weakest first. `ns` and `docker` hold hostile code; `landlock` holds most of it; `bare` holds nothing."""
 
-BARE = "Sandbox level bare isolates NOTHING: the model's code runs as you, with your files and your network."
+_BARE = "Sandbox level bare isolates NOTHING: the model's code runs as "
 
 AUTO = ("ns", "docker", "landlock")
 """What `backend: auto` tries, in this order: `ns` and `docker` hold the same, `ns` faster and without a daemon that is
@@ -84,7 +84,7 @@ class Sandbox:
     @property
     def warning(self) -> str:
         """What people must be told before code runs here; empty where there is isolation."""
-        return BARE if self.level == "bare" else ""
+        return bare_warning() if self.level == "bare" else ""
 
     @property
     def bounded(self) -> bool:
@@ -315,6 +315,13 @@ class Sandbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def bare_warning() -> str:
+    """What level `bare` means for who we are: a runner that root starts becomes another user."""
+    if os.geteuid() == 0:
+        return _BARE + "an ordinary user of this machine, with all files that are open to everyone, and your network."
+    return _BARE + "you, with your files and your network."
 
 
 def _own_kind(backend: str) -> dict[str, type[Runner] | None]:
