@@ -24,6 +24,7 @@ from agentrl_cli.paths import bundled_model, pack_names
 if TYPE_CHECKING:
     from agentrl_cli.chat.audit import AuditReport
     from agentrl_cli.config.models import ModelConfig
+    from agentrl_cli.config.remote import RemoteConfig
 
 TORCH_PROBE = """
 import json, torch
@@ -48,11 +49,16 @@ class Check:
 
 
 def check_machine(
-    db: Path, min_level: str = "ns", model: ModelConfig | None = None, base: Path | None = None
+    db: Path,
+    min_level: str = "ns",
+    model: ModelConfig | None = None,
+    base: Path | None = None,
+    remote: RemoteConfig | None = None,
 ) -> Iterator[Check]:
     """Every check of the machine, each as soon as it is known; the slow ones (torch, engine: seconds) come last.
 
-    `db` is the path of the store, which need not exist; `model` that of the project, whose folder is `base`.
+    `db` is the path of the store, which need not exist; `model` that of the project, whose folder is `base`; `remote`
+    its server: it is asked where there is one.
     """
     yield _python()
     yield _packages()
@@ -62,6 +68,8 @@ def check_machine(
     yield _packs()
     yield _model()
     yield _store(db)
+    if remote is not None and remote.backend:
+        yield _server(remote)
     yield _torch()
     yield _engine(model, base or Path.cwd())
 
@@ -222,6 +230,33 @@ def _store(db: Path) -> Check:
     except AgentRLError as error:
         return Check("store", "fail", error.message, error.hint)
     return Check("store", "ok", f"{db}: {runs} run{'' if runs == 1 else 's'}, {db.stat().st_size / 1e6:.1f} MB")
+
+
+def _server(remote: RemoteConfig) -> Check:
+    """Whether the server that samples answers, and whether a vLLM of this environment is the release that is tested."""
+    from agentrl_cli.policies.remote import VLLM, VLLMPolicy
+    from agentrl_cli.policies.remote_http import Endpoint
+
+    async def asked() -> None:
+        endpoint = Endpoint(remote.url, start=VLLMPolicy.start if remote.backend == "vllm" else "")
+        try:
+            await endpoint.reach()
+        finally:
+            endpoint.close()
+
+    try:
+        asyncio.run(asked())
+    except AgentRLError as error:
+        return Check("server", "fail", error.message, error.hint)
+    detail = f"{remote.backend} answers at {remote.url}"
+    try:
+        found = version("vllm") if remote.backend == "vllm" else ""
+    except PackageNotFoundError:  # it runs from another environment, or on another machine
+        found = ""
+    if found and not found.startswith(f"{VLLM}."):
+        fix = "pip install 'agentrl-cli[vllm]'"
+        return Check("server", "warn", f"{detail}; vLLM {found} is installed here, {VLLM} is what is tested", fix)
+    return Check("server", "ok", detail)
 
 
 def _engine(model: ModelConfig | None, base: Path) -> Check:

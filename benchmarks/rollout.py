@@ -1,13 +1,15 @@
 """The rollout engine beside transformers' `generate` and TRL's generation phase; cost per turn; memory.
 
     python benchmarks/rollout.py generate|turns|memory [--model 3M|60M] [--rounds N] [--device cpu|cuda] [--out FILE]
+    python benchmarks/rollout.py turns --plot FILE.svg                               (rollout_plot.py)
     python benchmarks/rollout.py tools --trl /path/of/a/venv/with/trl/bin/python     (rollout_tools.py)
 
 `generate`: 64 episodes in groups of 8, prompts of 128 tokens, each stopped after its own number of tokens (uniform in
 16..128), sampled at temperature 1 with log-probabilities; both engines in this process, one thread, rounds
 interleaved. transformers keeps each step's logits (`output_logits`) and takes the log-probabilities from them: that is
 how its `generate` gives them. A token counts where an episode wanted it: what is computed behind a stop does not.
-`turns`: what one turn costs after 0 to 15 turns before it. `memory`: peak bytes of keys and values against live tokens.
+`turns`: what one turn costs after 0 to 15 turns before it, attention told apart. `memory`: peak bytes of keys and
+values against live tokens.
 On a GPU (`--device cuda`) models are bf16, the engine is measured with and without CUDA graphs, transformers'
 continuous batching beside it (on a CPU with `--batching`), and a Qwen2-0.5B-shaped model (`--model 0.5B`) at 64 and 256
 episodes is the case of interest; rollout_steps.py measures single steps. On a CPU `--fixed` adds the engine with steps
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -28,10 +31,13 @@ from typing import Any
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # works without an installation
+
 from agentrl_cli.policies.local import LocalPolicy
 from agentrl_cli.policies.local_engine import free_memory
 from agentrl_cli.policies.local_graphs import CudaCapture
 from agentrl_cli.types import Sampling
+from benchmarks.rollout_plot import svg, told_apart
 
 GROUP = 8
 PROMPT = 128
@@ -281,7 +287,12 @@ def bench_turns(arguments: argparse.Namespace) -> dict[str, Any]:
         return times
 
     every = [asyncio.run(go()) for _ in range(arguments.rounds)]
-    return {"model": arguments.model, "cpu_ms_by_turn": np.min(every, axis=0).round(1).tolist()}
+    times = np.min(every, axis=0).round(1).tolist()
+    fit = told_apart(times, [PROMPT + 64 * turn + 16 for turn in range(16)])  # in the middle of what a turn says
+    if arguments.plot is not None:
+        title = f"CPU milliseconds of turn 1 to 16: {arguments.model}, 16 episodes at once"
+        arguments.plot.write_text(svg(times, fit, title), encoding="utf-8")
+    return {"model": arguments.model, "cpu_ms_by_turn": times, **fit}
 
 
 def bench_memory(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -324,6 +335,7 @@ def main() -> None:
     parser.add_argument("--fixed", action="store_true", help="measure steps of fixed shapes on a CPU, too")
     parser.add_argument("--batching", action="store_true", help="measure their continuous batching on a CPU, too")
     parser.add_argument("--out", type=Path, help="a JSON file for the result")
+    parser.add_argument("--plot", type=Path, help="turns: an SVG file of what each turn costs")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     result = BENCHES[arguments.what](arguments)

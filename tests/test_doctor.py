@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from agentrl_cli import doctor
 from agentrl_cli.commands import main
+from agentrl_cli.config.remote import RemoteConfig
 from agentrl_cli.doctor import Check, check_machine, sandbox_level
+from agentrl_cli.policies.remote import VLLM
 from tests.train_helpers import write_tokenizer
 
 
@@ -75,3 +82,45 @@ def test_the_sandbox_is_attacked_and_the_matrix_shown(capsys: pytest.CaptureFixt
     assert rows.pop("hard limit") in ("ok", "warn") and set(rows.values()) == {"ok"} and len(rows) == 9
     assert main(["doctor", "--sandbox", "--level", "bare", "--json"]) == 3
     assert main(["doctor", "--sandbox", "--level", "nothing"]) == 2
+
+
+class _Models(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_the_server_that_samples_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(url: str, backend: str = "vllm") -> Check:
+        remote = RemoteConfig.model_validate({"backend": backend, "url": url})
+        checks = check_machine(tmp_path / "agentrl.db", remote=remote)
+        return next(check for check in checks if check.name == "server")
+
+    for name in ("_sandbox", "_torch", "_engine"):  # slow, and tested above
+        monkeypatch.setattr(doctor, name, lambda *given: Check("left out", "ok", ""))
+    gone = asked("http://127.0.0.1:9/v1")
+    assert gone.status == "fail" and "cannot be reached" in gone.detail and "agentrl-cli[vllm]" in gone.fix
+    assert "vllm" not in asked("http://127.0.0.1:9/v1", "openai").fix
+    with HTTPServer(("127.0.0.1", 0), _Models) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}/v1"
+            for installed, status in (("", "ok"), (f"{VLLM}.3", "ok"), ("0.14.0", "warn")):
+                monkeypatch.setattr(doctor, "version", partial(_version, installed))
+                check = asked(url)
+                assert (check.status, bool(check.fix)) == (status, status == "warn"), installed
+                assert check.detail.startswith(f"vllm answers at {url}")
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _version(installed: str, name: str) -> str:
+    if name == "vllm" and not installed:
+        raise PackageNotFoundError(name)
+    return installed if name == "vllm" else version(name)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
-from agentrl_cli.policies import local_kernel
+from agentrl_cli.policies import local_compile, local_kernel
 from agentrl_cli.policies.local import LocalPolicy
 from agentrl_cli.policies.local_bases import Base
 from agentrl_cli.policies.local_cache import Shelf
@@ -190,6 +193,89 @@ def test_it_is_compiled_once_into_a_folder_of_the_users_own(
     library.cache_clear()
     local_kernel._build.cache_clear()
     assert library() is None and "can be written by others" in why_not()
+
+
+def forget() -> None:
+    library.cache_clear()
+    local_kernel._build.cache_clear()
+
+
+def test_a_compiler_that_hangs_costs_one_wait_and_is_remembered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, anew: None
+) -> None:
+    """Its children hold the pipes open, as a compiler's do: they are ended with it."""
+    compiler, tried = tmp_path / "cc", tmp_path / "tried"
+    compiler.write_text(f"#!/bin/sh\necho x >> {tried}\nsleep 300 &\nwait\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(local_compile, "SECONDS", 0.5)
+    monkeypatch.setattr(local_compile, "AGAIN", 0.2)
+    started = time.monotonic()
+    assert library() is None and why_not() == f"{compiler} did not end within 0.5 seconds"
+    assert library() is None and time.monotonic() - started < 5
+    assert tried.read_text() == "x\n", "without OpenMP it is not tried"
+    forget()  # the next process
+    assert library() is None and "hung when it was last tried" in why_not() and tried.read_text() == "x\n"
+    (mark,) = (tmp_path / "cache" / "agentrl").iterdir()
+    os.utime(mark, (0, 0))
+    forget()  # a day later: a shorter chance
+    assert why_not() == f"{compiler} did not end within 0.2 seconds" and tried.read_text() == "x\nx\n"
+    compiler.write_text("#!/bin/sh\necho 'no such processor' >&2\nexit 1\n")
+    forget()  # another compiler in its place has nothing to do with that
+    assert why_not() == "its code could not be compiled: no such processor"
+
+
+@compiled
+def test_a_kept_library_that_cannot_be_loaded_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, anew: None
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "whole"))
+    assert why_not() == ""
+    (made,) = (tmp_path / "whole" / "agentrl").iterdir()
+    whole = made.read_bytes()
+    for number, broken in enumerate((b"no library", whole[:100])):
+        folder = tmp_path / str(number) / "agentrl"
+        folder.mkdir(mode=0o700, parents=True)
+        (folder / made.name).write_bytes(broken)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(number)))
+        forget()
+        assert library() is not None and why_not() == ""
+        assert list(folder.iterdir()) == [folder / made.name]
+        assert (folder / made.name).stat().st_size == len(whole)
+
+
+def test_a_new_library_that_cannot_be_loaded_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, anew: None
+) -> None:
+    """What the compiler makes is no library: it is not tried for ever, and the reason is not OpenMP."""
+    compiler, tried = tmp_path / "cc", tmp_path / "tried"
+    script = f'#!/bin/sh\necho x >> {tried}\nwhile [ "$1" != -o ]; do shift; done\necho nothing > "$2"\n'
+    compiler.write_text(script)
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert library() is None and tried.read_text() == "x\nx\n", "with threads and without"
+    assert why_not().startswith("its compiled code could not be loaded: ") and "OpenMP" not in why_not()
+    forget()  # kept, and made once more
+    assert library() is None and tried.read_text() == "x\n" * 4
+
+
+@compiled
+def test_why_it_has_no_threads_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, anew: None) -> None:
+    """Only without OpenMP what the compiler makes is a library: with several threads it is not used."""
+    real = shutil.which("cc") or shutil.which("gcc")
+    compiler, case = tmp_path / "cc", 'case "$*" in *-fopenmp*) {then} ;; esac'
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    ends = 'while [ "$1" != -o ]; do shift; done; echo nothing > "$2"; exit 0'
+    for then, why in (("exit 1", "the C compiler has no OpenMP"), (ends, "with threads its compiled code could not")):
+        compiler.write_text(f'#!/bin/sh\n{case.format(then=then)}\nexec {real} "$@"\n')
+        compiler.chmod(0o755)
+        forget()
+        assert library() is not None
+        assert why_not().startswith(why) and why_not().endswith(", and torch uses several threads")
 
 
 @compiled

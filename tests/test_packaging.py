@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_cli.policies.remote import VLLM, VLLMPolicy
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -127,6 +129,20 @@ def test_every_dependency_is_pinned_once() -> None:
     wanted = [line for group in groups for line in group]
     bare = {re.split(r"[<>=\[]", line)[0].lower() for line in wanted} - {"agentrl-cli"}
     assert bare <= {name.lower() for name in pins}
+
+
+def test_the_vllm_of_the_extra_is_the_one_that_is_tested() -> None:
+    """pyproject, pins, documentation and the client name one release."""
+    assert PROJECT["optional-dependencies"]["vllm"] == [f"vllm>={VLLM},<{_next(VLLM)}; sys_platform == 'linux'"]
+    assert f"\nvllm=={VLLM}." in (ROOT / "constraints.txt").read_text()
+    told = re.findall(r"(?:vLLM|itself\s\()\s*(\d+\.\d+)", (ROOT / "docs" / "rollout.md").read_text())
+    assert len(told) >= 2 and set(told) == {VLLM}
+    assert VLLM in VLLMPolicy.start and "agentrl-cli[vllm]" in VLLMPolicy.start
+
+
+def _next(release: str) -> str:
+    major, minor = release.split(".")
+    return f"{major}.{int(minor) + 1}"
 
 
 def version() -> str:

@@ -33,8 +33,12 @@ def parse_text(text: str, parser: Parser, tools: Sequence[ToolSchema] | None = N
     """Read an assistant turn (no stop token). With `tools` also names and arguments are checked. Never raises."""
     thinking, rest = _split_thinking(text)
     found = parser.parse(rest, tools or ())
+    own = [call.id for call in found.calls]
     calls = tuple(
-        replace(_explained(_checked(call, tools), parser, tools), id=call_id(turn, number))
+        replace(
+            _explained(_checked(call, tools), parser, tools),
+            id=call.id if own.count(call.id) == 1 and call.id else call_id(turn, number),
+        )
         for number, call in enumerate(found.calls)
     )
     malformed = any(call.arguments is None for call in calls)

@@ -7,10 +7,12 @@ next message (`<|user|>`, `<|observation|>` in GLM), so that token is both the s
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from agentrl_cli.chat.locate import shared_prefix
 from agentrl_cli.chat.tokenizer import BaseTokenizer
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message, ToolSchema
@@ -87,6 +89,31 @@ def find_stops(render: RenderText, tokenizer: BaseTokenizer, markers: Sequence[s
         pass  # no tools in this template: audit says so
     texts = tuple(dict.fromkeys(text for text in (stop, after_call) if text))
     return Stops(texts, closing, suffix if closing else "", after_call)
+
+
+def find_called(
+    render: RenderText, said: Callable[[Message], str] | None = None, ends: re.Pattern[str] | None = None
+) -> str:
+    """What a template writes in a turn that calls the probe: `said` of it, else all that it adds, up to one of `ends`.
+
+    The second where the turn does not begin as the generation prompt does. Empty where the template refuses.
+    """
+    call = assistant("", [("c00000000", "probe")])
+    try:
+        return said(call) if said is not None else _added(render, call, ends)
+    except TemplateError:
+        pass
+    try:
+        return _added(render, call, ends)
+    except TemplateError:
+        return ""
+
+
+def _added(render: RenderText, call: Message, ends: re.Pattern[str] | None) -> str:
+    before, whole = (render([user("u"), *more], [PROBE_TOOL], False) for more in ([], [call]))
+    text = whole[shared_prefix(before, whole) :]
+    end = ends.search(text) if ends is not None else None
+    return text[: end.start()] if end else text
 
 
 def _first(text: str, candidates: Sequence[str]) -> tuple[str, str] | None:

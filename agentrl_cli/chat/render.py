@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.chat.adapt import Abilities, adapted, find_abilities
@@ -24,8 +24,8 @@ from agentrl_cli.chat.guard import Guard, Hidden, Range, within
 from agentrl_cli.chat.images import Images
 from agentrl_cli.chat.locate import ORIGINS, Region, locate, origins, shared_prefix, spans
 from agentrl_cli.chat.parse import THINK, THINK_END, Parsed, parse_text
-from agentrl_cli.chat.parsers import Parser, choose_parser, detect_parser, load_parser, reads
-from agentrl_cli.chat.probe import MARK, PROBE_TOOL, Stops, assistant, find_stops, tool, user
+from agentrl_cli.chat.parsers import Parser, candidates, detect_parser, load_parser, reads
+from agentrl_cli.chat.probe import MARK, PROBE_TOOL, Stops, assistant, find_called, find_stops, tool, user
 from agentrl_cli.chat.rendered import Rendered, joined
 from agentrl_cli.chat.template import ChatTemplate
 from agentrl_cli.chat.tokenizer import BaseTokenizer, Offsets
@@ -81,20 +81,27 @@ class Chat:
         self.able = Abilities()
         self.able = find_abilities(self._text)
         self._use(self.parser)
-        if parser == "auto":
-            self._use(choose_parser(self.parser, self._called))
+        if parser == "auto" and not self.reads_calls:
+            self._choose()
+
+    def _choose(self) -> None:
+        """Take the first parser that reads what the template writes; the one that was recognised where none does."""
+        first = self.parser
+        for parser in [*candidates(find_called(self._text)), first]:
+            self._use(parser)
+            if self.reads_calls:
+                return
 
     def _use(self, parser: Parser) -> None:
         """Take a parser: its markers are no stops, and nobody but the model may write them."""
         self.parser = parser
-        for known in ("stop_ids", "_end_texts", "_end_pattern"):
+        for known in ("stop_ids", "_end_texts", "_end_pattern", "_called"):
             self.__dict__.pop(known, None)
         self.stops: Stops = find_stops(self._text, self.tokenizer, parser.markers)
         unsaid = [self.tokenizer.token_text(self.images.token)] if self.images is not None else []
         ends = [*self.stops.texts, self.tokenizer.specials.get("eos_token", ""), *unsaid]
-        self._guard = Guard(
-            self.tokenizer, self._tool_template.source + self._template.source + " ".join(parser.markers), ends
-        )
+        markup = self._tool_template.source + self._template.source + " ".join(parser.markers)
+        self._guard = Guard(self.tokenizer, markup, ends)
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
@@ -192,10 +199,7 @@ class Chat:
         )
 
     def close_turn(self, stop_reason: StopReason, ids: Sequence[int] = ()) -> list[int]:
-        """Tokens (origin FORCED) that close an assistant turn which did not stop by itself; none where it did.
-
-        `ids` are the turn's tokens, where known: a turn that was cut right after a stop token needs no other.
-        """
+        """Tokens (origin FORCED) that close an assistant turn of `ids` which did not end by a stop token itself."""
         if stop_reason is StopReason.STOP or not self.stops.closing or (len(ids) and int(ids[-1]) in self.stop_ids):
             return []
         return [self.stop_ids[0]]
@@ -315,12 +319,9 @@ class Chat:
 
     @cached_property
     def _called(self) -> str:
-        """What the template itself writes in a turn with a call; "" where it writes none, or turns begin otherwise."""
-        try:
-            call = assistant("", [("c00000000", "probe")])
-            return self.assistant_text(call, [PROBE_TOOL], thinking=False) if self.able.calls else ""
-        except TemplateError:
-            return ""
+        """What the template itself writes in a turn with a call; "" where it writes none."""
+        said = partial(self.assistant_text, tools=[PROBE_TOOL], thinking=False)
+        return find_called(self._text, said, self._end_pattern) if self.able.calls else ""
 
     @cached_property
     def _end_pattern(self) -> re.Pattern[str]:

@@ -23,6 +23,7 @@ from agentrl_cli.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
     from agentrl_cli.config.models import ModelConfig
+    from agentrl_cli.config.remote import RemoteConfig
     from agentrl_cli.doctor import Check
 
 TemplateOption = Annotated[
@@ -71,14 +72,15 @@ def command(
         raise typer.Exit(3)
 
 
-def _settings(project: Path | None) -> tuple[str, ModelConfig | None, Path | None]:
-    """The project's weakest sandbox, its model and its folder; the defaults where there is none, or a broken one."""
+def _settings(project: Path | None) -> tuple[str, ModelConfig | None, Path | None, RemoteConfig | None]:
+    """The project's weakest sandbox, model, folder and server; the defaults where there is none, or a broken one."""
     try:
         found = open_project(project, required=False)
-        return found.config.sandbox.min_level, found.config.model, found.project
+        config = found.config
+        return config.sandbox.min_level, config.model, found.project, config.remote
     except ConfigError as problem:
         warn(f"{problem.message} The default sandbox.min_level is taken.")
-        return "ns", None, None
+        return "ns", None, None, None
 
 
 def _guarantees(level: str | None) -> list[Check]:

@@ -3,20 +3,16 @@
 Decoding attends from one token of each row to that row's own keys and values: little arithmetic, another length for
 every row. Tensor operations pad those lengths and mask them, twenty calls a layer; the compiled function reads just
 what is there, and serves rows that catch up with several tokens in the same forward. It is compiled when it is first
-wanted, for this machine, and kept in the user's cache folder. Without a C compiler the fused engine attends by tensor
-operations (local_attention.py), as it does to prompts, and tokens are drawn by them (local_sampling.py).
+wanted and kept (local_compile.py). Without a C compiler the fused engine attends by tensor operations
+(local_attention.py), as it does to prompts, and tokens are drawn by them (local_sampling.py).
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
-import os
-import platform
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -29,6 +25,7 @@ from torch import Tensor
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.policies.local_bases import Base
 from agentrl_cli.policies.local_cache import Shelf
+from agentrl_cli.policies.local_compile import CompileError, loaded
 from agentrl_cli.types import TOP_K, Float32, Int32
 
 _LOG = logging.getLogger(__name__)
@@ -38,7 +35,6 @@ FLAGS = (
     *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math"),
 )
 """Sums in any order; infinities and NaN stay what they are. Not -ffast-math, which also changes the process."""
-COMPILE_SECONDS = 60
 WIDEST = 512
 """Most numbers of a head that the compiled attention holds (`held` in `sums`); wider ones take tensor operations."""
 
@@ -208,26 +204,36 @@ def library() -> Library | None:
 def why_not() -> str:
     """Why there is no compiled function, or why it is not to be used; empty where it is."""
     compiled, why, threads = _build()
-    if compiled is not None and not threads and torch.get_num_threads() > 1:
-        return "the C compiler has no OpenMP, and torch uses several threads"
-    return why
+    if compiled is None or threads:
+        return why
+    return f"{why}, and torch uses several threads" if torch.get_num_threads() > 1 else ""
 
 
 @cache
 def _build() -> tuple[Library | None, str, bool]:
-    """(functions, why there are none, whether they use threads)."""
+    """(functions, why there are none or none with threads, whether they use threads)."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return None, "there is no C compiler", False
-    why = ""
-    for threads in (True, False):
-        try:
-            return _load(_compiled(compiler, threads)), "", threads
-        except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home folder
-            said = str(getattr(error, "stderr", None) or "").strip() or str(error)
-            why = f"its code could not be compiled: {said.splitlines()[-1] if said else type(error).__name__}"
-            _LOG.debug("%s: %s", compiler, said)
-    return None, why, False
+    try:
+        return loaded(_load, SOURCE, compiler, [*FLAGS, "-fopenmp"]), "", True
+    except CompileError as error:
+        _LOG.debug("%s: %s", compiler, error)
+        first = error
+    if first.hung:
+        return None, str(first), False
+    try:
+        return loaded(_load, SOURCE, compiler, list(FLAGS)), _threadless(first), False
+    except CompileError as error:
+        _LOG.debug("%s: %s", compiler, error)
+        return None, str(error), False
+
+
+def _threadless(error: CompileError) -> str:
+    """Why the code has no threads, after it was made without them."""
+    if isinstance(error.__cause__, subprocess.CalledProcessError):
+        return "the C compiler has no OpenMP"
+    return f"with threads {error}"
 
 
 def _load(path: Path) -> Library:
@@ -235,38 +241,3 @@ def _load(path: Path) -> Library:
     code.agentrl_layer.argtypes = [ctypes.c_void_p] * 9
     code.agentrl_draw.argtypes = [ctypes.c_void_p]
     return Library(code.agentrl_layer, code.agentrl_draw)
-
-
-def _compiled(compiler: str, threads: bool) -> Path:
-    """The shared library for this source, compiler and processor, compiled unless it is there."""
-    flags = [*FLAGS, *(["-fopenmp"] if threads else [])]
-    parts = (SOURCE.read_text(encoding="utf-8"), compiler, " ".join(flags), platform.platform(), _processor())
-    name = f"decoding-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
-    folder = _folder()
-    if (folder / name).is_file():
-        return folder / name
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        made = Path(place) / name
-        command = [compiler, *flags, "-o", str(made), str(SOURCE)]
-        subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS)
-        os.replace(made, folder / name)  # whole or not at all: several processes may do this at once
-    return folder / name
-
-
-def _folder() -> Path:
-    """Where compiled code is kept: the user's own cache folder, which nobody else may write."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = folder.stat()
-    if hasattr(os, "getuid") and (facts.st_uid != os.getuid() or facts.st_mode & 0o022):
-        raise OSError(f"{folder} can be written by others")
-    return folder
-
-
-def _processor() -> str:
-    """What -march=native depends on."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    except OSError:  # not Linux
-        return platform.processor()

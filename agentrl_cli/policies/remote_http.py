@@ -58,10 +58,12 @@ class Endpoint:
         timeout: float = 600.0,
         retries: int = 3,
         patience: float = 0.0,
+        start: str = "",
     ) -> None:
         """`url` ends before the paths of requests (`http://host:8000/v1`). `timeout` in seconds, of one attempt.
 
         Failing requests are tried `retries` times more; a server that cannot be reached for `patience` seconds.
+        `start`: how one is started, for those who have none.
         """
         if not url.startswith(("http://", "https://")):
             raise PolicyError(f"{url!r} is no HTTP address.", hint="Write it as http://127.0.0.1:8000/v1.")
@@ -69,6 +71,7 @@ class Endpoint:
         self.timeout = timeout
         self.retries = retries
         self.patience = patience
+        self._start = f" {start}" if start else ""
         self.watched = False
         """Whether somebody sits and waits: then a silent server is asked every `REACH` seconds if it is there."""
         self.mend: Callable[[], Awaitable[None]] | None = None
@@ -190,7 +193,9 @@ class Endpoint:
                 hint="Raise remote.timeout, or lower rollout.concurrency or rollout.max_new_tokens.",
             )
         said = getattr(reason, "strerror", None) or reason
-        return PolicyError(f"{url} cannot be reached: {said}.", hint="Is the server running? Is this its address?")
+        return PolicyError(
+            f"{url} cannot be reached: {said}.", hint=f"Is the server running? Is this its address?{self._start}"
+        )
 
 
 class Call:

@@ -29,6 +29,8 @@ class IdServer:
 
     name = "remote"
     trainable = True
+    start = ""
+    """How such a server is started, for those who have none."""
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class IdServer:
 
         `lora`: published folders are adapters. `connection`: see Endpoint.
         """
-        self.endpoint = Endpoint(url, **connection)
+        self.endpoint = Endpoint(url, **{"start": self.start, **connection})
         self.endpoint.mend = self._mend
         self.model = model
         self.context_length = context_length

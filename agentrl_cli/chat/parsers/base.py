@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from agentrl_cli.types import ToolCall, ToolSchema
 
 MAX_QUOTE = 40
 """Characters of the model's own text that an error message repeats."""
+MAX_LITERAL = 20000
+"""Characters of a value that is read as a Python literal; a longer one stays text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,15 @@ DETECT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hermes", ("<tool_call>",)),
     ("deepseek", ("<｜tool▁calls▁begin｜>",)),
     ("mistral", ("[TOOL_CALLS]",)),
+    ("harmony", ("<|channel|>", "functions.")),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("gemma4", ("<|tool_call>call:",)),
+    ("gemma3_function", ("<start_function_call>",)),
+    ("llama4", ("<|header_start|>", "<|python_start|>")),
     ("llama3_json", ("<|start_header_id|>", "parameters")),
 )
-"""Parser names and the texts that a chat template for their syntax holds; the first that fits wins."""
+"""Parser names and the texts that a chat template for their syntax holds; the first that fits wins. Where it does not
+read what the template writes, another that does is taken (`candidates`)."""
 
 
 def detect_parser(template: str) -> str:
@@ -72,12 +81,16 @@ def reads(parser: Parser, written: str) -> bool:
     return [(one.name, one.arguments, one.error) for one in calls] == [("probe", {"x": MARK}, None)]
 
 
-def choose_parser(first: Parser, written: str) -> Parser:
-    """`first`, where it reads what a template writes; else the first of all that does, else `first` all the same."""
+UNMARKED = ("llama3_json", "llama3_pythonic", "llama4", "functionary_v32")
+"""Syntaxes that need no marker: the whole turn is the call."""
+
+
+def candidates(written: str) -> list[Parser]:
+    """The parsers whose markers a turn with a call holds, and those that have none."""
     from agentrl_cli.chat.parsers import PARSERS
 
-    others = (load_parser(name) for name in PARSERS)
-    return next((parser for parser in (first, *others) if reads(parser, written)), first)
+    every = [load_parser(name) for name in PARSERS]
+    return [p for p in every if p.name in UNMARKED or any(marker in written for marker in p.markers)]
 
 
 def call(name: str = "", arguments: dict[str, Any] | None = None, *, raw: str, error: str | None = None) -> ToolCall:
@@ -107,15 +120,15 @@ def read_call(raw: str, keys: Sequence[str] = ("arguments",)) -> ToolCall:
     return call_of(value, raw, keys)
 
 
-def call_of(value: Any, raw: str, keys: Sequence[str] = ("arguments",)) -> ToolCall:
-    """A call from a JSON value, with the first thing that is wrong with its shape."""
+def call_of(value: Any, raw: str, keys: Sequence[str] = ("arguments",), named: str = "name") -> ToolCall:
+    """A call from a JSON value, with the first thing that is wrong with its shape. `named` is the name's field."""
     if not isinstance(value, dict):
-        return call(raw=raw, error=f'must be a JSON object with "name" and "{keys[0]}", not {kind(value)}')
-    name = value.get("name")
-    if "name" not in value:
-        return call(raw=raw, error='"name" is missing')
+        return call(raw=raw, error=f'must be a JSON object with "{named}" and "{keys[0]}", not {kind(value)}')
+    name = value.get(named)
+    if named not in value:
+        return call(raw=raw, error=f'"{named}" is missing')
     if not isinstance(name, str) or not name:
-        return call(raw=raw, error=f'"name" must be a non-empty string, not {kind(name)}')
+        return call(raw=raw, error=f'"{named}" must be a non-empty string, not {kind(name)}')
     key = next((key for key in keys if key in value), None)
     if key is None:
         return call(name, raw=raw, error=f'"{keys[0]}" is missing')
@@ -125,17 +138,40 @@ def call_of(value: Any, raw: str, keys: Sequence[str] = ("arguments",)) -> ToolC
     return call(name, arguments, raw=raw)
 
 
+def call_with(name: str, text: str, raw: str, id_: str = "") -> ToolCall:
+    """A call whose name is known and whose arguments are one JSON object; `id_` where the model wrote one."""
+    value, error = read_json(text.strip())
+    if not error and not isinstance(value, dict):
+        error = f"the arguments must be a JSON object, not {kind(value)}"
+    return ToolCall(id_, name, None if error else value, raw, error)
+
+
 def typed_value(text: str, tools: Sequence[ToolSchema], name: str, key: str) -> Any:
     """The value of an argument written as bare text: a string where the schema says so, else JSON where it reads.
 
     Where it does not read, the text itself: the check of arguments then says what type was wanted.
     """
     function: Mapping[str, Any] = next((tool["function"] for tool in tools if tool["function"]["name"] == name), {})
-    schema = function.get("parameters", {}).get("properties", {}).get(key, {})
+    return typed_as(text, function.get("parameters", {}).get("properties", {}).get(key, {}))
+
+
+def typed_as(text: str, schema: Mapping[str, Any]) -> Any:
+    """A value written as bare text, of the type that its schema says; see `typed_value`."""
     if schema.get("type") == "string":
         return text
     value, error = read_json(text.strip())
-    return text if error else value
+    return _python_value(text) if error else value
+
+
+def _python_value(text: str) -> Any:
+    """What a template's own `string` filter makes of a constant, a list or an object; else the text itself."""
+    bare = text.strip()
+    if bare not in ("True", "False", "None") and not (bare[:1] in "[{" and len(bare) < MAX_LITERAL):
+        return text
+    try:
+        return ast.literal_eval(bare)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return text
 
 
 def kind(value: Any) -> str:

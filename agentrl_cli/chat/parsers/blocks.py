@@ -8,6 +8,9 @@ from dataclasses import replace
 from agentrl_cli.chat.parsers.base import ParsedText, call
 from agentrl_cli.types import ToolCall
 
+Markers = tuple[str, str]
+"""Opening and closing text."""
+
 
 def parse_blocks(text: str, opening: str, closing: str, read: Callable[[str], ToolCall]) -> ParsedText:
     """Content and one call for every block. A block that is not closed, or closed without being opened, is an error.
@@ -30,3 +33,18 @@ def parse_blocks(text: str, opening: str, closing: str, read: Callable[[str], To
         calls.append(found)
         loose.append(after.strip("\n"))
     return ParsedText("\n".join(part for part in loose if part), tuple(calls))
+
+
+def parse_section(text: str, section: Markers, block: Markers, read: Callable[[str], ToolCall]) -> ParsedText:
+    """Blocks inside of sections, which have markers of their own. Blocks without a section are read all the same."""
+    content, opened, body = text.partition(section[0])
+    if not opened:
+        return parse_blocks(text, *block, read)
+    inner, closed, after = body.partition(section[1])
+    calls = parse_blocks(inner, *block, read).calls
+    calls = calls or (call(raw=inner, error=f"there is no {block[0]} in the list of calls"),)
+    if not closed and not calls[-1].error:
+        calls = (*calls[:-1], replace(calls[-1], arguments=None, error=f"cut off: no {section[1]} at its end"))
+    more = parse_section(after, section, block, read) if section[0] in after else ParsedText(after)
+    loose = (content.rstrip("\n"), more.content.strip("\n"))
+    return ParsedText("\n".join(part for part in loose if part), calls + more.calls)

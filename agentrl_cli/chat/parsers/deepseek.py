@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from agentrl_cli.chat.parsers.base import ParsedText, call, kind, read_json
-from agentrl_cli.chat.parsers.blocks import parse_blocks
+from agentrl_cli.chat.parsers.base import ParsedText, call, call_with
+from agentrl_cli.chat.parsers.blocks import parse_section
 from agentrl_cli.types import ToolCall, ToolSchema
 
 ALL_OPEN, ALL_CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -24,15 +23,7 @@ class DeepSeekParser:
     markers: tuple[str, ...] = (ALL_OPEN, ALL_CLOSE, OPEN, CLOSE, SEP)
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
-        content, opened, body = text.partition(ALL_OPEN)
-        if not opened:
-            return parse_blocks(text, OPEN, CLOSE, _read)
-        inner, closed, after = body.partition(ALL_CLOSE)
-        found = parse_blocks(inner, OPEN, CLOSE, _read)
-        calls = found.calls or (call(raw=inner, error=f"there is no {OPEN} in the list of calls"),)
-        if not closed and not calls[-1].error:
-            calls = (*calls[:-1], replace(calls[-1], arguments=None, error=f"cut off: no {ALL_CLOSE} at its end"))
-        return ParsedText("\n".join(part for part in (content.rstrip("\n"), after.strip("\n")) if part), calls)
+        return parse_section(text, (ALL_OPEN, ALL_CLOSE), (OPEN, CLOSE), _read)
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
         body = json.dumps(dict(arguments), ensure_ascii=False)
@@ -53,12 +44,7 @@ def _read(raw: str) -> ToolCall:
         name, text = head.strip(), tail
     if not name:
         return call(raw=raw, error="the function has no name")
-    value, error = read_json(text.strip())
-    if error:
-        return call(name, raw=raw, error=error)
-    if not isinstance(value, dict):
-        return call(name, raw=raw, error=f"the arguments must be a JSON object, not {kind(value)}")
-    return call(name, value, raw=raw)
+    return call_with(name, text, raw)
 
 
 PARSER = DeepSeekParser()

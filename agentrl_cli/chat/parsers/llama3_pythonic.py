@@ -1,11 +1,13 @@
-"""Llama 3.2 and 4, pythonic: the whole turn is a Python list of calls, `[f(x=1), g(y="a")]`.
+"""Llama 3.2 and 4, pythonic: the whole turn is a Python list of calls, `[f(x=1), g(y="a")]`; LFM2 puts it in markers.
 
-Read as a syntax tree, never run; arguments are keywords with literal values.
+Read as a syntax tree, never run; arguments are keywords with literal values, JSON's `true`, `false`, `null` included.
+LFM2's template escapes nothing between its quotes: what is no valid Python for that is read by its commas.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,8 +16,11 @@ from agentrl_cli.chat.parsers.base import ParsedText, call
 from agentrl_cli.types import ToolCall, ToolSchema
 
 START, END = "<|python_start|>", "<|python_end|>"
+LFM_START, LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
 MAX_LENGTH = 20000
 """Characters; a longer turn is no list of calls."""
+JSON_NAMES = {"true": True, "false": False, "null": None}
+UNESCAPED = re.compile(r"(\w+)='(.*?)'(?=, \w+=|\)(?:, [\w.]+\(|\]$))", re.DOTALL)
 
 
 class Llama3PythonicParser:
@@ -28,18 +33,57 @@ class Llama3PythonicParser:
         body = re.sub(r"<\|python_(?:start|end|tag)\|>", "", text).strip()
         if not re.match(r"\[\s*[A-Za-z_][\w.]*\s*\(", body):
             return ParsedText(text)
-        try:
-            tree = ast.parse(body[:MAX_LENGTH], mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            name = re.match(r"\[\s*([\w.]+)", body)
-            what = getattr(error, "msg", None) or str(error)
-            return ParsedText("", (call(name.group(1) if name else "", raw=body, error=f"not valid Python: {what}"),))
-        if not isinstance(tree, ast.List):
-            return ParsedText("", (call(raw=body, error="must be one list of calls"),))
-        return ParsedText("", tuple(_read(item, body) for item in tree.elts))
+        return ParsedText("", read_list(body))
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
         return f"[{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]"
+
+
+class LFM2Parser:
+    """`<|tool_call_start|>[f(x=1), g(y='a')]<|tool_call_end|>`, text before and after."""
+
+    name = "lfm2"
+    markers: tuple[str, ...] = (LFM_START, LFM_END)
+
+    def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
+        before, *blocks = text.split(LFM_START)
+        if not blocks:
+            if LFM_END in text:
+                return ParsedText(text, (call(raw=text, error=f"{LFM_END} without {LFM_START} before it"),))
+            return ParsedText(text)
+        calls: list[ToolCall] = []
+        loose = [before.rstrip("\n")]
+        for block in blocks:
+            raw, closed, after = block.partition(LFM_END)
+            if closed:
+                calls += read_list(raw.strip(), unescaped=True)
+            else:
+                name = re.match(r"\s*\[\s*([\w.]+)", raw)
+                why = f"cut off: no {LFM_END} before the turn ended"
+                calls.append(call(name[1] if name else "", raw=raw, error=why))
+            loose.append(after.strip("\n"))
+        return ParsedText("\n".join(part for part in loose if part), tuple(calls))
+
+    def example(self, name: str, arguments: Mapping[str, Any]) -> str:
+        shown = {k: repr(v) if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in arguments.items()}
+        return f"{LFM_START}[{name}({', '.join(f'{key}={value}' for key, value in shown.items())})]{LFM_END}"
+
+
+def read_list(body: str, unescaped: bool = False) -> tuple[ToolCall, ...]:
+    """The calls of a list. `unescaped`: texts may hold quotes and line breaks as they are."""
+    try:
+        tree = ast.parse(body[:MAX_LENGTH], mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if unescaped and (escaped := UNESCAPED.sub(lambda m: f"{m[1]}={m[2]!r}", body)) != body:
+            return read_list(escaped)
+        name = re.match(r"\[\s*([\w.]+)", body)
+        what = getattr(error, "msg", None) or str(error)
+        return (call(name.group(1) if name else "", raw=body, error=f"not valid Python: {what}"),)
+    if not isinstance(tree, ast.List):
+        return (call(raw=body, error="must be one list of calls"),)
+    if not tree.elts:
+        return (call(raw=body, error="the list of calls is empty"),)
+    return tuple(_read(item, body) for item in tree.elts)
 
 
 def _read(node: ast.expr, body: str) -> ToolCall:
@@ -50,9 +94,18 @@ def _read(node: ast.expr, body: str) -> ToolCall:
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         return call(name, raw=raw, error="arguments must be written with their names, name=value")
     try:
-        return call(name, {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}, raw=raw)
+        values = {str(k.arg): ast.literal_eval(_Constants().visit(k.value)) for k in node.keywords}
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return call(name, raw=raw, error="arguments must be plain values: text, numbers, lists, dicts")
+    return call(name, values, raw=raw)
+
+
+class _Constants(ast.NodeTransformer):
+    """JSON's names for constants as Python's."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.copy_location(ast.Constant(JSON_NAMES[node.id]), node) if node.id in JSON_NAMES else node
 
 
 PARSER = Llama3PythonicParser()
+LFM2 = LFM2Parser()

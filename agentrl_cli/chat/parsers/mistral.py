@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from agentrl_cli.chat.parsers.base import ParsedText, call, call_of, kind, read_json
+from agentrl_cli.chat.parsers.base import ParsedText, call, call_of, call_with, kind, read_json
 from agentrl_cli.types import ToolCall, ToolSchema
 
 OPEN, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -39,18 +40,24 @@ def _read(raw: str) -> list[ToolCall]:
         return [call(raw=raw, error=f"after {OPEN} a JSON list of calls must follow, not {kind(value)}")]
     if not value:
         return [call(raw=raw, error="the list of calls is empty")]
-    return [call_of(item, json.dumps(item, ensure_ascii=False)) for item in value]
+    return [_with_id(call_of(item, json.dumps(item, ensure_ascii=False)), item) for item in value]
+
+
+def _with_id(found: ToolCall, item: Any) -> ToolCall:
+    return replace(found, id=_own_id(item.get("id"))) if isinstance(item, dict) else found
+
+
+def _own_id(text: Any) -> str:
+    """The model's own id, which the result must repeat; templates refuse any other than nine letters and digits."""
+    return text if isinstance(text, str) and re.fullmatch(r"[A-Za-z0-9]{9}", text) else ""
 
 
 def _read_named(raw: str) -> ToolCall:
     head, _, body = raw.partition(ARGS)
-    name = head.partition(CALL_ID)[0].strip()
-    value, error = read_json(body.strip())
+    name, _, id_ = (part.strip() for part in head.partition(CALL_ID))
     if not name:
         return call(raw=raw, error=f"the tool's name must stand between {OPEN} and {ARGS}")
-    if error or not isinstance(value, dict):
-        return call(name, raw=raw, error=error or f"the arguments must be a JSON object, not {kind(value)}")
-    return call(name, value, raw=raw)
+    return call_with(name, body, raw, _own_id(id_))
 
 
 PARSER = MistralParser()

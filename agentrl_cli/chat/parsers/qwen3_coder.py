@@ -1,4 +1,4 @@
-"""Qwen3-Coder: XML-like calls, one `<parameter=…>` a line block, values as bare text."""
+"""Qwen3-Coder: XML-like calls, one `<parameter=…>` a line block, values as bare text; Seed-OSS in tags of its own."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTAL
 class Qwen3CoderParser:
     """`<tool_call>\\n<function=f>\\n<parameter=x>\\n1\\n</parameter>\\n</function>\\n</tool_call>`"""
 
-    name = "qwen3_coder"
-    markers: tuple[str, ...] = (OPEN, CLOSE, "<function=", "</function>", "<parameter=", "</parameter>")
+    def __init__(self, name: str = "qwen3_coder", opening: str = OPEN, closing: str = CLOSE) -> None:
+        self.name = name
+        inner = ("<function=", "</function>", "<parameter=", "</parameter>")
+        self.markers: tuple[str, ...] = (opening, closing, *inner)
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
-        return parse_blocks(text, OPEN, CLOSE, partial(_read, tools=tools))
+        return parse_blocks(text, self.markers[0], self.markers[1], partial(_read, tools=tools))
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
         shown = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
         lines = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in shown.items())
-        return f"{OPEN}\n<function={name}>\n{lines}</function>\n{CLOSE}"
+        return f"{self.markers[0]}\n<function={name}>\n{lines}</function>\n{self.markers[1]}"
 
 
 def _read(raw: str, tools: Sequence[ToolSchema]) -> ToolCall:
@@ -52,3 +54,4 @@ def _read(raw: str, tools: Sequence[ToolSchema]) -> ToolCall:
 
 
 PARSER = Qwen3CoderParser()
+SEED = Qwen3CoderParser("seed_oss", "<seed:tool_call>", "</seed:tool_call>")

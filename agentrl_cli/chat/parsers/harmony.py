@@ -1,0 +1,56 @@
+"""Harmony, of gpt-oss: `to=functions.NAME`, the channel `commentary`, and JSON after `<|message|>`.
+
+A model begins after `<|start|>assistant` and may write an `analysis` message first; the recipient stands before or
+after the channel. https://github.com/openai/harmony/blob/main/docs/format.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl_cli.chat.parsers.base import ParsedText, call, call_with
+from agentrl_cli.types import ToolCall, ToolSchema
+
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+ENDS = re.compile(r"<\|(?:end|call|return)\|>")
+RECIPIENT = re.compile(r"\bto=(\S*?)(?=<\||\s|$)")
+
+
+class HarmonyParser:
+    """` to=functions.f<|channel|>commentary json<|message|>{…}`; `<|call|>` ends the turn."""
+
+    name = "harmony"
+    markers: tuple[str, ...] = (CHANNEL, CONSTRAIN, MESSAGE)
+
+    def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
+        calls: list[ToolCall] = []
+        said: list[str] = []
+        called = False
+        for part in ENDS.split(text):
+            header, opened, body = part.partition(MESSAGE)
+            recipient = RECIPIENT.search(header)
+            if recipient and recipient[1].partition(".")[0] == "functions":
+                calls.append(_read(recipient[1], opened, body, part))
+                called = True
+            elif part.strip():
+                said.append(part)
+        return ParsedText("".join(said), tuple(calls)) if called else ParsedText(text)
+
+    def example(self, name: str, arguments: Mapping[str, Any]) -> str:
+        body = json.dumps(dict(arguments), ensure_ascii=False)
+        return f" to=functions.{name}{CHANNEL}commentary json{MESSAGE}{body}"
+
+
+def _read(recipient: str, opened: str, body: str, raw: str) -> ToolCall:
+    name = recipient.partition(".")[2]
+    if not name:
+        return call(raw=raw, error="the tool's name must follow to=functions.")
+    if not opened:
+        return call(name, raw=raw, error=f"cut off: no {MESSAGE} and arguments before the turn ended")
+    return call_with(name, body, raw)
+
+
+PARSER = HarmonyParser()
