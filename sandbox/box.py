@@ -228,7 +228,6 @@ class Box:
         request = {"op": "cell", "name": f"<cell {self.cells}>", **({"keep": "yes"} if keep else {})}
         limits = {**self.limits, **header.get("limits", {})}
         reason, frame, job, backup = self._ask(request, body, limits)
-        unused: socket.socket | None = None
         reply: dict[str, Any] = {"status": "memory", "detail": "", "kept": True}
         if frame is not None:
             reply["status"], (reply["detail"], _) = ends.claimed(frame.header), ends.texts(frame.header)
@@ -239,13 +238,13 @@ class Box:
                 reply["exit"], reply["detail"] = ends.number(reply["detail"]), ""
             if keep:
                 self.kept.add_running(backup, header, before, self.cells - 1)
-            else:
-                unused = backup
+            elif self.head:
+                self.head.line = backup
         else:
             reply = self._roll_back(reason, job, backup, limits)
             if keep and reply["kept"]:
                 self.kept.add(header, before, None, self.cells - 1)
-        reply, output = self._settle(job, reply, unused)
+        reply, output = self._settle(job, reply)
         if reply.get("rolled_back") and reply["kept"]:
             reply["files"] = self.files.restore(before)
         return reply, output
@@ -253,9 +252,8 @@ class Box:
     def _ask(
         self, request: dict[str, str], body: bytes, limits: dict[str, Any]
     ) -> tuple[str, wire.Frame | None, Job, socket.socket]:
-        """Sends a request to the head together with one end of a socket for the checkpoint, and waits."""
+        """Sends a request to the head, if need be with one end of a line to its checkpoint, and waits."""
         head = self.head = self.head or self._start_head()
-        ours, theirs = wire.pair()
         self.tree.mark()
         self.kills.mark()
         if head.stopped:
@@ -265,15 +263,20 @@ class Box:
         if not self.drained:
             job.drain(discard=True)
         self.drained = False
+        line, fds = head.lend()
         try:
-            self.nonce = os.urandom(8).hex()
-            wire.say(head.control, {**request, "nonce": self.nonce}, body, [theirs.fileno()], job.started + FRAME)
+            self.nonce = request["nonce"] = os.urandom(8).hex()
+            wire.say(head.control, request, body, fds, job.started + FRAME)
         except OSError:
-            return "deaf", None, job, ours
+            return "deaf", None, job, line
         finally:
-            theirs.close()
+            for fd in fds:
+                os.close(fd)
         reason, frame = self._answer(job, head)
-        return reason, frame, job, ours
+        if frame is not None and "line" in frame.header and not fds:
+            line.close()
+            return self._ask(request, body, limits)
+        return reason, frame, job, line
 
     def _answer(self, job: Job, head: Head) -> tuple[str, wire.Frame | None]:
         """The head's next answer; one that was written before the question counts as nonsense."""
@@ -284,14 +287,9 @@ class Box:
             self.tree.checkpoint = ends.number(frame.header.get("checkpoint", ""), 1 << 31)
         return reason, frame
 
-    def _settle(self, job: Job, reply: dict[str, Any], backup: socket.socket | None = None) -> Answer:
-        """After an execution of the session: nothing it started goes on, and the head sleeps.
-
-        `backup`: to a checkpoint that is needed no more; one that is killed first need not wake to see it closed.
-        """
+    def _settle(self, job: Job, reply: dict[str, Any]) -> Answer:
+        """After an execution of the session: nothing it started goes on, no checkpoint either, and the head sleeps."""
         quiet = self.head is not None and not reply.get("rolled_back") and self.tree.quiet(self.protected())
-        if backup:
-            backup.close()
         if self.head:
             if not quiet:
                 # Threads of a cell would go on and take time from others.
@@ -364,7 +362,6 @@ class Box:
         end = time.monotonic() + header["budget"]
         answers: list[list[Any]] = []
         data = bytearray()
-        unused: socket.socket | None = None
         while len(answers) < len(todo):
             part = json.dumps(todo[len(answers) :]).encode()
             reason, frame, job, backup = self._ask({"op": "calls"}, part, limits)
@@ -383,7 +380,7 @@ class Box:
                 job.restart(end)
                 reason, frame = self._answer(job, self.head)
             if frame is not None and "done" in frame.header:
-                unused = backup
+                self.head.line = backup
                 break
             failed = self._roll_back("deaf" if frame is not None else reason, job, backup, limits)
             if failed["status"] == "host_resources":
@@ -396,5 +393,5 @@ class Box:
                 break
         answers += [ends.unanswered(answers, time.monotonic() > end)] * (len(todo) - len(answers))
         told = json.dumps(answers, ensure_ascii=False).encode()  # too much for a header, where many say what went wrong
-        reply, _ = self._settle(job, {"status": "ok", "answers": len(told)}, unused)
+        reply, _ = self._settle(job, {"status": "ok", "answers": len(told)})
         return reply, told + data

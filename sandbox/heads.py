@@ -26,6 +26,8 @@ class Head:
         self.control = control
         self.pidfd = os.pidfd_open(pid)
         self.stopped = False
+        self.line: socket.socket | None = None
+        """Our end of what its next checkpoint sleeps on, where it has the other one."""
         self._end = select.poll()
         self._end.register(self.pidfd, select.POLLIN)
         self._events: select.poll | None = None  # made once: every cell waits for the same
@@ -40,9 +42,19 @@ class Head:
             self._events = waiting(host, self.pidfd, self.control)
         return self._events
 
+    def lend(self) -> tuple[socket.socket, list[int]]:
+        """Our end of what the next checkpoint sleeps on, to be given back; with the other one where it has none yet."""
+        line, self.line = self.line, None
+        if line:
+            return line, []
+        ours, theirs = wire.pair()
+        return ours, [theirs.detach()]
+
     def close(self) -> None:
         os.close(self.pidfd)
         self.control.close()
+        if self.line:
+            self.line.close()
 
 
 def hear(host: socket.socket, head: Head | None) -> bytes:

@@ -188,6 +188,8 @@ class Session:
         """Checkpoints that the box keeps, to be reaped when they have ended."""
         self.last = 0
         """The last one that it did not keep: it ends it before it asks again."""
+        self.line, self.inode = -1, 0
+        """What the next one sleeps on."""
 
     def serve(self) -> NoReturn:
         """Answers requests until the box closes the socket."""
@@ -197,13 +199,12 @@ class Session:
                 os._exit(0)
             frame, fds = received
             self.nonce = frame.header["nonce"]
-            kept = self._checkpoint(fds[0])
+            if not self._has_line(fds):
+                self._say({"line": "", "nonce": self.nonce})
+                continue
+            kept = self._checkpoint("keep" in frame.header)
             if kept is None:
                 continue  # this process is the checkpoint, and was called upon
-            if kept and frame.header.get("keep"):
-                self.left.append(kept)
-            else:
-                self.last = kept
             answer = {"done": ""}
             if frame.header["op"] == "cell":
                 status, detail = self.cell(frame.header["name"], frame.body) if kept else ("process_limit", "processes")
@@ -213,23 +214,43 @@ class Session:
             self._end()
             self._say({**answer, "checkpoint": str(kept), "nonce": self.nonce})
 
-    def _checkpoint(self, fd: int) -> int | None:
-        """Forks the state as it is. The child sleeps on `fd`; returns its pid, 0 without one, None when it wakes."""
+    def _has_line(self, fds: list[int]) -> bool:
+        """Whether the next checkpoint has something to sleep on: a new line, or one that no cell has closed."""
+        try:
+            if fds:
+                self.line = fds[0]
+                os.set_inheritable(self.line, False)
+                self.inode = os.fstat(self.line).st_ino
+            return os.fstat(self.line).st_ino == self.inode
+        except OSError:
+            return False
+
+    def _checkpoint(self, keep: bool) -> int | None:
+        """Forks the state as it is. The child sleeps on the line; returns its pid, 0 without one, None when it wakes.
+
+        `keep`: it may be woken later, so it takes the line with it.
+        """
         if self.left:
             self.left = [pid for pid in self.left if not _reaped(pid)]
         if self.last:
             _reaped(self.last, 0)
             self.last = 0
         try:
-            pid = confine.sleeping_fork(fd)
+            pid = confine.sleeping_fork(self.line)
         except OSError:
-            os.close(fd)
-            return 0
+            pid = -1
+        if pid and keep:
+            os.close(self.line)
+            self.line = -1
+        if pid > 0 and keep:
+            self.left.append(pid)
+        elif pid > 0:
+            self.last = pid
         if pid:
-            os.close(fd)
-            return pid
-        os.dup2(fd, self.control.fileno(), inheritable=False)
-        os.close(fd)
+            return max(pid, 0)
+        os.dup2(self.line, self.control.fileno(), inheritable=False)
+        os.close(self.line)
+        self.line = -1
         self.pid = os.getpid()
         self._say({"hello": ""})
         return None

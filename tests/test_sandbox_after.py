@@ -275,3 +275,15 @@ async def test_calls_that_code_leaves_out_are_no_matter_of_time(sandbox: Sandbox
     # What it went on to say is no answer to this.
     assert (await session.cell("6 * 7")).status in ("crashed", "state_lost")
     assert (await session.cell("6 * 7")).stdout == "42\n"
+
+
+@pytest.mark.parametrize("after", ["pass", "files = [open('a', 'wb') for _ in range(20)]"])
+async def test_a_cell_that_closes_what_its_checkpoints_sleep_on_is_followed_by_one_that_can_go_back(
+    sandbox: Sandbox, after: str
+) -> None:
+    session = await sandbox.session()
+    assert (await session.cell("x = 1")).status == "ok"
+    assert (await session.cell(f"import os\nos.closerange(4, 1000)\n{after}\nx = 2")).status == "ok"
+    crashed = await session.cell("x = 3\nos.kill(os.getpid(), 9)")
+    assert crashed.rolled_back and crashed.state_kept, crashed
+    assert [(await session.cell("x")).stdout for _ in range(2)] == ["2\n", "2\n"]
