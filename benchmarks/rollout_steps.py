@@ -56,7 +56,7 @@ def fixed(model: Any, rows: int, positions: int, record: bool) -> tuple[Callable
         shelf.resize(1)
     make = partial(CudaCapture, device) if record else None
     most = blocks(shelf_length(length))
-    steps = Steps(Shared(model), model, pool, rows=rows, pages=most, device=device, make=make)
+    steps = Steps(Shared(model), model, pool, rows=rows, pages=most, gathered=rows * most, device=device, make=make)
     seats = [Seat(7 + n, positions, shelf, None) for n, shelf in enumerate(shelves)]
     return lambda: steps(seats), steps
 

@@ -15,9 +15,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from agentrl_cli.policies import local_batch
+from agentrl_cli.policies import local_batch, local_paged
 from agentrl_cli.policies.local_batch import DecodeBatch
 from agentrl_cli.policies.local_engine import Shared
+from agentrl_cli.policies.local_paged import PagedBatch
 from agentrl_cli.policies.local_request import Request
 from agentrl_cli.policies.local_sampling import draw, steer
 from agentrl_cli.types import Sampling
@@ -98,6 +99,37 @@ async def test_prompts_and_steps_stay_on_the_gpu(kind: str, adapter: bool, monke
     assert {logits.dtype for logits in seen} == {torch.bfloat16}
     for shelf in batch.shelves:
         assert all(k is not None and k.device.type == "meta" and k.dtype == torch.bfloat16 for k in shelf.keys)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2", "gpt-oss"])
+async def test_steps_over_pages_stay_on_the_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded as a CUDA graph, and the prompts before it: only tables of numbers come from the host."""
+    seen: list[torch.Tensor] = []
+
+    def say(logits: torch.Tensor, requests: list[Request], limit: int, notes: Any, most: int | None = None) -> None:
+        seen.append(logits)
+        for one in requests:
+            one.out.append(7)
+
+    monkeypatch.setattr(local_paged, "draw_tokens", say)
+    model = tiny(kind).to("meta", torch.bfloat16).eval()
+    limits = {"rows": 8, "lanes": False, "lane_length": 256, "limit": 256, "budget": 400}
+    batch = PagedBatch(model, Shared(model), make=None, version="v", **limits)
+    loop = asyncio.get_running_loop()
+    ragged = prompts(count=6)
+    with OneDevice():
+        rows = batch.step([request(loop, n, ids) for n, ids in enumerate(ragged[:4])])
+        for _ in range(40):  # past the windows, and past the end of a page
+            rows = batch.step([])
+        rows = batch.step([request(loop, 4 + n, ids) for n, ids in enumerate(ragged[4:])])
+        context = rows[0].context.tolist()
+        batch.set_aside(rows[0])
+        rows = batch.step([request(loop, 0, [*context, 1, 2, 3])])
+        batch.renew("w")
+        batch.step([])
+    assert len(rows) == 6 and all(logits.device.type == "meta" for logits in seen)
+    assert {logits.dtype for logits in seen} == {torch.bfloat16}
+    assert all(k is not None and k.device.type == "meta" and k.dtype == torch.bfloat16 for k in batch.pool.keys)
 
 
 def test_drawing_stays_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

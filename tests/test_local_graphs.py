@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from agentrl_cli.config import Config
-from agentrl_cli.policies import local_graphs, local_memory
+from agentrl_cli.policies import local_graphs, local_memory, local_pages
 from agentrl_cli.policies.local import LocalPolicy
 from agentrl_cli.policies.local_batch import DecodeBatch
 from agentrl_cli.policies.local_cache import BLOCK
@@ -116,7 +116,7 @@ async def test_an_adapter_and_a_preemption(kind: str) -> None:
     assert policy.metrics["rollout/kv_blocks_peak"] <= 5 and paged(policy).pool.pages == 6
     assert len({pages for _, pages in paged(policy).steps.graphs}) > 1
     await policy.close()
-    await check_against_generate(model, count=6, memory=7 * each, record=tapes)
+    await check_against_generate(model, count=4, memory=7 * each, record=tapes)
 
 
 async def test_beginnings_of_every_length_and_rows_without_one() -> None:
@@ -185,6 +185,38 @@ async def test_new_weights_in_their_place_keep_recordings_and_elsewhere_drop_the
     await policy.close()
 
 
+async def test_a_pool_that_grows_drops_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would write where the pages were."""
+    monkeypatch.setattr(local_pages, "FIRST", 2)
+    model = tiny()
+    policy = policy_of(model, record=tapes)
+    for n, size in enumerate((20, 60, 90, 140)):
+        ids = [7 + n] * size
+        said = await policy.generate(f"e{n}", ids, Sampling(temperature=0, max_new_tokens=12))
+        assert said.ids.tolist() == greedy(model, ids, 12, None)[0]
+    await policy.generate("e0", [7] * 20, Sampling(temperature=0, max_new_tokens=12))
+    assert paged(policy).pool.moves > 4 and paged(policy).steps.captures > len(paged(policy).steps.graphs)
+    await policy.close()
+
+
+def test_pages_of_a_pool_that_was_cleared_do_not_come_back() -> None:
+    pool = local_pages.Pool(1, 8)
+    old = local_pages.PagedShelf(pool, 2 * BLOCK, 1)
+    old.resize(1)
+    assert old.pages == [[1, 2]] and pool.bytes == 0
+    pool.clear()
+    new = local_pages.PagedShelf(pool, 2 * BLOCK, 1)
+    new.resize(2)
+    new.lengthen(3 * BLOCK)
+    assert sorted(new.pages[0] + new.pages[1]) == [1, 2, 3, 4, 5, 6] and new.blocks == 6
+    free = list(pool.free)
+    del old
+    assert list(pool.free) == free
+    new.resize(1)
+    del new
+    assert sorted(pool.free) == list(range(1, pool.pages))
+
+
 async def test_pages_come_back_and_stay_or_go_while_nobody_samples() -> None:
     policy = policy_of(tiny(), record=tapes)
     batch = paged(policy)
@@ -216,6 +248,27 @@ def test_what_would_stay_beside_a_training_is_bounded(monkeypatch: pytest.Monkey
     wanted = 6 * 96 * 4 + 6 * (256 * 33 + 3 * 64 + 6 * 32) * 4 + 32 * 2**21
     sizes = {"vocabulary": 96, "inner": 64, "hidden": 32, "kv_width": 16, "itemsize": 4}
     assert local_memory.graph_bytes(6, 256, **sizes) == wanted
+    # 256 rows of 8,192 and 151,936 words: gathered in parts; logits in 16 bits, five float32 of 110 of them for a draw
+    sizes = {"vocabulary": 151936, "inner": 4864, "hidden": 896, "kv_width": 128, "itemsize": 2}
+    drawn, layer = 110 * 151936 * 20, 2**28 + 256 * (8192 + 3 * 4864 + 6 * 896) * 2
+    assert local_memory.graph_bytes(256, 8192, **sizes) == 256 * 151936 * 2 + max(drawn, layer) + 32 * 2**21
+
+
+async def test_rows_of_very_different_lengths_go_in_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a long row does not make the others gather as much."""
+    model = tiny()
+    page = 2 * 2 * 8 * 4 * BLOCK  # keys and values of a layer: two heads of 8
+    monkeypatch.setattr(local_memory, "GATHERED", 12 * page)
+    policy = policy_of(model, record=tapes)
+    everyone = [[7 + n] * size for n, size in enumerate((200, 10, 20, 30, 60, 5))]
+    sampling = Sampling(temperature=0, max_new_tokens=20)
+    several = await asyncio.gather(*(policy.generate(f"e{n}", ids, sampling) for n, ids in enumerate(everyone)))
+    for ids, said in zip(everyone, several, strict=True):
+        wanted, logps = forced(model, ids, 20, said=said.ids.tolist())
+        assert said.ids.tolist() == wanted and abs(said.logp_policy - logps).max() < 1e-4
+    shapes = set(paged(policy).steps.graphs)
+    assert {rows for rows, pages in shapes if pages > 5} == {1} and max(rows * pages for rows, pages in shapes) <= 12
+    await policy.close()
 
 
 async def test_a_bound_on_recordings_and_widths_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:

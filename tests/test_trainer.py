@@ -6,6 +6,7 @@ import asyncio
 import math
 import re
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ import pytest
 import torch
 
 from agentrl_cli.errors import ConfigError, NotFound, TemplateError
+from agentrl_cli.policies import local_make
 from agentrl_cli.policies.forward import Segment, trained_logprobs
 from agentrl_cli.policies.local_load import load_model
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Fact, Outcome
+from tests.graph_tape import record
 from tests.train_helpers import TASK_PY, episodes_of, trainer_of, write_model, write_pack
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
@@ -480,3 +483,35 @@ async def test_more_steps_can_be_asked_for(tmp_path: Path, model: Path) -> None:
     async with trainer_of(tmp_path, model, [asking]) as trainer:
         run = await trainer.train()
     assert (run.status, run.step, run.total_steps) == ("finished", 3, 3)
+
+
+async def test_recorded_steps_sample_what_is_trained(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An optimizer's steps leave recordings valid; where recording ends on the way, the run's log says so."""
+    works = [True]
+
+    def capture(step: Callable[[], None]) -> Callable[[], None]:
+        if not works[0]:
+            raise RuntimeError("no more")
+        return record(step)
+
+    monkeypatch.setattr(local_make, "recorder", lambda config, device: lambda: capture)
+    recorded: list[list[Any]] = []
+
+    def seen(step: int, metrics: dict[str, float]) -> None:
+        assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
+        recorded.append(list(policy._batch.steps.graphs.values()))
+        if step == 2:
+            works[0] = False
+            policy._batch.steps.drop()
+
+    async with trainer_of(tmp_path, model, train={"steps": 3}) as trainer:
+        policy: Any = trainer.loaded.policy
+        trainer.on_step = seen
+        run = await trainer.train()
+        lines = [row["text"] for row in trainer.store.logs(run.id) if row["text"].startswith("engine")]
+    first, second, third = recorded
+    assert first and all(graph in second for graph in first) and not third
+    assert lines[0].startswith("engine shared with CUDA graphs") and len(lines) == 2
+    assert lines[1].endswith("no CUDA graphs: recording a step failed (RuntimeError: no more))")

@@ -109,10 +109,13 @@ class DecodeBatch(Shelves):
         logits = self._packed(rows) if self.engine.packs else self._padded(rows, live)
         if self.lanes:
             logits = logits[[n for n, r in enumerate(rows) if r is not None]]
-        draw_tokens(logits, live, self.limit, self.notes)
+        self._draw(logits, live)
         for request in [r for r in live if r.stop is not None]:
             self.set_aside(request)
         return live
+
+    def _draw(self, logits: torch.Tensor, live: list[Request]) -> None:
+        draw_tokens(logits, live, self.limit, self.notes)
 
     def _packed(self, rows: list[Request | None]) -> torch.Tensor:
         """Logits of every row, each fed with all that it has not been fed yet."""

@@ -111,7 +111,7 @@ def choose_engine(model: nn.Module, *, own: bool = False) -> Engine:
     """
     reasons: list[str] = []
     kinds: list[Callable[[nn.Module], Engine]] = [Fused, Shared]
-    unfit = "recorded steps run the model's own weights" if own else _no_copy(model)
+    unfit = _no_copy(model) or ("recorded steps run the model's own weights" if own else "")
     if unfit:
         reasons.append(unfit)
         kinds.remove(Fused)

@@ -30,8 +30,6 @@ from agentrl_cli.policies.local_pages import Paged, PagedShelf, Pool, line
 _LOG = logging.getLogger(__name__)
 CHECKS = 2
 """Uses of a recording in which it is compared with the step itself."""
-STRICTER = 10
-"""The same kernels on the same shapes: a recording must be so many times nearer than an engine to the model."""
 HEAD = 3
 """Numbers of a row before its pages: token, position, positions of its beginning."""
 
@@ -98,6 +96,7 @@ class Steps:
     Args:
         rows: Most rows of a step.
         pages: Most pages of a row, those of its beginning included.
+        gathered: Most pages of all rows of a step, padding included; more rows go in several steps.
         make: Makes what records, anew after everything recorded was dropped; None: nothing is recorded.
     """
 
@@ -109,6 +108,7 @@ class Steps:
         *,
         rows: int,
         pages: int,
+        gathered: int,
         device: torch.device,
         make: Callable[[], Capture] | None,
     ) -> None:
@@ -120,7 +120,7 @@ class Steps:
         self.plays = 0
         """How many recordings were played without the step beside them."""
         self._engine, self._model, self._pool = engine, model, pool
-        self._rows, self._pages = rows, pages
+        self._rows, self._pages, self._gathered = rows, pages, gathered
         self._make = make
         self._capture: Capture | None = None
         self._seen: set[Shape] = set()
@@ -134,6 +134,30 @@ class Steps:
 
     def __call__(self, seats: Sequence[Seat]) -> Tensor:
         """Logits [rows, vocabulary] after each row's newest token; they stand until the next step."""
+        parts = self._parts(seats)
+        if len(parts) == 1:
+            return self._run(seats)
+        found = torch.cat([self._run([seats[n] for n in part]).clone() for part in parts])
+        order = torch.tensor([n for part in parts for n in part], device=found.device)
+        return torch.empty_like(found).index_copy_(0, order, found)
+
+    def _parts(self, seats: Sequence[Seat]) -> list[list[int]]:
+        """Rows whose pages are gathered together: all of them, or the longest ones and others apart."""
+        sizes = [blocks(_shared(seat)) + blocks(seat.position + 1 - _shared(seat)) for seat in seats]
+        rows, pages = self.shape(len(seats), max(sizes))
+        if rows * pages <= self._gathered:
+            return [list(range(len(seats)))]
+        parts: list[list[int]] = []
+        for n in sorted(range(len(seats)), key=lambda n: -sizes[n]):
+            if parts:
+                rows, pages = self.shape(len(parts[-1]) + 1, sizes[parts[-1][0]])
+            if parts and rows * pages <= self._gathered:
+                parts[-1].append(n)
+            else:
+                parts.append([n])
+        return parts
+
+    def _run(self, seats: Sequence[Seat]) -> Tensor:
         shape = self._write(seats)
         if self._make is None or not self._recorded(shape):
             self._step(shape)
@@ -172,7 +196,7 @@ class Steps:
 
     def _write(self, seats: Sequence[Seat]) -> Shape:
         """Tokens, positions and pages into the tensor that steps read; pages only where they have changed."""
-        shared = [0 if seat.base is None else seat.base.length for seat in seats]
+        shared = [_shared(seat) for seat in seats]
         most = max(blocks(n) + blocks(seat.position + 1 - n) for n, seat in zip(shared, seats, strict=True))
         rows, pages = shape = self.shape(len(seats), most)
         here = self._here[: rows * (HEAD + pages)]
@@ -247,13 +271,18 @@ class Steps:
         played = found.float().log_softmax(-1)
         self._step(shape)
         off = difference(played, found.float().log_softmax(-1))
-        if off > TOLERANCE.get(found.dtype, 1e-3) / STRICTER:
+        if off > TOLERANCE.get(found.dtype, 1e-3):
             self._give_up(f"a recorded step differs by {off:.2g} nats from the step itself")
 
     def _give_up(self, why: str) -> None:
         self.why, self._make = f"no CUDA graphs: {why}", None
         self.drop()
         _LOG.warning("%s; steps go on without them, which is slower", self.why)
+
+
+def _shared(seat: Seat) -> int:
+    """Positions of a row's beginning."""
+    return 0 if seat.base is None else seat.base.length
 
 
 def _stamp(seat: Seat, shared: int) -> tuple[int, ...]:

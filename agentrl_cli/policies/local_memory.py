@@ -11,7 +11,7 @@ import torch
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.policies.local_bases import base_length
-from agentrl_cli.policies.local_cache import rounded
+from agentrl_cli.policies.local_cache import BLOCK, rounded
 from agentrl_cli.policies.local_engine import free_memory
 from agentrl_cli.policies.local_fused import FAMILIES
 
@@ -25,6 +25,10 @@ GPU, where 500 tokens fill the products of a model that is large enough for this
 STAY_SHARE = 0.125
 """Of the memory that is free when the policy is made: keys and values that stay where they are while a model is
 trained, with all that recorded steps take, must not be more. A small card has other use for it."""
+GATHERED = 2**28
+"""Bytes of one layer's keys and values that a step over pages attends to at a time."""
+WIDE = 2**24
+"""Rows times vocabulary of one draw where steps are recorded, for which there is memory then."""
 MOST_GRAPHS = 32
 """Recorded steps that are kept (local_graphs.py)."""
 GRAPH = 2 * 2**20
@@ -95,11 +99,24 @@ def graph_bytes(
 ) -> int:
     """Bytes that recorded steps take besides keys and values, by their shapes: `rows` that attend to `positions`.
 
-    The logits; what is there at a time in the widest layer: gathered keys and values with their mask, and the
-    feed-forward part; and the graphs themselves, by a guess.
+    The logits; the larger of what is there at a time in a layer (gathered keys and values with their mask, the
+    feed-forward part) and of what draws from so many logits take; and the graphs themselves, by a guess.
     """
-    layer = rows * (positions * (2 * kv_width + 1) + 3 * inner + 6 * hidden) * itemsize
-    return rows * vocabulary * itemsize + layer + MOST_GRAPHS * GRAPH
+    seen = min(rows * positions * 2 * kv_width * itemsize, GATHERED)
+    layer = seen + rows * (positions + 3 * inner + 6 * hidden) * itemsize
+    drawn = 20 * min(rows, wide_rows(vocabulary)) * vocabulary  # five float32, as in plan.py
+    return rows * vocabulary * itemsize + max(layer, drawn) + MOST_GRAPHS * GRAPH
+
+
+def wide_rows(vocabulary: int) -> int:
+    """Most rows of logits that tokens are drawn from at once where steps are recorded: a draw costs launches, too."""
+    return max(1, WIDE // vocabulary)
+
+
+def gathered_pages(model: Any) -> int:
+    """Most pages of all rows that a step over pages attends to, padding included."""
+    config, dtype = model.config.get_text_config(), model.get_input_embeddings().weight.dtype
+    return max(1, GATHERED * int(config.num_hidden_layers) // (position_bytes(config, dtype) * BLOCK))
 
 
 def graphs_stay(model: Any, kept: int, rows: int, positions: int) -> bool:

@@ -19,8 +19,9 @@ from agentrl_cli.policies.local_batch import Begin, DecodeBatch, Place
 from agentrl_cli.policies.local_cache import BLOCK, Parked, Shelf, blocks, rounded
 from agentrl_cli.policies.local_engine import TOLERANCE, Engine, difference, sampling_mode
 from agentrl_cli.policies.local_graphs import Capture, Seat, Steps
+from agentrl_cli.policies.local_memory import gathered_pages, wide_rows
 from agentrl_cli.policies.local_pages import Paged, PagedShelf, Pool, paged
-from agentrl_cli.policies.local_request import Request
+from agentrl_cli.policies.local_request import Request, draw_tokens
 
 
 class PagedBatch(DecodeBatch):
@@ -34,7 +35,8 @@ class PagedBatch(DecodeBatch):
         device = model.get_input_embeddings().weight.device
         most = min(limits["limit"], limits["budget"] * BLOCK)
         self.pool = Pool(int(model.config.get_text_config().num_hidden_layers), limits["budget"])
-        sizes = {"rows": limits["rows"], "pages": blocks(most) + 1, "device": device}
+        gathered = gathered_pages(model)
+        sizes = {"rows": limits["rows"], "pages": blocks(most) + 1, "gathered": gathered, "device": device}
         self.steps = Steps(engine, model, self.pool, make=make, **sizes)
         super().__init__(model, engine, **limits)
         self.apart = self.sharing = True
@@ -70,6 +72,9 @@ class PagedBatch(DecodeBatch):
         super().set_aside(request)
         request.share(None)  # one that is over holds no pages, whoever holds it
 
+    def _draw(self, logits: torch.Tensor, live: list[Request]) -> None:
+        draw_tokens(logits, live, self.limit, self.notes, wide_rows(self.vocabulary))
+
     def _padded(self, rows: list[Request | None], live: list[Request]) -> torch.Tensor:
         seats = []
         for shelf, request in zip(self.shelves, live, strict=True):  # each has a shelf of its own
@@ -80,7 +85,7 @@ class PagedBatch(DecodeBatch):
     # --- prompts -----------------------------------------------------------------------------------------------------
 
     def _alike(self, length: int, other: int) -> bool:
-        return True
+        return max(length, other) <= 2 * min(length, other)  # all attend to as much as the longest
 
     def _prefill(self, length: int, requests: list[Request], begins: list[Begin]) -> None:
         places: list[Place] = []
@@ -149,7 +154,7 @@ def check_pages(engine: Engine, model: Any, make: Callable[[], Capture] | None) 
     for shelf in shelves:
         shelf.resize(1)
     base = Base(ids[0, :3].cpu().numpy(), common, 0, "")
-    steps = Steps(engine, model, pool, rows=2, pages=4, device=device, make=make)
+    steps = Steps(engine, model, pool, rows=2, pages=4, gathered=8, device=device, make=make)
     with sampling_mode(model):
         wanted = model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
         engine(ids[:1, :3], paged(pool, [(common, 0)], [0], [3], [None], device), head=False)

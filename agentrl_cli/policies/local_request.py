@@ -170,20 +170,23 @@ class Request:
         )
 
 
-def draw_tokens(logits: torch.Tensor, requests: list[Request], limit: int, notes: Notes) -> None:
+def draw_tokens(
+    logits: torch.Tensor, requests: list[Request], limit: int, notes: Notes, most: int | None = None
+) -> None:
     """Draw the next token of each request from its row of logits [rows, vocabulary], in parts where that is large.
 
+    `most`: rows of a part, where the caller knows better.
     Raises PolicyError where the probabilities are not numbers, or a request's `allow` allows nothing.
     """
-    most = draw_rows(logits.shape[-1])
+    most = draw_rows(logits.shape[-1]) if most is None else most
     if len(requests) > most:
         for start in range(0, len(requests), most):
-            draw_tokens(logits[start : start + most], requests[start : start + most], limit, notes)
+            draw_tokens(logits[start : start + most], requests[start : start + most], limit, notes, most)
         return
     plain = [n for n, r in enumerate(requests) if r.plain]
     if 0 < len(plain) < len(requests):  # a row's numbers do not depend on how the others are drawn
         for rows in (plain, [n for n, r in enumerate(requests) if not r.plain]):
-            draw_tokens(logits[rows], [requests[n] for n in rows], limit, notes)
+            draw_tokens(logits[rows], [requests[n] for n in rows], limit, notes, most)
         return
     found = (_plain(logits, requests) if plain else None) or _steered(logits, requests)
     ids, facts, forced = found

@@ -97,6 +97,7 @@ class Trainer:
             self.rollout.places = asyncio.Semaphore(config.rollout.concurrency)
         self.greedy = Greedy(config, run, store, self.rollout, packs) if self.learner.needs == "baseline" else None
         self.step = 0
+        self._engine_line = ""
         self.best: float | None = None
         self.steering = Steering(config, run.id, store, narrate)
         self.reporter = Reporter(config, store, run.id, narrate)
@@ -105,8 +106,7 @@ class Trainer:
         """The whole run, from wherever it stands to its last step; the store says how it ended."""
         config = self.config.train
         await self._resume()
-        policy: Any = self.loaded.policy
-        self.store.add_log(self.run.id, "info", f"engine {getattr(policy, 'engine_line', policy.name)}")
+        self._note_engine()
         await self.hooks.call("on_run_start", run=self.run)
         self.steering.listen()
         actions = {"checkpoint": lambda: self._save("step"), "evaluate": self.evaluate}
@@ -130,6 +130,14 @@ class Trainer:
             self.steering.ignore()
             await self.hooks.call("on_run_end", run=self.run, error=error)
         return self.store.run(self.run.id)
+
+    def _note_engine(self) -> None:
+        """Log what runs the model, and again where that has changed: recorded steps may be given up on the way."""
+        policy: Any = self.loaded.policy
+        line = f"engine {getattr(policy, 'engine_line', policy.name)}"
+        if line != self._engine_line:
+            self._engine_line = line
+            self.store.add_log(self.run.id, "info", line)
 
     async def _one_step(self, step: int) -> None:
         """Sample, score, update, log, save."""
@@ -156,6 +164,7 @@ class Trainer:
         metrics["time/drift_guard"], self.rollout.guard_seconds = self.rollout.guard_seconds, 0.0
         self.steering.why = self.reporter.step(step, episodes, facts, update, metrics) or self.steering.why
         self.reporter.errors(episodes)
+        self._note_engine()
         if self.on_step is not None:
             self.on_step(step + 1, metrics)
         self.step = step + 1
