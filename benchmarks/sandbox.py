@@ -28,6 +28,7 @@ from pathlib import Path
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import SandboxUnavailable
 from agentrl_cli.sandbox import Sandbox
+from agentrl_cli.sandbox.container import Container
 
 PROGRAM = "def f(x): return x * 2\nassert f(2) == 4\nassert f(0) == 0\nassert f(-1) == -2\nprint('ok')"
 NUMPY = "import numpy as np\na = np.arange(100.0).reshape(10, 10)\nprint('ok' if (a @ a).sum() > 0 else '')"
@@ -197,14 +198,21 @@ async def soak(level: str, number: int, at_once: int = 8) -> tuple[dict[str, int
             await asyncio.sleep(0.5)
 
         await batch(number // 20)
-        before = held(os.getpid())
+        tops = [os.getpid(), *containers(sandbox)]
+        before = held(tops)
         await batch(number - number // 20)
-        return before, held(os.getpid())
+        return before, held(tops)
 
 
-def held(pid: int) -> dict[str, int]:
-    """Processes, open descriptors and KiB of memory of a process and all below it."""
-    found, queue = {"processes": 0, "descriptors": 0, "memory_kib": 0}, [pid]
+def containers(sandbox: Sandbox) -> list[int]:
+    """The first process of each of its containers, as this machine knows it."""
+    runners = [runner for pool in sandbox._runners.values() for runner in pool if isinstance(runner, Container)]
+    return [runner.api.inspect_container(runner.id)["State"]["Pid"] for runner in runners]
+
+
+def held(tops: list[int]) -> dict[str, int]:
+    """Processes, open descriptors and KiB of memory of processes and all below them."""
+    found, queue = {"processes": 0, "descriptors": 0, "memory_kib": 0}, list(tops)
     while queue:
         one = Path("/proc", str(queue.pop()))
         try:
