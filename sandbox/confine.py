@@ -166,6 +166,7 @@ def enter_folder(base: str, number: int, level: str, readable: list[str]) -> int
     """
     global WORK
     WORK = f"{base}/{number}"
+    os.chmod(base, 0o700)  # what Landlock does not hold: the code of another box may have closed it
     for folder in (WORK, WORK + "/.tmp", WORK + "/.shm"):
         os.mkdir(folder, 0o700)
     os.environ.update(HOME=WORK, TMPDIR=WORK + "/.tmp")

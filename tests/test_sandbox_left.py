@@ -19,6 +19,7 @@ from agentrl_cli.commands import main
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import SandboxUnavailable
 from agentrl_cli.sandbox import ExecResult, Sandbox, Session, launch, owner
+from agentrl_cli.sandbox.pool import SPARES
 from agentrl_cli.sandbox.runner import AT_ONCE, Process
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
@@ -135,6 +136,23 @@ async def test_what_a_killed_runner_held_goes_with_it() -> None:
         await asyncio.gather(sitting, return_exceptions=True)
         assert (await session.cell("x * 7")).stdout == "42\n"
     assert _of(Path(tempfile.gettempdir()), os.getpid()) == []
+
+
+async def test_a_folder_that_a_neighbour_closed_is_opened_again() -> None:
+    try:
+        sandbox = await Sandbox.open(SandboxConfig(backend="landlock", min_level="landlock", workers=1))
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+    async with sandbox:
+        closing, other = await sandbox.session(), await sandbox.session()
+        assert (await closing.cell("import os; x = 6; os.chmod('..', 0)")).ok
+        for _ in range(SPARES + 2):  # more than stand ready
+            assert (await (await sandbox.session()).cell("open('f', 'w').write('1')")).ok
+        assert (await other.run("print(6 * 7)")).stdout == (await closing.cell("print(x * 7)")).stdout == "42\n"
+        await closing.cell("os.chmod('..', 0)")
+        (runner,) = sandbox._runners[()]
+        assert isinstance(runner, Process) and not any(name.startswith("sandbox_") for name in sandbox.counts)
+    assert not runner.folder.exists()
 
 
 async def _soon(condition: Callable[[], bool]) -> bool:
