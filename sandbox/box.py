@@ -250,23 +250,24 @@ class Box:
         return reply, output
 
     def _ask(
-        self, request: dict[str, str], body: bytes, limits: dict[str, Any]
+        self, request: dict[str, str], body: bytes, limits: dict[str, Any], job: Job | None = None
     ) -> tuple[str, wire.Frame | None, Job, socket.socket]:
-        """Sends a request to the head, if need be with one end of a line to its checkpoint, and waits."""
+        """Sends a request to the head, if need be with a line to its checkpoint, and waits. `job`: of the first try."""
         head = self.head = self.head or self._start_head()
         self.tree.mark()
         self.kills.mark()
         if head.stopped:
             signal_process(head.pid, signal.SIGCONT)
             head.stopped = False
-        job = Job(self.host, head.pid, head.pidfd, self._captures(self.out[0], self.err[0], limits), limits, self.tree)
+        pipes = self._captures(self.out[0], self.err[0], limits)
+        job = job or Job(self.host, head.pid, head.pidfd, pipes, limits, self.tree)
         if not self.drained:
             job.drain(discard=True)
         self.drained = False
         line, fds = head.lend()
         try:
             self.nonce = request["nonce"] = os.urandom(8).hex()
-            wire.say(head.control, request, body, fds, job.started + FRAME)
+            wire.say(head.control, request, body, fds, time.monotonic() + FRAME)
         except OSError:
             return "deaf", None, job, line
         finally:
@@ -275,7 +276,7 @@ class Box:
         reason, frame = self._answer(job, head)
         if frame is not None and "line" in frame.header and not fds:
             line.close()
-            return self._ask(request, body, limits)
+            return self._ask(request, body, limits, job)
         return reason, frame, job, line
 
     def _answer(self, job: Job, head: Head) -> tuple[str, wire.Frame | None]:

@@ -257,12 +257,16 @@ def test_a_fresh_folder_is_looked_at_again(tmp_path: Path) -> None:
 
 
 SKIPS = """
-import sys
+import sys, time
 frame = sys._getframe()
 while "wire" not in frame.f_globals:
     frame = frame.f_back
 session, wire = frame.f_locals["self"], frame.f_globals["wire"]
 def skip(): session._say({"done": "", "nonce": session.nonce})
+def stall():
+    time.sleep(5.6)
+    session._say({"line": "", "nonce": session.nonce})
+    time.sleep(60)
 """
 
 
@@ -287,3 +291,15 @@ async def test_a_cell_that_closes_what_its_checkpoints_sleep_on_is_followed_by_o
     crashed = await session.cell("x = 3\nos.kill(os.getpid(), 9)")
     assert crashed.rolled_back and crashed.state_kept, crashed
     assert [(await session.cell("x")).stdout for _ in range(2)] == ["2\n", "2\n"]
+
+
+async def test_who_asks_for_a_new_line_late_has_no_more_time(sandbox: Sandbox) -> None:
+    """Else the session's process would have its wall limit twice, and the host's patience would end first."""
+    session, other = [await sandbox.session(wall=6.0) for _ in range(2)]
+    for one in (session, other):
+        assert (await one.cell(SKIPS)).ok
+    begun = time.monotonic()
+    result, (answers, _) = await asyncio.gather(session.cell("stall()"), other.calls([["stall", [], {}]]))
+    assert (result.status, [answer.status for answer in answers]) == ("state_lost", ["state_lost"]), (result, answers)
+    assert time.monotonic() - begun < 9.0
+    assert not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
