@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 
 from agentrl_cli.chat.tokenizer import ByteTokenizer
@@ -40,14 +41,14 @@ def bpe_json() -> str:
     return str(tokenizer.to_str())
 
 
-def tokenizer_for(template: str) -> ByteTokenizer:
-    """A byte tokenizer whose control tokens are those that a template's source names."""
+def tokenizer_for(template: str, more: Sequence[str] = ()) -> ByteTokenizer:
+    """A byte tokenizer whose control tokens are those that a template's source names, and `more`."""
     pattern = (
         r"<\|[^|>{}' ]+\|>|<｜[^｜]+｜>|\[/?[A-Z_]{3,}\]|</?s>|<(?:start|end)_of_(?:turn|utterance)>"
-        r"|<\|?turn\|?>|\[gMASK\]|<sop>"
+        r"|<\|?turn\|?>|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>|\[gMASK\]|<sop>"
     )
     names = re.findall(pattern, template)
-    control = sorted(set(names))
+    control = sorted({*names, *more})
     ends = (
         "<|im_end|>",
         "<|eot_id|>",

@@ -449,6 +449,7 @@ def test_minimax_m3_takes_types_from_the_schema() -> None:
 def test_what_stands_around_an_answer_is_no_part_of_it() -> None:
     for name, text in (
         ("kimi_k3", "42<|close|>response<|sep|><|close|>message<|sep|>"),
+        ("kimi_k3", "Hm.<|close|>think<|sep|><|open|>response<|sep|>42<|close|>response<|sep|><|close|>message<|sep|>"),
         ("muse_glimmer", " to=user<|message|>42"),
         ("functionary_v32", "all\n42"),
     ):

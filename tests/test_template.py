@@ -138,7 +138,7 @@ def test_audit_of_templates_that_extend_by_appending(name: str) -> None:
     [
         ("deepseekv3", "two tool turns"),  # opens its list of tool outputs for the first turn only
         ("gptoss", r"<\|end\|>.*<\|return\|>"),  # history has another stop token than the one that is sampled
-        ("gemma4", "a tool result"),  # results are written into the model's own turn
+        ("diffusion_gemma", "two tool turns"),  # begins a turn after a result anew, though it did not ask for one
     ],
 )
 def test_templates_that_cannot_be_extended_are_refused_with_the_reason(name: str, reason: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from agentrl_cli.chat.locate import shared_prefix
 from agentrl_cli.chat.probe import PROBE_TOOL, tool, user
 from agentrl_cli.chat.render import Chat, Tools
+from agentrl_cli.chat.rendered import Rendered
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message
 
@@ -152,7 +153,9 @@ def _plays() -> list[tuple[str, list[Message], bool]]:
 def _play(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, tuple[str, str] | None]:
     """What goes wrong when `messages` are played as an episode, and both texts from the first difference on."""
     try:
-        appended = chat.conversation(messages, tools).ids
+        whole = chat.conversation(messages, tools)
+        appended = whole.ids
+        asked = len(chat.render(messages[:1], tools).ids)
         full = chat.render(messages, tools, add_generation_prompt=True).ids
     except TemplateError as error:
         return error.message, None
@@ -160,15 +163,42 @@ def _play(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, t
         return "", None
     at = shared_prefix(appended, full)
     texts = chat.decode(full[at : at + 16]), chat.decode(appended[at : at + 16])
-    if chat.decode(appended) == chat.decode(full):
+    both = chat.decode(full), chat.decode(appended)
+    if both[0] == both[1]:
         return "", None  # the same text in other tokens: no fault of the template
-    if _squeezed_thinking(chat.decode(full)) == _squeezed_thinking(chat.decode(appended)):
+    squeezes = (_squeezed_thinking, _without_thinking) if "<think>" in "".join(both) else ()
+    if any(squeezed(both[0]) == squeezed(both[1]) for squeezed in squeezes):
         return "", None  # empty thinking blocks come and go with the position of a turn: by design
-    return f"a full rendering has {texts[0]!r} where appending gives {texts[1]!r}", texts
+    return (
+        f"{_trait(chat, whole, at, asked)}: a full rendering has {texts[0]!r} where appending gives {texts[1]!r}",
+        texts,
+    )
+
+
+def _trait(chat: Chat, appended: Rendered, at: int, asked: int) -> str:
+    """What a template does whose rendering differs from what was appended at token `at`.
+
+    `asked`: where the prompt's messages end, and it asks for the first turn.
+    """
+    role, start, _ = next((span for span in appended.spans if span[1] <= at < span[2]), ("", 0, 0))
+    if at < asked:
+        return "it rewrites the prompt when the conversation goes on"
+    if start == 0 or (role == "assistant" and at == start):
+        return "it begins an earlier turn otherwise than it asked for it"
+    if role != "assistant":
+        return "what it writes between turns depends on the rest of the conversation"
+    if appended.ids[at] in chat.stop_ids:
+        return "it ends an earlier turn otherwise than the model did"
+    return "it rewrites what the model said"
 
 
 def _squeezed_thinking(text: str) -> str:
     return re.sub(r"<think>\s*</think>\s*", "", text)
+
+
+def _without_thinking(text: str) -> str:
+    """The same with the line breaks around: MiniMax M2 writes some beside a block that it leaves out."""
+    return re.sub(r"\n+", "\n", re.sub(r"\s*<think>\s*</think>\s*", "\n", text))
 
 
 def _drops_thinking(chat: Chat) -> bool:

@@ -29,7 +29,11 @@ PROBE_TOOL: ToolSchema = {
     "function": {
         "name": "probe",
         "description": "A probe.",
-        "parameters": {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"type": "string", "description": "A text."}},
+            "required": ["x"],
+        },
     },
 }
 

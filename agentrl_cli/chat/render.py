@@ -44,8 +44,7 @@ PROMPTS = 64
 class Chat:
     """One tokenizer, its chat template and a tool-call parser.
 
-    `append_only` accepts a template that does not extend by appending (see `require_append_only`). `variables` are
-    handed to the template (`{"enable_thinking": False}`).
+    `append_only` accepts a template that does not extend by appending; `variables` are handed to the template.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class Chat:
     @property
     def reads_calls(self) -> bool:
         """True where the parser reads the calls that the template writes, where it writes any."""
-        return reads(self.parser, self._called)
+        return not self.able.calls or reads(self.parser, self._called)
 
     @cached_property
     def shows_images(self) -> bool:
@@ -189,8 +188,7 @@ class Chat:
         regions = locate(text, new_messages, lambda other: self._after_turn(other, tools))
         ends = self._delta_ends(text, safe, safe_tools, hidden)
         keep = not self.stops.closing and last_id is not None and last_id != stop_id
-        first = 0 if keep else 1
-        ids, offsets = ids[first:], offsets[first:]
+        ids, offsets = (ids, offsets) if keep else (ids[1:], offsets[1:])
         return Rendered(
             ids,
             self._origins(ids, offsets, regions, new_messages),
@@ -357,20 +355,23 @@ class Chat:
             start = start[: start.rindex(THINK)]
             start += THINK if full.startswith(start + THINK) else ""
         if not full.startswith(start):
-            raise TemplateError("The chat template's generation prompt is not how its assistant turns begin.")
+            at = shared_prefix(start, full)
+            told = f"it asks with {start[at:][:40]!r} where the turn has {full[at:][:40]!r}"
+            raise TemplateError(f"The chat template's generation prompt is not how its assistant turns begin: {told}.")
         return hidden.reveal(full[len(start) :])
 
     def _after_turn(self, new: Sequence[Message], tools: Tools, add_generation_prompt: bool = True) -> str:
         """The template's text from the stop token of a dummy assistant turn on."""
         results = [message for message in new if message.get("role") == "tool"]
         calls = [(str(m.get("tool_call_id") or "c00000000"), str(m.get("name") or "tool")) for m in results]
-        try:
-            text = self._text([user("u"), assistant(MARK, calls), *new], tools, add_generation_prompt)
-        except TemplateError:
-            if len(calls) < 2:
-                raise
-            # Llama 3 allows a single call in a turn; its results still render one by one.
-            text = self._text([user("u"), assistant(MARK, calls[:1]), *new], tools, add_generation_prompt)
+        content = "" if calls else MARK  # in the arguments: Gemma 4 writes a turn's content behind its results
+        for called in (calls, calls[:1]):  # Llama 3 allows a single call in a turn; its results still render one by one
+            try:
+                text = self._text([user("u"), assistant(content, called), *new], tools, add_generation_prompt)
+                break
+            except TemplateError:
+                if len(called) < 2:
+                    raise
         start = text.rfind(MARK) + len(MARK)
         places = [place for stop in self._end_texts if (place := text.find(stop, start)) >= 0]
         if not places:

@@ -74,9 +74,7 @@ def detect_parser(template: str) -> str:
 
 
 def reads(parser: Parser, written: str) -> bool:
-    """Whether a parser reads a turn in which a template called the tool `probe`; nothing written is read."""
-    if not written:
-        return True
+    """Whether a parser reads a turn in which a template called the tool `probe`."""
     calls = parser.parse(written, [PROBE_TOOL]).calls
     return [(one.name, one.arguments, one.error) for one in calls] == [("probe", {"x": MARK}, None)]
 

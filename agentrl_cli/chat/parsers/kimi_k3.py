@@ -15,6 +15,7 @@ from agentrl_cli.types import ToolCall, ToolSchema
 TAG, CLOSE, SEP = "<|open|>", "<|close|>", "<|sep|>"
 TOOLS = f"{TAG}tools{SEP}", f"{CLOSE}tools{SEP}"
 CALL = f'{TAG}call tool="', f"{CLOSE}call{SEP}"
+THOUGHT = f"{CLOSE}think{SEP}"
 HEAD = re.compile(r'([^"\n]+)"(?: index="\d+")?<\|sep\|>')
 ARGUMENT = re.compile(
     r'<\|open\|>argument key="([^"]*)" type="(\w+)"<\|sep\|>(.*?)<\|close\|>argument<\|sep\|>', re.DOTALL
@@ -31,7 +32,8 @@ class KimiK3Parser:
     markers: tuple[str, ...] = (TAG, CLOSE, SEP)
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
-        return parse_section(AROUND.sub("", text), TOOLS, CALL, _read)
+        said = text.rpartition(THOUGHT)[2]  # a call in thinking is none, and thinking is no part of an answer
+        return parse_section(AROUND.sub("", said), TOOLS, CALL, _read)
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
         said = "".join(_written(key, value) for key, value in arguments.items())
