@@ -256,6 +256,7 @@ def bench_generate(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"model": arguments.model, "episodes": len(prompts), "clock": clock, "tokens_per_second": rate, **line} | {
         "gigabytes_per_second": moved / 1e9,
         "share_of_bandwidth_limit": {name: found / limit for name, found in wall.items()},
+        "fastest": max(rate, key=lambda name: rate[name]),
         "ratio_of_best": rate["agentrl"] / rate["transformers generate"],
         "ratio_by_round": ratios,
         "rounds": rounds,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +25,7 @@ from agentrl_cli.policies.local_cache import BLOCK
 from agentrl_cli.policies.local_graphs import CudaCapture, addresses
 from agentrl_cli.policies.local_make import recorder
 from agentrl_cli.policies.local_paged import PagedBatch
+from agentrl_cli.policies.local_probe import probe_engine
 from agentrl_cli.types import Sampling
 from tests.graph_tape import record, tapes
 from tests.local_helpers import check_against_generate, forced, greedy, policy_of, prompts, tiny
@@ -230,6 +234,11 @@ async def test_pages_come_back_and_stay_or_go_while_nobody_samples() -> None:
         policy.rest()
         assert batch.used == 0 and len(batch.pool.free) == batch.pool.pages - 1
     assert batch.steps.captures == captures and batch.bytes
+    batch.model.train()
+    await policy.generate("t", prompts()[0], Sampling(max_new_tokens=2))
+    assert not batch.model.training, "until nobody samples"
+    policy.rest()
+    assert batch.model.training
     batch.clear()
     assert batch.bytes == 0 and not batch.steps.graphs and batch.steps._logits is None
     ids = prompts()[1]
@@ -392,6 +401,30 @@ def test_a_cuda_graph_is_warmed_up_and_recorded_beside() -> None:
     with pytest.raises(RuntimeError, match="not permitted"):
         CudaCapture(torch.device("cuda"), cuda)(lambda: None)
     assert cuda.current == "main"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("kind", KINDS)
+async def test_on_a_gpu(kind: str) -> None:
+    """The same conversations by real graphs; the CPU says what is right."""
+    model = tiny(kind)
+    there = copy.deepcopy(model).cuda()
+    policy = policy_of(there, record=partial(CudaCapture, torch.device("cuda")))
+    sampling = Sampling(temperature=0, max_new_tokens=40)
+    for _ in range(2):
+        several = await asyncio.gather(*(policy.generate(f"e{n}", ids, sampling) for n, ids in enumerate(prompts())))
+        for ids, said in zip(prompts(), several, strict=True):
+            tokens, logps = forced(model, ids, 40, said=said.ids.tolist())
+            assert said.ids.tolist() == tokens and abs(said.logp_policy - logps).max() < 1e-3
+    assert not policy.engine_why.count("no CUDA graphs") and paged(policy).steps.plays > 20
+    await policy.close()
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_doctor_tries_recorded_steps_with_a_small_model(tmp_path: Path, works: bool) -> None:
+    tiny("gpt-oss").config.save_pretrained(tmp_path)
+    name, why = probe_engine(tmp_path, "cpu", "float32", record=tapes if works else failing(0))
+    assert name == ("shared with CUDA graphs" if works else "shared") and ("no CUDA graphs" in why) != works
 
 
 def test_the_setting() -> None:

@@ -142,6 +142,22 @@ def test_both_figures_of_a_small_card(tmp_path: Path) -> None:
     assert not full.aside, "there the update is the larger phase: nothing would be won"
 
 
+def test_recorded_steps_stay_with_keys_and_values_on_a_large_card(tmp_path: Path) -> None:
+    """CUDA graphs read pages where they were recorded, so those stay beside the training; a small card has none."""
+    folder = qwen2_half_billion(tmp_path)
+    found = plan(sections(), folder, card=80e9)
+    # 64 rows: logits in 16 bits, five float32 of them for a draw, 32 graphs of a guessed 2 MiB
+    wanted = 64 * 151936 * 2 + 20 * 64 * 151936 + 32 * 2**21
+    assert found.rollout["recorded steps"] == found.update["recorded steps"] == wanted
+    assert found.rollout["keys and values"] == found.update["keys and values"] > 0
+    for none in (
+        plan(sections(), folder, card=4e9),
+        plan(sections(rollout={"cuda_graphs": "off"}), folder, card=80e9),
+        plan(sections(), folder),
+    ):
+        assert "recorded steps" not in (*none.rollout, *none.update) and "keys and values" not in none.update
+
+
 def test_quantised_weights_are_counted_as_they_are_kept(tmp_path: Path) -> None:
     folder = qwen2_half_billion(tmp_path)
     linear = 24 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864)

@@ -211,8 +211,7 @@ class Steps:
             self._written = written
         table[: len(seats), 0] = [seat.token for seat in seats]
         table[: len(seats), 1] = [seat.position for seat in seats]
-        # Before `here` is written again the draw has waited for the device.
-        self._given[: len(here)].copy_(here, non_blocking=True)
+        self._given[: len(here)].copy_(here)  # waits: `here` is written again by the next part of a step
         return shape
 
     def _step(self, shape: Shape) -> None:

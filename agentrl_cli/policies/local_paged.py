@@ -38,6 +38,8 @@ class PagedBatch(DecodeBatch):
         gathered = gathered_pages(model)
         sizes = {"rows": limits["rows"], "pages": blocks(most) + 1, "gathered": gathered, "device": device}
         self.steps = Steps(engine, model, self.pool, make=make, **sizes)
+        self._woken = False
+        """The model was found in training mode."""
         super().__init__(model, engine, **limits)
         self.apart = self.sharing = True
         self.make = partial(PagedShelf, self.pool)
@@ -59,14 +61,25 @@ class PagedBatch(DecodeBatch):
         super().clear()
         self.pool.clear()
         self.steps.rest()
+        self._wake()
 
     def rest(self) -> None:
         super().clear()  # all pages are free, and stay: so does what was recorded
+        self._wake()
 
     def step(self, fresh: list[Request]) -> list[Request]:
         if fresh:
             self.steps.look()
+        if self.model.training:  # once, not in every step: a walk through all modules takes longer than a recorded one
+            self.model.eval()
+            self._woken = True
         return super().step(fresh)
+
+    def _wake(self) -> None:
+        """The model in the mode that it was found in."""
+        if self._woken:
+            self.model.train()
+            self._woken = False
 
     def set_aside(self, request: Request) -> None:
         super().set_aside(request)

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,22 @@ import torch
 
 from agentrl_cli.policies.local_attention import NotServed
 from agentrl_cli.policies.local_engine import FAIR_SHARE, choose_engine, free_memory
+from agentrl_cli.policies.local_graphs import Capture, CudaCapture
 from agentrl_cli.policies.local_load import pick_device, pick_dtype
 from agentrl_cli.policies.local_loaded import quiet
+from agentrl_cli.policies.local_paged import check_pages
 
+Recorder = Callable[[], Capture]
 WORDS = 512
 """Tokens that the small model knows."""
 
 
-def probe_engine(folder: Path, device_name: str = "auto", dtype_name: str = "auto") -> tuple[str, str]:
+def probe_engine(
+    folder: Path, device_name: str = "auto", dtype_name: str = "auto", *, record: Recorder | None = None
+) -> tuple[str, str]:
     """The engine for the model in `folder` and why it is no faster one; full size decides about copies of weights.
 
+    `record`: what would record its steps, if not CUDA graphs on a GPU.
     Raises OSError, ValueError where the folder's configuration cannot be read.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -38,10 +46,17 @@ def probe_engine(folder: Path, device_name: str = "auto", dtype_name: str = "aut
         size = sum(p.numel() for p in make.from_config(config).parameters()) * dtype.itemsize
     _shrink(config)
     model = make.from_config(config).to(device, dtype).eval()
+    record = partial(CudaCapture, device) if record is None and device.type == "cuda" else record
     try:
-        engine = choose_engine(model)
+        engine = choose_engine(model, own=record is not None)
     except NotServed as why:
         return "plain", why.message
+    if record is not None:
+        try:
+            check_pages(engine, model, record)
+        except NotServed as why:
+            return engine.name, why.message
+        return f"{engine.name} with CUDA graphs", ""
     if engine.copies and size > FAIR_SHARE * free_memory(device):
         return "shared", "a copy of the weights takes more than a quarter of the free memory"
     return engine.name, engine.why
