@@ -127,6 +127,7 @@ class Box:
         if header.get("keep"):
             self.kept.add(header, before, None, self.cells)
         out, err, note = pipes = os.pipe(), os.pipe(), os.pipe()
+        began = time.monotonic()
         try:
             fds = out[1], err[1], note[1]
             pid = self.programs.start(header["op"], body[:split], body[split:], limits, self._others(), fds)
@@ -143,7 +144,7 @@ class Box:
         for fd in (out[0], err[0], note[0]):
             os.set_blocking(fd, False)
         self.kills.mark()
-        job = Job(self.host, pid, os.pidfd_open(pid), self._captures(out[0], err[0], limits), limits, self.tree)
+        job = Job(self.host, pid, os.pidfd_open(pid), self._captures(out[0], err[0], limits), limits, self.tree, began)
         try:
             reason, _ = watch(job, None)
             halted = reason != "exited" and self.tree.halt()

@@ -77,10 +77,11 @@ class Job:
         captures: tuple[Capture, Capture],
         limits: dict[str, Any],
         tree: Tree,
+        began: float = 0.0,
     ) -> None:
         self.host, self.pid, self.pidfd, self.captures, self.limits = host, pid, pidfd, captures, limits
         self.tree = tree
-        self.started = self.since = time.monotonic()
+        self.started = self.since = began or time.monotonic()
         self.deadline = self.started + limits["wall"]
         self._looked = self.started
         self._cpu_before: float | None = None

@@ -303,3 +303,37 @@ async def test_who_asks_for_a_new_line_late_has_no_more_time(sandbox: Sandbox) -
     assert (result.status, [answer.status for answer in answers]) == ("state_lost", ["state_lost"]), (result, answers)
     assert time.monotonic() - begun < 9.0
     assert not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
+
+
+KEEPS = """
+import os, signal, sys, time
+frame = sys._getframe()
+while "wire" not in frame.f_globals:
+    frame = frame.f_back
+session, say = frame.f_locals["self"], frame.f_locals["self"]._say
+def stop(answer):
+    say(answer)
+    end = time.monotonic() + 0.09
+    others = [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) not in (1, session.pid)]
+    while time.monotonic() < end:
+        for pid in others:
+            os.kill(pid, signal.SIGSTOP)
+    time.sleep(5.3)
+    for pid in others:
+        os.kill(pid, signal.SIGCONT)
+session._say = stop
+"""
+
+
+async def test_who_keeps_a_program_from_its_start_gives_it_no_more_time(sandbox: Sandbox) -> None:
+    """What programs are forked from can be signalled by a session that goes on for a moment after its answer."""
+    session = await sandbox.session(wall=6.0)
+    for _ in range(3):
+        assert (await session.run("print(1)")).ok
+    assert (await session.cell(KEEPS)).ok
+    begun = time.monotonic()
+    result = await session.run("while True: pass")
+    assert (result.status, result.detail) in [("timeout", "wall"), ("timeout", "cpu")], result
+    assert time.monotonic() - begun < 9.0
+    assert (await session.run("print(6 * 7)")).stdout == "42\n"
+    assert not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -16,6 +17,7 @@ import pytest
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import ConfigError, MissingDependency, SandboxFault, SandboxUnavailable
 from agentrl_cli.sandbox import Sandbox, Status, cgroup, launch, owner
+from agentrl_cli.sandbox.channel import BoxLost, Channel, inside
 from agentrl_cli.sandbox.pool import SPARES
 from agentrl_cli.sandbox.runner import PATIENCE, Process, Runner
 from agentrl_cli.tools.base import ToolContext
@@ -232,6 +234,22 @@ async def test_a_runner_that_leaves_pings_unanswered_is_replaced(sandbox: Sandbo
     runner._asked -= PATIENCE + 1.0
     await sandbox.inspect()
     assert not runner.alive and (await session.cell("x + 1")).stdout == "42\n"
+
+
+async def test_an_answer_that_came_while_the_loop_was_busy_is_no_loss() -> None:
+    ours, theirs = socket.socketpair()
+    channel = Channel(1)
+    await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
+    with theirs:
+        answer = asyncio.ensure_future(channel.answer(0.05))
+        await asyncio.sleep(0)
+        theirs.send(inside("wire").pack({"status": "ok"}))
+        time.sleep(0.2)  # as a training step does
+        assert (await answer).header == {"status": "ok"}
+        assert channel.lost is None  # else its whole runner would be ended over it
+        with pytest.raises(BoxLost, match=r"no answer within 0\.05 s"):
+            await channel.answer(0.05)
+        channel.close()
 
 
 class Own(Process):

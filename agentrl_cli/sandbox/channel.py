@@ -96,9 +96,10 @@ class Channel(asyncio.Protocol):
             self._waiting = None
 
     def _late(self, timeout: float) -> None:
+        if self._waiting is None or self._waiting.done():
+            return  # it came while something else kept the event loop from both
         self.lost = self.lost or BoxLost("sandbox_restarted", f"no answer within {timeout:g} s", silent=True)
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(self.lost)
+        self._waiting.set_exception(self.lost)
 
     def ask(self, header: dict[str, Any], body: bytes = b"") -> None:
         """Sends one request; raises BoxLost where the box is gone."""
