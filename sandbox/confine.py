@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import landlock
@@ -46,6 +46,11 @@ def _check(result: int, what: str) -> int:
 def prctl(option: int, value: int = 0) -> None:
     """prctl(2) with one argument; raises OSError."""
     _check(libc.prctl(option, value, 0, 0, 0), f"prctl {option}")
+
+
+def dumpable() -> Callable[[], int]:
+    """What makes this process's memory open to others of its user."""
+    return partial(libc.prctl, _PR_DUMPABLE, 1, 0, 0, 0)
 
 
 def clone_namespaces() -> int:
@@ -99,17 +104,8 @@ def sleeping_fork(fd: int) -> int:
 
 
 def sibling_fork() -> Callable[[], int]:
-    """A `bare_fork` whose child is a child of this process's parent. Raises OSError, as what it returns does."""
-    arguments = _as_fork(_CLONE_PARENT | signal.SIGCHLD)
-    syscall = _RAW.syscall
-
-    def fork() -> int:
-        pid = int(syscall(_SYS_CLONE, *arguments))
-        if pid < 0:
-            raise OSError(ctypes.get_errno(), "fork: " + os.strerror(ctypes.get_errno()))
-        return pid
-
-    return fork
+    """A `bare_fork` whose child is a child of this process's parent; it answers a negative number where it fails."""
+    return partial(_RAW.syscall, _SYS_CLONE, *_as_fork(_CLONE_PARENT | signal.SIGCHLD))
 
 
 @cache
@@ -302,40 +298,26 @@ def virtual_size() -> int:
 
 def limit(limits: dict[str, Any], base: int, extra_processes: int, cpu: bool) -> None:
     """Resource limits of one execution. `base`: address space of the empty interpreter, which does not count."""
-    limit_sizes(limits, base)
-    limit_numbers(limits, extra_processes, cpu)
-
-
-def limit_sizes(limits: dict[str, Any], base: int) -> None:
-    """Those of them that a process may have long before the execution."""
     space = base + (int(limits["memory_mb"]) << 20)
     file_size = int(limits["file_mb"]) << 20
-    for which, most in (
-        (resource.RLIMIT_FSIZE, file_size),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_MEMLOCK, 65536),
-    ):
-        _limit(which, most, most)
+    pairs = [
+        (resource.RLIMIT_FSIZE, file_size, file_size),
+        (resource.RLIMIT_NOFILE, limits["open_files"], limits["open_files"]),
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_MEMLOCK, 65536, 65536),
+        (resource.RLIMIT_NPROC, limits["processes"] + extra_processes, limits["processes"] + extra_processes),
+    ]
     if sys.platform == "linux":
-        _limit(resource.RLIMIT_MSGQUEUE, 65536, 65536)
-        _limit(resource.RLIMIT_AS, space, space)
-
-
-def limit_numbers(limits: dict[str, Any], extra_processes: int, cpu: bool) -> None:
-    """Those that count what it holds and does."""
-    processes = limits["processes"] + extra_processes
-    _limit(resource.RLIMIT_NOFILE, limits["open_files"], limits["open_files"])
-    _limit(resource.RLIMIT_NPROC, processes, processes)
+        pairs.append((resource.RLIMIT_MSGQUEUE, 65536, 65536))
+        pairs.append((resource.RLIMIT_AS, space, space))
     if cpu:
-        seconds = max(1, int(-(-min(limits["cpu"], 1e9) // 1)))  # .inf: no limit
-        _limit(resource.RLIMIT_CPU, seconds, seconds + 1)
-
-
-def _limit(which: int, soft: int, hard: int) -> None:
-    most = _most(which)
-    if most != resource.RLIM_INFINITY:
-        soft, hard = min(soft, most), min(hard, most)
-    resource.setrlimit(which, (soft, hard))
+        seconds = max(1, int(-(-limits["cpu"] // 1)))
+        pairs.append((resource.RLIMIT_CPU, seconds, seconds + 1))
+    for which, soft, hard in pairs:
+        most = _most(which)
+        if most != resource.RLIM_INFINITY:
+            soft, hard = min(soft, most), min(hard, most)
+        resource.setrlimit(which, (soft, hard))
 
 
 @cache

@@ -8,6 +8,7 @@ to it, but the code may signal it: one that was killed is missed before anything
 from __future__ import annotations
 
 import _socket as socket
+import errno
 import os
 import select
 import signal
@@ -16,18 +17,14 @@ from typing import Any, NoReturn
 
 import confine
 import start
-import wire
 import worker
 from watch import Tree, signal_process
 
-_NUMBER = struct.Struct("i")
 _MOST = 1 << 16
 """Bytes of a program that go to the template at once; a longer one takes longer than its start."""
 _SOCKET = 4
 """The template's descriptor: 0 is standard input, and those that it is sent come to lie at 1, 2 and 3."""
 _RDHUP = 0x2000
-_SAME = ("memory_mb", "file_mb")
-"""Limits that the template has already."""
 
 
 class Stopped(Exception):
@@ -45,7 +42,7 @@ class Programs:
         """Whether the last program started nothing: only then a template outlives the next one."""
         self._socket: socket.socket | None = None
         self._answer = select.poll()
-        self._limits: tuple[Any, ...] = ()
+        self._limits: dict[str, Any] = {}
 
     def start(
         self, op: str, code: bytes, stdin: bytes, limits: dict[str, Any], others: int, fds: tuple[int, int, int]
@@ -96,16 +93,16 @@ class Programs:
         self, code: bytes, stdin: bytes, limits: dict[str, Any], others: int, fds: tuple[int, ...]
     ) -> int:
         """The pid of a program that the template started; 0 where the template is gone and nothing has run."""
-        wanted = tuple(limits[name] for name in _SAME)
+        wanted = {**limits, "wall": 0, "others": others}
         if self._socket and (not self.tree.template or wanted != self._limits):
             self.forget()
         if not self._socket:
             self._limits = wanted
-            self._open(limits)
+            self._open(limits, others)
         given = start.standard_input(stdin) if stdin else -1
         try:
             signal_process(self.tree.template, signal.SIGCONT)
-            return self._ask(_NUMBER.pack(others) + code, (*fds, given) if stdin else fds, limits["wall"])
+            return self._ask(code, (*fds, given) if stdin else fds, limits["wall"])
         finally:
             if stdin:
                 os.close(given)
@@ -121,27 +118,28 @@ class Programs:
                 raise SystemExit(0)
             if not ready:
                 raise Stopped
-            answer = self._socket.recv(_NUMBER.size)
+            answer = self._socket.recv(16)
         except (BrokenPipeError, ConnectionResetError):
             answer = b""
         if not answer:
             self.forget()
             return 0
-        (number,) = _NUMBER.unpack(answer)
-        if number < 0:
-            raise OSError(-number, "fork: " + os.strerror(-number))
-        return int(number)
+        pid = int(answer)
+        if pid < 0:
+            raise OSError(errno.EAGAIN, "the template cannot fork")
+        return pid
 
-    def _open(self, limits: dict[str, Any]) -> None:
+    def _open(self, limits: dict[str, Any], others: int) -> None:
         """Forks a template."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = confine.bare_fork()
         if pid == 0:
             try:
-                _serve(theirs.fileno(), limits, self.base)
+                _serve(theirs.fileno(), limits, self.base, others)
             except BaseException as error:  # noqa: BLE001 - last stop of a forked child: it must never return
-                os.write(2, f"the template ended: {error!r}\n".encode())
-            os._exit(70)
+                os.write(2, f"could not start: {error!r}\n".encode())
+            finally:
+                os._exit(127)
         theirs.close()
         self._socket, self.tree.template = ours, pid
         self._answer = select.poll()
@@ -152,7 +150,7 @@ class Programs:
 # the template itself
 
 
-def _serve(fd: int, limits: dict[str, Any], base: int) -> NoReturn:
+def _serve(fd: int, limits: dict[str, Any], base: int, others: int) -> NoReturn:
     """Gives up what a program must not have, then forks a program for every request until the box is gone."""
     confine.prctl(4, 1)  # PR_SET_DUMPABLE, else the next is not ours to write
     confine.oom_first()
@@ -162,38 +160,27 @@ def _serve(fd: int, limits: dict[str, Any], base: int) -> NoReturn:
     os.dup2(200, _SOCKET, inheritable=False)
     os.closerange(1, _SOCKET)
     os.closerange(_SOCKET + 1, 1024)
-    confine.limit_sizes(limits, base)
+    confine.limit(limits, base, others, cpu=True)  # of time it takes little itself; one that ends over that is missed
     confine.install_code_filter()
-    fork = confine.sibling_fork()
-    box = socket.socket(fileno=_SOCKET)
+    box, data = socket.socket(fileno=_SOCKET), bytearray(_MOST)
+    # Every object touched from here on is on a page that is copied, for each program: hence no calls of functions.
+    fork, dumpable, setsid, getpid = confine.sibling_fork(), confine.dumpable(), os.setsid, os.getpid
+    take, send, closerange, pieces = box.recvmsg_into, box.send, os.closerange, [data]
     while True:
-        request, fds = wire.take(box, _MOST + _NUMBER.size, 4)
-        if not request:
+        size, rights, _, _ = take(pieces, 64)
+        if not size:
             os._exit(0)
-        try:
-            pid = fork()
-        except OSError as error:
-            box.send(_NUMBER.pack(-(error.errno or 1)))
-            pid = -1
+        os.set_inheritable(3, False)
+        pid = fork()
         if pid == 0:
-            try:
-                _become(box, len(fds), limits, _NUMBER.unpack_from(request)[0])
-                worker.run_script(request[_NUMBER.size :], "main.py")
-            except BaseException as error:  # noqa: BLE001 - last stop of a forked child: it must never return
-                os.write(2, f"could not start: {error!r}\n".encode())
-            os._exit(127)
-        for fd in fds:
-            os.close(fd)
-
-
-def _become(box: socket.socket, given: int, limits: dict[str, Any], others: int) -> None:
-    """What is left to do for each program."""
-    os.setsid()
-    box.send(_NUMBER.pack(os.getpid()))  # before any code runs that could kill the template
-    os.close(_SOCKET)
-    if given > 3:
-        os.dup2(_SOCKET + 1, 0)
-        os.close(_SOCKET + 1)
-    os.set_inheritable(3, False)
-    confine.prctl(4, 1)  # PR_SET_DUMPABLE: the box may look at the memory of what it watches
-    confine.limit_numbers(limits, others, cpu=True)
+            setsid()
+            send(b"%d" % getpid())  # before any code runs that could kill the template
+            if len(rights[0][2]) > 12:
+                os.dup2(_SOCKET + 1, 0)
+            closerange(_SOCKET, _SOCKET + 2)
+            dumpable()  # the box may look at the memory of what it watches
+            worker.run_script(data[:size], "main.py")
+        if pid < 0:
+            send(b"%d" % pid)
+        closerange(1, _SOCKET)
+        closerange(_SOCKET + 1, _SOCKET + 2)

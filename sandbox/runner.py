@@ -199,6 +199,7 @@ def main() -> None:
     os.set_inheritable(control.fileno(), False)
     packages = [folder for folder in options["--packages"].split(os.pathsep) if folder]
     sys.path += packages
+    os.environ.pop("LD_BIND_NOW", None)
     warm.up([name for name in options["--imports"].split(",") if name])
     if uid and level == "ns":
         confine.mount_proc()

@@ -115,8 +115,26 @@ def exit_code(error: SystemExit) -> int:
     return 1
 
 
-def run_script(source: bytes, name: str) -> NoReturn:
+def run_script(source: bytes | bytearray, name: str) -> NoReturn:
     """Runs a program as `python name` does and ends the process; what went wrong goes to descriptor 3 as a note."""
+    code, note = script(source, name)
+    try:
+        if is_awaited():
+            threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter itself calls at its end
+            atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException as error:  # noqa: BLE001 - as below
+        code, note = code or 1, note or " ".join(classify(error))
+    try:
+        os.write(_NOTE_FD, note.encode("utf-8", "replace")[:200])
+    except OSError:
+        code = code or 1
+    os._exit(code)
+
+
+def script(source: bytes | bytearray, name: str) -> tuple[int, str]:
+    """Runs a program up to its last line; its exit code, and what went wrong."""
     note, code = "", 0
     try:
         text = source.decode("utf-8", "replace")
@@ -128,22 +146,10 @@ def run_script(source: bytes, name: str) -> NoReturn:
     except BaseException as error:  # noqa: BLE001 - a program may raise anything; it is reported, not handled
         code, note = 1, " ".join(classify(error))
         _report(error)
-    try:
-        if _is_awaited():
-            threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter itself calls at its end
-            atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BaseException as error:  # noqa: BLE001 - as above
-        code, note = code or 1, note or " ".join(classify(error))
-    try:
-        os.write(_NOTE_FD, note.encode("utf-8", "replace")[:200])
-    except OSError:
-        code = code or 1
-    os._exit(code)
+    return code, note
 
 
-def _is_awaited() -> bool:
+def is_awaited() -> bool:
     """Whether the end of a program has to wait for threads, or anything of the program is called at it.
 
     What the interpreter does beforehand is seen by nothing else, and takes as long as a short program.

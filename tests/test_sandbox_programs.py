@@ -59,6 +59,7 @@ async def test_a_program_finds_what_it_finds_without_a_template(session: Session
     most = session.limits.processes
     seen = by_template.stdout.replace(f"({most + 3}, {most + 3})", f"({most + 2}, {most + 2})")
     assert seen[:-2] == alone.stdout[:-2] and alone.stdout.endswith("\n0\n")
+    assert "LD_BIND_NOW" not in seen and "<warm>" not in seen
 
 
 async def test_a_template_is_closed_to_programs(session: Session) -> None:

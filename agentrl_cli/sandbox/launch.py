@@ -61,6 +61,7 @@ def environment(prefix: str) -> dict[str, str]:
         "PYTHONHASHSEED": "0",  # the order of a set is the same when an episode is replayed
         "PYTHONDONTWRITEBYTECODE": "1",
         "MALLOC_ARENA_MAX": "2",  # else a thread takes 64 MiB of address space
+        "LD_BIND_NOW": "1",  # else every execution would look up functions for itself; taken away before the first
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
