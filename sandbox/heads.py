@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import struct
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import snapshot
@@ -145,6 +146,8 @@ def adopt(backup: socket.socket) -> Head | None:
     try:
         backup.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         wire.patience(backup)
+        with suppress(BlockingIOError):  # what the code wrote to it, which had it in reach
+            backup.recv(1 << 20, socket.MSG_DONTWAIT)
         backup.send(b"\0")  # wakes it
         # At one read, as it is sent: more would be more time than the host waits.
         data, ancillary, _, _ = backup.recvmsg(wire.PREFIX.size + 64, socket.CMSG_SPACE(_CREDENTIALS.size))
