@@ -333,9 +333,10 @@ class Box:
     def back(self, header: dict[str, Any], _: bytes) -> Answer:
         """Goes back to the state before request number `call`; status `gone` where it is not kept."""
         found = self.kept.back(int(header["call"]))
-        if found is None or found.files is None:
+        if found is None or found.files is None or (found.head and found.head.ended()):
             return {"status": "gone"}, b""
         if found.head:
+            signal_process(found.head.pid, signal.SIGCONT)  # as little as the code may have ended it, may it be stopped
             if self.head:
                 signal_process(self.head.pid, signal.SIGKILL)
                 self.head.close()

@@ -53,7 +53,8 @@ class Runner:
         self.program = seccomp.build(own_ipc=level == "ns")
         self.ids = os.getuid(), os.getgid()
         self.folder = folder
-        self.readable = [sys.base_prefix, *packages]
+        # Not all of the prefix, which may be a home.
+        self.readable = [*(f"{sys.base_prefix}/{name}" for name in ("bin", "lib", "lib64")), *packages]
         self.slots: users.Slots | None = None
         if level != "ns":
             confine.adopt_orphans()

@@ -129,6 +129,29 @@ async def test_going_back_is_no_rerun_where_the_state_was_kept(sandbox: Sandbox)
         assert (again == first, [d.call for d in diverged]) == (same, [] if same else [1])
 
 
+OTHERS = """
+import os, signal
+others = sorted(int(name) for name in os.listdir('/proc') if name.isdecimal() and int(name) not in (1, os.getpid()))
+for pid in others[:-1]:
+    os.kill(pid, signal.SIGNAL)
+x = 0
+"""
+"""All states but that before this cell, without which the box would keep none."""
+
+
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGSTOP"])
+async def test_a_kept_state_that_the_code_ended_is_made_again(sandbox: Sandbox, end: str) -> None:
+    if sandbox.level != "ns":
+        pytest.skip("elsewhere the code sees no other process")
+    session = await sandbox.session(keep=3)
+    await session.cell("x = 6")
+    await session.cell("y = 7")
+    assert (await session.cell(OTHERS.replace("SIGNAL", end))).ok
+    assert await session.back(2) == ()
+    assert (await session.cell("x * 7, 'y' in globals()")).stdout == "(42, False)\n"
+    assert not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
+
+
 async def test_a_lost_session_is_rebuilt_with_what_it_could_go_back_to(sandbox: Sandbox) -> None:
     session = await sandbox.session(keep=3)
     await session.cell("x = 1\nopen('a', 'w').write('1')")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,16 @@ def test_the_command_takes_packages_and_files(
 
 async def _available() -> None:
     await (await opened()).close()
+
+
+async def test_of_a_python_that_is_somebodys_own_only_its_programs_and_libraries_are_there(sandbox: Sandbox) -> None:
+    """Its prefix may be a home folder."""
+    if sys.base_prefix.startswith("/usr") or sandbox.level != "ns":
+        pytest.skip("the interpreter is the system's")
+    seen = await sandbox.run(f"import os; print(*sorted(os.listdir({sys.base_prefix!r})))")
+    assert seen.ok and set(seen.stdout.split()) <= {"bin", "lib", "lib64"}, seen.text()
+    other = await (await sandbox.session()).bash("python3 -c 'import ssl, sqlite3, ctypes; print(6 * 7)'")
+    assert other.stdout == "42\n", other.text()
 
 
 def test_scoring_again_finds_the_packages_of_the_packs(tmp_path: Path) -> None:

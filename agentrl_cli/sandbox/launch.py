@@ -175,11 +175,12 @@ def jail(launch: Launch, root: bool) -> list[str]:
     else:
         command += [*"--unshare-user --uid 1000 --gid 1000 --proc /proc".split()]
     # Folders that bwrap makes on its own way are closed to others, and the runner is no longer root.
-    for folder in ("/opt", PACKAGES, "/etc", *map(str, reversed(Path(launch.prefix).parents))):
+    for folder in ("/opt", PACKAGES, "/etc", *map(str, reversed(Path(launch.prefix, "bin").parents))):
         command += ["--dir", folder] if folder not in ("/", "/usr") else []
     command += _system()
     if not launch.prefix.startswith("/usr"):
-        command += _bind(launch.prefix)
+        for name in ("bin", "lib", "lib64"):  # a prefix may be a home, with all that is in it
+            command += ["--ro-bind-try", str(Path(launch.prefix, name)), str(Path(launch.prefix, name))]
     command += _packages(launch)
     command += ["--ro-bind", launch.folder, INSIDE]
     for name in ("passwd", "group"):
