@@ -154,6 +154,21 @@ def test_what_the_attention_does_not_know_is_refused() -> None:
         Shared(model)
 
 
+@pytest.mark.parametrize("kind", ["mistral", "gemma2"])
+def test_padding_behind_a_window_stays_a_number(kind: str) -> None:
+    """A row that ends near the end of its shelf, fed beside one with many new tokens."""
+    engine, device = Shared(tiny(kind)), torch.device("cpu")
+    shelf = Shelf(64, 2)
+    shelf.resize(2)
+    ids = torch.randint(0, VOCAB, (2, 60), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        engine(ids[:1], Rows(one_part(shelf, 0, 1, 60), [0], 60, device), head=False)
+        engine(ids[:, :40], Rows(one_part(shelf, 0, 2, 100), [60, 0], 40, device), head=False)  # of 40 three count
+        logits = engine(ids[:, :1], Rows(one_part(shelf, 0, 2, 64), [62, 40], 1, device), head=True)
+    assert logits is not None and bool(logits.isfinite().all())
+    assert all(bool(store.isfinite().all()) for store in (*shelf.keys, *shelf.values) if store is not None)
+
+
 def test_soft_cap_and_sink_by_hand() -> None:
     q, k = torch.tensor([[[[1.0]]]]), torch.tensor([[[[0.0], [2.0]]]])
     v, mask = torch.tensor([[[[1.0], [3.0]]]]), torch.zeros(1, 1, 1, 2)

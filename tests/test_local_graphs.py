@@ -22,6 +22,7 @@ from agentrl_cli.policies import local_graphs, local_memory, local_pages
 from agentrl_cli.policies.local import LocalPolicy
 from agentrl_cli.policies.local_batch import DecodeBatch
 from agentrl_cli.policies.local_cache import BLOCK
+from agentrl_cli.policies.local_engine import Shared
 from agentrl_cli.policies.local_graphs import CudaCapture, addresses
 from agentrl_cli.policies.local_make import recorder
 from agentrl_cli.policies.local_paged import PagedBatch
@@ -145,6 +146,23 @@ async def test_beginnings_of_every_length_and_rows_without_one() -> None:
         said = await policy.generate("e6", again, Sampling(temperature=0, max_new_tokens=4))
         assert said.ids.tolist() == greedy(model, again, 4, None)[0]
     await policy.close()
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma2"])
+def test_what_fills_up_behind_a_window_stays_a_number(kind: str) -> None:
+    """A row of few new tokens beside one of many: page 0 has what fills it up, and every step reads that page."""
+    engine, device, pool = Shared(tiny(kind)), torch.device("cpu"), local_pages.Pool(2, 8)
+    places = []
+    for _ in range(2):
+        shelf = local_pages.PagedShelf(pool, 2 * BLOCK, 2)
+        shelf.resize(1)
+        places.append((shelf, 0))
+    ids = torch.randint(0, 96, (2, 60), generator=torch.Generator().manual_seed(1))
+    for starts, counts in (([0, 0], [60, 1]), ([60, 0], [3, 60]), ([63, 60], [0, 2])):
+        view = local_pages.paged(pool, places, starts, counts, [], device)
+        with torch.inference_mode():
+            engine(ids[:, : max(counts)], view, head=False)
+        assert all(bool(store.isfinite().all()) for store in (*pool.keys, *pool.values) if store is not None)
 
 
 async def test_sixteen_bits() -> None:

@@ -235,7 +235,9 @@ class Rows(Seen):
             keys = torch.arange(part.length, device=places.device)[None, None]
             hidden = keys > places
             if window is not None:
-                hidden |= keys <= places - window
+                # Padding beyond the last position sees what that one sees: of nothing it would be no number, and what
+                # is no number and masked is none in a sum.
+                hidden |= keys <= places.clamp(max=part.length - 1) - window
             mask = torch.zeros(hidden.shape, dtype=dtype, device=places.device).masked_fill_(hidden, -torch.inf)
             mask = (mask if self.width == 1 else mask.repeat(1, groups, 1))[:, None]
             self._masks[name] = mask

@@ -206,6 +206,10 @@ class Paged(Seen):
         own = torch.where(seats < held, seats, seats - ends + held)
         self._seen = own.masked_fill((seats >= held) & (seats < ends), NOWHERE)
         """[B, n · BLOCK] the position that each place holds."""
+        # What fills up sees what the last token sees: one that saw nothing would be no number, and so would page 0.
+        last = None if counts is None else (starts + counts - 1).clamp(min=0)
+        self._from = self.positions if last is None else torch.minimum(self.positions, last)
+        """[B, T] the position that each token attends from."""
         self._fresh = fresh
         self._masks: dict[tuple[int | None, int, torch.dtype], Tensor] = {}
 
@@ -260,7 +264,7 @@ class Paged(Seen):
         name = (window, groups, dtype)
         mask = self._masks.get(name)
         if mask is None:
-            seen, places = self._seen[:, None], self.positions[:, :, None]
+            seen, places = self._seen[:, None], self._from[:, :, None]
             hidden = seen > places
             if window is not None:
                 hidden |= seen <= places - window
