@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
-from agentrl_cli.errors import ConfigError, PolicyError
+from agentrl_cli.errors import ConfigError, EnvError, PolicyError
+from agentrl_cli.hooks import Hook, HookList
 from agentrl_cli.policies.local_memory import parse_memory
 from agentrl_cli.policies.local_sampling import _invert, draw, single_tokens, steer, uniforms
 from agentrl_cli.types import Generation, Origin, Sampling, StopReason, Tokens
@@ -127,6 +133,68 @@ async def test_a_policy_samples_as_configured() -> None:
     )
     said = await policy.generate("b", ids, Sampling(temperature=0, max_new_tokens=8, repetition_penalty=1.5))
     assert said.ids.tolist() == out[0, len(ids) :].tolist()
+    await policy.close()
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"temperature": -1.0}, "temperature -1 is not 0 or above"),
+        ({"temperature": float("nan")}, "temperature nan"),
+        ({"top_p": 0.0}, "top_p 0 is not above 0"),
+        ({"top_k": -3}, "top_k -3"),
+        ({"min_p": 1.5}, "min_p 1.5"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty 0 is not above 0"),
+        ({"stop_strings": ("x", "")}, "stop_strings has an empty text"),
+        ({"bad_ids": (5, -1)}, "bad_ids has -1, which is no token"),
+        ({"bad_ids": (5, 96)}, "bad_ids has 96, and the model knows tokens 0 to 95"),
+        ({"bad_ids": tuple(range(96))}, "bad_ids forbids every token"),
+    ],
+)
+async def test_a_sampling_that_means_nothing_is_told_by_its_name(values: dict[str, Any], why: str) -> None:
+    """Not as weights that have diverged, and not in silence."""
+    policy = policy_of(tiny())
+    with pytest.raises(PolicyError, match=re.escape(f"Sampling.{why}")):
+        await policy.generate("a", [1, 2, 3], Sampling(**values))
+    if "96" not in why and "every" not in why:
+
+        class Odd(Hook):
+            def on_sample(self, sampling: Sampling, task: Any, turn: int) -> Sampling:
+                return replace(sampling, **values)
+
+        with pytest.raises(EnvError, match=rf"Odd.on_sample raised ValueError: Sampling.{re.escape(why)}"):
+            await HookList([Odd()]).sampling(Sampling(), task=None, turn=0)
+    await policy.close()
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gpt-oss"])
+async def test_what_one_turn_may_not_say_is_its_own_fault(kind: str) -> None:
+    """A user's `allow` that raises or allows nothing ends its turn; the others say what they say without it."""
+    model, every = tiny(kind), prompts()[:4]
+
+    def raises(out: tuple[int, ...]) -> list[int] | None:
+        if len(out) == 3:
+            raise KeyError("mine")
+        return None
+
+    odd = {
+        1: (raises, "raised KeyError: 'mine'"),
+        2: (lambda out: [], r"gave \[\]; the model knows"),
+        3: (lambda out: [96], "96"),
+    }
+    policy = policy_of(model)
+    asked = [Sampling(max_new_tokens=8, seed=n, allow=odd[n][0] if n in odd else None) for n in range(4)]
+    said = await asyncio.gather(
+        *(policy.generate(str(n), ids, asked[n]) for n, ids in enumerate(every)), return_exceptions=True
+    )
+    alone = await policy.generate("alone", every[0], asked[0])
+    assert isinstance(said[0], Generation) and said[0].ids.tolist() == alone.ids.tolist()
+    for n, (_, why) in odd.items():
+        problem = said[n]
+        assert isinstance(problem, EnvError) and re.match(f"Sampling.allow .*{why}", problem.message)
+    with pytest.raises(EnvError, match="all of which bad_ids forbids"):
+        await policy.generate("b", every[0], Sampling(allow=lambda out: [3], bad_ids=(3,)))
+    assert (await policy.generate("1", every[1], Sampling(max_new_tokens=2, temperature=0))).ids.size == 2
     await policy.close()
 
 

@@ -151,6 +151,8 @@ class HookList:
                 answer = await method.run({**facts, "sampling": sampling})
                 if not isinstance(answer, Sampling | None):
                     raise TypeError(f"it returned {type(answer).__name__}; a Sampling or None is expected")
+                if answer is not None and answer.problem:
+                    raise ValueError(answer.problem)
             except Exception as error:
                 raise EnvError(f"The hook {method.owner}.on_sample raised {type(error).__name__}: {error}") from error
             sampling = answer or sampling

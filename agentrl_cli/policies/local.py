@@ -35,7 +35,7 @@ from agentrl_cli.policies.local_graphs import Capture
 from agentrl_cli.policies.local_memory import auto_memory, graphs_stay, position_bytes
 from agentrl_cli.policies.local_paged import PagedBatch, check_pages
 from agentrl_cli.policies.local_plain import PlainBatch
-from agentrl_cli.policies.local_request import Request
+from agentrl_cli.policies.local_request import Request, check_sampling
 from agentrl_cli.policies.local_sampling import uniforms
 from agentrl_cli.policies.local_vision import reader_of
 from agentrl_cli.types import Generation, Int32, Sampling, StopReason
@@ -162,7 +162,8 @@ class LocalPolicy:
 
         Raises:
             PolicyError: the context is empty or full, has ids that the model does not know, has images that the model
-                does not read, or the model failed.
+                does not read, the sampling means nothing, or the model failed.
+            EnvError: the turn's own `Sampling.allow` raised, or allowed nothing; other turns go on.
         """
         context = np.asarray(ids, np.int32)
         self._check(context)
@@ -170,6 +171,7 @@ class LocalPolicy:
             sampling = replace(sampling, bad_ids=(*sampling.bad_ids, *self._unsaid))
         elif images:
             raise PolicyError("This model reads no images.")
+        check_sampling(sampling, self._batch.vocabulary)
         if sampling.max_new_tokens < 1:
             return generation([], StopReason.LENGTH, weights_version=self.weights_version)
         request = Request(
@@ -286,6 +288,9 @@ class LocalPolicy:
     def _tell(self, request: Request) -> None:
         """Hand on the newest token, and the whole turn where it is over."""
         if request.gone:
+            return
+        if request.error is not None:
+            request.future.set_exception(request.error)
             return
         if request.on_token is not None:
             request.on_token(request.out[-1])

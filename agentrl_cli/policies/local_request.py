@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from agentrl_cli.errors import PolicyError
+from agentrl_cli.errors import EnvError, PolicyError
 from agentrl_cli.policies.local_kernel import draw_plain
 from agentrl_cli.policies.local_sampling import draw, draw_rows, single_tokens, steer
 from agentrl_cli.types import TOP_K, Float32, Generation, Int32, Sampling, StopReason
@@ -84,6 +84,8 @@ class Request:
     """Its newest positions that the model has not been fed yet."""
     expected: int = 0
     """Positions that it is expected to share before that is known: what makes room for it."""
+    error: EnvError | None = None
+    """What its own `allow` did wrong: it ends, and others go on."""
     lost: bool = False
     """It gave way once: it is recomputed alone, so that nothing of what it needs is anybody else's."""
 
@@ -132,7 +134,9 @@ class Request:
         self.out.append(token)
         self.forced.append(forced)
         self.facts.append(facts)
-        if token in self.sampling.stop_ids:
+        if self.error is not None:
+            self.stop = StopReason.CANCELLED
+        elif token in self.sampling.stop_ids:
             self.stop = StopReason.STOP
         elif self.sampling.stop_strings and self._said_stop_string():
             self.stop = StopReason.STOP_STRING
@@ -176,7 +180,7 @@ def draw_tokens(
     """Draw the next token of each request from its row of logits [rows, vocabulary], in parts where that is large.
 
     `most`: rows of a part, where the caller knows better.
-    Raises PolicyError where the probabilities are not numbers, or a request's `allow` allows nothing.
+    Raises PolicyError where the probabilities are not numbers.
     """
     most = draw_rows(logits.shape[-1]) if most is None else most
     if len(requests) > most:
@@ -213,11 +217,41 @@ def _plain(logits: torch.Tensor, requests: list[Request]) -> Found | None:
     return ids, np.concatenate([known[:, :1], known], 1), [False] * len(requests)
 
 
+def check_sampling(sampling: Sampling, vocabulary: int) -> None:
+    """Raise PolicyError where a turn cannot be drawn so."""
+    problem = sampling.problem
+    if not problem and max(sampling.bad_ids, default=0) >= vocabulary:
+        problem = f"Sampling.bad_ids has {max(sampling.bad_ids)}, and the model knows tokens 0 to {vocabulary - 1}"
+    if not problem and len(sampling.bad_ids) >= vocabulary and len(set(sampling.bad_ids)) == vocabulary:
+        problem = "Sampling.bad_ids forbids every token"
+    if problem:
+        raise PolicyError(f"{problem}.", hint="A hook's on_sample or the section rollout of the configuration says so.")
+
+
+def _allowed(request: Request, vocabulary: int) -> Sequence[int] | None:
+    """What a request's `allow` says of its next token. What is wrong with that ends this request, and no other."""
+    how = request.sampling
+    if how.allow is None or request.error is not None:
+        return None
+    try:
+        wanted = how.allow(tuple(request.out))
+        known = None if wanted is None else [int(id_) for id_ in wanted]
+        if known is None or (known and min(known) >= 0 and max(known) < vocabulary and set(known) - set(how.bad_ids)):
+            return known
+        beside = ", all of which bad_ids forbids" if set(known) & set(how.bad_ids) else ""
+        why = f"gave {known[:8]}{beside}; the model knows tokens 0 to {vocabulary - 1}"
+    except Exception as error:  # noqa: BLE001 - a user's own function, whatever it raised
+        why = f"raised {type(error).__name__}: {error}"
+    hint = "It returns the ids that may come next, or None for all."
+    request.error = EnvError(f"Sampling.allow {why}.", hint=hint)
+    return None
+
+
 def _steered(logits: torch.Tensor, requests: list[Request]) -> Found:
     """By tensor operations, whatever changes the distribution."""
     samplings = [r.sampling for r in requests]
     # What `allow` says is asked once; a row with one token to say is drawn like any other, and then says that one.
-    allowed = [None if s.allow is None else s.allow(tuple(r.out)) for s, r in zip(samplings, requests, strict=True)]
+    allowed = [_allowed(request, logits.shape[-1]) for request in requests]
     single = single_tokens(allowed, samplings, logits.shape[-1])
     contexts = [r.context if r.sampling.repetition_penalty != 1.0 else r.ids for r in requests]
     steered, forced = steer(logits, samplings, contexts, allowed, single)

@@ -160,6 +160,8 @@ def narrowed(sampling: Sampling) -> dict[str, Any]:
     All of it is said, also where it is at rest: what is not said a server takes from the model's own
     `generation_config.json` (Qwen2.5's has a repetition penalty of 1.1), and samples from another distribution.
     """
+    if sampling.problem:
+        raise PolicyError(f"{sampling.problem}.")
     if sampling.allow is not None:
         raise PolicyError("Forced tokens need a local policy.")
     found: dict[str, Any] = {

@@ -182,6 +182,7 @@ class Attempt:
         )
         hooked = {"task": self.job.task, "turn": done, "run": self.rollout.run_row}
         sampling = await self.rollout.hooks.sampling(sampling, **hooked)
+        sampling = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))  # a hook may ask for more
         observe = getattr(self.rollout.policy, "observe", None)
         if observe is not None:  # a server that renders the messages itself
             observe(self.episode.id, self.messages, self.env.schemas)

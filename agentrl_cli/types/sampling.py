@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,20 @@ class Sampling:
     allow: Callable[[tuple[int, ...]], Sequence[int] | None] | None = None
     """Called before each token with the turn so far: the ids that may come next, None for all; a single one is forced.
     Local policies only."""
+
+    @property
+    def problem(self) -> str:
+        """The first value that means nothing, in words; empty where all do."""
+        checks = (
+            (0 <= self.temperature < inf, f"temperature {self.temperature:g} is not 0 or above"),
+            (0 < self.top_p <= 1, f"top_p {self.top_p:g} is not above 0 and at most 1"),
+            (self.top_k >= 0, f"top_k {self.top_k} is not 0 or above"),
+            (0 <= self.min_p <= 1, f"min_p {self.min_p:g} is not in 0 to 1"),
+            (0 < self.repetition_penalty < inf, f"repetition_penalty {self.repetition_penalty:g} is not above 0"),
+            (min(self.bad_ids, default=0) >= 0, f"bad_ids has {min(self.bad_ids, default=0)}, which is no token"),
+            ("" not in self.stop_strings, "stop_strings has an empty text"),
+        )
+        return next((f"Sampling.{text}" for fits, text in checks if not fits), "")
 
     @property
     def cut(self) -> bool:
