@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,6 +17,7 @@ import pytest
 
 from agentrl_cli.errors import ConfigError, NotFound, SandboxFault
 from agentrl_cli.tools import TOOLS, FunctionTool, Tool, ToolContext, as_tool, refused, tool, tool_schema
+from agentrl_cli.tools.base import in_thread
 from agentrl_cli.tools.calculator import CalculatorError, compute, show
 from agentrl_cli.types import ToolCall, ToolResult
 
@@ -443,3 +446,39 @@ async def test_many_plain_functions_wait_at_the_same_time() -> None:
     started = time.monotonic()
     results = await asyncio.gather(*(made.call(ToolContext(), {}) for _ in range(64)))
     assert all(result.text == "waited" for result in results) and time.monotonic() - started < 2.4  # 4 s in eight rows
+
+
+async def test_what_a_thread_of_a_tool_raises_arrives() -> None:
+    """Also what no exception handler expects: a script's exit, and the end of an iterator."""
+
+    def leaves() -> str:
+        raise SystemExit(3)
+
+    def ends() -> str:
+        return str(next(iter(())))
+
+    with pytest.raises(SystemExit):
+        await in_thread(leaves)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await in_thread(ends)
+    assert await in_thread(lambda a: a + 1, a=1) == 2
+
+
+def test_a_tool_that_hangs_does_not_hold_the_process() -> None:
+    """Its time is over, the episode went on, and Python ends without it."""
+    code = """
+import asyncio, time
+from agentrl_cli.tools.base import in_thread
+async def go():
+    try:
+        async with asyncio.timeout(0.1):
+            await in_thread(time.sleep, seconds=60)
+    except TimeoutError:
+        print("late")
+time.sleep, sleep = (lambda seconds: sleep(seconds)), time.sleep
+asyncio.run(go())
+"""
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "")
+    assert time.monotonic() - started < 30

@@ -7,14 +7,15 @@ an error class, and the episode goes on. Only our own faults (`SandboxFault`, `E
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import io
 import json
+import threading
 import time
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,8 +30,6 @@ from agentrl_cli.tools.schema import is_context, tool_schema
 from agentrl_cli.types import Task, ToolCall, ToolResult, ToolSchema
 
 __all__ = ["FunctionTool", "Tool", "ToolContext", "as_tool", "refused", "tool", "tool_schema", "validate_arguments"]
-
-_THREADS = ThreadPoolExecutor(256, thread_name_prefix="agentrl-tool")  # started as they are needed
 
 MAX_ERROR = 500
 """Characters of an exception's text that the model sees."""
@@ -266,12 +265,34 @@ def tool(
 
 
 async def in_thread(function: Callable[..., Any], **arguments: Any) -> Any:
-    """What a synchronous function returns, run in a thread of the tools' own.
+    """What a synchronous function returns, run in a thread of its own.
 
-    asyncio's pool has a few threads more than there are cores: sixty waiting tools would queue up in it.
+    Not in a pool: asyncio's has a few threads more than there are cores, so sixty waiting tools would queue up in it,
+    and every pool's threads are waited for when Python ends: a tool that hangs would hold a finished training for ever.
     """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
     call = partial(contextvars.copy_context().run, partial(function, **arguments))
-    return await asyncio.get_running_loop().run_in_executor(_THREADS, call)
+
+    def tell(value: Any, error: BaseException | None) -> None:
+        if answer.done():  # nobody waits any more
+            return
+        if error is None:
+            answer.set_result(value)
+        else:
+            answer.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
+
+    def work() -> None:
+        value, error = None, None
+        try:
+            value = call()
+        except BaseException as problem:  # noqa: BLE001 - handed to whoever waits
+            error = problem
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(tell, value, error)
+
+    threading.Thread(target=work, name="agentrl-tool", daemon=True).start()
+    return await answer
 
 
 def as_result(value: Any) -> ToolResult:
