@@ -21,7 +21,7 @@ from agentrl_cli.policies.forward import Segment, trained_logprobs
 from agentrl_cli.policies.local_load import load_model
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Fact, Outcome
-from tests.graph_tape import record
+from tests.graph_tape import record, tapes
 from tests.train_helpers import TASK_PY, episodes_of, trainer_of, write_model, write_pack
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
@@ -515,3 +515,19 @@ async def test_recorded_steps_sample_what_is_trained(
     assert first and all(graph in second for graph in first) and not third
     assert lines[0].startswith("engine shared with CUDA graphs") and len(lines) == 2
     assert lines[1].endswith("no CUDA graphs: recording a step failed (RuntimeError: no more))")
+
+
+async def test_recorded_steps_of_a_sampler_that_runs_ahead(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin's weights are copied in their place, while the trained ones are at work in another thread."""
+    monkeypatch.setattr(local_make, "recorder", lambda config, device: tapes)
+    async with trainer_of(tmp_path, model, train={"steps": 3}, rollout={"async_staleness": 1}) as trainer:
+        steps = []
+        policy: Any = trainer.loaded.policy
+        trainer.on_step = lambda step, metrics: steps.append(policy._batch.steps.captures)
+        run = await trainer.train()
+        assert trainer.loaded.sampler is not None and "with CUDA graphs" in policy.engine_line
+        versions = {turn.weights_version for e in episodes_of(trainer.store, run) for turn in e.turns}
+    assert run.status == "finished" and len(versions) > 1
+    assert policy._batch.steps.plays > 0 < steps[-1] and not policy._batch.steps.why
