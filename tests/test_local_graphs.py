@@ -271,6 +271,8 @@ def test_what_would_stay_beside_a_training_is_bounded(monkeypatch: pytest.Monkey
     policy = policy_of(tiny(), record=tapes, trains=True)
     assert type(policy._batch) is DecodeBatch and "beside a training" in policy.engine_line
     assert isinstance(policy_of(tiny(), record=tapes)._batch, PagedBatch)
+    monkeypatch.setattr(local_memory, "free_memory", lambda device: 8 * 2**25)
+    assert "recorded steps take is more" in policy_of(tiny(), record=tapes).engine_line
     # 6 rows of 256 positions: logits of 96 words; keys, values and mask (2 · 16 + 1 a position), 3 · 64, 6 · 32 numbers
     wanted = 6 * 96 * 4 + 6 * (256 * 33 + 3 * 64 + 6 * 32) * 4 + 32 * 2**21
     sizes = {"vocabulary": 96, "inner": 64, "hidden": 32, "kv_width": 16, "itemsize": 4}

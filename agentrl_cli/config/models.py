@@ -158,8 +158,9 @@ class RolloutConfig(Section):
     )
     cuda_graphs: Literal["auto", "off"] = Field(
         default="auto",
-        description="auto: on a GPU decode steps have fixed shapes and are recorded as CUDA graphs, where that is found"
-        " to give the model's own numbers (not with `deterministic`); on a CPU this does nothing",
+        description="auto: on a GPU decode steps have fixed shapes and are recorded as CUDA graphs, where that has the"
+        " model's own numbers and takes at most an eighth of the free memory (not with `deterministic`); off: they run"
+        " as they are; on a CPU this does nothing",
     )
 
     @property

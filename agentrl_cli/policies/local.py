@@ -32,7 +32,7 @@ from agentrl_cli.policies.local_batch import DecodeBatch
 from agentrl_cli.policies.local_cache import BLOCK, blocks
 from agentrl_cli.policies.local_engine import choose_engine
 from agentrl_cli.policies.local_graphs import Capture
-from agentrl_cli.policies.local_memory import auto_memory, graphs_stay, position_bytes
+from agentrl_cli.policies.local_memory import auto_memory, graphs_fit, position_bytes
 from agentrl_cli.policies.local_paged import PagedBatch, check_pages
 from agentrl_cli.policies.local_plain import PlainBatch
 from agentrl_cli.policies.local_request import Request, check_sampling
@@ -56,9 +56,9 @@ class LocalPolicy:
         lane_length: Positions that every lane attends to; no episode may be longer.
         decode: Text of ids; needed for stop strings only.
         memory: Bytes that keys and values may take; None: half of what is free on the model's device.
-        record: Makes what records decode steps (local_graphs.py); None: they are not recorded. Lanes never are.
-        trains: The model is trained in between: pages and recordings stay meanwhile, so steps are recorded only where
-            that takes little of the memory.
+        record: Makes what records decode steps (local_graphs.py); None: they are not recorded. Lanes never are, and
+            nothing is where it would take much of the memory.
+        trains: The model is trained in between: pages and recordings stay meanwhile, and count for that.
 
     Attributes:
         engine: What runs the forwards: fused, shared or plain (local_engine.py).
@@ -383,8 +383,9 @@ def _make_batch(
     limits: dict[str, Any] = {"version": version, "rows": rows, "limit": length, "budget": budget}
     if record is not None and not lanes:
         try:
-            if trains and not graphs_stay(model, most, rows, length):
-                raise NotServed("no CUDA graphs: what would stay beside a training is much of the free memory")
+            if not graphs_fit(model, most if trains else 0, rows, length):
+                what = "what would stay beside a training" if trains else "what recorded steps take"
+                raise NotServed(f"no CUDA graphs: {what} is more than an eighth of the free memory")
             check_pages(engine, model, record)
         except NotServed as why:
             engine.why = "; ".join(filter(None, [engine.why, why.message]))

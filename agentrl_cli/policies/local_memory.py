@@ -23,8 +23,8 @@ PREFILL_BYTES = {4: 2**26, 2: 2**24}
 """What the three tensors of the feed-forward part may take in such a forward, by the bytes of a number: 16 bits mean a
 GPU, where 500 tokens fill the products of a model that is large enough for this to count."""
 STAY_SHARE = 0.125
-"""Of the memory that is free when the policy is made: keys and values that stay where they are while a model is
-trained, with all that recorded steps take, must not be more. A small card has other use for it."""
+"""Of the memory that is free when the policy is made: what recorded steps take, with the keys and values that stay
+where they are while a model is trained, must not be more. A small card has other use for it."""
 GATHERED = 2**28
 """Bytes of one layer's keys and values that a step over pages attends to at a time."""
 WIDE = 2**24
@@ -119,8 +119,8 @@ def gathered_pages(model: Any) -> int:
     return max(1, GATHERED * int(config.num_hidden_layers) // (position_bytes(config, dtype) * BLOCK))
 
 
-def graphs_stay(model: Any, kept: int, rows: int, positions: int) -> bool:
-    """Whether keys and values of `kept` bytes, and recorded steps, stay where they are while a model is trained."""
+def graphs_fit(model: Any, kept: int, rows: int, positions: int) -> bool:
+    """Whether there is memory for recorded steps, and for `kept` bytes of keys and values that stay in a training."""
     config, weight = model.config.get_text_config(), model.get_input_embeddings().weight
     more = graph_bytes(
         rows,
