@@ -88,7 +88,7 @@ class Box:
     def _requests(self) -> Iterator[wire.Frame]:
         """The host's requests, whole ones at one read each, until it closes the socket."""
         reader = wire.Reader()
-        while data := heads.hear(self.host, self.head):
+        while data := heads.hear(self.host, self.head, lambda: self.tree.still(self.protected())):
             yield from reader.feed(data)
 
     def adopt(self, limits: dict[str, Any]) -> None:
@@ -112,10 +112,9 @@ class Box:
         return pids | {self.head.pid} if self.head else pids
 
     def _resume(self) -> None:
-        """Lets go on what was halted and stays, but for a head that sleeps anyway."""
-        for pid in self.protected():
-            if not (self.head and self.head.stopped and pid == self.head.pid):
-                signal_process(pid, signal.SIGCONT)
+        """Lets a head go on that was halted and does not sleep anyway, as earlier states do."""
+        if self.head and not self.head.stopped:
+            signal_process(self.head.pid, signal.SIGCONT)
 
     # scripts and commands
 
@@ -219,6 +218,7 @@ class Box:
         theirs.close()
         os.set_blocking(self.out[0], False)
         os.set_blocking(self.err[0], False)
+        self.tree.look()
         return Head(pid, ours)
 
     def cell(self, header: dict[str, Any], body: bytes) -> Answer:

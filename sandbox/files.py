@@ -9,8 +9,11 @@ import stat
 from typing import Any
 
 import confine
+import ends
 
 MAX_FILE = 16 << 20
+_DEEPEST = 200
+"""Folders in each other, where their content is counted."""
 _HIDDEN = {".tmp", ".shm"}
 _WORDS = {
     errno.ENOENT: "there is no such file",
@@ -143,3 +146,23 @@ def entries(limit: int = 1000) -> list[list[Any]]:
                 if kind == "folder":
                     stack.append(path)
     return sorted(found)
+
+
+def too_full(limits: dict[str, Any]) -> str:
+    """Where no file system of its own limits a work folder: what it holds too much of. Counts no further than that."""
+    size = number = 0
+    hidden: list[OSError] = []
+    for folder, _, names in os.walk(confine.WORK, onerror=hidden.append):
+        if folder.count("/") > _DEEPEST or any(error.errno == errno.ENAMETOOLONG for error in hidden):
+            return ends.MANY  # below that nothing could be counted
+        for name in names:
+            number += 1
+            try:
+                size += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            except OSError:
+                continue
+        if size > limits["disk_mb"] << 20:
+            return ends.FULL
+        if number > limits["inodes"]:
+            return ends.MANY
+    return ""

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import wire
 from watch import signal_process, waiting
 
 _CREDENTIALS = struct.Struct("3i")
-_PAUSE = 100
+_PAUSE, _MOMENT = 100, 2
 """Milliseconds."""
 
 
@@ -58,10 +59,10 @@ class Head:
             self.line.close()
 
 
-def hear(host: socket.socket, head: Head | None) -> bytes:
-    """What the host sends next. A head that is asked nothing for a while sleeps.
+def hear(host: socket.socket, head: Head | None, idle: Callable[[], None]) -> bytes:
+    """What the host sends next. A head that is asked nothing for a while sleeps, and `idle` sees to what it started.
 
-    Its code may go on after it has answered without having started anything: in a handler of a timer's signal.
+    Its code may go on after it has answered: in a handler of a timer's signal, or in place of ours.
     """
     if head and not head.stopped:
         poll = select.poll()
@@ -69,6 +70,8 @@ def hear(host: socket.socket, head: Head | None) -> bytes:
         if not poll.poll(_PAUSE):
             signal_process(head.pid, signal.SIGSTOP)
             head.stopped = True
+            poll.poll(_MOMENT)  # until it does
+            idle()
     return host.recv(1 << 18)
 
 
@@ -111,6 +114,7 @@ class Kept:
     ) -> None:
         """Keeps the state that the checkpoint at the other end of `backup` holds."""
         if head := adopt(backup):
+            signal_process(head.pid, signal.SIGSTOP)  # its code could go on in place of ours
             self.add(header, files, head, cells)
         else:
             self.clear()  # what was kept before has no way past this request

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _socket as socket
-import errno
 import os
 import select
 import signal
@@ -11,7 +10,7 @@ import time
 from typing import Any
 
 import confine
-import ends
+import files
 import memory
 import wire
 
@@ -26,8 +25,6 @@ FRAME, _LATE = 2.0, 0.5
 """Seconds that a question takes at most to be taken, and an answer from its first byte on; and after the wall limit,
 before the host gives up."""
 _RDHUP = 0x2000
-_DEEPEST = 200
-"""Folders in each other, where their content is counted."""
 _PIPE = 65536
 
 
@@ -194,26 +191,6 @@ def watch(job: Job, control: socket.socket | None, first: select.poll | None = N
         ready = set()
 
 
-def _too_full(limits: dict[str, Any]) -> str:
-    """Where no file system of its own limits a work folder: what it holds too much of. Counts no further than that."""
-    size = number = 0
-    hidden: list[OSError] = []
-    for folder, _, names in os.walk(confine.WORK, onerror=hidden.append):
-        if folder.count("/") > _DEEPEST or any(error.errno == errno.ENAMETOOLONG for error in hidden):
-            return ends.MANY  # below that nothing could be counted
-        for name in names:
-            number += 1
-            try:
-                size += os.lstat(os.path.join(folder, name)).st_blocks * 512
-            except OSError:
-                continue
-        if size > limits["disk_mb"] << 20:
-            return ends.FULL
-        if number > limits["inodes"]:
-            return ends.MANY
-    return ""
-
-
 def reap() -> None:
     """Collects the children that ended."""
     try:
@@ -265,7 +242,8 @@ class Tree:
         self.template = 0
         """And of the process that forks programs; it ends with whatever else is ended."""
         self._loadavg = os.open("/proc/loadavg", os.O_RDONLY) if level == "ns" else -1
-        self._before = 0
+        self._before = self._seen = 0
+        """Its last number when the execution of now began, and when the one before it ended."""
         self._marked = 0.0
         self._loud = level != "ns"
 
@@ -278,7 +256,18 @@ class Tree:
         if self.level == "ns":
             self._marked = time.monotonic()
             self._before = self._last_pid()
+            self._loud = self._loud or self._before != self._seen  # a head went on after its answer
             self.checkpoint = self._before + 1  # the first that a head starts
+
+    def look(self) -> None:
+        """Nothing of the code's runs now but what stays."""
+        if self.level == "ns":
+            self._seen = self._last_pid()
+
+    def still(self, protected: set[int]) -> None:
+        """Ends what was started after the last execution; outside of namespaces nothing could start anything."""
+        if self.level == "ns" and self._last_pid() != self._seen:
+            self.kill_others(protected)
 
     def quiet(self, protected: set[int]) -> bool:
         """Whether it started nothing but its checkpoint, so that there is nothing to look for; once loud, for ever.
@@ -287,7 +276,7 @@ class Tree:
         """
         if self._loud:
             return False
-        last = self._last_pid()
+        self._seen = last = self._last_pid()
         if last == self._before + 1 and last not in protected:
             # The first that a head starts is its checkpoint. Whatever it is, it ends here; the head waits for it later.
             signal_process(last, signal.SIGKILL)
@@ -298,11 +287,13 @@ class Tree:
         return False
 
     def alone(self, pid: int) -> bool:
-        """Whether nothing was started after this process, which has ended and was not waited for yet.
+        """Whether nothing was started besides this process, which has ended and was not waited for yet, and a template.
 
         So its number is taken, and the one that was given out last is its own only where there was no other since.
         """
-        return self.level == "ns" and self._last_pid() == pid
+        expected = self._seen + (2 if self.template == self._seen + 1 else 1)
+        self._seen = self._last_pid() if self.level == "ns" else -1
+        return self._seen == pid == expected
 
     def pids(self) -> list[int]:
         """The processes of the box, without its init."""
@@ -326,7 +317,7 @@ class Tree:
         if self.level == "ns" or (self.level == "uid" and not limits.get("watch_disk")):
             return ""
         with confine.acting_as(self.user):
-            return _too_full(limits)
+            return files.too_full(limits)
 
     def halt(self) -> bool:
         """Stops everything in the box but its init at once, where that can be done; else does nothing.
@@ -355,6 +346,7 @@ class Tree:
         count = len(self._kill_others(protected) - self.ended - {self.checkpoint, self.template})
         self.ended.clear()
         self.template = 0
+        self.look()
         return count
 
     def _kill_others(self, protected: set[int]) -> set[int]:

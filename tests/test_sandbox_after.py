@@ -337,3 +337,41 @@ async def test_who_keeps_a_program_from_its_start_gives_it_no_more_time(sandbox:
     assert time.monotonic() - begun < 9.0
     assert (await session.run("print(6 * 7)")).stdout == "42\n"
     assert not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
+
+
+FORKS = """
+import os, sys, time
+frame = sys._getframe()
+while "wire" not in frame.f_globals:
+    frame = frame.f_back
+session, say = frame.f_locals["self"], frame.f_locals["self"]._say
+def fork(answer):
+    say(answer)
+    if not os.fork():
+        os.setsid()
+        time.sleep(60)
+        os._exit(0)
+session._say = fork
+def forget(): session._say = say
+"""
+ALIVE = "cat /proc/[0-9]*/stat 2>/dev/null | grep -vc ') Z'"
+
+
+async def test_nothing_is_started_between_two_answers(sandbox: Sandbox) -> None:
+    """By a session that goes on for a moment after its answer."""
+    if sandbox.level != "ns":
+        pytest.skip("elsewhere every process is looked for every time")
+    for keep in (0, 3):
+        session = await sandbox.session(keep=keep)
+        assert (await session.cell("x = 6")).ok
+        before = int((await session.bash(ALIVE)).stdout)
+        for number in range(3):
+            assert (await session.cell(FORKS)).ok
+            await asyncio.sleep(0.03 if number else 0.3)
+            if number:
+                await session.run("print(1)")  # finds it before the session sleeps
+            now = int((await session.bash(ALIVE)).stdout)
+            assert now <= before + keep, (keep, number, before, now)
+            await session.cell("forget()")
+        assert (await session.cell("x * 7")).stdout == "42\n"
+    assert not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
