@@ -451,6 +451,7 @@ def test_what_stands_around_an_answer_is_no_part_of_it() -> None:
         ("kimi_k3", "42<|close|>response<|sep|><|close|>message<|sep|>"),
         ("kimi_k3", "Hm.<|close|>think<|sep|><|open|>response<|sep|>42<|close|>response<|sep|><|close|>message<|sep|>"),
         ("muse_glimmer", " to=user<|message|>42"),
+        ("solar", "<|content|>42"),
         ("functionary_v32", "all\n42"),
     ):
         parsed = parse_text(text, load_parser(name), TOOLS)

@@ -21,9 +21,10 @@ from agentrl_cli.chat.parsers import PARSERS, load_parser
 from agentrl_cli.chat.probe import tool, user
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.errors import TemplateError
-from agentrl_cli.types import Message
+from agentrl_cli.types import Message, Outcome
 from tests.chat_helpers import schema, tokenizer_for
 from tests.template_helpers import SOURCES, templates_of
+from tests.test_chat_families import episode_of
 
 NAMES = [name for package in SOURCES for name in sorted(f"{package}/{one}" for one in templates_of(package))]
 TOOLS = [
@@ -117,6 +118,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     ),
     "writes no stop token between an assistant turn and what follows": ("llama-cpp-python/Apertus-8B-Instruct",),
     "what it writes between turns depends on the rest of the conversation": (
+        "llama-cpp-python/Bielik-11B-v3.0-Instruct",
         "llama-cpp-python/GigaChat3-10B-A1.8B",
         "llama-cpp-python/NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
         "llama-cpp-python/NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
@@ -226,6 +228,23 @@ def test_appended_turns_are_the_templates_own_or_it_is_refused_with_what_it_does
         return
     texts = [re.sub(r"\s|<think>\s*</think>", "", chat.decode(ids)) for ids in (full.ids, got)]
     assert "think>" in chat.decode(got) and texts[0].startswith(texts[1]), report
+
+
+async def test_thinking_that_the_prompt_opened_is_no_drift() -> None:
+    """Nemotron's prompt ends with `<think>`, and its history repeats a content as it is: the content begins with it."""
+    for name in ("trl/nemotron_3_nano", "trl/qwen3_5_think", "llama-cpp-python/StepFun3.5-Flash"):
+        if name not in NAMES:
+            pytest.skip("no templates are to be had")
+        chat = chat_of(name)
+        assert chat.opens.startswith("<think>") and chat_of("trl/qwen3").opens == ""
+        call = f"Hm.\n</think>\n\n{chat.parser.example('add', {'a': 5, 'b': 7})}"
+        episode, rollout = await episode_of(chat, [call, call, "So.\n</think>\n\nIt is 12"])
+        assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
+        assert set(rollout.drift.values()) <= {"reserialised", "by_design"}
+        said = [turn.messages[0] for turn in episode.turns if turn.role == "assistant"]
+        assert all(message["content"].startswith("<think>") for message in said) and len(said[0]["tool_calls"]) == 1
+        unclosed = chat.parse(chat.tokenizer.encode(chat.parser.example("add", {"a": 5, "b": 7})), TOOLS)
+        assert unclosed.calls and unclosed.content == "", "a block that is not closed stays what it was"
 
 
 def test_the_sweep_covers_every_syntax_that_a_template_writes() -> None:

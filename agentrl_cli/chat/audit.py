@@ -142,10 +142,12 @@ def _lacking(chat: Chat) -> list[str]:
 
 def _plays() -> list[tuple[str, list[Message], bool]]:
     """Name, conversation, whether tools are listed."""
+    tools_twice = [user("one"), _calls(), tool("r"), _calls(first=1), tool("s", "c00000001")]
     return [
         ("several turns", [user("one"), _answer("first"), user("two"), _answer("second"), user("three")], False),
         ("a tool result", [user("one"), _calls(), tool("r")], True),
-        ("two tool turns", [user("one"), _calls(), tool("r"), _calls(first=1), tool("s", "c00000001")], True),
+        ("two tool turns", tools_twice, True),
+        ("a system text", [{"role": "system", "content": "s"}, *tools_twice], True),
         ("an answer after a tool", [user("one"), _calls(), tool("r"), _answer("done"), user("two")], True),
     ]
 
@@ -155,7 +157,8 @@ def _play(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, t
     try:
         whole = chat.conversation(messages, tools)
         appended = whole.ids
-        asked = len(chat.render(messages[:1], tools).ids)
+        first = next(n for n, message in enumerate(messages) if message["role"] == "assistant")
+        asked = len(chat.render(messages[:first], tools).ids)
         full = chat.render(messages, tools, add_generation_prompt=True).ids
     except TemplateError as error:
         return error.message, None

@@ -203,6 +203,8 @@ def _differences(
         sampled = any(model[own.start : own.end])
         if own.control != other.control:
             ended = last and (own.control is None or (other.control is None and own.control in chat.stop_ids))
+            # In header style nothing closes a turn by itself: what a template writes at the very end is its own.
+            ended |= last and not chat.stops.closing and {own.control, other.control} <= set(chat.stop_ids)
             if not ended:
                 yield "structural", other.start + shared_prefix(wanted, body), own.start + shared_prefix(wanted, body)
                 return
@@ -221,6 +223,9 @@ def _kind(chat: Chat, expected: str, got: str, sampled: bool) -> str:
         return "structural"
     theirs, ours = parse_text(expected, chat.parser), parse_text(got, chat.parser)
     calls = [[(call.name, call.arguments, call.error and call.raw) for call in p.calls] for p in (theirs, ours)]
+    broken = [call.raw for call in ours.calls if call.arguments is None]
+    if broken and all(raw in expected for raw in broken):
+        return "by_design"  # it stands in the content as it was written; what is put around that is the template's own
     if calls[0] != calls[1]:
         return "structural" if _bare(theirs.content) != _bare(ours.content) else "by_design"
     if _squeezed(theirs.content) == _squeezed(ours.content):

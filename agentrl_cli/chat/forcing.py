@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl_cli.chat.parse import THINK, THINK_END
+from agentrl_cli.chat.parse import THINK_END
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.types import ToolSchema
 
@@ -28,10 +28,5 @@ def forced_text(chat: Chat, schemas: Sequence[ToolSchema], choice: Any) -> str:
     if name is not None:
         empty = rest.find("{}")
         head += str(name) + (rest[:empty] if empty >= 0 else rest[:1])
-    return (f"\n{THINK_END}\n\n" if _thinks(chat) else "") + head
-
-
-def _thinks(chat: Chat) -> bool:
-    """True where the generation prompt opens a thinking block: calls inside it are no calls."""
-    ids = chat.prompt([{"role": "user", "content": "u"}], ()).ids
-    return chat.decode(ids).rstrip().endswith(THINK)
+    # A generation prompt that opens a thinking block has it closed: calls inside it are no calls.
+    return (f"\n{THINK_END}\n\n" if chat.opens else "") + head

@@ -12,6 +12,8 @@ from itertools import chain, repeat
 
 import numpy as np
 
+from agentrl_cli.chat.probe import assistant, tool, user
+from agentrl_cli.chat.rendered import Rendered
 from agentrl_cli.chat.tokenizer import Offsets
 from agentrl_cli.errors import EnvError, TemplateError
 from agentrl_cli.types import Message, ToolResult
@@ -51,6 +53,14 @@ class Images:
             list(chain.from_iterable(map(repeat, ids, times))),
             list(chain.from_iterable(map(repeat, offsets, times))),
         )
+
+    def shown(self, extend: Callable[[Sequence[Message], Sequence[Message]], Rendered]) -> bool:
+        """True where a template writes the images of tool answers; `extend`: see Chat."""
+        answer: Message = {**tool(""), "content": [image_part(b"", 1, 1, 1)]}
+        try:
+            return self.token in extend([user("u"), assistant("", [("c00000000", "probe")])], [answer]).ids
+        except TemplateError:
+            return False
 
     def mark(self, ids: Sequence[int], origins: Sequence[int], of: Sequence[tuple[int, int]]) -> list[int]:
         """Origins with those of the images filled in; `of`: (tokens, origin) of each image in order."""

@@ -29,8 +29,16 @@ class Parsed:
     gives what the model wrote."""
 
 
-def parse_text(text: str, parser: Parser, tools: Sequence[ToolSchema] | None = None, turn: int = 0) -> Parsed:
-    """Read an assistant turn (no stop token). With `tools` also names and arguments are checked. Never raises."""
+def parse_text(
+    text: str, parser: Parser, tools: Sequence[ToolSchema] | None = None, turn: int = 0, *, opened: str = ""
+) -> Parsed:
+    """Read an assistant turn (no stop token). With `tools` also names and arguments are checked. Never raises.
+
+    `opened`: how the generation prompt opened a thinking block. Where the turn closes it, the content begins with it:
+    so the message says what was thought, and a template does not take the opening for missing.
+    """
+    if opened and THINK_END in text and THINK not in text.partition(THINK_END)[0]:
+        text = opened + text
     thinking, rest = _split_thinking(text)
     found = parser.parse(rest, tools or ())
     own = [call.id for call in found.calls]

@@ -25,13 +25,13 @@ from agentrl_cli.chat.images import Images
 from agentrl_cli.chat.locate import ORIGINS, Region, locate, origins, shared_prefix, spans
 from agentrl_cli.chat.parse import THINK, THINK_END, Parsed, parse_text
 from agentrl_cli.chat.parsers import Parser, candidates, detect_parser, load_parser, reads
-from agentrl_cli.chat.probe import MARK, PROBE_TOOL, Stops, assistant, find_called, find_stops, tool, user
+from agentrl_cli.chat.probe import MARK, PROBE_TOOL, Stops, assistant, find_called, find_stops, user
 from agentrl_cli.chat.rendered import Rendered, joined
 from agentrl_cli.chat.template import ChatTemplate
 from agentrl_cli.chat.tokenizer import BaseTokenizer, Offsets
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message, Origin, StopReason, ToolSchema
-from agentrl_cli.types.content import image_part, images_of
+from agentrl_cli.types.content import images_of
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.audit import AuditReport
@@ -121,12 +121,7 @@ class Chat:
     @cached_property
     def shows_images(self) -> bool:
         """True where the model reads images and the template writes those of tool answers."""
-        shown: Message = {**tool(""), "content": [image_part(b"", 1, 1, 1)]}
-        try:
-            said = assistant("", [("c00000000", "probe")])
-            return self.images is not None and self.images.token in self.extend([user("u"), said], [shown]).ids
-        except TemplateError:
-            return False
+        return self.images is not None and self.images.shown(self.extend)
 
     def prompt(self, messages: Sequence[Message], tools: Tools = None) -> Rendered:
         """The whole of `messages` and the generation prompt, ready for the model's first turn.
@@ -210,7 +205,13 @@ class Chat:
         own = [int(id_) for id_ in ids]
         if own and own[-1] in self.stop_ids:
             own.pop()
-        return parse_text(self.decode(own), self.parser, tools, turn)
+        return parse_text(self.decode(own), self.parser, tools, turn, opened=self.opens)
+
+    @cached_property
+    def opens(self) -> str:
+        """How the generation prompt opens a thinking block, at its end; empty where it opens none."""
+        text = self._text([user("u")], None, True)
+        return text[text.rindex(THINK) :] if text.rstrip().endswith(THINK) else ""
 
     def decode(self, ids: Iterable[int]) -> str:
         """The exact text of ids, control tokens included."""
@@ -336,8 +337,7 @@ class Chat:
         text, plain = self._continuation([message], tools, False)
         ends = [match.start() for match in self._end_pattern.finditer(text) if not within(match.span(), plain)]
         text = text[: ends[0]] if ends else text
-        if thinking is None:
-            thinking = self._text([user("u")], tools, True).rstrip().endswith(THINK)
+        thinking = bool(self.opens) if thinking is None else thinking
         if not thinking or THINK_END in text:
             return text, plain
         closed = f"\n{THINK_END}\n\n"

@@ -34,6 +34,7 @@ class InvokeParser:
         self.markers: tuple[str, ...] = (
             *(text for pair in self._sections for text in pair),
             *(*self._block, self._open, self._close),
+            *(("<|message|>",) if head else ()),
         )
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:

@@ -11,7 +11,7 @@ from agentrl_cli.chat.parsers.base import ParsedText, call, call_with
 from agentrl_cli.chat.parsers.blocks import parse_blocks
 from agentrl_cli.types import ToolCall, ToolSchema
 
-HEAD = "<|tool_calls|>"
+CONTENT, HEAD = "<|content|>", "<|tool_calls|>"
 OPEN, NAME, ARGUMENTS, CLOSE = "<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>"
 
 
@@ -19,10 +19,10 @@ class SolarParser:
     """Calls after `<|tool_calls|>`, each with an id that the model writes."""
 
     name = "solar"
-    markers: tuple[str, ...] = (HEAD, OPEN, NAME, ARGUMENTS, CLOSE)
+    markers: tuple[str, ...] = (CONTENT, HEAD, OPEN, NAME, ARGUMENTS, CLOSE)
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
-        return parse_blocks(text.replace(HEAD, ""), OPEN, CLOSE, _read)
+        return parse_blocks(text.removeprefix(CONTENT).replace(HEAD, ""), OPEN, CLOSE, _read)
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
         body = json.dumps(dict(arguments), ensure_ascii=False)
