@@ -82,6 +82,7 @@ def test_the_sandbox_is_attacked_and_the_matrix_shown(capsys: pytest.CaptureFixt
     assert rows.pop("hard limit") in ("ok", "warn") and set(rows.values()) == {"ok"} and len(rows) == 9
     assert main(["doctor", "--sandbox", "--level", "bare", "--json"]) == 3
     assert main(["doctor", "--sandbox", "--level", "nothing"]) == 2
+    assert main(["doctor", "--level", level]) == 2  # it would be read and change nothing
 
 
 class _Models(BaseHTTPRequestHandler):

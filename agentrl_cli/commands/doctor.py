@@ -19,7 +19,7 @@ from agentrl_cli.commands.common import (
     open_project,
     warn,
 )
-from agentrl_cli.errors import ConfigError, NotFound
+from agentrl_cli.errors import ConfigError, NotFound, UsageError
 
 if TYPE_CHECKING:
     from agentrl_cli.config.models import ModelConfig
@@ -55,6 +55,8 @@ def command(
     """
     from agentrl_cli.doctor import check_machine
 
+    if level is not None and not sandbox:
+        raise UsageError("--level chooses what --sandbox attacks.", hint=f"agentrl doctor --sandbox --level {level}")
     if template is not None:
         _audit(template, as_json)
         return
