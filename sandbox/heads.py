@@ -72,7 +72,7 @@ def hear(host: socket.socket, head: Head | None, idle: Callable[[], None]) -> by
             head.stopped = True
             poll.poll(_MOMENT)  # until it does
             idle()
-    return host.recv(1 << 18)
+    return host.recv(1 << 16)  # more would be a mapping of its own, made and given back every time
 
 
 class Checkpoint(NamedTuple):

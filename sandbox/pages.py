@@ -7,6 +7,7 @@ Where the kernel refuses any of this, the interpreter stays as it was.
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import NamedTuple
 
 from confine import libc
@@ -14,10 +15,16 @@ from confine import libc
 _READ, _WRITE, _EXECUTE = 1, 2, 4
 _PRIVATE_ANONYMOUS, _MOVE_THERE, _HUGEPAGE = 0x22, 3, 14
 _HUGE = 2 << 20
+_MUCH = 4
+"""A library is used a lot of where this part of its code is in memory."""
 _NUMBER, _PLACE = ctypes.c_size_t, ctypes.c_void_p
 _HOLE, _SMALLEST = 120_000, 24
 """Bytes: the largest block that is no mapping of its own, and the smallest."""
 _RAW = ctypes.PyDLL(None)
+_POOL, _POOL_HEAD, _SIZES, _MOST = 1 << 14, 48, 16, 1 << 18
+"""Bytes of a pool, of its head, between two sizes of blocks, and looked through for the holes of one size."""
+_BYTES = sys.getsizeof(b"")
+_filled: list[object] = []
 
 
 class _Mapping(NamedTuple):
@@ -31,13 +38,14 @@ class _Mapping(NamedTuple):
 
 
 def _mappings() -> list[_Mapping]:
-    found: list[_Mapping] = []
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            span, rights, offset, _, inode, *_ = line.split(None, 5)
-            start, _, end = span.partition("-")
-            found.append(_Mapping(int(start, 16), int(end, 16), rights, int(offset, 16), inode))
-    return found
+        return [_mapping(line) for line in file]
+
+
+def _mapping(line: str) -> _Mapping:
+    span, rights, offset, _, inode, *_ = line.split(None, 5)
+    start, _, end = span.partition("-")
+    return _Mapping(int(start, 16), int(end, 16), rights, int(offset, 16), inode)
 
 
 def merge() -> None:
@@ -63,11 +71,19 @@ def _continues(one: _Mapping, other: _Mapping, rights: str) -> bool:
 
 
 def enlarge() -> None:
-    """Puts the interpreter's own code into huge pages, which a fork shares at once and its child need not look up."""
+    """Puts code into huge pages, which a fork shares at once and its child need not look up.
+
+    That of the interpreter, and of libraries that have been used a lot of.
+    """
     inside = ctypes.cast(ctypes.pythonapi.Py_IncRef, _PLACE).value or 0
-    own = next(one for one in _mappings() if one.start <= inside < one.end)
-    start, end = _up(own.start), own.end // _HUGE * _HUGE
-    if own.rights != "r-xp" or start >= end:
+    for one, fields in _sizes():
+        own = one.start <= inside < one.end
+        if one.rights == "r-xp" and one.inode != "0" and (own or fields["Rss:"] * _MUCH >= one.end - one.start):
+            _enlarge(_up(one.start), one.end // _HUGE * _HUGE)
+
+
+def _enlarge(start: int, end: int) -> None:
+    if start >= end:
         return
     size = end - start
     for function in (libc.mmap, libc.mremap):
@@ -87,10 +103,32 @@ def enlarge() -> None:
 
 
 def fill() -> None:
-    """Takes every hole of the C heap for good, so that all that is allocated from here on lies side by side.
+    """Takes every hole for good, so that all that is allocated from here on lies side by side.
 
     What a child allocates between the interpreter's own objects it pays for with a page each.
     """
+    _fill_pools()
+    _fill_heap()
+
+
+def _fill_pools() -> None:
+    """The holes in the interpreter's pools of small blocks, up to where every size begins a new one.
+
+    https://github.com/python/cpython/blob/3.11/Objects/obmalloc.c: pools of 16 KiB, each with a head of 48 bytes.
+    """
+    for size in range(_SIZES, 512 + _SIZES, _SIZES):
+        for _ in range(_MOST // size):
+            # The head of an object of bytes is too large for the two smallest sizes.
+            one = bytes(size - _BYTES) if size > _BYTES else object() if size == _SIZES else 0.5 + len(_filled)
+            _filled.append(one)
+            if id(one) % _POOL == _POOL_HEAD:
+                break
+        else:
+            return  # another kind of pools
+
+
+def _fill_heap() -> None:
+    """The holes in the heap of the C library."""
     try:
         allocate, free = _RAW.malloc, _RAW.free
     except AttributeError:
@@ -114,13 +152,17 @@ def _up(address: int) -> int:
 
 def _is_huge(start: int, size: int) -> bool:
     """Whether the kernel gave huge pages to all of it: in small ones every fork would copy it page by page."""
-    here = False
+    return any(one.start <= start < one.end and fields["AnonHugePages:"] >= size for one, fields in _sizes())
+
+
+def _sizes() -> list[tuple[_Mapping, dict[str, int]]]:
+    """Every mapping with what the kernel counts in it, in bytes."""
+    found: list[tuple[_Mapping, dict[str, int]]] = []
     with open("/proc/self/smaps", encoding="utf-8", errors="replace") as file:
         for line in file:
             first, *rest = line.split()
-            if "-" in first and not first.endswith(":"):
-                low, high = (int(part, 16) for part in first.split("-"))
-                here = low <= start < high
-            elif here and first == "AnonHugePages:":
-                return int(rest[0]) << 10 >= size
-    return False
+            if not first.endswith(":"):
+                found.append((_mapping(line), {}))
+            elif rest[-1] == "kB":
+                found[-1][1][first] = int(rest[0]) << 10
+    return found

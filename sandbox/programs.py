@@ -89,9 +89,7 @@ class Programs:
 
     # the template, seen from the box
 
-    def _by_template(
-        self, code: bytes, stdin: bytes, limits: dict[str, Any], others: int, fds: tuple[int, ...]
-    ) -> int:
+    def _by_template(self, code: bytes, stdin: bytes, limits: dict[str, Any], others: int, fds: tuple[int, ...]) -> int:
         """The pid of a program that the template started; 0 where the template is gone and nothing has run."""
         wanted = {**limits, "wall": 0, "others": others}
         if self._socket and (not self.tree.template or wanted != self._limits):

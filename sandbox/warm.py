@@ -8,6 +8,8 @@ import os
 import signal
 import site
 import sys
+import types
+from typing import Any
 
 import worker
 
@@ -53,15 +55,36 @@ finally:
     print("done")
 """
 
-_SAMPLES = {"numpy": """
+_SAMPLES = {
+    "numpy": """
 import numpy as np
 a = np.arange(6.0).reshape(2, 3)
 b = np.array([[1, 2], [3, 4]])
 print((a @ a.T).sum(), b.mean(), np.zeros(2), np.dot(b, b), a[a > 1], np.linalg.norm(a))
-"""}
+"""
+}
 """Of packages that may be imported beforehand."""
 _TIMES = 10
 """After so many the interpreter has made up its mind about how to run a function, and writes to it no more."""
+
+
+def _numpy_random() -> None:
+    """numpy.random, which could not be seeded with the session if it were imported later.
+
+    It asks `secrets` for this one function, and that brings hashlib and OpenSSL, which every fork would pay for.
+    """
+    import random  # by now without its hook
+
+    def whole(name: str) -> Any:
+        sys.modules.pop("secrets", None)
+        return getattr(importlib.import_module("secrets"), name)
+
+    secrets = types.ModuleType("secrets")
+    vars(secrets).update(randbits=random.SystemRandom().getrandbits, __getattr__=whole)
+    sys.modules.setdefault("secrets", secrets)
+    importlib.import_module("numpy.random")
+    if sys.modules.get("secrets") is secrets:
+        del sys.modules["secrets"]
 
 
 def up(imports: list[str]) -> None:
@@ -73,7 +96,7 @@ def up(imports: list[str]) -> None:
         for name in (*PRELOAD, *imports):
             importlib.import_module(name)
         if "numpy" in sys.modules:
-            importlib.import_module("numpy.random")  # imported later it could not be seeded with the session
+            _numpy_random()
     finally:
         os.register_at_fork = register
     site.setquit()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
 
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import SandboxUnavailable
+from agentrl_cli.paths import sandbox_dir
 from agentrl_cli.sandbox import Sandbox
 
 LOOK = """
@@ -46,3 +50,37 @@ async def test_neighbours_are_one_mapping_and_the_code_is_in_huge_pages() -> Non
     assert rights == "r-xp"
     # In small pages it would be dearer than the file: then it is left as it is.
     assert inode != "0" or huge[number] << 10 == int(high) - int(low) >= _HUGE
+
+
+FILLED = """
+import pages
+small = [[bytes(size) for _ in range(9)] for size in range(31, 400, 16)]  # with holes between them
+del small[::2]
+pages.fill()
+print(all(len({id(bytes_) >> 14 for bytes_ in [bytes(size) for _ in range(9)]}) == 1 for size in range(31, 400, 16)))
+"""
+
+
+def test_what_comes_after_the_holes_are_filled_lies_side_by_side() -> None:
+    env = {**os.environ, "PYTHONPATH": str(sandbox_dir())}
+    done = subprocess.run([sys.executable, "-c", FILLED], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stdout + done.stderr
+
+
+USED = """
+import secrets
+import numpy as np
+print(secrets.__spec__ is not None and secrets.token_hex(4).isalnum(), np.random.default_rng(1).random() < 1)
+print(np.random.SeedSequence().entropy != np.random.SeedSequence().entropy, np.arange(4.0).reshape(2, 2) @ np.eye(2))
+"""
+
+
+async def test_a_program_finds_the_real_secrets_beside_numpy() -> None:
+    try:
+        sandbox = await Sandbox.open(SandboxConfig(workers=1, imports=["numpy"]))
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+    async with sandbox:
+        session = await sandbox.session()
+        for _ in range(2):
+            assert (await session.run(USED)).stdout == "True True\nTrue [[0. 1.]\n [2. 3.]]\n"
