@@ -246,6 +246,7 @@ class Tree:
         """Its last number when the execution of now began, and when the one before it ended."""
         self._marked = 0.0
         self._loud = level != "ns"
+        self.look()
 
     def _last_pid(self) -> int:
         """The pid that was given out last in this pid namespace."""
