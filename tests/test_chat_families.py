@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -125,7 +126,7 @@ async def test_a_tool_episode_of_every_family(source: str, name: str) -> None:
     chat = chat_of(source, name)
     parser, lacks = FAMILIES[source, name]
     assert chat.parser.name == parser and chat.reads_calls
-    assert chat.able == Abilities(*(letter not in lacks for letter in "stcr"))
+    assert replace(chat.able, lone_results=True) == Abilities(*(letter not in lacks for letter in "stcr"))
     chat.require_append_only()
     call, answer = called(chat), "It is 12"
     thinking = chat.decode(chat.prompt([user("u")], [PROBE_TOOL]).ids).rstrip().endswith("<think>")
@@ -176,6 +177,22 @@ async def test_refused_with_the_reason_and_trained_where_the_user_says_so(source
     episode, rollout = await episode_of(chat, [call, f"</think>{call}", "It is 12"])
     assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
     assert set(rollout.drift.values()) <= {"by_design", "reserialised"}
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [(TRL, "gemma4"), (CPP, "Qwen-Qwen2.5-7B-Instruct"), (CPP, "deepseek-ai-DeepSeek-V4")]
+)
+async def test_a_malformed_call_is_answered_in_a_role_that_the_template_shows(source: str, name: str) -> None:
+    """Gemma 4 writes no result without a call, and a malformed call is none: the answer comes from the user."""
+    chat = chat_of(source, name)
+    call = called(chat)
+    marker = chat.parser.markers[-1 if name != "gemma4" else 1]
+    broken = chat.parser.example("add", {"a": 5, "b": 7}).replace(marker, "", 1)
+    episode, rollout = await episode_of(chat, [broken, call, "It is 12"])
+    assert (episode.outcome, episode.error, episode.tool_errors) == (Outcome.SOLVED, "", 1)
+    assert "Malformed tool call: " in chat.decode(episode.tokens.ids)
+    assert set(rollout.drift.values()) <= {"reserialised", "by_design"}
+    assert chat.able.lone_results == (name != "gemma4")
 
 
 # --- what a template lacks --------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ prompt, a delta and a full rendering, so that an episode still extends by append
 - a system message goes in front of the first user message,
 - schemas are described in the system text, with the parser's own syntax as the example,
 - calls stand in the assistant's content in that syntax,
-- results come as a user message, each in `<tool_response>` tags.
+- results come as a user message, each in `<tool_response>` tags; or only those of malformed calls, which a template
+  may not know for calls.
 
 A template that can all of it, as those for agents do, is given the messages as they are.
 """
@@ -44,10 +45,12 @@ class Abilities:
     schemas: bool = True
     calls: bool = True
     results: bool = True
+    lone_results: bool = True
+    """Results behind a turn without a call that it can write, as after a malformed one."""
 
     @property
     def all(self) -> bool:
-        return self.system and self.schemas and self.calls and self.results
+        return self.system and self.schemas and self.calls and self.results and self.lone_results
 
 
 def find_abilities(render: RenderText) -> Abilities:
@@ -65,6 +68,7 @@ def find_abilities(render: RenderText) -> Abilities:
         schemas=shows("probe", [user("u")], [PROBE_TOOL]),
         calls=shows(MARK, [user("u"), call, tool("r")], [PROBE_TOOL]) or shows(MARK, [user("u"), call], [PROBE_TOOL]),
         results=shows(RESULT, [user("u"), call, tool(RESULT)], [PROBE_TOOL]),
+        lone_results=shows(RESULT, [user("u"), assistant("a"), tool(RESULT)], [PROBE_TOOL]),
     )
 
 
@@ -78,6 +82,8 @@ def adapted(
     if tools and not able.schemas:
         found = _described(found, tools, parser)
         tools = None
+    if able.results and not able.lone_results:
+        found = _adopted(found)
     if not able.calls:
         found = [_written(message, parser) for message in found]
     if not able.results:
@@ -131,6 +137,23 @@ def _answered(messages: list[Message]) -> list[Message]:
         else:
             found.append(message)
         previous = role
+    return found
+
+
+def _adopted(messages: list[Message]) -> list[Message]:
+    """Results behind a turn without calls as user messages: Gemma 4 shows no others, MiniMax refuses them."""
+    alone, found = False, []
+    for message in messages:
+        if message.get("role") == "assistant":
+            alone = not message.get("tool_calls")
+        if not alone or message.get("role") != "tool":
+            found.append(message)
+            continue
+        text, joins = _tagged(message.get("content") or ""), found[-1].get("role") == "user"
+        if joins:
+            found[-1] = {**found[-1], "content": _joined(found[-1]["content"], "\n", text)}
+        else:
+            found.append({"role": "user", "content": text})
     return found
 
 

@@ -173,6 +173,8 @@ class Chat:
         """
         if messages_so_far and messages_so_far[-1].get("role") != "assistant":
             raise TemplateError("A conversation is extended after an assistant turn only.")
+        if not self.able.lone_results and messages_so_far and not messages_so_far[-1].get("tool_calls"):
+            new_messages = [{**message, "lone": True} for message in new_messages]
         safe, safe_tools, hidden = self._guard.hide(new_messages, tools)
         text, plain = hidden.reveal(self._after_turn(safe, safe_tools))
         stop = next(stop for stop in sorted(self._end_texts, key=len, reverse=True) if text.startswith(stop))
@@ -184,12 +186,8 @@ class Chat:
         ends = self._delta_ends(text, safe, safe_tools, hidden)
         keep = not self.stops.closing and last_id is not None and last_id != stop_id
         ids, offsets = (ids, offsets) if keep else (ids[1:], offsets[1:])
-        return Rendered(
-            ids,
-            self._origins(ids, offsets, regions, new_messages),
-            spans(new_messages, ends, offsets),
-            text if keep else text[len(stop) :],
-        )
+        origin = self._origins(ids, offsets, regions, new_messages)
+        return Rendered(ids, origin, spans(new_messages, ends, offsets), text if keep else text[len(stop) :])
 
     def close_turn(self, stop_reason: StopReason, ids: Sequence[int] = ()) -> list[int]:
         """Tokens (origin FORCED) that close an assistant turn of `ids` which did not end by a stop token itself."""
@@ -362,7 +360,7 @@ class Chat:
 
     def _after_turn(self, new: Sequence[Message], tools: Tools, add_generation_prompt: bool = True) -> str:
         """The template's text from the stop token of a dummy assistant turn on."""
-        results = [message for message in new if message.get("role") == "tool"]
+        results = [message for message in new if message.get("role") == "tool" and not message.get("lone")]
         calls = [(str(m.get("tool_call_id") or "c00000000"), str(m.get("name") or "tool")) for m in results]
         content = "" if calls else MARK  # in the arguments: Gemma 4 writes a turn's content behind its results
         for called in (calls, calls[:1]):  # Llama 3 allows a single call in a turn; its results still render one by one
