@@ -242,8 +242,8 @@ class Tree:
         self.template = 0
         """And of the process that forks programs; it ends with whatever else is ended."""
         self._loadavg = os.open("/proc/loadavg", os.O_RDONLY) if level == "ns" else -1
-        self._before = self._seen = 0
-        """Its last number when the execution of now began, and when the one before it ended."""
+        self._before = self._seen = 1
+        """Its last number when the execution of now began, and when the one before it ended; first that of the init."""
         self._marked = 0.0
         self._loud = level != "ns"
         self.look()
