@@ -17,6 +17,9 @@ from agentrl_cli.chat.rendered import Rendered
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message
 
+_SHOWN = re.compile(r": (?:it asks with|a full rendering has) ")
+"""Where a problem goes on to show the texts that differ, which every probe has of its own."""
+
 
 @dataclass(frozen=True)
 class AuditReport:
@@ -44,9 +47,12 @@ class AuditReport:
 
     @property
     def reason(self) -> str:
-        """The problems in one line; probes often fail for one reason: it is told once."""
-        reasons = {problem.rpartition(": ")[2].rstrip("."): problem.rstrip(".") for problem in self.problems[::-1]}
-        return "; ".join([*reasons.values()][::-1])
+        """The problems in one line; probes often fail for one reason: it is told once, with what the first shows."""
+        found: dict[str, tuple[list[str], str]] = {}
+        for problem in self.problems:
+            name, _, told = problem.rstrip(".").partition(": ")
+            found.setdefault(_SHOWN.split(told)[0], ([], told))[0].append(name)
+        return "; ".join(f"{', '.join(names)}: {told}" for names, told in found.values())
 
     @property
     def ok(self) -> bool:
@@ -228,6 +234,6 @@ def _stop_trained(chat: Chat, problems: list[str]) -> bool:
     try:
         ids = chat.assistant_ids(_answer("done"))
     except TemplateError as error:
-        problems.append(error.message)
+        problems.append(f"a turn: {error.message}")
         return False
     return bool(ids) and ids[-1] in chat.stop_ids
