@@ -21,10 +21,11 @@ from agentrl_cli.chat.parsers import PARSERS, load_parser
 from agentrl_cli.chat.probe import tool, user
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.errors import TemplateError
+from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import Message, Outcome
 from tests.chat_helpers import schema, tokenizer_for
 from tests.template_helpers import SOURCES, templates_of
-from tests.test_chat_families import episode_of
+from tests.test_chat_families import add, episode_of
 
 NAMES = [name for package in SOURCES for name in sorted(f"{package}/{one}" for one in templates_of(package))]
 TOOLS = [
@@ -39,6 +40,8 @@ SAY: tuple[str, dict[str, Any]] = (
     "say",
     {"text": "naïve “λ” 漢字 🎈", "how": {"to": ["x", {"y": 1.5}], "n": 3}, "many": [1, 2], "loud": True},
 )
+
+ADD_SCHEMA = tool_schema(add)
 
 CONTROL: dict[str, tuple[str, ...]] = {
     "axolotl/exaone": ("[|endofturn|]", "[|user|]", "[|assistant|]", "[|system|]"),
@@ -228,6 +231,27 @@ def test_appended_turns_are_the_templates_own_or_it_is_refused_with_what_it_does
         return
     texts = [re.sub(r"\s|<think>\s*</think>", "", chat.decode(ids)) for ids in (full.ids, got)]
     assert "think>" in chat.decode(got) and texts[0].startswith(texts[1]), report
+
+
+PLAYED = [name for name in NAMES if name not in {*NO_END, *(one for names in REFUSED.values() for one in names)}]
+LOOKED_UP = {"llama-cpp-python/upstage-Solar-Open-100B"}
+"""It finds a result's tool by its call, which a malformed one is not, and an id that is said twice is not one."""
+
+
+@pytest.mark.parametrize("name", PLAYED)
+async def test_an_episode_by_the_real_loop_drifts_in_no_structure(name: str) -> None:
+    """A malformed call and what is said to that, a call and its result, an answer: as the template writes them."""
+    chat, arguments = chat_of(name), {"a": 5, "b": 7}
+    call = chat.assistant_text(said("", ("add", arguments)), [ADD_SCHEMA])
+    answer = chat.assistant_text(said("It is 12"), [ADD_SCHEMA])
+    own = chat.stops.after_call if chat.stops.after_call != chat.stops.texts[0] else ""
+    example = chat.parser.example("add", arguments)
+    broken = call[: max(0, call.find(example[:12]))] + example[:-3] + ("" if chat.stops.closing else own)
+    episode, rollout = await episode_of(chat, [broken, call + own, answer])
+    assert episode.outcome is not None and not episode.outcome.is_error and episode.tool_errors <= 1
+    results = [result.text for turn in episode.turns for result in turn.results]
+    assert results[-1:] == ["12"] or not chat.able.calls
+    assert name in LOOKED_UP or set(rollout.drift.values()) <= {"resegmented", "reserialised", "by_design"}
 
 
 async def test_thinking_that_the_prompt_opened_is_no_drift() -> None:
