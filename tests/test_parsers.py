@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from random import Random
 from typing import Any
 
@@ -292,6 +293,42 @@ def test_the_example_parses(name: str) -> None:
     parser = load_parser(name)
     (call,) = parse_text(parser.example("say", {"text": "a 'b'"}), parser, TOOLS).calls
     assert (call.name, call.arguments, call.error) == ("say", {"text": "a 'b'"}, None)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_a_model_that_repeats_itself_is_read_in_time_and_never_raises(name: str) -> None:
+    """Thousands of openings, none of them closed: no search to the text's end for each, and no recursion."""
+    parser = load_parser(name)
+    example = parser.example("say", {"text": "1"})
+    began = time.process_time()
+    for marker in (*parser.markers, "".join(parser.markers[:2]), example):
+        start, _, end = example.rpartition("1")
+        for text in (marker * 3000, start + marker * 3000, start + marker * 3000 + end):
+            for call in parse_text(text, parser, TOOLS).calls:
+                assert call.arguments is not None or call.error
+    assert time.process_time() - began < 4
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama3_json", GOOD["llama3_json"] + "9" * 5000),
+        ("llama3_pythonic", f"[f{'.a' * 2000}()]"),
+        ("llama3_pythonic", f"[{'f(),' * 2000}]"),
+        ("lfm2", "<|tool_call_start|>[f(" + "x='" * 4000 + "<|tool_call_end|>"),
+        ("qwen3_coder", "<tool_call><function=f>" + "<parameter=x>" * 4000 + "</function></tool_call>"),
+        ("minimax_m2", "<minimax:tool_call>" * 2 + "</minimax:tool_call>" * 8000),
+    ],
+)
+def test_what_no_tool_is_called_with_is_a_named_error(name: str, text: str) -> None:
+    began = time.process_time()
+    assert parse_text(text, load_parser(name), TOOLS).calls[-1].error
+    assert time.process_time() - began < 1
+
+
+def test_a_word_in_an_answer_is_no_call() -> None:
+    text = "import functools\nfunctools.reduce(add, [1, 2])"
+    assert parse_text(text, load_parser("functools"), TOOLS).calls == ()
 
 
 @pytest.mark.parametrize("name", PARSERS)

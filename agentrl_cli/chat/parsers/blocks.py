@@ -10,6 +10,8 @@ from agentrl_cli.types import ToolCall
 
 Markers = tuple[str, str]
 """Opening and closing text."""
+MOST_ARGUMENTS = 200
+"""Of a call whose arguments are written as tags."""
 
 
 def parse_blocks(text: str, opening: str, closing: str, read: Callable[[str], ToolCall]) -> ParsedText:
@@ -37,14 +39,24 @@ def parse_blocks(text: str, opening: str, closing: str, read: Callable[[str], To
 
 def parse_section(text: str, section: Markers, block: Markers, read: Callable[[str], ToolCall]) -> ParsedText:
     """Blocks inside of sections, which have markers of their own. Blocks without a section are read all the same."""
-    content, opened, body = text.partition(section[0])
+    content, opened, rest = text.partition(section[0])
     if not opened:
         return parse_blocks(text, *block, read)
-    inner, closed, after = body.partition(section[1])
-    calls = parse_blocks(inner, *block, read).calls
-    calls = calls or (call(raw=inner, error=f"there is no {block[0]} in the list of calls"),)
-    if not closed and not calls[-1].error:
-        calls = (*calls[:-1], replace(calls[-1], arguments=None, error=f"cut off: no {section[1]} at its end"))
-    more = parse_section(after, section, block, read) if section[0] in after else ParsedText(after)
-    loose = (content.rstrip("\n"), more.content.strip("\n"))
-    return ParsedText("\n".join(part for part in loose if part), calls + more.calls)
+    calls: list[ToolCall] = []
+    loose: list[str] = []
+    while opened:  # no recursion: a model that repeats itself opens thousands
+        loose.append(content.rstrip("\n") if not loose else content.strip("\n"))
+        inner, closed, after = rest.partition(section[1])
+        found = list(parse_blocks(inner, *block, read).calls)
+        found = found or [call(raw=inner, error=f"there is no {block[0]} in the list of calls")]
+        if not closed and not found[-1].error:
+            found[-1] = replace(found[-1], arguments=None, error=f"cut off: no {section[1]} at its end")
+        calls += found
+        content, opened, rest = after.partition(section[0])
+    loose.append(content.strip("\n"))
+    return ParsedText("\n".join(part for part in loose if part), tuple(calls))
+
+
+def too_many(body: str, opening: str) -> str | None:
+    """What is wrong with a call that opens more arguments than any tool has: each is looked for to the text's end."""
+    return f"more than {MOST_ARGUMENTS} arguments" if body.count(opening) > MOST_ARGUMENTS else None

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from agentrl_cli.chat.parsers.base import ParsedText, call, typed_value
-from agentrl_cli.chat.parsers.blocks import parse_blocks
+from agentrl_cli.chat.parsers.blocks import parse_blocks, too_many
 from agentrl_cli.types import ToolCall, ToolSchema
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -37,6 +37,8 @@ def _read(raw: str, tools: Sequence[ToolSchema]) -> ToolCall:
     if not name or not re.fullmatch(r"[\w.\-]+", name):
         return call(raw=raw, error="the tool's name must stand right after <tool_call>")
     body = "" if place < 0 else raw[place:]
+    if problem := too_many(body, "<arg_key>"):
+        return call(name, raw=raw, error=problem)
     loose = PAIR.sub("", body).strip()
     if loose:
         return call(name, raw=raw, error=f"an <arg_key> without its <arg_value>, or text between them: {loose[:40]!r}")

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from agentrl_cli.chat.parsers.base import ParsedText, call, typed_value
-from agentrl_cli.chat.parsers.blocks import parse_section
+from agentrl_cli.chat.parsers.blocks import parse_section, too_many
 from agentrl_cli.types import ToolCall, ToolSchema
 
 MARK = ":opensource"
@@ -49,6 +49,8 @@ def _read(raw: str, tools: Sequence[ToolSchema]) -> ToolCall:
     name = name.strip()
     if not found or not re.fullmatch(r"[\w.\-]+", name):
         return call(raw=raw, error=f"the tool's name and {SEP} must stand right after {BLOCK[0]}")
+    if problem := too_many(body, KEY[0]):
+        return call(name, raw=raw, error=problem)
     loose = PAIR.sub("", body).strip()
     if loose:
         return call(name, raw=raw, error=f"a key without its value, or text between them: {loose[:40]!r}")

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from agentrl_cli.chat.parsers.base import ParsedText, call, read_json, typed_value
-from agentrl_cli.chat.parsers.blocks import parse_section
+from agentrl_cli.chat.parsers.blocks import parse_section, too_many
 from agentrl_cli.types import ToolCall, ToolSchema
 
 
@@ -42,7 +42,9 @@ class InvokeParser:
             text = text[head.end() :]
         section = next((pair for pair in self._sections if pair[0] in text), self._sections[0])
         if text.count(section[0]) > 1:  # a message for each call: what stands between them is markup
-            text = re.sub(rf"{re.escape(section[1])}.*?{re.escape(section[0])}", "", text, flags=re.DOTALL)
+            *parts, last = text.split(section[0])
+            heads = [part.partition(section[1]) for part in parts]
+            text = "".join(head if closed else head + section[0] for head, closed, _ in heads) + last
         return parse_section(text, section, self._block, partial(self._read, tools=tools))
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -60,6 +62,8 @@ class InvokeParser:
         name = name.strip()
         if not closed or not re.fullmatch(r"[^\s\"<>]+", name):
             return call(raw=raw, error=f'{self._block[0]}NAME"> must begin a call')
+        if problem := too_many(body, self._open):
+            return call(name, raw=raw, error=problem)
         loose = self._parameter.sub("", body).strip()
         if loose:
             missing = loose.startswith(self._open)

@@ -42,7 +42,7 @@ class JSONListParser:
         self._opening, self._closing, self._keys, self._extra = opening, closing, keys, dict(extra or {})
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
-        before, opened, rest = text.partition(self._opening)
+        before, opened, rest = self._split(text)
         if not opened:
             if self._closing.startswith("<") and self._closing in text:
                 return ParsedText(text, (call(raw=text, error=f"{self._closing} without {self._opening} before it"),))
@@ -52,7 +52,7 @@ class JSONListParser:
         while opened:
             found, rest = self._read(rest)
             calls += found
-            before, opened, rest = rest.partition(self._opening)
+            before, opened, rest = self._split(rest)
             loose.append(before.strip())
         return ParsedText("\n".join(part for part in loose if part), tuple(calls))
 
@@ -61,6 +61,13 @@ class JSONListParser:
         if self._keys:
             said = {**self._extra, self._keys[0]: name, self._keys[1]: dict(arguments)}
         return f"{self._opening}{json.dumps([said], ensure_ascii=False)}{self._closing}"
+
+    def _split(self, text: str) -> tuple[str, str, str]:
+        """Before the opening text, that, and behind it. Where nothing closes it, only a list makes it one."""
+        if self._closing:
+            return text.partition(self._opening)
+        found = re.search(rf"{re.escape(self._opening)}(?=\s*\[)", text)
+        return (text[: found.start()], found[0], text[found.end() :]) if found else (text, "", "")
 
     def _read(self, text: str) -> tuple[list[ToolCall], str]:
         """The calls that a text begins with, up to the closing one, and what is behind it."""

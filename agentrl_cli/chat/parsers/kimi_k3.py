@@ -9,7 +9,7 @@ from html import escape, unescape
 from typing import Any
 
 from agentrl_cli.chat.parsers.base import ParsedText, call, call_with, read_json
-from agentrl_cli.chat.parsers.blocks import parse_section
+from agentrl_cli.chat.parsers.blocks import parse_section, too_many
 from agentrl_cli.types import ToolCall, ToolSchema
 
 TAG, CLOSE, SEP = "<|open|>", "<|close|>", "<|sep|>"
@@ -54,6 +54,8 @@ def _read(raw: str) -> ToolCall:
     name, body = unescape(head[1]), raw[head.end() :]
     if whole := WHOLE.fullmatch(body.strip()):
         return call_with(name, whole[1], raw)
+    if problem := too_many(body, f"{TAG}argument"):
+        return call(name, raw=raw, error=problem)
     loose = ARGUMENT.sub("", body).strip()
     if loose:
         return call(name, raw=raw, error=f"an argument without its key, type and end: {loose[:40]!r}")

@@ -44,7 +44,7 @@ def _read_all(text: str) -> list[ToolCall]:
     while position < len(text):
         try:
             value, end = decoder.raw_decode(text, position)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # ValueError: no JSON, or a number of thousands of digits
             return [*calls, read_call(text[position:], KEYS)]
         calls.append(call_of(value, text[position:end], KEYS))
         separator = re.compile(r"[\s;]*").match(text, end)

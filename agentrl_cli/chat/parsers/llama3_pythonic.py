@@ -13,14 +13,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl_cli.chat.parsers.base import ParsedText, call
+from agentrl_cli.chat.parsers.blocks import MOST_ARGUMENTS
 from agentrl_cli.types import ToolCall, ToolSchema
 
 START, END = "<|python_start|>", "<|python_end|>"
 LFM_START, LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
 MAX_LENGTH = 20000
 """Characters; a longer turn is no list of calls."""
+MOST_CALLS = 100
+"""Of one list: finding the text of each takes a walk through all of it."""
 JSON_NAMES = {"true": True, "false": False, "null": None}
-UNESCAPED = re.compile(r"(\w+)='(.*?)'(?=, \w+=|\)(?:, [\w.]+\(|\]$))", re.DOTALL)
+UNESCAPED = re.compile(r"\b(\w+)='(.*?)'(?=, \w+=|\)(?:, [\w.]+\(|\]$))", re.DOTALL)
 
 
 class Llama3PythonicParser:
@@ -74,7 +77,7 @@ def read_list(body: str, unescaped: bool = False) -> tuple[ToolCall, ...]:
     try:
         tree = ast.parse(body[:MAX_LENGTH], mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        if unescaped and (escaped := UNESCAPED.sub(lambda m: f"{m[1]}={m[2]!r}", body)) != body:
+        if unescaped and body.count("='") <= MOST_ARGUMENTS and (escaped := UNESCAPED.sub(_escaped, body)) != body:
             return read_list(escaped)
         name = re.match(r"\[\s*([\w.]+)", body)
         what = getattr(error, "msg", None) or str(error)
@@ -83,14 +86,23 @@ def read_list(body: str, unescaped: bool = False) -> tuple[ToolCall, ...]:
         return (call(raw=body, error="must be one list of calls"),)
     if not tree.elts:
         return (call(raw=body, error="the list of calls is empty"),)
+    if len(tree.elts) > MOST_CALLS:
+        return (call(raw=body, error=f"more than {MOST_CALLS} calls"),)
     return tuple(_read(item, body) for item in tree.elts)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"{found[1]}={found[2]!r}"
 
 
 def _read(node: ast.expr, body: str) -> ToolCall:
     raw = ast.get_source_segment(body, node) or body
     if not isinstance(node, ast.Call) or not isinstance(node.func, (ast.Name, ast.Attribute)):
         return call(raw=raw, error=f"{raw[:40]!r} is not a call")
-    name = ast.unparse(node.func)
+    try:
+        name = ast.unparse(node.func)
+    except RecursionError:
+        return call(raw=raw, error=f"{raw[:40]!r} is not a call")
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         return call(name, raw=raw, error="arguments must be written with their names, name=value")
     try:

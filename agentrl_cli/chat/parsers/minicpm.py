@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from agentrl_cli.chat.parsers.base import ParsedText, call, typed_value
-from agentrl_cli.chat.parsers.blocks import parse_blocks
+from agentrl_cli.chat.parsers.blocks import parse_blocks, too_many
 from agentrl_cli.types import ToolCall, ToolSchema
 
 OPEN, CLOSE = '<function name="', "</function>"
@@ -41,6 +41,8 @@ def _read(raw: str, tools: Sequence[ToolSchema]) -> ToolCall:
     name, found, body = raw.partition('">')
     if not found or not re.fullmatch(r"[^\s\"<>]+", name):
         return call(raw=raw, error=f'{OPEN}NAME"> must begin a call')
+    if problem := too_many(body, PARAM):
+        return call(name, raw=raw, error=problem)
     loose = PAIR.sub("", body).strip()
     if loose:
         missing = loose.startswith(PARAM)

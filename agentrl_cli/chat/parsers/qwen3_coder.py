@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from agentrl_cli.chat.parsers.base import ParsedText, call, typed_value
-from agentrl_cli.chat.parsers.blocks import parse_blocks
+from agentrl_cli.chat.parsers.blocks import parse_blocks, too_many
 from agentrl_cli.types import ToolCall, ToolSchema
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -45,6 +45,8 @@ def _read(raw: str, tools: Sequence[ToolSchema]) -> ToolCall:
         return call(name, raw=raw, error="</function> is missing")
     if rest.strip():
         return call(name, raw=raw, error=f"there is text after </function>: {rest.strip()[:40]!r}")
+    if problem := too_many(body, "<parameter="):
+        return call(name, raw=raw, error=problem)
     loose = PARAMETER.sub("", body).strip()
     if loose:
         what = "</parameter> is missing" if loose.startswith("<parameter=") else f"unexpected text {loose[:40]!r}"
