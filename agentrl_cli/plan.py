@@ -199,9 +199,9 @@ def _recorded(
     config: Config, shape: Mapping[str, int], size: int, rollout: Mapping[str, float], free: float
 ) -> dict[str, float]:
     """What stays in both phases where decode steps are recorded as CUDA graphs; nothing where none are."""
-    from agentrl_cli.policies.local_memory import STAY_SHARE, graph_bytes
+    from agentrl_cli.policies.local_memory import STAY_SHARE, graph_bytes, records
 
-    if config.rollout.cuda_graphs == "off" or config.deterministic:
+    if not records(config):
         return {}
     sizes = {name: shape[name] for name in ("vocabulary", "inner", "hidden", "kv_width")}
     rows, positions = min(config.rollout.concurrency, 256), config.rollout.max_tokens

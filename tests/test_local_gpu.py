@@ -12,22 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from agentrl_cli.policies import local_batch, local_paged
 from agentrl_cli.policies.local_batch import DecodeBatch
-from agentrl_cli.policies.local_engine import Shared
-from agentrl_cli.policies.local_paged import PagedBatch
+from agentrl_cli.policies.local_engine import Shared, verify
+from agentrl_cli.policies.local_paged import PagedBatch, check_pages
 from agentrl_cli.policies.local_request import Request
 from agentrl_cli.policies.local_sampling import draw, steer
 from agentrl_cli.types import Sampling
+from tests.graph_tape import tapes
 from tests.local_helpers import VOCAB, prompts, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
 
 
 Mode: Any = TorchDispatchMode  # torch does not say its types
+FunctionMode: Any = TorchFunctionMode
 
 
 class OneDevice(Mode):  # type: ignore[misc]  # a class of torch
@@ -130,6 +133,40 @@ async def test_steps_over_pages_stay_on_the_gpu(kind: str, monkeypatch: pytest.M
     assert len(rows) == 6 and all(logits.device.type == "meta" for logits in seen)
     assert {logits.dtype for logits in seen} == {torch.bfloat16}
     assert all(k is not None and k.device.type == "meta" and k.dtype == torch.bfloat16 for k in batch.pool.keys)
+
+
+class Elsewhere(FunctionMode):  # type: ignore[misc]  # a class of torch
+    """Raises where NumPy reads a tensor that was not fetched: on a GPU it cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.here: list[torch.Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.numpy, torch.Tensor.__array__):
+            place = args[0].untyped_storage().data_ptr()
+            if all(place != one.untyped_storage().data_ptr() for one in self.here):
+                raise TypeError("can't convert cuda:0 device type tensor to numpy")
+        out = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.cpu:
+            out = out.clone()
+        if func in (torch.Tensor.cpu, torch.from_numpy) or "pin_memory" in (kwargs or {}):
+            self.here.append(out)
+        return out
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2", "gpt-oss"])
+def test_comparing_with_the_model_fetches_what_numpy_reads(kind: str) -> None:
+    """With numbers, on a CPU: what is done once, when the policy is made."""
+    model = tiny(kind)
+    with Elsewhere():
+        with pytest.raises(TypeError, match="device type"):
+            torch.ones(1).numpy()
+        engine = Shared(model)
+        with torch.inference_mode():
+            reach = verify(engine, model)
+        check_pages(engine, model, tapes)
+    assert bool(reach) == (kind in ("qwen3", "mistral"))  # soft caps and sinks share no beginnings
 
 
 def test_drawing_stays_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

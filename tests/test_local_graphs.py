@@ -26,7 +26,9 @@ from agentrl_cli.policies.local_engine import Shared
 from agentrl_cli.policies.local_graphs import CudaCapture, addresses
 from agentrl_cli.policies.local_make import recorder
 from agentrl_cli.policies.local_paged import PagedBatch
+from agentrl_cli.policies.local_pages import Paged
 from agentrl_cli.policies.local_probe import probe_engine
+from agentrl_cli.policies.local_request import Request
 from agentrl_cli.types import Sampling
 from tests.graph_tape import record, tapes
 from tests.local_helpers import check_against_generate, forced, greedy, policy_of, prompts, tiny
@@ -265,6 +267,32 @@ async def test_pages_come_back_and_stay_or_go_while_nobody_samples() -> None:
     await policy.close()
 
 
+async def test_an_episode_that_gave_way_to_a_row_of_its_own_batch_is_computed_again() -> None:
+    """Its pages were given to the other one: to take them back as well would be more memory than there is."""
+    model, loop, budget = tiny("qwen3"), asyncio.get_running_loop(), 7
+    limits = {"rows": 4, "lanes": False, "lane_length": 96, "limit": 96, "budget": budget}
+    batch = PagedBatch(model, Shared(model), make=tapes, version="v", **limits)
+
+    def asked(key: str, ids: list[int]) -> Request:
+        sampling = Sampling(temperature=0, max_new_tokens=2)
+        return Request(key, np.array(ids, np.int32), sampling, loop.create_future(), None, [0.5] * 2, 0.0)
+
+    contexts: dict[str, list[int]] = {}
+    for number, (key, length) in enumerate({"oldest": 66, "grows": 28, "idle": 28}.items()):
+        one = asked(key, [(number + 7 * n) % 90 for n in range(length)])
+        while one.stop is None:
+            batch.step([one] if not one.out else [])
+        contexts[key] = one.context.tolist()
+    assert list(batch.parked) == ["oldest", "grows", "idle"] and batch.used == budget
+    again = [asked("grows", [*contexts["grows"], *range(30)]), asked("oldest", [*contexts["oldest"], 1])]
+    while any(one.stop is None for one in again):
+        batch.step([one for one in again if not one.out])
+        assert batch.used <= budget and batch.pool.pages <= budget + 1
+    for one in again:
+        assert one.out == forced(model, one.ids.tolist(), 2, said=one.out)[0]
+    batch.clear()
+
+
 def test_what_would_stay_beside_a_training_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(policy_of(tiny(), record=tapes, trains=True)._batch, PagedBatch)
     monkeypatch.setattr(local_memory, "free_memory", lambda device: 8 * 2**28)  # keys and values take an eighth
@@ -376,6 +404,13 @@ class StandIn:
         self.log: list[str] = []
         self.breaks = breaks
         self.current = "main"
+        state = SimpleNamespace(
+            clone_state=lambda: "copy", graphsafe_set_state=lambda other: self.log.append(f"generator is a {other}")
+        )
+        self.default_generators = (None, state)
+
+    def current_device(self) -> int:
+        return 1
 
     def Stream(self, device: torch.device) -> Any:
         return SimpleNamespace(name="side", wait_stream=lambda other: self.log.append(f"side waits for {other.name}"))
@@ -421,6 +456,21 @@ def test_a_cuda_graph_is_warmed_up_and_recorded_beside() -> None:
     with pytest.raises(RuntimeError, match="not permitted"):
         CudaCapture(torch.device("cuda"), cuda)(lambda: None)
     assert cuda.current == "main"
+    # torch may leave the generator taken, and dropout would fail in the next update.
+    assert cuda.log[-2:] == ["generator is a copy", "main waits for side"]
+    assert all(hasattr(torch.Generator, name) for name in ("clone_state", "graphsafe_set_state"))
+
+
+async def test_an_engine_that_fails_over_pages_goes_on_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("CUDA error: no kernel image is available\nand more")
+
+    monkeypatch.setattr(Paged, "attend", refuse)
+    policy = policy_of(tiny("qwen3"), record=tapes)
+    assert "steps of fixed shapes fail (RuntimeError: CUDA error: no kernel image is available)" in policy.engine_why
+    said = await policy.generate("e", [1, 2, 3], Sampling(temperature=0, max_new_tokens=4))
+    assert len(said.ids) == 4 and not isinstance(policy._batch, PagedBatch)
+    await policy.close()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -453,3 +503,6 @@ def test_the_setting() -> None:
 
     assert made("cuda") and not made("cpu")
     assert not made("cuda", rollout={"cuda_graphs": "off"}) and not made("cuda", deterministic=True)
+    # An update in another thread draws its dropout while steps are recorded, and the generator is one for both.
+    dropout = {"enabled": True, "dropout": 0.1}
+    assert not made("cuda", adapter=dropout, rollout={"async_staleness": 1}) and made("cuda", adapter=dropout)

@@ -159,8 +159,8 @@ class RolloutConfig(Section):
     cuda_graphs: Literal["auto", "off"] = Field(
         default="auto",
         description="auto: on a GPU decode steps have fixed shapes and are recorded as CUDA graphs, where that has the"
-        " model's own numbers and takes at most an eighth of the free memory (not with `deterministic`); off: they run"
-        " as they are; on a CPU this does nothing",
+        " model's own numbers and takes at most an eighth of the free memory (not with `deterministic`, nor with an"
+        " adapter's dropout beside `async_staleness`); off: they run as they are; on a CPU this does nothing",
     )
 
     @property

@@ -183,7 +183,7 @@ def _shared(engine: Engine, ids: Tensor, layers: int) -> Tensor:
     bases, shelf = Shelf(64, layers), Shelf(64, layers)
     bases.resize(1)
     shelf.resize(2)
-    base = Base(ids[0, :3].numpy(), bases, 0, "")
+    base = Base(ids[0, :3].cpu().numpy(), bases, 0, "")
     engine(ids[:1, :3], Rows(one_part(bases, 0, 1, 3), [0], 3, ids.device), head=False)
     engine(ids[:1, 3:5], Rows(one_part(shelf, 0, 1, 2), [3], 2, ids.device, share([base], ids.device)), head=False)
     engine(ids[1:, :5], Rows(one_part(shelf, 1, 1, 5), [0], 5, ids.device), head=False)
@@ -198,7 +198,7 @@ def _packed(engine: Engine, ids: Tensor, layers: int) -> Tensor:
     bases, shelf = Shelf(64, layers), Shelf(64, layers)
     bases.resize(1)
     shelf.resize(2)
-    base = Base(ids[0, :2].numpy(), bases, 0, "")
+    base = Base(ids[0, :2].cpu().numpy(), bases, 0, "")
     engine.packed(ids[0, :2], Ragged([(bases, 0)], [0], [2], [None]))
     places = [(shelf, 0), (shelf, 1)]
     engine.packed(torch.cat([ids[0, 2:3], ids[1, :5]]), Ragged(places, [2, 0], [1, 5], [base, None]))

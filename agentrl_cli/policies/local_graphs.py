@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from agentrl_cli.policies.local_bases import Base
 from agentrl_cli.policies.local_cache import BLOCK, blocks, shelf_length
 from agentrl_cli.policies.local_engine import TOLERANCE, Engine, difference
-from agentrl_cli.policies.local_memory import MOST_GRAPHS
+from agentrl_cli.policies.local_memory import MOST_GRAPHS, wide_rows
 from agentrl_cli.policies.local_pages import Paged, PagedShelf, Pool, line
 
 _LOG = logging.getLogger(__name__)
@@ -65,10 +65,22 @@ class CudaCapture:
                 # Another thread may allocate meanwhile: a training that runs beside.
                 with cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
                     step()
+        except RuntimeError:
+            self._free_generator()
+            raise
         finally:
             here.wait_stream(self._stream)
         replay: Step = graph.replay
         return replay
+
+    def _free_generator(self) -> None:
+        """Give the device's random numbers back: a recording that failed keeps their state in some releases of torch.
+
+        Dropout would raise "Offset increment outside graph capture" from then on. A copy of the state is nobody's.
+        """
+        number = self._device.index
+        generator = self._cuda.default_generators[self._cuda.current_device() if number is None else number]
+        generator.graphsafe_set_state(generator.clone_state())
 
 
 class Seat(NamedTuple):
@@ -267,9 +279,11 @@ class Steps:
         found = self._logits[: shape[0]]
         found.fill_(torch.nan)  # one that writes nothing is found out
         graph.play()
-        played = found.float().log_softmax(-1)
+        played = found.clone()
         self._step(shape)
-        off = difference(played, found.float().log_softmax(-1))
+        some = wide_rows(found.shape[1])  # rows at a time: what draws from logits has memory for no more
+        parts = [slice(row, row + some) for row in range(0, len(found), some)]
+        off = max(difference(*(each[part].float().log_softmax(-1) for each in (played, found))) for part in parts)
         if off > TOLERANCE.get(found.dtype, 1e-3):
             self._give_up(f"a recorded step differs by {off:.2g} nats from the step itself")
 

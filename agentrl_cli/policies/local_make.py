@@ -13,7 +13,7 @@ from torch import nn
 from agentrl_cli.config import Config
 from agentrl_cli.policies.local import LocalPolicy
 from agentrl_cli.policies.local_graphs import Capture, CudaCapture
-from agentrl_cli.policies.local_memory import parse_memory, rollout_memory
+from agentrl_cli.policies.local_memory import parse_memory, records, rollout_memory
 from agentrl_cli.policies.local_twin import twin
 
 _LOG = logging.getLogger(__name__)
@@ -56,9 +56,7 @@ def make_policy(
 
 def recorder(config: Config, device: torch.device) -> Callable[[], Capture] | None:
     """What makes recorders of decode steps: CUDA graphs on a GPU, where the configuration lets them be."""
-    if device.type != "cuda" or config.rollout.cuda_graphs == "off" or config.deterministic:
-        return None
-    return partial(CudaCapture, device)
+    return partial(CudaCapture, device) if device.type == "cuda" and records(config) else None
 
 
 def context_length(model: nn.Module) -> int:

@@ -94,6 +94,15 @@ def rollout_memory(model: Any, given: Config) -> int:
     return min(needed, auto_memory(weight.device))
 
 
+def records(config: Config) -> bool:
+    """Whether decode steps are recorded where there is a GPU.
+
+    Not beside an update that draws dropout in another thread: torch hands the device's random numbers to a recording.
+    """
+    dropout = config.adapter.enabled and config.adapter.dropout > 0 and config.rollout.async_staleness > 0
+    return config.rollout.cuda_graphs != "off" and not config.deterministic and not dropout
+
+
 def graph_bytes(
     rows: int, positions: int, *, vocabulary: int, inner: int, hidden: int, kv_width: int, itemsize: int
 ) -> int:

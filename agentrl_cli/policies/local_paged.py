@@ -157,8 +157,16 @@ class PagedBatch(DecodeBatch):
 def check_pages(engine: Engine, model: Any, make: Callable[[], Capture] | None) -> None:
     """Compare prompts and steps over pages, recorded ones too, with one forward of the model.
 
-    Raises NotServed where they differ, or where a step cannot be recorded.
+    Raises NotServed where they differ or fail, or where a step cannot be recorded.
     """
+    try:
+        _check_pages(engine, model, make)
+    except (RuntimeError, TypeError, AttributeError, ValueError, NotImplementedError) as error:
+        said = str(error).strip().splitlines() or [""]
+        raise NotServed(f"steps of fixed shapes fail ({type(error).__name__}: {said[0]})") from error
+
+
+def _check_pages(engine: Engine, model: Any, make: Callable[[], Capture] | None) -> None:
     weight = model.get_input_embeddings().weight
     device, layers = weight.device, int(model.config.get_text_config().num_hidden_layers)
     ids = torch.randint(0, weight.shape[0], (2, 9), generator=torch.Generator().manual_seed(0)).to(device)

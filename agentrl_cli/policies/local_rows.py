@@ -292,7 +292,8 @@ class Shelves:
             if idle is not None:
                 self.prefixes.remove(idle)
             elif self.parked:
-                self.parked.pop(next(iter(self.parked)))
+                _, given = self.parked.pop(next(iter(self.parked)))
+                given.shelf = None  # at once, also where a row about to be placed was to begin with it
             else:
                 break
             self.bases.trim([*self.in_use(), *self.prefixes])
