@@ -7,6 +7,7 @@ only). Only the first two are strong; the host never claims more than the level 
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import os
 import resource
@@ -90,9 +91,9 @@ def sleeping_fork(fd: int) -> int:
     own does not meet this one, which sends no signal at its end: wait for it with ANY_KIND.
     """
     # Only clone can leave the signal away, and only fork takes the C library's locks, which other threads may hold.
-    alone = len(sys._current_frames()) == 1
+    alone = _thread._count() == 0
     # Neither the interpreter's lock for imports nor its hooks around a fork: nobody is to notice this one.
-    pid = int(_RAW.syscall(_SYS_CLONE, *_as_fork(0)) if alone else _RAW.fork())
+    pid = int(_quiet_fork() if alone else _RAW.fork())
     if pid == 0:
         if _RAW.read(fd, _BYTE, 1) != 1:
             _RAW._exit(0)
@@ -120,6 +121,10 @@ def _as_fork(flags: int) -> tuple[Any, ...]:
         return flags, 0, 0, 0, 0
     here = (0, address, 0) if os.uname().machine == "x86_64" else (0, 0, address)
     return flags | _CLONE_SETTID | _CLONE_CLEARTID, 0, *here
+
+
+_quiet_fork = partial(_RAW.syscall, _SYS_CLONE, *_as_fork(0))
+"""Sends no signal at the child's end."""
 
 
 def _write(path: str, text: str) -> None:

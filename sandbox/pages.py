@@ -130,12 +130,17 @@ def _fill_pools() -> None:
 def _fill_heap() -> None:
     """The holes in the heap of the C library."""
     try:
-        allocate, free = _RAW.malloc, _RAW.free
+        allocate, free, end_of = _RAW.malloc, _RAW.free, _RAW.sbrk
     except AttributeError:
         return
     allocate.restype, allocate.argtypes = _NUMBER, [_NUMBER]
     free.restype, free.argtypes = None, [_NUMBER]
-    top = allocate(_HOLE)
+    end_of.restype = _NUMBER
+    # Blocks as large as they can be lie in the largest holes, until there is none and the heap has to grow.
+    end = end_of(0)
+    while end_of(0) == end:
+        if not (top := allocate(_HOLE)):
+            return
     free(top)
     size = _HOLE
     while size >= _SMALLEST:
