@@ -26,7 +26,7 @@ import wire
 import worker
 from heads import Head
 from programs import Programs, Stopped
-from watch import FRAME, Capture, Job, Tree, signal_process, watch
+from watch import FRAME, LATE, Capture, Job, Tree, signal_process, watch
 
 Answer = tuple[dict[str, Any], bytes]
 """Header and body."""
@@ -209,7 +209,7 @@ class Box:
                 os.setsid()
                 fds = start.standard_input(b""), self.out[1], self.err[1], theirs.fileno()
                 start.descriptors(fds, self.user, self.rules)
-                confine.limit(self.limits, self.base, self._others(), cpu=False)
+                confine.limit(self.limits, self.base, self._others() + self.kept.most, cpu=False)
                 confine.install_code_filter()
                 worker.Session(socket.socket(fileno=3)).serve()
             except BaseException as error:  # noqa: BLE001 - last stop of a forked child: it must never return
@@ -225,7 +225,7 @@ class Box:
         """One cell. The state before it is forked first and takes over where the cell does not end well."""
         before = self.files.take()
         self.cells += 1
-        keep = int(header.get("keep", 0))
+        keep = self.kept.most = int(header.get("keep", 0))
         request = {"op": "cell", "name": f"<cell {self.cells}>", **({"keep": "yes"} if keep else {})}
         limits = {**self.limits, **header.get("limits", {})}
         reason, frame, job, backup = self._ask(request, body, limits)
@@ -268,7 +268,7 @@ class Box:
         line, fds = head.lend()
         try:
             self.nonce = request["nonce"] = os.urandom(8).hex()
-            wire.say(head.control, request, body, fds, time.monotonic() + FRAME)
+            wire.say(head.control, request, body, fds, min(time.monotonic() + FRAME, job.deadline + LATE))
         except OSError:
             return "deaf", None, job, line
         finally:

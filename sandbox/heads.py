@@ -92,6 +92,8 @@ class Kept:
 
     def __init__(self, limit: int, ended: set[int]) -> None:
         self.limit, self.ended = limit, ended
+        self.most = 0
+        """As many as are wanted: a head is allowed them at its start, since it cannot be allowed more later."""
         self._states: dict[int, Checkpoint] = {}
 
     def __len__(self) -> int:

@@ -8,7 +8,6 @@ to it, but the code may signal it: one that was killed is missed before anything
 from __future__ import annotations
 
 import _socket as socket
-import errno
 import os
 import select
 import signal
@@ -23,7 +22,7 @@ from watch import Tree, signal_process
 _MOST = 1 << 16
 """Bytes of a program that go to the template at once; a longer one takes longer than its start."""
 _SOCKET = 4
-"""The template's descriptor: 0 is standard input, and those that it is sent come to lie at 1, 2 and 3."""
+"""The template's descriptor: 0 is taken, and those that it is sent come to lie at 1, 2, 3 and beside it."""
 _RDHUP = 0x2000
 
 
@@ -97,13 +96,12 @@ class Programs:
         if not self._socket:
             self._limits = wanted
             self._open(limits, others)
-        given = start.standard_input(stdin) if stdin else -1
+        given = start.standard_input(stdin)
         try:
             signal_process(self.tree.template, signal.SIGCONT)
-            return self._ask(code, (*fds, given) if stdin else fds, limits["wall"])
+            return self._ask(code, (*fds, given), limits["wall"])
         finally:
-            if stdin:
-                os.close(given)
+            os.close(given)
 
     def _ask(self, request: bytes, fds: tuple[int, ...], patience: float) -> int:
         """What the template's child says first, or the template where there is none."""
@@ -119,13 +117,10 @@ class Programs:
             answer = self._socket.recv(16)
         except (BrokenPipeError, ConnectionResetError):
             answer = b""
-        if not answer:
+        if not answer.isdigit():  # it is gone, or cannot fork: the box is under no such limit as it is
             self.forget()
             return 0
-        pid = int(answer)
-        if pid < 0:
-            raise OSError(errno.EAGAIN, "the template cannot fork")
-        return pid
+        return int(answer)
 
     def _open(self, limits: dict[str, Any], others: int) -> None:
         """Forks a template."""
@@ -165,7 +160,7 @@ def _serve(fd: int, limits: dict[str, Any], base: int, others: int) -> NoReturn:
     fork, dumpable, setsid, getpid = confine.sibling_fork(), confine.dumpable(), os.setsid, os.getpid
     take, send, closerange, pieces = box.recvmsg_into, box.send, os.closerange, [data]
     while True:
-        size, rights, _, _ = take(pieces, 64)
+        size = take(pieces, 64)[0]
         if not size:
             os._exit(0)
         os.set_inheritable(3, False)
@@ -173,8 +168,7 @@ def _serve(fd: int, limits: dict[str, Any], base: int, others: int) -> NoReturn:
         if pid == 0:
             setsid()
             send(b"%d" % getpid())  # before any code runs that could kill the template
-            if len(rights[0][2]) > 12:
-                os.dup2(_SOCKET + 1, 0)
+            os.dup2(_SOCKET + 1, 0)
             closerange(_SOCKET, _SOCKET + 2)
             dumpable()  # the box may look at the memory of what it watches
             worker.run_script(data[:size], "main.py")

@@ -21,7 +21,7 @@ _QUICK = 0.02
 """Seconds in which output is left in its pipes: most executions end before that, and are drained at their end."""
 _QUIET = 0.05
 """Seconds in which nobody starts as many processes as there are numbers for them."""
-FRAME, _LATE = 2.0, 0.5
+FRAME, LATE = 2.0, 0.5
 """Seconds that a question takes at most to be taken, and an answer from its first byte on; and after the wall limit,
 before the host gives up."""
 _RDHUP = 0x2000
@@ -178,7 +178,7 @@ def watch(job: Job, control: socket.socket | None, first: select.poll | None = N
                 poll.unregister(fd)
         if control is not None and control.fileno() in ready:
             try:
-                received = wire.receive(control, min(time.monotonic() + FRAME, job.deadline + _LATE))
+                received = wire.receive(control, min(time.monotonic() + FRAME, job.deadline + LATE))
             except (wire.Broken, OSError, ValueError):
                 return "deaf", None
             if received is not None:

@@ -11,6 +11,8 @@ import ast
 import atexit
 import builtins
 import errno
+import gc
+import io
 import json
 import linecache
 import os
@@ -19,6 +21,7 @@ import sys
 import threading
 import traceback
 import types
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import confine
@@ -27,6 +30,7 @@ import plain
 import wire
 
 _NOTE_FD = 3
+_BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def main_module() -> types.ModuleType:
@@ -117,20 +121,38 @@ def exit_code(error: SystemExit) -> int:
 
 def run_script(source: bytes | bytearray, name: str) -> NoReturn:
     """Runs a program as `python name` does and ends the process; what went wrong goes to descriptor 3 as a note."""
+    gc.freeze()  # what the collector knows from here on is the program's
     code, note = script(source, name)
     try:
         if is_awaited():
             threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter itself calls at its end
             atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
+        _let_go()
     except BaseException as error:  # noqa: BLE001 - as below
         code, note = code or 1, note or " ".join(classify(error))
-    try:
-        os.write(_NOTE_FD, note.encode("utf-8", "replace")[:200])
-    except OSError:
-        code = code or 1
+    if note:
+        with suppress(OSError):  # a program may close what it does not know
+            os.write(_NOTE_FD, note.encode("utf-8", "replace")[:200])
     os._exit(code)
+
+
+def _let_go() -> None:
+    """What the interpreter does at its end: files that a program left open are written, and its finalizers are called."""
+    for one in gc.get_objects():  # beforehand, since in a cycle a file may be closed before its own buffer
+        if issubclass(type(one), _BUFFERED):
+            with suppress(Exception):
+                one.flush()
+    sys.modules.pop("__main__", None)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    gc.collect()
+    _flush()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
 
 
 def script(source: bytes | bytearray, name: str) -> tuple[int, str]:

@@ -206,3 +206,12 @@ async def test_a_state_that_is_forgotten_is_no_process_that_the_code_left(sandbo
     assert {(result.stopped, result.reason) for result in results} == {(0, "")}
     left = await session.cell("child = subprocess.Popen(['sleep', '60'])")
     assert left.stopped == 1 and "still running stopped" in left.reason
+
+
+async def test_more_states_are_kept_than_processes_are_allowed(sandbox: Sandbox) -> None:
+    session = await sandbox.session(keep=9, processes=4)
+    for number in range(12):
+        result = await session.cell(f"x = {number}")
+        assert result.ok, result.text()
+    assert await session.back(5) == ()
+    assert (await session.cell("x")).stdout == "3\n"

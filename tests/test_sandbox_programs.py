@@ -136,3 +136,50 @@ async def test_threads_and_exit_handlers_are_awaited(session: Session) -> None:
     assert (await session.run(f"{look}\natexit.register(lambda: print(alive()))")).stdout == "False\n"
     replaced = "class Out(io.StringIO):\n    def flush(self): os.write(1, b'%d' % alive())\nsys.stdout = Out()"
     assert (await session.run(f"{look}\n{replaced}")).stdout == "0"
+
+
+LEAVES = """
+class Says:
+    def __init__(self): self.file = open("left", "w")
+    def __del__(self): print("gone", say())
+def say(): return rest
+says, rest = Says(), "well"
+says.file.write("kept")
+"""
+
+
+async def test_the_end_of_a_program_is_that_of_an_interpreter(session: Session) -> None:
+    for code in (LEAVES, f"{LEAVES}1 / 0", "import os\n" + LEAVES, f"{LEAVES}raise SystemExit"):
+        result = await session.run(code)
+        assert result.stdout == "gone well\n" and result.ok == ("/" not in code), result.text()
+        assert await session.read("left") == b"kept"
+        await session.write("left", "")
+    assert (await session.run("import os, sys\nprint(1)\nos.closerange(3, 200)\nsys.stdout.close()")).ok
+
+
+async def test_what_a_program_does_to_its_empty_input_is_gone_with_it(session: Session) -> None:
+    flags = "import fcntl, os\nprint(fcntl.fcntl(0, fcntl.F_GETFL))\nfcntl.fcntl(0, fcntl.F_SETFL, os.O_NONBLOCK)"
+    assert len({(await session.run(flags)).stdout for _ in range(3)}) == 1
+
+
+FILLS = """
+import os, signal, time
+def fill(*_):
+    try:
+        while os.fork():
+            pass
+        time.sleep(5)
+    except OSError:
+        pass
+signal.signal(signal.SIGALRM, fill)
+_ = signal.setitimer(signal.ITIMER_REAL, 0.02)
+"""
+
+
+async def test_a_session_that_leaves_no_process_for_its_programs_is_its_own_fault(session: Session) -> None:
+    full = await session.sandbox.session(processes=4, keep=8)
+    await full.run("pass")
+    assert (await full.cell(FILLS)).ok
+    await asyncio.sleep(0.05)
+    assert (await full.run("print(6 * 7)")).stdout == "42\n"
+    assert not any(name.startswith("sandbox_") or name == "host_resources" for name in session.sandbox.counts)

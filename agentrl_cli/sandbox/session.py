@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST_PATH = 4096
-_MOST_CALLS = 20_000
+_MOST_CALLS = 15_000
 """At once: what all of them may say of errors, and answer, fits into one answer of the box."""
 
 
