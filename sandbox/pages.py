@@ -20,6 +20,8 @@ _MUCH = 4
 _NUMBER, _PLACE = ctypes.c_size_t, ctypes.c_void_p
 _HOLE, _SMALLEST = 120_000, 24
 """Bytes: the largest block that is no mapping of its own, and the smallest."""
+_ALL = 64 << 20
+"""Bytes, more than all holes: where they do not end, the C library is another one, or its heap cannot grow."""
 _RAW = ctypes.PyDLL(None)
 _POOL, _POOL_HEAD, _SIZES, _MOST = 1 << 14, 48, 16, 1 << 18
 """Bytes of a pool, of its head, between two sizes of blocks, and looked through for the holes of one size."""
@@ -137,15 +139,17 @@ def _fill_heap() -> None:
     free.restype, free.argtypes = None, [_NUMBER]
     end_of.restype = _NUMBER
     # Blocks as large as they can be lie in the largest holes, until there is none and the heap has to grow.
-    end = end_of(0)
+    end, left = end_of(0), _ALL
     while end_of(0) == end:
-        if not (top := allocate(_HOLE)):
+        left -= _HOLE
+        if left < 0 or not (top := allocate(_HOLE)):
             return
     free(top)
     size = _HOLE
     while size >= _SMALLEST:
         while (place := allocate(size)) < top:
-            if not place:
+            left -= size
+            if left < 0 or not place:
                 return
         free(place)
         size = size * 7 // 8

@@ -138,7 +138,7 @@ def run_script(source: bytes | bytearray, name: str) -> NoReturn:
 
 
 def _let_go() -> None:
-    """What the interpreter does at its end: files that a program left open are written, and its finalizers are called."""
+    """What the interpreter does at its end: files that a program left open are written, finalizers are called."""
     for one in gc.get_objects():  # beforehand, since in a cycle a file may be closed before its own buffer
         if issubclass(type(one), _BUFFERED):
             with suppress(Exception):

@@ -67,6 +67,30 @@ def test_what_comes_after_the_holes_are_filled_lies_side_by_side() -> None:
     assert done.stdout == "True\n", done.stdout + done.stderr
 
 
+GROWS = """
+import pages
+class Function:
+    def __init__(self, call): self.call = call
+    def __call__(self, *given): return self.call(*given)
+class Other:
+    taken = 0
+    def give(size):
+        Other.taken += size
+        return Other.taken if Other.taken < 1 << 30 else 0
+    malloc, free, sbrk = Function(give), Function(lambda place: None), Function(lambda by: 1)
+pages._RAW = Other
+pages.fill()
+print(Other.taken >> 20)
+"""
+
+
+def test_a_heap_that_does_not_end_is_not_filled() -> None:
+    """Other C libraries give out places elsewhere, and so does this one where its heap cannot grow."""
+    env = {**os.environ, "PYTHONPATH": str(sandbox_dir())}
+    done = subprocess.run([sys.executable, "-c", GROWS], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == "63\n", done.stdout + done.stderr
+
+
 USED = """
 import secrets
 import numpy as np
