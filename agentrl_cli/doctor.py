@@ -54,11 +54,12 @@ def check_machine(
     model: ModelConfig | None = None,
     base: Path | None = None,
     remote: RemoteConfig | None = None,
+    recorded: bool = True,
 ) -> Iterator[Check]:
     """Every check of the machine, each as soon as it is known; the slow ones (torch, engine: seconds) come last.
 
     `db` is the path of the store, which need not exist; `model` that of the project, whose folder is `base`; `remote`
-    its server: it is asked where there is one.
+    its server: it is asked where there is one; `recorded`: its decode steps may be recorded on a GPU.
     """
     yield _python()
     yield _packages()
@@ -71,7 +72,7 @@ def check_machine(
     if remote is not None and remote.backend:
         yield _server(remote)
     yield _torch()
-    yield _engine(model, base or Path.cwd())
+    yield _engine(model, base or Path.cwd(), recorded)
 
 
 def sandbox_level() -> tuple[str | None, str, str]:
@@ -259,7 +260,7 @@ def _server(remote: RemoteConfig) -> Check:
     return Check("server", "ok", detail)
 
 
-def _engine(model: ModelConfig | None, base: Path) -> Check:
+def _engine(model: ModelConfig | None, base: Path, recorded: bool = True) -> Check:
     """Which engine would sample from the project's model."""
     from agentrl_cli.config.models import ModelConfig as Default
 
@@ -268,6 +269,7 @@ def _engine(model: ModelConfig | None, base: Path) -> Check:
     if not (folder / "config.json").is_file():
         return Check("engine", "ok", f"known when {settings.name} is loaded: it is no folder here")
     command = [sys.executable, "-m", "agentrl_cli.policies.local_probe", str(folder), settings.device, settings.dtype]
+    command += [] if recorded else ["off"]
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     except subprocess.TimeoutExpired:

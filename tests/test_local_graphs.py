@@ -495,6 +495,7 @@ def test_doctor_tries_recorded_steps_with_a_small_model(tmp_path: Path, works: b
     tiny("gpt-oss").config.save_pretrained(tmp_path)
     name, why = probe_engine(tmp_path, "cpu", "float32", record=tapes if works else failing(0))
     assert name == ("shared with CUDA graphs" if works else "shared") and ("no CUDA graphs" in why) != works
+    assert probe_engine(tmp_path, "cpu", "float32", "off", record=tapes)[0] == "shared"  # as the project says
 
 
 def test_the_setting() -> None:

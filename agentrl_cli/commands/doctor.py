@@ -74,15 +74,19 @@ def command(
         raise typer.Exit(3)
 
 
-def _settings(project: Path | None) -> tuple[str, ModelConfig | None, Path | None, RemoteConfig | None]:
-    """The project's weakest sandbox, model, folder and server; the defaults where there is none, or a broken one."""
+def _settings(project: Path | None) -> tuple[str, ModelConfig | None, Path | None, RemoteConfig | None, bool]:
+    """The project's weakest sandbox, model, folder, server, and whether its decode steps may be recorded.
+
+    The defaults where there is no project, or a broken one.
+    """
     try:
         found = open_project(project, required=False)
         config = found.config
-        return config.sandbox.min_level, config.model, found.project, config.remote
+        recorded = config.rollout.cuda_graphs != "off" and not config.deterministic
+        return config.sandbox.min_level, config.model, found.project, config.remote, recorded
     except ConfigError as problem:
         warn(f"{problem.message} The default sandbox.min_level is taken.")
-        return "ns", None, None, None
+        return "ns", None, None, None, True
 
 
 def _guarantees(level: str | None) -> list[Check]:

@@ -79,7 +79,8 @@ def _compile(kept: Path, source: Path, compiler: str, flags: list[str]) -> None:
             os.replace(made, kept)
         mark.unlink(missing_ok=True)
     except subprocess.TimeoutExpired as error:
-        mark.touch()
+        with contextlib.suppress(OSError):  # a full disk: the next process waits again
+            mark.touch()
         raise CompileError(f"{compiler} did not end within {seconds:g} seconds", hung=True) from error
     except subprocess.CalledProcessError as error:
         said = (error.stderr or "").strip() or str(error)

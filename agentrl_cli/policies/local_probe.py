@@ -26,11 +26,16 @@ WORDS = 512
 
 
 def probe_engine(
-    folder: Path, device_name: str = "auto", dtype_name: str = "auto", *, record: Recorder | None = None
+    folder: Path,
+    device_name: str = "auto",
+    dtype_name: str = "auto",
+    graphs: str = "auto",
+    *,
+    record: Recorder | None = None,
 ) -> tuple[str, str]:
     """The engine for the model in `folder` and why it is no faster one; full size decides about copies of weights.
 
-    `record`: what would record its steps, if not CUDA graphs on a GPU.
+    `record`: what would record its steps, if not CUDA graphs on a GPU; with `graphs` "off" nothing does.
     Raises OSError, ValueError where the folder's configuration cannot be read.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -47,6 +52,7 @@ def probe_engine(
     _shrink(config)
     model = make.from_config(config).to(device, dtype).eval()
     record = partial(CudaCapture, device) if record is None and device.type == "cuda" else record
+    record = None if graphs == "off" else record
     try:
         engine = choose_engine(model, own=record is not None)
     except NotServed as why:
