@@ -91,7 +91,7 @@ def sleeping_fork(fd: int) -> int:
     own does not meet this one, which sends no signal at its end: wait for it with ANY_KIND.
     """
     # Only clone can leave the signal away, and only fork takes the C library's locks, which other threads may hold.
-    alone = _thread._count() == 0
+    alone = _thread._count() == 0 or len(sys._current_frames()) == 1  # the quicker one counts those before a fork, too
     # Neither the interpreter's lock for imports nor its hooks around a fork: nobody is to notice this one.
     pid = int(_quiet_fork() if alone else _RAW.fork())
     if pid == 0:

@@ -183,6 +183,7 @@ async def test_a_cell_that_waits_for_its_children_meets_no_other(sandbox: Sandbo
     assert with_thread.ok
     assert (await session.cell("x = 1; os.abort()")).rolled_back
     assert (await session.cell("len(seen), 'x' in globals()")).stdout == "(5, False)\n"
+    assert (await session.cell("wait()\nlen(seen)")).stdout == "6\n"  # the thread is gone
 
 
 TICKS = """
