@@ -97,10 +97,10 @@ class Attempt:
         except PolicyError as problem:
             failed, outcome, error, rewards = problem, Outcome.CANCELLED, problem.message, ()
         ended = self._finished(outcome, error, rewards)
+        self._drifted(self._late)  # before its end: whatever kills this process, an episode that has ended is whole
         if store is not None:
             store.finish_episode(ended, later=True)
             self.rollout.commit_soon()
-        self._drifted(self._late)
         if failed is not None or outcome is Outcome.CANCELLED:
             raise failed or asyncio.CancelledError
         return ended
