@@ -23,7 +23,7 @@ from agentrl_cli.paths import bundled_model, pack_names
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.audit import AuditReport
-    from agentrl_cli.config.models import ModelConfig
+    from agentrl_cli.config.models import ModelConfig, SandboxConfig
     from agentrl_cli.config.remote import RemoteConfig
 
 TORCH_PROBE = """
@@ -50,7 +50,7 @@ class Check:
 
 def check_machine(
     db: Path,
-    min_level: str = "ns",
+    sandbox: SandboxConfig | None = None,
     model: ModelConfig | None = None,
     base: Path | None = None,
     remote: RemoteConfig | None = None,
@@ -58,14 +58,14 @@ def check_machine(
 ) -> Iterator[Check]:
     """Every check of the machine, each as soon as it is known; the slow ones (torch, engine: seconds) come last.
 
-    `db` is the path of the store, which need not exist; `model` that of the project, whose folder is `base`; `remote`
-    its server: it is asked where there is one; `recorded`: its decode steps may be recorded on a GPU.
+    `db` is the path of the store, which need not exist; `sandbox` and `model` are those of the project, whose folder is
+    `base`; `remote` its server: it is asked where there is one; `recorded`: its decode steps may be recorded on a GPU.
     """
     yield _python()
     yield _packages()
     yield _memory()
     yield _disk(db)
-    yield _sandbox(min_level)
+    yield _sandbox(sandbox)
     yield _packs()
     yield _model()
     yield _store(db)
@@ -81,11 +81,6 @@ def sandbox_level() -> tuple[str | None, str, str]:
     None where not even `bare` starts. A weaker level than `ns` is tried only here, never chosen for a run.
     """
     from agentrl_cli.config import SandboxConfig
-    from agentrl_cli.sandbox import Sandbox
-
-    async def probe(settings: SandboxConfig) -> str:
-        async with await Sandbox.open(settings) as sandbox:
-            return sandbox.level
 
     reason = fix = ""
     for settings in (
@@ -94,11 +89,19 @@ def sandbox_level() -> tuple[str | None, str, str]:
         SandboxConfig(workers=1, backend="bare", min_level="bare"),
     ):
         try:
-            return asyncio.run(probe(settings)), reason, fix
+            return asyncio.run(_started(settings)), reason, fix
         except AgentRLError as error:
             if not reason:  # why the strongest failed is what a user can mend
                 reason, fix = error.message, error.hint
     return None, reason, fix
+
+
+async def _started(settings: SandboxConfig) -> str:
+    """The level that starts with these settings. Raises AgentRLError where none does."""
+    from agentrl_cli.sandbox import Sandbox
+
+    async with await Sandbox.open(settings) as sandbox:
+        return sandbox.level
 
 
 def check_sandbox(level: str | None = None) -> tuple[str, list[Check]]:
@@ -189,20 +192,30 @@ def _disk(db: Path) -> Check:
     return Check("disk", "ok", detail)
 
 
-def _sandbox(min_level: str) -> Check:
+def _sandbox(settings: SandboxConfig | None) -> Check:
+    """What code gets with the project's own settings; where they start nothing, why, and what would start here."""
+    from agentrl_cli.config import SandboxConfig
     from agentrl_cli.sandbox import STRENGTH
 
-    level, why, fix = sandbox_level()
-    if level is None:
-        return Check("sandbox", "fail", f"none starts: {why}", fix)
-    if STRENGTH[level] < STRENGTH[min_level]:
-        accept = f"or accept it: sandbox.min_level: {level}" + " and sandbox.backend: bare" * (level == "bare")
-        return Check("sandbox", "fail", f"only {level}, sandbox.min_level is {min_level}: {why}", f"{fix} {accept}")
-    if level == "bare":
-        return Check("sandbox", "warn", f"bare, which isolates NOTHING: {why}", fix)
-    if STRENGTH[level] < STRENGTH["ns"]:
-        return Check("sandbox", "warn", f"{level}, weaker than namespaces: {why}", fix)
-    return Check("sandbox", "ok", f"{level}; `agentrl doctor --sandbox` attacks it and shows what it guarantees")
+    settings = settings or SandboxConfig()
+    try:
+        level = asyncio.run(_started(settings.model_copy(update={"workers": 1})))
+    except AgentRLError as problem:
+        strongest, minimum = sandbox_level()[0], settings.min_level
+        if strongest is None:
+            return Check("sandbox", "fail", f"none starts: {problem.message}", problem.hint)
+        if STRENGTH[strongest] >= STRENGTH[minimum]:  # the settings, not the machine
+            return Check("sandbox", "fail", problem.message, problem.hint)
+        accept = f"or accept it: sandbox.min_level: {strongest}" + " and sandbox.backend: bare" * (strongest == "bare")
+        detail = f"only {strongest}, sandbox.min_level is {minimum}: {problem.message}"
+        return Check("sandbox", "fail", detail, f"{problem.hint} {accept}")
+    if STRENGTH[level] >= STRENGTH["ns"]:
+        return Check("sandbox", "ok", f"{level}; `agentrl doctor --sandbox` attacks it and shows what it guarantees")
+    what = "bare, which isolates NOTHING" if level == "bare" else f"{level}, weaker than namespaces"
+    strongest, why, fix = sandbox_level()
+    if strongest is not None and STRENGTH[strongest] > STRENGTH[level]:
+        why = f"sandbox.backend is {settings.backend}; {strongest} would start here"
+    return Check("sandbox", "warn", f"{what}: {why}", fix)
 
 
 def _packs() -> Check:

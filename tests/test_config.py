@@ -92,6 +92,7 @@ def test_unknown_key_names_the_nearest_with_file_and_line(tmp_path: Path, key: s
 def test_unknown_keys_of_environment_and_set() -> None:
     assert problem(env={"AGENTRL_SEDE": "1"}) == "env:AGENTRL_SEDE: unknown key sede; did you mean seed?"
     assert problem(sets=["sandbox.ram=1"]).startswith("--set: unknown key sandbox.ram")
+    assert "did you mean sandbox.memory_mb or rollout.memory?" in problem(sets=["sandbox.memory=1"])
     others = {"AGENTRL_DEBUG": "1", "AGENTRL_DB": "x", "AGENTRL_TOKEN": "x", "AGENTRL_SCREENS": "x"}
     assert load_config(env=others)[0] == Config()
 
@@ -135,6 +136,8 @@ def test_set_without_a_value_is_an_error() -> None:
 
 def test_settings_that_cannot_work_together() -> None:
     assert "leaves no room" in problem(sets=["rollout.max_tokens=256"])
+    assert problem(sets=["remote.backend=vllm"]) == "remote.backend needs remote.url"
+    assert problem(sets=["rollout.stop=[x, '']"]).startswith("--set: rollout.stop: ")
 
 
 def test_a_packs_bad_default_names_its_file(tmp_path: Path) -> None:

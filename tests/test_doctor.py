@@ -44,9 +44,33 @@ def test_the_minimum_of_the_project_counts(tmp_path: Path, capsys: pytest.Captur
     if level in (None, "docker"):
         pytest.skip("nothing here is weaker than docker")
     (tmp_path / "agentrl.yaml").write_text("sandbox: {min_level: docker}\n")
-    assert main(["doctor", "--json", "--project", str(tmp_path)]) == 3
+    (tmp_path / "program.py").write_text("print(1)")
+    starts = main(["sandbox", "run", str(tmp_path / "program.py"), "--project", str(tmp_path)]) == 0
+    capsys.readouterr()
+    code = main(["doctor", "--json", "--project", str(tmp_path)])
     found = next(check for check in json.loads(capsys.readouterr().out) if check["name"] == "sandbox")
-    assert found["status"] == "fail" and "sandbox.min_level is docker" in found["detail"]
+    if starts:  # an engine with the image: where code runs, doctor says so
+        assert found["status"] == "ok" and found["detail"].startswith("docker;")
+    else:
+        assert code == 3 and found["status"] == "fail" and "sandbox.min_level is docker" in found["detail"]
+        assert found["detail"].rstrip(": ") == found["detail"] and not found["fix"].startswith(" ")  # it says why
+
+
+def test_the_backend_of_the_project_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(settings: str) -> tuple[str, str, str]:
+        (tmp_path / "agentrl.yaml").write_text(f"sandbox: {settings}\n")
+        main(["doctor", "--json", "--project", str(tmp_path)])
+        check = next(check for check in json.loads(capsys.readouterr().out) if check["name"] == "sandbox")
+        return check["status"], check["detail"], check["fix"]
+
+    if sandbox_level()[0] not in ("ns", "docker"):
+        pytest.skip("no strong sandbox starts here")
+    status, detail, fix = told("{backend: landlock}")  # every command that runs code refuses it
+    assert status == "fail" and "weaker than sandbox.min_level ns" in detail and "min_level: landlock" in fix
+    status, detail, _ = told("{backend: nothing}")
+    assert status == "fail" and "Unknown sandbox backend 'nothing'" in detail
+    status, detail, _ = told("{backend: bare, min_level: bare}")
+    assert status == "warn" and "isolates NOTHING" in detail and "sandbox.backend is bare" in detail
 
 
 def test_a_store_that_is_none_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

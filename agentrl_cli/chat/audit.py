@@ -46,13 +46,18 @@ class AuditReport:
     """(full rendering, appended) from the first difference on, where there is one."""
 
     @property
-    def reason(self) -> str:
-        """The problems in one line; probes often fail for one reason: it is told once, with what the first shows."""
+    def told(self) -> tuple[str, ...]:
+        """The problems for people; probes often fail for one reason: it is told once, with what the first shows."""
         found: dict[str, tuple[list[str], str]] = {}
         for problem in self.problems:
             name, _, told = problem.rstrip(".").partition(": ")
             found.setdefault(_SHOWN.split(told)[0], ([], told))[0].append(name)
-        return "; ".join(f"{', '.join(names)}: {told}" for names, told in found.values())
+        return tuple(f"{', '.join(names)}: {told}" for names, told in found.values())
+
+    @property
+    def reason(self) -> str:
+        """The problems in one line."""
+        return "; ".join(self.told)
 
     @property
     def ok(self) -> bool:

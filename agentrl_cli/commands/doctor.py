@@ -22,7 +22,7 @@ from agentrl_cli.commands.common import (
 from agentrl_cli.errors import ConfigError, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from agentrl_cli.config.models import ModelConfig
+    from agentrl_cli.config.models import ModelConfig, SandboxConfig
     from agentrl_cli.config.remote import RemoteConfig
     from agentrl_cli.doctor import Check
 
@@ -74,8 +74,10 @@ def command(
         raise typer.Exit(3)
 
 
-def _settings(project: Path | None) -> tuple[str, ModelConfig | None, Path | None, RemoteConfig | None, bool]:
-    """The project's weakest sandbox, model, folder, server, and whether its decode steps may be recorded.
+def _settings(
+    project: Path | None,
+) -> tuple[SandboxConfig | None, ModelConfig | None, Path | None, RemoteConfig | None, bool]:
+    """The project's sandbox, model, folder, server, and whether its decode steps may be recorded.
 
     The defaults where there is no project, or a broken one.
     """
@@ -83,10 +85,10 @@ def _settings(project: Path | None) -> tuple[str, ModelConfig | None, Path | Non
         found = open_project(project, required=False)
         config = found.config
         recorded = config.rollout.cuda_graphs != "off" and not config.deterministic
-        return config.sandbox.min_level, config.model, found.project, config.remote, recorded
+        return config.sandbox, config.model, found.project, config.remote, recorded
     except ConfigError as problem:
-        warn(f"{problem.message} The default sandbox.min_level is taken.")
-        return "ns", None, None, None, True
+        warn(f"{problem.message} The default settings are taken.")
+        return None, None, None, None, True
 
 
 def _guarantees(level: str | None) -> list[Check]:
@@ -113,7 +115,7 @@ def _audit(folder: Path, as_json: bool) -> None:
         stop = report.stop_token_trained
         echo(f"{_mark('ok' if stop else 'warn')} the stop token is trained: {stop}")
         echo(f"{_mark('ok')} earlier thinking is dropped by design: {report.thinking_by_design}")
-        for text in (*report.problems, *report.notes):
+        for text in (*report.told, *report.notes):
             echo(f"  {text}")
         if not report.append_only:
             echo("  train refuses it; --set model.append_only=true trains the appended rendering as it is")

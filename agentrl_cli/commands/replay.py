@@ -191,7 +191,8 @@ def _whatif(
             await client.kill()
         if request != ["--verify"]:
             return 0
-        narrate(f"{diverged} of {ran} calls diverged" if diverged else f"all {ran} calls answer as recorded")
+        same = f"all {ran} calls answer as recorded" if ran else "the episode has no tool calls to run again"
+        narrate(f"{diverged} of {ran} calls diverged" if diverged else same)
         return 1 if diverged else 0
 
     return asyncio.run(go())

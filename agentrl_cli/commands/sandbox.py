@@ -74,7 +74,9 @@ def run(
 def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
         raise UsageError(f"{file} cannot be read: {error}.") from None
 
 
@@ -82,7 +84,7 @@ def _bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error}.") from None
+        raise UsageError(f"{file} cannot be read: {error.strerror}.") from None
 
 
 def _save(file: Path, data: bytes) -> None:

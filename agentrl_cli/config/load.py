@@ -133,12 +133,13 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _suggest(key: str, known: Sequence[str]) -> list[str]:
-    """The nearest dotted keys: the same leaf in another section, then by likeness within the section, then anywhere."""
+    """The nearest dotted keys: begun so (`sandbox.memory`: `sandbox.memory_mb`) or the same leaf in another section,
+    then by likeness within the section, then anywhere."""
     section, _, leaf = key.rpartition(".")
     same = [name for name in known if name.rpartition(".")[2] == leaf]
-    if same:
-        return same[:2]
     inside = [name for name in known if section and name.startswith(f"{section}.")]
+    if begun := [name for name in inside if name.startswith(f"{key}_")] + same:
+        return begun[:2]
     leaves = {name.rpartition(".")[2]: name for name in known}
     near = nearest(key, inside, 1) or nearest(key, [*known, *sections()], 1)
     return near or [leaves[name] for name in nearest(leaf, leaves, 1)]
@@ -146,10 +147,11 @@ def _suggest(key: str, known: Sequence[str]) -> list[str]:
 
 def _explain(detail: ErrorDetails, layers: Mapping[str, Value]) -> str:
     location = [str(part) for part in detail["loc"]]
-    if not location:
-        return str(detail["msg"]).removeprefix("Value error, ")
+    text = str(detail["msg"]).removeprefix("Value error, ")
+    if not location or (detail["type"] == "value_error" and location[0] in sections() and len(location) == 1):
+        return text  # settings that do not fit together, which it names
     key = ".".join(location[:2]) if location[0] in (*sections(), "rewards") else location[0]
     value = layers.get(key) or layers.get(location[0])
     where = _where(value) if value else "default"
     shown = repr(detail["input"])
-    return f"{where}: {key}: {detail['msg']} (it is {shown if len(shown) < 60 else shown[:57] + '…'})"
+    return f"{where}: {key}: {text} (it is {shown if len(shown) < 60 else shown[:57] + '…'})"

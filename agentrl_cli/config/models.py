@@ -6,7 +6,7 @@ those of the embedded default: the bundled model on a CPU. Relative paths are re
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -147,7 +147,7 @@ class RolloutConfig(Section):
     repetition_penalty: float = Field(
         default=1.0, gt=0, description="above 1 makes tokens of the context less likely; like top_p a truncation"
     )
-    stop: list[str] = Field(
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list, description="texts that end an assistant turn, besides the template's own stop tokens"
     )
     bad_tokens: list[str] = Field(

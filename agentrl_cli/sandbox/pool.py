@@ -332,7 +332,7 @@ def _own_kind(backend: str) -> dict[str, type[Runner] | None]:
         raise ConfigError(
             f"Unknown sandbox backend {backend!r}.", hint=f"There are: auto, {', '.join(STRENGTH)}, or module:object."
         )
-    kind = resolve("sandbox", RUNNERS, backend)
+    kind = resolve("sandbox backends", RUNNERS, backend)
     if not (isinstance(kind, type) and issubclass(kind, Runner)) or kind.level not in STRENGTH:
         raise ConfigError(
             f"{backend} is no backend of a sandbox.",
