@@ -139,10 +139,11 @@ def run_script(source: bytes | bytearray, name: str) -> NoReturn:
 
 def _let_go() -> None:
     """What the interpreter does at its end: files that a program left open are written, finalizers are called."""
-    for one in gc.get_objects():  # beforehand, since in a cycle a file may be closed before its own buffer
-        if issubclass(type(one), _BUFFERED):
-            with suppress(Exception):
-                one.flush()
+    with suppress(MemoryError):  # of the list of all objects: the program itself had enough
+        for one in gc.get_objects():  # beforehand, since in a cycle a file may be closed before its own buffer
+            if issubclass(type(one), _BUFFERED):
+                with suppress(Exception):
+                    one.flush()
     sys.modules.pop("__main__", None)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     gc.collect()
