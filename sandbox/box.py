@@ -111,11 +111,6 @@ class Box:
         pids = self.kept.pids()
         return pids | {self.head.pid} if self.head else pids
 
-    def _resume(self) -> None:
-        """Lets a head go on that was halted and does not sleep anyway, as earlier states do."""
-        if self.head and not self.head.stopped:
-            signal_process(self.head.pid, signal.SIGCONT)
-
     # scripts and commands
 
     def run(self, header: dict[str, Any], body: bytes) -> Answer:
@@ -153,8 +148,7 @@ class Box:
             _, status, usage = os.wait4(pid, 0)
             over = self._over(reason, status, usage.ru_maxrss, limits)
             killed = 0 if alone else self.tree.kill_others(self.protected())
-            if halted:
-                self._resume()
+            self.kept.calm(self.head, halted)
             job.drain()
             reply = ends.ended(reason, status, usage.ru_utime + usage.ru_stime, limits, ends.read_note(note[0]))
             if header["op"] == "bash":
@@ -333,10 +327,9 @@ class Box:
     def back(self, header: dict[str, Any], _: bytes) -> Answer:
         """Goes back to the state before request number `call`; status `gone` where it is not kept."""
         found = self.kept.back(int(header["call"]))
-        if found is None or found.files is None or (found.head and found.head.ended()):
+        if found is None or found.files is None or (found.head and not found.head.answers()):
             return {"status": "gone"}, b""
         if found.head:
-            signal_process(found.head.pid, signal.SIGCONT)  # as little as the code may have ended it, may it be stopped
             if self.head:
                 signal_process(self.head.pid, signal.SIGKILL)
                 self.head.close()

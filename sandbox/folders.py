@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 
+_LONGEST = 10.0
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -26,7 +28,7 @@ def opened(folder: int | None, name: str) -> int:
 
 
 def delete(path: str) -> None:
-    """Deletes a folder and what is in it; what cannot be deleted stays.
+    """Deletes a folder and what is in it; what cannot be deleted stays, what cannot be in ten seconds as well.
 
     Folders below come up beside each other first, so that no path grows long and no depth is too much.
     """
@@ -35,9 +37,10 @@ def delete(path: str) -> None:
     except OSError:
         return
     prefix, number = os.urandom(8).hex(), 0
+    end = time.monotonic() + _LONGEST  # somebody may be filling it all the while
     with contextlib.suppress(OSError):
         try:
-            while found := _risen(top, prefix, number):
+            while (found := _risen(top, prefix, number)) and time.monotonic() < end:
                 number += found
         finally:
             os.close(top)

@@ -7,13 +7,14 @@ import os
 import select
 import signal
 import struct
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import snapshot
 import wire
-from watch import signal_process, waiting
+from watch import FRAME, signal_process, waiting
 
 _CREDENTIALS = struct.Struct("3i")
 _PAUSE, _MOMENT = 100, 2
@@ -37,6 +38,17 @@ class Head:
     def ended(self) -> bool:
         """Whether the process is gone."""
         return bool(self._end.poll(0))
+
+    def answers(self) -> bool:
+        """Whether a kept state goes on: the code may have killed it, and it may still be on its way out."""
+        signal_process(self.pid, signal.SIGCONT)  # it was stopped, by us or by the code
+        try:
+            until = time.monotonic() + FRAME
+            wire.say(self.control, {"op": "cell", "nonce": ""}, until=until)  # it has no line yet, and asks for one
+            answer = wire.receive(self.control, until)
+        except (OSError, wire.Broken):
+            return False
+        return answer is not None and "line" in answer.header
 
     def events(self, host: socket.socket) -> select.poll:
         """What an execution waits for but for its output: an answer, the end of the process, or of the host."""
@@ -102,6 +114,13 @@ class Kept:
     def pids(self) -> set[int]:
         """The processes that wait."""
         return {state.head.pid for state in self._states.values() if state.head}
+
+    def calm(self, head: Head | None, halted: bool) -> None:
+        """After a program: what slept sleeps, though the program woke it, and a head that was halted goes on."""
+        if head and (head.stopped or halted):
+            signal_process(head.pid, signal.SIGSTOP if head.stopped else signal.SIGCONT)
+        for pid in self.pids():
+            signal_process(pid, signal.SIGSTOP)
 
     def add(self, header: dict[str, Any], files: snapshot.Snapshot | None, head: Head | None, cells: int) -> None:
         """Keeps the state before a request, at most `keep` of them; the oldest go first."""

@@ -200,3 +200,13 @@ async def test_a_tool_server_holds_calls_to_a_packs_limits_and_to_those_of_a_rol
                 assert answer["result"]["truncated"] and len(answer["result"]["text"]) < 100
         finally:
             await server.shutdown()
+
+
+ODD: list[dict[str, Any]] = [{"wall": -1}, {"memory_mb": 0}, {"cpu": "x"}, {"disk_mb": True}, {"cpu": float("nan")}]
+
+
+@pytest.mark.parametrize("limit", ODD)
+async def test_limits_of_a_session_are_numbers_above_nothing(limit: dict[str, Any]) -> None:
+    async with await Sandbox.open(SandboxConfig(backend="bare", min_level="bare")) as sandbox:
+        with pytest.raises(ConfigError, match=f"The limit {next(iter(limit))} is"):
+            await sandbox.session(**limit)

@@ -183,3 +183,30 @@ async def test_a_session_that_leaves_no_process_for_its_programs_is_its_own_faul
     await asyncio.sleep(0.05)
     assert (await full.run("print(6 * 7)")).stdout == "42\n"
     assert not any(name.startswith("sandbox_") or name == "host_resources" for name in session.sandbox.counts)
+
+
+THREAD = """
+import threading, time
+ticks = 0
+def tick():
+    global ticks
+    while True:
+        time.sleep(0.01)
+        ticks += 1
+threading.Thread(target=tick, daemon=True).start()
+"""
+WAKES = """
+import os, signal
+for name in os.listdir("/proc"):
+    if name.isdecimal() and int(name) not in (1, os.getpid()):
+        os.kill(int(name), signal.SIGCONT)
+"""
+
+
+async def test_a_session_that_a_program_wakes_sleeps_again(session: Session) -> None:
+    """Its threads would go on between calls, unwatched."""
+    assert (await session.cell(THREAD)).ok
+    assert (await session.run(WAKES)).ok
+    await asyncio.sleep(2.0)
+    seen = await session.cell("print(ticks)")
+    assert seen.ok and int(seen.stdout) < 120, seen.text()

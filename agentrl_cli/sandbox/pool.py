@@ -170,6 +170,9 @@ class Sandbox:
         unknown = limits.keys() - {field.name for field in fields(Limits)}
         if unknown:
             raise ConfigError(f"Unknown limit {min(unknown)!r}.", hint=f"There are: {', '.join(asdict(self.limits))}.")
+        for name, value in limits.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ConfigError(f"The limit {name} is {value!r}; it has to be a number above 0.")
         own = Limits(**{**asdict(self.limits), **limits})
         chosen = next((one for one in (seed, self.seed, episode_seed) if one is not None), None)
         session = Session(self, own, keep=keep, seed=chosen, imports=self._profile(imports))
