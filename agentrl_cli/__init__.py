@@ -8,15 +8,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from agentrl_cli._version import __version__ as __version__
+
 if TYPE_CHECKING:
-    from agentrl_cli.algos.batch import Batch
     from agentrl_cli.chat.render import Chat
     from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
     from agentrl_cli.config import Config, load_config
-    from agentrl_cli.env import Env, ToolEnv
+    from agentrl_cli.envs.tool_env import Env, ToolEnv
     from agentrl_cli.errors import AgentRLError
     from agentrl_cli.hooks import Hook
-    from agentrl_cli.policies.base import Policy
+    from agentrl_cli.learning.batch import Batch
+    from agentrl_cli.policies.protocols import Policy
     from agentrl_cli.policies.scripted import ScriptedPolicy
     from agentrl_cli.rewards import Reward
     from agentrl_cli.runtime import train
@@ -26,21 +28,20 @@ if TYPE_CHECKING:
     from agentrl_cli.trainer import Trainer
     from agentrl_cli.types import Episode, Group, Outcome, RewardPart, Task, ToolResult, Turn
 
-__version__ = "0.1.0"
 
 _WHERE = {
     "AgentRLError": "agentrl_cli.errors",
-    "Batch": "agentrl_cli.algos.batch",
+    "Batch": "agentrl_cli.learning.batch",
     "ByteTokenizer": "agentrl_cli.chat.tokenizer",
     "Chat": "agentrl_cli.chat.render",
     "Config": "agentrl_cli.config",
-    "Env": "agentrl_cli.env",
+    "Env": "agentrl_cli.envs.tool_env",
     "Episode": "agentrl_cli.types",
     "Group": "agentrl_cli.types",
     "Hook": "agentrl_cli.hooks",
     "Outcome": "agentrl_cli.types",
     "Pack": "agentrl_cli.tasks",
-    "Policy": "agentrl_cli.policies.base",
+    "Policy": "agentrl_cli.policies.protocols",
     "Reward": "agentrl_cli.rewards",
     "RewardPart": "agentrl_cli.types",
     "ScriptedPolicy": "agentrl_cli.policies.scripted",
@@ -48,7 +49,7 @@ _WHERE = {
     "Task": "agentrl_cli.types",
     "Tokenizer": "agentrl_cli.chat.tokenizer",
     "Tool": "agentrl_cli.tools.base",
-    "ToolEnv": "agentrl_cli.env",
+    "ToolEnv": "agentrl_cli.envs.tool_env",
     "ToolResult": "agentrl_cli.types",
     "Trainer": "agentrl_cli.trainer",
     "Turn": "agentrl_cli.types",

@@ -111,7 +111,7 @@ def check_sandbox(level: str | None = None) -> tuple[str, list[Check]]:
     """
     from agentrl_cli.config import SandboxConfig
     from agentrl_cli.sandbox import Sandbox, cgroup
-    from agentrl_cli.sandbox.hostile import probe
+    from agentrl_cli.sandbox.attack_suite import probe
 
     strongest, _, fix = (level, "", "") if level else sandbox_level()
     found = strongest or "ns"
@@ -248,8 +248,8 @@ def _store(db: Path) -> Check:
 
 def _server(remote: RemoteConfig) -> Check:
     """Whether the server that samples answers, and whether a vLLM of this environment is the release that is tested."""
-    from agentrl_cli.policies.remote import VLLM, VLLMPolicy
-    from agentrl_cli.policies.remote_http import Endpoint
+    from agentrl_cli.policies.remote.http import Endpoint
+    from agentrl_cli.policies.remote.policy import VLLM, VLLMPolicy
 
     async def asked() -> None:
         endpoint = Endpoint(remote.url, start=VLLMPolicy.start if remote.backend == "vllm" else "")

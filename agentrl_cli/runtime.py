@@ -130,7 +130,7 @@ def train(
     base = Path(project).absolute()
 
     async def run() -> RunRow:
-        from agentrl_cli.algos.settings import check
+        from agentrl_cli.learning.settings import check
         from agentrl_cli.trainer import Trainer
 
         check(settings.algo)
@@ -172,7 +172,7 @@ def new_run(
     id: str = "",
 ) -> RunRow:
     """A run's row and its folder beside the store, under a name that nobody has."""
-    from agentrl_cli import __version__
+    from agentrl_cli._version import __version__
 
     name = f"{'-'.join(packs)}-{config.algo.advantage}" if kind == "train" else f"{'-'.join(packs)}-{kind}"
     row = store.add_run(

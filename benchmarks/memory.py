@@ -107,8 +107,8 @@ class Training:
 
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        from agentrl_cli.algos.update import Learner
-        from agentrl_cli.plan import plan
+        from agentrl_cli.analysis.memory_plan import plan
+        from agentrl_cli.learning.update import Learner
         from agentrl_cli.policies.local_load import add_adapter
         from agentrl_cli.policies.local_make import make_policy
 
@@ -224,7 +224,7 @@ def status(name: str) -> float:
 
 def measure_plan(names: list[str]) -> list[dict[str, Any]]:
     """Both phases of every case: planned, measured, and how far apart."""
-    from agentrl_cli.plan import plan
+    from agentrl_cli.analysis.memory_plan import plan
 
     rows = []
     for name, (size, settings) in CASES.items():
@@ -265,7 +265,7 @@ def head(name: str) -> dict[str, float]:
 
     import torch
 
-    from agentrl_cli.policies.forward_head import head_logprobs
+    from agentrl_cli.learning.logprobs import head_logprobs
 
     torch.manual_seed(0)
     linear = torch.nn.Linear(HEAD["hidden"], HEAD["vocabulary"], bias=False).requires_grad_(False)

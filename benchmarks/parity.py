@@ -36,13 +36,13 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from agentrl_cli.algos.advantages import find, options  # noqa: E402  # works without an installation
-from agentrl_cli.algos.inputs import AdvantageInput  # noqa: E402
-from agentrl_cli.algos.losses import LOSSES, LossInput, Totals, objective  # noqa: E402
-from agentrl_cli.algos.settings import find_aggregation, loss_config  # noqa: E402
-from agentrl_cli.algos.terms import KL  # noqa: E402
 from agentrl_cli.config import AlgoConfig, Config  # noqa: E402
-from agentrl_cli.policies.forward import Logprobs, Packed, Segment, logprobs, pack  # noqa: E402
+from agentrl_cli.learning.advantages import find, options  # noqa: E402  # works without an installation
+from agentrl_cli.learning.estimator_inputs import AdvantageInput  # noqa: E402
+from agentrl_cli.learning.losses import LOSSES, LossInput, Totals, objective  # noqa: E402
+from agentrl_cli.learning.packing import Logprobs, Packed, Segment, logprobs, pack  # noqa: E402
+from agentrl_cli.learning.settings import find_aggregation, loss_config  # noqa: E402
+from agentrl_cli.learning.terms import KL  # noqa: E402
 
 LIMIT = 1e-5
 GROUPS, SIZE, LONGEST, VOCABULARY, TEMPERATURE = 3, 4, 16, 512, 0.7
@@ -140,7 +140,7 @@ DIFFERENCES = (
      " only ours takes it off the reward for every estimator, and as k1, k2 or k3."),
     ("luspo, vespo, off_policy_mask_threshold, top_entropy_quantile", "not in ours."),
     ("pass_at_k, OPO, ReMax, REINFORCE++, GAE, turn_returns, mt_grpo, GiGPO, clip-cov, kl-cov, k1, k2", "not in TRL's"
-     " GRPOTrainer: tested by hand-computed numbers in tests/test_advantages.py and tests/test_losses.py."),
+     " GRPOTrainer: tested by hand-computed numbers in tests/learning/test_advantages.py and test_losses.py."),
     ("group of one, groups of equal rewards", "both give 0, but ours then skips the episodes and says so."),
 )  # fmt: skip
 """What does not mean the same in both, and why."""

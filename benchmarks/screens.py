@@ -30,15 +30,15 @@ from textual.screen import Screen
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tui import demo
 from agentrl_cli.tui.app import AgentApp
-from agentrl_cli.tui.chat import ChatScreen
-from agentrl_cli.tui.chat_client import ChatClient
+from agentrl_cli.tui.chat.client import ChatClient
+from agentrl_cli.tui.chat.screen import ChatScreen
+from agentrl_cli.tui.common.episode_table import SORTS
+from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.demo import Words, signals_of
-from agentrl_cli.tui.episode_table import SORTS
-from agentrl_cli.tui.episodes import EpisodesScreen
-from agentrl_cli.tui.reader import Reader
-from agentrl_cli.tui.replay import ReplayScreen
-from agentrl_cli.tui.runs import RunsScreen
-from agentrl_cli.tui.watch import WatchScreen
+from agentrl_cli.tui.replay.screen import ReplayScreen
+from agentrl_cli.tui.runs.episodes import EpisodesScreen
+from agentrl_cli.tui.runs.screen import RunsScreen
+from agentrl_cli.tui.watch.screen import WatchScreen
 from agentrl_cli.types import TOP_K, Episode, Origin, Outcome, RewardPart, Tokens, Turn
 
 SIZE = (120, 40)
@@ -244,7 +244,7 @@ def cold_start(db: Path) -> float:
         "import sys\n"
         "from pathlib import Path\n"
         "from agentrl_cli.tui.app import AgentApp\n"
-        "from agentrl_cli.tui.replay import ReplayScreen\n"
+        "from agentrl_cli.tui.replay.screen import ReplayScreen\n"
         "import asyncio\n"
         "async def main():\n"
         "    app = AgentApp(Path(sys.argv[1]), lambda reader: ReplayScreen(reader, 'long'))\n"

@@ -34,9 +34,9 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from agentrl_cli.algos.inputs import AdvantageInput  # noqa: E402  # works without an installation
-from agentrl_cli.algos.update import Learner  # noqa: E402
 from agentrl_cli.config import Config  # noqa: E402
+from agentrl_cli.learning.estimator_inputs import AdvantageInput  # noqa: E402  # works without an installation
+from agentrl_cli.learning.update import Learner  # noqa: E402
 from agentrl_cli.types import Episode, Origin, RewardPart, Tokens  # noqa: E402
 
 GROUP = 8

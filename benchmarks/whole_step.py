@@ -31,10 +31,10 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from agentrl_cli.algos.update import Learner  # noqa: E402  # works without an installation
 from agentrl_cli.chat.render import Chat  # noqa: E402
 from agentrl_cli.chat.tokenizer import Tokenizer  # noqa: E402
 from agentrl_cli.config import Config  # noqa: E402
+from agentrl_cli.learning.update import Learner  # noqa: E402  # works without an installation
 from agentrl_cli.paths import bundled_model  # noqa: E402
 from agentrl_cli.rewards import Reward  # noqa: E402
 from agentrl_cli.rollout import Job, Rollout  # noqa: E402

@@ -10,10 +10,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agentrl_cli.chat.locate import shared_prefix
-from agentrl_cli.chat.probe import PROBE_TOOL, tool, user
 from agentrl_cli.chat.render import Chat, Tools
 from agentrl_cli.chat.rendered import Rendered
+from agentrl_cli.chat.spans import shared_prefix
+from agentrl_cli.chat.template_probe import PROBE_TOOL, tool, user
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message
 

@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl_cli.chat.locate import shared_prefix
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.render import Chat, Tools
+from agentrl_cli.chat.spans import shared_prefix
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Episode, Int8, Int32, Message, Origin
 

@@ -12,8 +12,8 @@ from itertools import chain, repeat
 
 import numpy as np
 
-from agentrl_cli.chat.probe import assistant, tool, user
 from agentrl_cli.chat.rendered import Rendered
+from agentrl_cli.chat.template_probe import assistant, tool, user
 from agentrl_cli.chat.tokenizer import Offsets
 from agentrl_cli.errors import EnvError, TemplateError
 from agentrl_cli.types import Message, ToolResult

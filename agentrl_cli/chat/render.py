@@ -19,15 +19,15 @@ from datetime import datetime
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.chat.adapt import Abilities, adapted, find_abilities
-from agentrl_cli.chat.guard import Guard, Hidden, Range, within
+from agentrl_cli.chat.escaping import Guard, Hidden, Range, within
 from agentrl_cli.chat.images import Images
-from agentrl_cli.chat.locate import ORIGINS, Region, locate, origins, shared_prefix, spans
 from agentrl_cli.chat.parse import THINK, THINK_END, Parsed, parse_text
 from agentrl_cli.chat.parsers import Parser, candidates, detect_parser, load_parser, reads
-from agentrl_cli.chat.probe import MARK, PROBE_TOOL, Stops, assistant, find_called, find_stops, user
 from agentrl_cli.chat.rendered import Rendered, joined
+from agentrl_cli.chat.spans import ORIGINS, Region, locate, origins, shared_prefix, spans
 from agentrl_cli.chat.template import ChatTemplate
+from agentrl_cli.chat.template_adapter import Abilities, adapted, find_abilities
+from agentrl_cli.chat.template_probe import MARK, PROBE_TOOL, Stops, assistant, find_called, find_stops, user
 from agentrl_cli.chat.tokenizer import BaseTokenizer, Offsets
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message, Origin, StopReason, ToolSchema

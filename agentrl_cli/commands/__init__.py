@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from agentrl_cli import __version__
+from agentrl_cli._version import __version__
 from agentrl_cli.errors import AgentRLError, nearest
 
 COMMANDS: dict[str, tuple[str, str, str]] = {

@@ -76,13 +76,13 @@ def command(
 
 def _talk(path: Path, arguments: list[str], say: list[str] | None, *, plain: bool, as_json: bool) -> None:
     """The chat itself, over lines or on the screen."""
-    from agentrl_cli.tui.chat_client import ChatClient
+    from agentrl_cli.tui.chat.client import ChatClient
 
     client = ChatClient(arguments)
     if plain:
         raise typer.Exit(_plain(client, say, as_json=as_json))
     from agentrl_cli.tui.app import AgentApp
-    from agentrl_cli.tui.chat import ChatScreen
+    from agentrl_cli.tui.chat.screen import ChatScreen
 
     AgentApp(path, lambda reader: ChatScreen(reader, client)).run()
 
@@ -119,8 +119,8 @@ def _plain(client: object, say: list[str] | None, *, as_json: bool) -> int:
     from rich.text import Text
 
     from agentrl_cli.commands.common import STEERS, console, echo, echo_jsonl
-    from agentrl_cli.tui.chat_client import ChatClient
-    from agentrl_cli.tui.chat_plain import PlainChat, Said
+    from agentrl_cli.tui.chat.client import ChatClient
+    from agentrl_cli.tui.chat.plain import PlainChat, Said
 
     assert isinstance(client, ChatClient)
     out = console()

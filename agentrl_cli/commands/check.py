@@ -65,7 +65,7 @@ def _folder(name: str, project: Path | None) -> Path:
 
 
 async def _check(folders: list[Path], settings: SandboxConfig, every: bool) -> list[dict[str, Any]]:
-    from agentrl_cli.check import check_pack
+    from agentrl_cli.analysis.pack_check import check_pack
     from agentrl_cli.sandbox import Sandbox
     from agentrl_cli.tasks import load_pack
 

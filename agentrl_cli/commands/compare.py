@@ -11,7 +11,7 @@ from agentrl_cli.commands.tables import aligned, cell
 
 if TYPE_CHECKING:
     from agentrl_cli.store import EvalRow
-    from agentrl_cli.tui.compare_data import RunComparison
+    from agentrl_cli.tui.compare.data import RunComparison
 
 
 def command(
@@ -31,7 +31,7 @@ def command(
     "gained", "lost", "tasks": [{"task_id", "flip", "before": [solved, attempts], …}]}
     """
     from agentrl_cli.store import Store
-    from agentrl_cli.tui.compare_data import compare_runs
+    from agentrl_cli.tui.compare.data import compare_runs
 
     with Store.open(find_db(project, db), readonly=True) as store:
         found = compare_runs(store, before, after)

@@ -43,7 +43,7 @@ def status(
     db: DbOption = None,
 ) -> None:
     """Print sizes, counts and the version. --json prints {"path", "bytes", "rows": {"episodes": 12, …}, …}."""
-    from agentrl_cli.store.care import status as look
+    from agentrl_cli.store.maintenance import status as look
 
     found = look(find_db(project, db), check=check)
     if json:
@@ -67,7 +67,7 @@ def backup(
     db: DbOption = None,
 ) -> None:
     """Copy the store, compacted; a training may go on meanwhile. --json prints {"path", "bytes"}."""
-    from agentrl_cli.store.care import backup as copy
+    from agentrl_cli.store.maintenance import backup as copy
 
     count = copy(find_db(project, db), target)
     if json:
@@ -99,8 +99,8 @@ def prune(
     --json prints {"what", "episodes", "done"}.
     """
     from agentrl_cli.store import Store
-    from agentrl_cli.store.care import WHAT, prunable
-    from agentrl_cli.store.care import prune as drop
+    from agentrl_cli.store.maintenance import WHAT, prunable
+    from agentrl_cli.store.maintenance import prune as drop
 
     if what not in WHAT:
         raise UsageError(f"--what does not know {what!r}.", hint=f"There are: {', '.join(WHAT)}.")
@@ -123,7 +123,7 @@ def prune(
 @app.command()
 def vacuum(json: JsonOption = False, project: ProjectOption = None, db: DbOption = None) -> None:
     """Give unused space back to the disk; nothing may write meanwhile. --json prints {"before", "after"}."""
-    from agentrl_cli.store.care import vacuum as shrink
+    from agentrl_cli.store.maintenance import vacuum as shrink
 
     before, after = shrink(find_db(project, db))
     if json:

@@ -9,7 +9,7 @@ from agentrl_cli.commands.common import Context, data_stdout, echo, echo_json, n
 from agentrl_cli.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
-    from agentrl_cli.plan import Plan
+    from agentrl_cli.analysis.memory_plan import Plan
 
 MiB = 1024**2
 
@@ -22,8 +22,8 @@ def dry_run(context: Context, *, as_json: bool = False) -> None:
     from agentrl_cli.config.show import full_yaml
 
     with data_stdout():
-        from agentrl_cli.algos.settings import check
-        from agentrl_cli.plan import plan
+        from agentrl_cli.analysis.memory_plan import plan
+        from agentrl_cli.learning.settings import check
         from agentrl_cli.policies.local_load import model_folder, pick_device
         from agentrl_cli.policies.local_quant import check_trainable
 

@@ -54,8 +54,8 @@ def command(
     Where a secret was masked, the token ids, which spell it, are left out. With --out, --json prints
     {"path", "episodes"}.
     """
+    from agentrl_cli.analysis.export import export_jsonl, export_lines
     from agentrl_cli.store import Store
-    from agentrl_cli.store.export import export_jsonl, export_lines
 
     if out is not None and out.exists() and not force:
         raise UsageError(f"{out} exists already.", hint="--force overwrites it.")
@@ -76,8 +76,8 @@ def command(
 
 
 def _html(store: Store, ids: list[str], out: Path | None, mask: bool) -> int:
-    from agentrl_cli.store.html import export_html
-    from agentrl_cli.tui.related import token_texts
+    from agentrl_cli.analysis.html import export_html
+    from agentrl_cli.tui.common.related import token_texts
 
     if out is None:
         raise UsageError("An HTML page needs a file.", hint="--out episodes.html says which.")

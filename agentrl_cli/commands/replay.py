@@ -90,7 +90,7 @@ def _open(
 ) -> None:
     """The screen, or what it shows as an SVG file. Raises UsageError for a picture of a secret, where `mask`."""
     from agentrl_cli.store import Store
-    from agentrl_cli.tui.load import holds_secret
+    from agentrl_cli.tui.common.load_episode import holds_secret
 
     with Store.open(path, readonly=True) as store:
         run_id = store.run(run).id if run else None
@@ -104,9 +104,9 @@ def _open(
             raise UsageError(f"{found} holds what looks like a secret, and a picture masks nothing.", hint=hint)
     place = _place(episode or "")
     from agentrl_cli.tui.app import AgentApp, save_svg
-    from agentrl_cli.tui.episode_table import Browse
-    from agentrl_cli.tui.episodes import EpisodesScreen
-    from agentrl_cli.tui.replay import ReplayScreen
+    from agentrl_cli.tui.common.episode_table import Browse
+    from agentrl_cli.tui.replay.screen import ReplayScreen
+    from agentrl_cli.tui.runs.episodes import EpisodesScreen
 
     browse = Browse(filter_, sort, run_id)
     if found is None:
@@ -137,7 +137,7 @@ def _first_of(store: Store, run_id: str | None, filter_: str, sort: str) -> str:
 
 def _request(whatif: str | None, verify: bool) -> list[str]:
     """What is asked of the child. Raises UsageError."""
-    from agentrl_cli.tui.whatif_client import whatif_arguments
+    from agentrl_cli.tui.whatif.client import whatif_arguments
 
     if whatif is None:
         return ["--verify"]
@@ -160,9 +160,9 @@ def _whatif(
     import asyncio
 
     from agentrl_cli.store import Store
-    from agentrl_cli.tui.chat_client import ChatClient
-    from agentrl_cli.tui.whatif_client import MODULE
-    from agentrl_cli.tui.whatif_view import event_lines
+    from agentrl_cli.tui.chat.client import ChatClient
+    from agentrl_cli.tui.whatif.client import MODULE
+    from agentrl_cli.tui.whatif.view import event_lines
 
     with Store.open(path, readonly=True) as store:
         found = store.resolve_episode(episode, store.run(run).id if run else None)
@@ -202,8 +202,8 @@ def _print(path: Path, episode: str, run: str | None, layer: str, tokens: bool) 
     """The same as text; lines are as wide as the terminal, 100 in a pipe."""
     from agentrl_cli.commands.common import console
     from agentrl_cli.store import Store
-    from agentrl_cli.tui.layers import LAYERS
-    from agentrl_cli.tui.plain import replay_lines, token_rows
+    from agentrl_cli.tui.common.layers import LAYERS
+    from agentrl_cli.tui.replay.plain import replay_lines, token_rows
 
     if layer and layer not in LAYERS:
         raise UsageError(f"There is no layer {layer!r}.", hint=f"Layers: {', '.join(LAYERS)}.")

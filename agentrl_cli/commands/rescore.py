@@ -25,8 +25,8 @@ from agentrl_cli.commands.tables import aligned
 from agentrl_cli.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
+    from agentrl_cli.analysis.rescore import Change
     from agentrl_cli.config import Config
-    from agentrl_cli.rescore import Change
     from agentrl_cli.rewards import Reward
     from agentrl_cli.store import RunRow, Store
     from agentrl_cli.types import Episode
@@ -65,7 +65,7 @@ def command(
     JSON: {"run", "set", "summary", "episodes": [{"episode", "reward_before", "reward", "delta", "advantage_before",
     "advantage", "turns", "fact_before", "fact", "parts"}]}; of several estimators a list of these.
     """
-    from agentrl_cli.rescore import summary
+    from agentrl_cli.analysis.rescore import summary
     from agentrl_cli.store import Store
 
     path = find_db(project, db)
@@ -123,8 +123,8 @@ def _one(
     keep: bool,
 ) -> tuple[str | None, list[Change]]:
     """One set of new scores: the name that it is kept under, if it is, and what changed."""
-    from agentrl_cli.rescore import keep as keep_scores
-    from agentrl_cli.rescore import reward_of
+    from agentrl_cli.analysis.rescore import keep as keep_scores
+    from agentrl_cli.analysis.rescore import reward_of
 
     sets, reward, advantage = change["set"], change["reward"], change["advantage"]
     config = _settings(row, sets, advantage, project)
@@ -191,7 +191,7 @@ async def _scored(
     store: Store, episodes: Sequence[Any], config: Config, functions: Sequence[Reward], project: Path | None
 ) -> list[Change]:
     """With a sandbox for functions that grade code, started when the first of them asks for it."""
-    from agentrl_cli.rescore import rescore_run
+    from agentrl_cli.analysis.rescore import rescore_run
     from agentrl_cli.sandbox import Sandbox
 
     opened: list[Any] = []

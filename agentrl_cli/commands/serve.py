@@ -38,7 +38,7 @@ def command(
 
         with Store.open(path, readonly=True) as store:
             run = store.run(run).id
-    from agentrl_cli.server.screens import address, make_server, serve
+    from agentrl_cli.servers.screens import address, make_server, serve
 
     secret = token or secrets.token_urlsafe(24)
     code = f"from pathlib import Path; from agentrl_cli.tui.app import start; start(Path({str(path)!r}), {run!r})"

@@ -104,7 +104,7 @@ def command(
 
 
 def _from_nothing(name: str, given: dict[str, Any], out: Path) -> float:
-    from agentrl_cli.sft import load_recipe, make
+    from agentrl_cli.sft.train import load_recipe, make
 
     recipe = load_recipe(None if name == "tiny-agent" else Path(name))
     recipe = dataclasses.replace(recipe, **given)
@@ -118,8 +118,8 @@ def _fine_tune(context: Any, given: dict[str, Any], out: Path, kept: _FromStore 
     """Fine-tune the configured model on the packs' demonstrations, or on the store's episodes."""
     from agentrl_cli.policies.local_load import load_policy
     from agentrl_cli.policies.local_loaded import save_model
-    from agentrl_cli.rft import batches
-    from agentrl_cli.sft import Recipe, train, with_demonstrations
+    from agentrl_cli.sft.from_store import batches
+    from agentrl_cli.sft.train import Recipe, train, with_demonstrations
     from agentrl_cli.store import Store
     from agentrl_cli.tasks import load_packs
 
@@ -163,7 +163,7 @@ class _FromStore:
 
     def episodes(self, store: Any, tokenizer: str, name: str) -> list[Any]:
         """They, tagged with what they were used for, so that `ls -f tag:sft-NAME` lists them."""
-        from agentrl_cli.rft import choose
+        from agentrl_cli.sft.from_store import choose
 
         found = choose(store, self.filter, tokenizer, best_of=self.best_of)
         tasks = len({(episode.pack, episode.task_id) for episode in found})

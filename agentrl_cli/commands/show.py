@@ -16,7 +16,7 @@ from agentrl_cli.types.content import content_text
 
 if TYPE_CHECKING:
     from agentrl_cli.store import EpisodeRow, RunRow, Store
-    from agentrl_cli.tui.text import TokenTexts
+    from agentrl_cli.tui.common.token_text import TokenTexts
     from agentrl_cli.types import Episode, TrainSignals, Turn
 
 ORIGINS = ("template", "system", "user", "tool", "model", "forced")
@@ -35,8 +35,8 @@ def command(
 
     --json prints {"id", "task_id", "reward_parts", "turns", …} as `agentrl export` does, tokens included with --tokens.
     """
+    from agentrl_cli.analysis.export import episode_object
     from agentrl_cli.store import Store
-    from agentrl_cli.store.export import episode_object
 
     with Store.open(find_db(project, db), readonly=True) as store:
         found = _find(store, name, run)
@@ -134,7 +134,7 @@ def _messages(turn: Turn) -> Iterator[str]:
 
 
 def _tokens(turn: Turn, episode: Episode, signals: TrainSignals | None, texts: TokenTexts) -> Iterator[str]:
-    from agentrl_cli.tui.text import visible
+    from agentrl_cli.tui.common.token_text import visible
 
     tokens = episode.tokens
     names = ["at", "id", "origin", "logp", "entropy", "ratio", "clip", "adv", "weight", "text"]
@@ -155,14 +155,14 @@ def _number(value: Any) -> float | None:
 
 
 def _decoder(store: Store, row: EpisodeRow) -> TokenTexts:
-    from agentrl_cli.tui.text import TokenTexts
+    from agentrl_cli.tui.common.token_text import TokenTexts
 
     stored = store.tokenizer(row.tokenizer) if row.tokenizer else None
     return TokenTexts(stored.tokenizer_json if stored else None)
 
 
 def _tail(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
-    from agentrl_cli.store.flags import find_flags
+    from agentrl_cli.rollout.flags import find_flags
     from agentrl_cli.store.rows import episode_state, part_note
 
     if episode.reward_parts:

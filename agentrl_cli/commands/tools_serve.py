@@ -28,7 +28,7 @@ from agentrl_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from agentrl_cli.commands.common import Context
-    from agentrl_cli.server.tools import ToolServer
+    from agentrl_cli.servers.tool_server.app import ToolServer
     from agentrl_cli.tools import Tool
 
 SWEEP = 30.0
@@ -71,7 +71,7 @@ def serve(
     typed protocol (/v1/…) and verl-tool's (/get_observation, /health, /metrics). Every call is journalled under its
     key before it runs: no retry runs it twice, and after a restart a trajectory's state is rebuilt.
     """
-    from agentrl_cli.server.screens import is_loopback
+    from agentrl_cli.servers.screens import is_loopback
 
     if no_auth and socket is None and not is_loopback(host):
         raise UsageError("Without a token only this machine may be served.", hint="Leave --no-auth or --host away.")
@@ -132,9 +132,9 @@ async def open_server(
     """
     from agentrl_cli.chat.parsers import load_parser
     from agentrl_cli.sandbox import Sandbox
-    from agentrl_cli.server.journal import Journal
-    from agentrl_cli.server.tools import ToolServer
-    from agentrl_cli.server.trajectories import Trajectories
+    from agentrl_cli.servers.tool_server.app import ToolServer
+    from agentrl_cli.servers.tool_server.journal import Journal
+    from agentrl_cli.servers.tool_server.trajectories import Trajectories
 
     imports = {name for tool in tools.values() for name in tool.imports}
     opened: list[Sandbox] = []

@@ -158,7 +158,7 @@ def _run(store: Any, name: str) -> RunRow:
 
 
 async def _train(context: Context, resume: str | None, run_id: str | None, as_json: bool) -> RunRow:
-    from agentrl_cli.algos.settings import check
+    from agentrl_cli.learning.settings import check
     from agentrl_cli.runtime import open_runtime
 
     config = context.config
@@ -199,7 +199,7 @@ async def _train(context: Context, resume: str | None, run_id: str | None, as_js
 
 def _row(runtime: Runtime, context: Context, resume: str | None, run_id: str | None) -> RunRow:
     from agentrl_cli.runtime import new_run
-    from agentrl_cli.steering import keep_settings
+    from agentrl_cli.trainer.controls import keep_settings
 
     if resume is not None:
         row = _run(runtime.store, resume)

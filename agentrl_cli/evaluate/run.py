@@ -23,7 +23,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.errors import NotFound, RunFailed
 from agentrl_cli.evaluate.result import Attempt, EvalResult
 from agentrl_cli.hooks import HookList
-from agentrl_cli.policies.base import Policy
+from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.rollout import Job, Rollout, seed_of
 from agentrl_cli.store.rows import EpisodeRow, RunRow
 from agentrl_cli.tasks import Pack
@@ -333,6 +333,6 @@ def _texts(folder: Path) -> list[str]:
 
 
 def _version() -> str:
-    from agentrl_cli import __version__
+    from agentrl_cli._version import __version__
 
     return __version__

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from agentrl_cli.policies.base import OnToken, Policy, generation, require_trainable
+from agentrl_cli.policies.protocols import OnToken, Policy, generation, require_trainable
 
 POLICIES: dict[str, str] = {
     "local": "agentrl_cli.policies.local:LocalPolicy",
     "scripted": "agentrl_cli.policies.scripted:ScriptedPolicy",
-    "openai": "agentrl_cli.policies.remote:OpenAIPolicy",
-    "sglang": "agentrl_cli.policies.remote_sglang:SGLangPolicy",
-    "vllm": "agentrl_cli.policies.remote:VLLMPolicy",
+    "openai": "agentrl_cli.policies.remote.policy:OpenAIPolicy",
+    "sglang": "agentrl_cli.policies.remote.sglang:SGLangPolicy",
+    "vllm": "agentrl_cli.policies.remote.policy:VLLMPolicy",
 }
 """Name to the module and class of a backend; `registry.resolve("policies", POLICIES, name)`."""
 

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.errors import AgentRLError, ModelError, PolicyError
-from agentrl_cli.policies.base import generation
 from agentrl_cli.policies.local_attention import NotServed
 from agentrl_cli.policies.local_batch import DecodeBatch
 from agentrl_cli.policies.local_cache import BLOCK, blocks
@@ -38,6 +37,7 @@ from agentrl_cli.policies.local_plain import PlainBatch
 from agentrl_cli.policies.local_request import Request, check_sampling
 from agentrl_cli.policies.local_sampling import uniforms
 from agentrl_cli.policies.local_vision import reader_of
+from agentrl_cli.policies.protocols import generation
 from agentrl_cli.types import Generation, Int32, Sampling, StopReason
 
 _LOG = logging.getLogger(__name__)

@@ -25,12 +25,12 @@ from agentrl_cli.config import Config
 from agentrl_cli.config.models import LoraConfig, ModelConfig
 from agentrl_cli.errors import ModelError, NotFound
 from agentrl_cli.paths import bundled_model
-from agentrl_cli.policies.base import require_trainable
 from agentrl_cli.policies.local_loaded import Loaded, quiet
 from agentrl_cli.policies.local_make import make_policy
 from agentrl_cli.policies.local_quant import check_trainable, quantization
 from agentrl_cli.policies.local_vision import attach
-from agentrl_cli.policies.remote_load import is_remote, remote_policy
+from agentrl_cli.policies.protocols import require_trainable
+from agentrl_cli.policies.remote.load import is_remote, remote_policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 
 if TYPE_CHECKING:

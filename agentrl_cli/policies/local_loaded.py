@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.policies.base import Policy
 from agentrl_cli.policies.local_twin import copy_trained
+from agentrl_cli.policies.protocols import Policy
 
 KEPT = (
     *("tokenizer", "chat_template", "special_tokens", "vocab", "merges", "added_tokens"),

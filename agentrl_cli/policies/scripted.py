@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from agentrl_cli.chat.tokenizer import BaseTokenizer
 from agentrl_cli.errors import PolicyError
-from agentrl_cli.policies.base import OnToken, generation
+from agentrl_cli.policies.protocols import OnToken, generation
 from agentrl_cli.types import Generation, Int32, Sampling, StopReason
 
 Replies = Sequence[str] | Mapping[str, Sequence[str]] | Callable[[str, Sequence[int]], str]

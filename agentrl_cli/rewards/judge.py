@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.endpoint import KEYS, Asked, ask
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.rewards.adapt import split
+from agentrl_cli.rewards.llm_client import KEYS, Asked, ask
 from agentrl_cli.types import Message
 from agentrl_cli.types.content import content_text
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.compat import Verl
+from agentrl_cli.compat.verl import Verl
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.registry import resolve
 from agentrl_cli.rewards import Reward

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.chat.cut import fit_results
 from agentrl_cli.chat.drift import Drift, DriftGuard, worst
-from agentrl_cli.chat.forcing import forced_text
 from agentrl_cli.chat.images import pictured
-from agentrl_cli.env import AssistantTurn, Env, Step, fault_of
+from agentrl_cli.chat.tool_choice import forced_text
+from agentrl_cli.chat.truncate import fit_results
+from agentrl_cli.envs.tool_env import AssistantTurn, Env, Step, fault_of
 from agentrl_cli.errors import EnvError, PolicyError, StoreError
 from agentrl_cli.rewards import RewardContext, finite, score
+from agentrl_cli.rollout.flags import flag_names
 from agentrl_cli.rollout.job import Job, seed_of
-from agentrl_cli.store.flags import flag_names
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import (
     AgentState,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.config import Config
-from agentrl_cli.env import Env, tool_env
+from agentrl_cli.envs.tool_env import Env, tool_env
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.hooks import HookList
-from agentrl_cli.policies.base import Policy
+from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.rollout.attempt import Attempt
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.tasks import Pack

@@ -24,7 +24,7 @@ from agentrl_cli.sandbox import image, owner
 from agentrl_cli.sandbox.channel import START, BoxLost, Channel, inside
 from agentrl_cli.sandbox.launch import INSIDE, PACKAGES, Launch, environment
 from agentrl_cli.sandbox.results import Limits
-from agentrl_cli.sandbox.runner import Runner, most
+from agentrl_cli.sandbox.runner_process import Runner, most
 
 SLOTS = 64
 """Boxes at once in one container."""

@@ -28,7 +28,7 @@ from agentrl_cli.sandbox.channel import BoxLost, Channel
 from agentrl_cli.sandbox.launch import Launch
 from agentrl_cli.sandbox.options import package_names
 from agentrl_cli.sandbox.results import ExecResult, Limits, limit_of
-from agentrl_cli.sandbox.runner import AT_ONCE, Runner
+from agentrl_cli.sandbox.runner_process import AT_ONCE, Runner
 from agentrl_cli.sandbox.session import Session
 
 STRENGTH = {"bare": 0, "landlock": 1, "ns": 2, "docker": 3}
@@ -41,9 +41,9 @@ AUTO = ("ns", "docker", "landlock")
 root; `bare` is never chosen, only asked for."""
 
 RUNNERS = {
-    "ns": "agentrl_cli.sandbox.runner:Process",
-    "landlock": "agentrl_cli.sandbox.runner:Process",
-    "bare": "agentrl_cli.sandbox.runner:Process",
+    "ns": "agentrl_cli.sandbox.runner_process:Process",
+    "landlock": "agentrl_cli.sandbox.runner_process:Process",
+    "bare": "agentrl_cli.sandbox.runner_process:Process",
     "docker": "agentrl_cli.sandbox.container:Container",
 }
 """Level → its kind of runner. A backend of your own is named in the configuration as `module:object`."""
@@ -339,8 +339,8 @@ def _own_kind(backend: str) -> dict[str, type[Runner] | None]:
     if not (isinstance(kind, type) and issubclass(kind, Runner)) or kind.level not in STRENGTH:
         raise ConfigError(
             f"{backend} is no backend of a sandbox.",
-            hint="It has to be a subclass of agentrl_cli.sandbox.runner.Runner whose `level` says how strong it is: "
-            f"{', '.join(STRENGTH)}.",
+            hint="It has to be a subclass of agentrl_cli.sandbox.runner_process.Runner whose `level` says how strong "
+            f"it is: {', '.join(STRENGTH)}.",
         )
     return {kind.level: kind}
 

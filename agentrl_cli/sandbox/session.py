@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from agentrl_cli.errors import SandboxFault, SandboxUnavailable, UsageError
 from agentrl_cli.sandbox.channel import GRACE, BoxLost, Channel
 from agentrl_cli.sandbox.results import USED, Entry, ExecResult, GradeResult, Limits, Status
-from agentrl_cli.sandbox.runner import Runner
+from agentrl_cli.sandbox.runner_process import Runner
 
 if TYPE_CHECKING:
     from agentrl_cli.sandbox.pool import Sandbox

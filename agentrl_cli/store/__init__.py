@@ -9,9 +9,8 @@ with Store.open("runs/agentrl.db") as store:
 from __future__ import annotations
 
 from agentrl_cli.store.base import StoreBase
-from agentrl_cli.store.episodes import EpisodeWriter
-from agentrl_cli.store.lists import EpisodeReader
-from agentrl_cli.store.reader import RunReader
+from agentrl_cli.store.episode_reader import EpisodeReader
+from agentrl_cli.store.episode_writer import EpisodeWriter
 from agentrl_cli.store.rows import (
     CheckpointRow,
     ControlRow,
@@ -22,9 +21,10 @@ from agentrl_cli.store.rows import (
     RunRow,
     TokenizerRow,
 )
+from agentrl_cli.store.run_reader import RunReader
+from agentrl_cli.store.run_writer import MarkWriter, RunWriter
 from agentrl_cli.store.scores import Score, ScoreStore
 from agentrl_cli.store.statements import episode_key
-from agentrl_cli.store.writer import MarkWriter, RunWriter
 
 
 class Store(RunWriter, EpisodeWriter, MarkWriter, RunReader, EpisodeReader, ScoreStore, StoreBase):

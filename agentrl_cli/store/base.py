@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from agentrl_cli.errors import StoreError
 from agentrl_cli.store.connection import BUSY_MS, connect, mapped
-from agentrl_cli.store.running import Running
+from agentrl_cli.store.live_buffer import Running
 
 if TYPE_CHECKING:
     from sqlite_utils import Database

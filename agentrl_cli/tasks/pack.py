@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl_cli.envs.user_simulator import Interaction, Maker, kwargs_of
 from agentrl_cli.errors import ConfigError, DataError, NotFound, nearest
-from agentrl_cli.interactions import Interaction, Maker, kwargs_of
 from agentrl_cli.rewards import Reward
 from agentrl_cli.tasks.forms import named, normal
 from agentrl_cli.tasks.sources import Numbered, Source, default_source, default_splits

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
+from agentrl_cli.envs.user_simulator import load_interactions
 from agentrl_cli.errors import ConfigError, NotFound
-from agentrl_cli.interactions import load_interactions
 from agentrl_cli.paths import pack_names, pack_path
 from agentrl_cli.registry import load_file, resolve
 from agentrl_cli.rewards import Reward

@@ -31,7 +31,7 @@ from typing import Any
 
 import yaml
 
-from agentrl_cli.compat import Verl, target_of, wants_verl
+from agentrl_cli.compat.verl import Verl, target_of, wants_verl
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.registry import resolve
 from agentrl_cli.tools import TOOLS
@@ -87,7 +87,7 @@ def _entry(where: str, entry: Any, folder: Path, own: Mapping[str, Tool]) -> lis
     if entry.get("mcp") is not None or config.get("type") == "mcp":
         found = _mcp(where, entry, folder)
     elif entry.get("environment") is not None:
-        from agentrl_cli.tools.trl import environment_tools
+        from agentrl_cli.compat.trl import environment_tools
 
         found = environment_tools(where, entry["environment"], folder)
     elif entry.get("class_name") is not None:
@@ -103,7 +103,7 @@ def _classed(where: str, entry: Mapping[str, Any], config: dict[str, Any], folde
     with Verl(folder):
         kind = resolve("tools", {}, target_of(name, folder), base=folder)
         if isinstance(kind, type) and wants_verl(kind, "execute"):
-            from agentrl_cli.tools.verl import VerlTool
+            from agentrl_cli.compat.verl_tool import VerlTool
 
             return VerlTool.of(kind, config, entry.get("tool_schema"), where)
     config.pop("type", None)

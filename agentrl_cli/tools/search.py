@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import ConfigError, DataError, EnvError, MissingDependency, PolicyError
-from agentrl_cli.policies.remote_http import Endpoint
+from agentrl_cli.policies.remote.http import Endpoint
 from agentrl_cli.tools.base import Tool, ToolContext
 from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import ToolResult

@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from agentrl_cli.algos.advantages import drops_equal
-from agentrl_cli.algos.facts import decide
-from agentrl_cli.algos.shaping import Shaping
-from agentrl_cli.algos.update import Learner, Update
-from agentrl_cli.collect import Collector
+from agentrl_cli.analysis.memory_plan import checkpoints, sets_aside
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, StoreError, TrainingStopped
 from agentrl_cli.evaluate import EvalResult, evaluate_policy, pick_tasks
-from agentrl_cli.greedy import Greedy
-from agentrl_cli.greedy import rewards as greedy_rewards
 from agentrl_cli.hooks import HookList
-from agentrl_cli.metrics import cpu_seconds, step_metrics
-from agentrl_cli.plan import checkpoints, sets_aside
+from agentrl_cli.learning.advantages import drops_equal
+from agentrl_cli.learning.dispositions import decide
+from agentrl_cli.learning.length_shaping import Shaping
+from agentrl_cli.learning.update import Learner, Update
 from agentrl_cli.policies.local_checkpoint import load_weights, save_checkpoint
 from agentrl_cli.policies.local_load import ADAPTER_FILE
 from agentrl_cli.policies.local_loaded import Loaded
 from agentrl_cli.rollout import Rollout, seed_of
-from agentrl_cli.steering import Steering, keep_settings
+from agentrl_cli.rollout.greedy import Greedy
+from agentrl_cli.rollout.greedy import rewards as greedy_rewards
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack
-from agentrl_cli.trainer.ahead import Ahead, age_metrics, apart, stale
-from agentrl_cli.trainer.keep import forget_old, retain, whole_checkpoints
+from agentrl_cli.trainer.checkpoints import forget_old, retain, whole_checkpoints
+from agentrl_cli.trainer.controls import Steering, keep_settings
+from agentrl_cli.trainer.metrics import cpu_seconds, step_metrics
+from agentrl_cli.trainer.prefetch import Ahead, age_metrics, apart, stale
 from agentrl_cli.trainer.report import Reporter
+from agentrl_cli.trainer.sampler import Collector
 from agentrl_cli.types import Episode, Fact, Task
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class Trainer:
         kept = [[e for e in group if facts[e.id] is Fact.TRAINED] for group in groups]
         kept = [group for group in kept if group]
         if self.hooks and kept:
-            from agentrl_cli.algos.batch import Batch
+            from agentrl_cli.learning.batch import Batch
 
             batch = Batch.from_episodes([episode for group in kept for episode in group])
             await self.hooks.call("on_batch", run=self.run, batch=batch, step=step + 1)

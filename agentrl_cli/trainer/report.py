@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from agentrl_cli.algos.advantages import compares_groups
-from agentrl_cli.algos.update import Update
 from agentrl_cli.config import Config
 from agentrl_cli.errors import TrainingStopped
-from agentrl_cli.health import Health
+from agentrl_cli.learning.advantages import compares_groups
+from agentrl_cli.learning.update import Update
 from agentrl_cli.store import Store
+from agentrl_cli.trainer.alerts import Health
 from agentrl_cli.types import Episode, Fact, Outcome
 
 Metrics = dict[str, float]

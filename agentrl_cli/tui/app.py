@@ -14,12 +14,12 @@ from textual.color import Color
 from textual.filter import LineFilter
 from textual.screen import Screen
 
-from agentrl_cli.tui.dialogs import picture
-from agentrl_cli.tui.layers import DEFAULT_PALETTE, use_palette
-from agentrl_cli.tui.palette import KeyCommands
-from agentrl_cli.tui.reader import Reader
-from agentrl_cli.tui.settings import read_settings, settings_path
-from agentrl_cli.tui.text import CONTROL
+from agentrl_cli.tui.common.dialogs import picture
+from agentrl_cli.tui.common.layers import DEFAULT_PALETTE, use_palette
+from agentrl_cli.tui.common.palette import KeyCommands
+from agentrl_cli.tui.common.reader import Reader
+from agentrl_cli.tui.common.settings import read_settings, settings_path
+from agentrl_cli.tui.common.token_text import CONTROL
 
 
 class Harmless(LineFilter):
@@ -86,7 +86,14 @@ class AgentApp(App[int]):
 def unknown_key(keys: Mapping[str, str]) -> str:
     """What is wrong with the ids of a keymap: the first that no screen has, and the nearest; empty where none is."""
     from agentrl_cli.errors import nearest
-    from agentrl_cli.tui import chat, compare, episodes, replay_keys, runs, versus, watch_keys, whatif
+    from agentrl_cli.tui.chat import screen as chat
+    from agentrl_cli.tui.compare import screen as compare
+    from agentrl_cli.tui.compare import versus
+    from agentrl_cli.tui.replay import keys as replay_keys
+    from agentrl_cli.tui.runs import episodes
+    from agentrl_cli.tui.runs import screen as runs
+    from agentrl_cli.tui.watch import keys as watch_keys
+    from agentrl_cli.tui.whatif import screen as whatif
 
     screens = (chat.ChatScreen, compare.CompareScreen, episodes.EpisodesScreen, runs.RunsScreen,
                versus.VersusScreen, whatif.WhatIfScreen, replay_keys, watch_keys)  # fmt: skip
@@ -117,14 +124,14 @@ def save_svg(app: AgentApp, path: Path, title: str, size: tuple[int, int] = (120
 
 def watch(db: Path, run: str) -> None:
     """The watch screen of a run, until it is left; what `train --watch` calls once the trainer's process runs."""
-    from agentrl_cli.tui.watch import WatchScreen
+    from agentrl_cli.tui.watch.screen import WatchScreen
 
     AgentApp(db, lambda reader: WatchScreen(reader, run)).run()
 
 
 def start(db: Path, run: str | None = None) -> None:
     """The runs of a store: what `agentrl` without a command opens in a project; with `run` its dashboard."""
-    from agentrl_cli.tui.runs import RunsScreen
+    from agentrl_cli.tui.runs.screen import RunsScreen
 
     if run is not None:
         watch(db, run)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from agentrl_cli.store import EvalRow, RunRow, Store
-from agentrl_cli.tui.text import _byte_of_char
+from agentrl_cli.tui.common.token_text import _byte_of_char
 from agentrl_cli.types import (
     TOP_K,
     AgentState,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentrl_cli.chat.probe import MARK, PROBE_TOOL
+from agentrl_cli.chat.template_probe import MARK, PROBE_TOOL
 from agentrl_cli.types import ToolCall, ToolSchema
 
 MAX_QUOTE = 40

@@ -1,0 +1,114 @@
+"""Episodes as JSON Lines: one object a line, everything that is stored of it, what looks like a secret masked.
+
+    {"id", "task_id", …, "reward_parts": [{"name", "value", "weight", "primary", "detail", "fakeable"}],
+     "turns": [{"index", "role", "messages", "start", "end", "calls", "results", …}],
+     "tokens": {"ids", "origin", "logp_sampled", "logp_policy", "entropy", "top_ids", "top_logps"},
+     "signals": {"advantage", "logp_train", "ratio", "clipped", "weight", …}}
+
+NaN is null. Where a secret was masked the token ids, which spell it, are left out and `masked` is true.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agentrl_cli.errors import StoreError
+from agentrl_cli.store.codec import dumps
+from agentrl_cli.store.redact import mask
+from agentrl_cli.types import Episode, ToolResult, TrainSignals, Turn
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import Store
+
+_APART = ("turns", "tokens", "reward_parts")
+
+
+def export_jsonl(
+    store: Store, episode_ids: Iterable[str], path: Path, *, tokens: bool = True, masked: bool = True
+) -> int:
+    """Write episodes to a file, which appears only when it is complete. Returns how many. Raises StoreError."""
+    part = path.with_name(path.name + ".part")
+    count = 0
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            for line in export_lines(store, episode_ids, tokens=tokens, masked=masked):
+                file.write(line + "\n")
+                count += 1
+        part.replace(path)
+    except OSError as error:
+        with suppress(OSError):  # in a folder that cannot be written it cannot be removed either
+            part.unlink()
+        raise StoreError(f"{path} could not be written: {error.strerror}.", hint="Choose another place.") from error
+    return count
+
+
+def export_lines(
+    store: Store, episode_ids: Iterable[str], *, tokens: bool = True, masked: bool = True
+) -> Iterator[str]:
+    """One JSON text per episode."""
+    for episode_id in episode_ids:
+        row = episode_object(store.episode(episode_id), store.signals(episode_id) if tokens else None, tokens=tokens)
+        yield dumps(_masked(row) if masked else row)
+
+
+def episode_object(episode: Episode, signals: TrainSignals | None = None, *, tokens: bool = True) -> dict[str, Any]:
+    """An episode as plain JSON values, unmasked."""
+    names = [item.name for item in fields(episode) if item.name not in _APART]
+    row: dict[str, Any] = {name: _value(getattr(episode, name)) for name in (*names, "reward", "primary")}
+    row["reward_parts"] = [_fields(part) for part in episode.reward_parts]
+    row["turns"] = [_turn(turn) for turn in episode.turns]
+    if tokens:
+        row["tokens"] = _fields(episode.tokens)
+        row["signals"] = None if signals is None else _fields(signals)
+    return row
+
+
+def _masked(row: dict[str, Any]) -> dict[str, Any]:
+    texts = {name: value for name, value in row.items() if name not in ("tokens", "signals")}
+    clean: dict[str, Any] = mask(texts)
+    found = json.dumps(clean, default=str) != json.dumps(texts, default=str)
+    if found and "tokens" in row:
+        return {**clean, "tokens": None, "signals": None, "masked": True}
+    return {**row, **clean, "masked": found}
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    row = _fields(turn)
+    row["calls"] = [_fields(call) for call in turn.calls]
+    row["results"] = [_result(result) for result in turn.results]
+    return row
+
+
+def _result(result: ToolResult) -> dict[str, Any]:
+    row = _fields(result)
+    row["images"] = [base64.b64encode(image).decode() for image in result.images]
+    return row
+
+
+def _fields(item: Any) -> dict[str, Any]:
+    return {field.name: _value(getattr(item, field.name)) for field in fields(item)}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return _array(value)
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value
+
+
+def _array(array: Any) -> Any:
+    """Nested lists, NaN as null; float32 by its shortest digits."""
+    if array.dtype.kind != "f":
+        return array.tolist()
+    if array.ndim > 1:
+        return [_array(row) for row in array]
+    return [None if np.isnan(number) else float(str(number)) for number in array]

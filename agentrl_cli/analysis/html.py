@@ -1,0 +1,143 @@
+"""Episodes as one HTML file that needs nothing else: no server, no network, no other file.
+
+Token texts, numbers and results travel as JSON inside the page; a short script draws them: a list of episodes, the
+transcript with a choice of layers, the numbers of the token under the pointer, rewards. What looks like a secret is
+masked; an episode where something was masked loses its tokens, which spell it, and shows its messages instead.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agentrl_cli.errors import StoreError
+from agentrl_cli.rollout.flags import find_flags
+from agentrl_cli.store.images import data_uri, short_runs
+from agentrl_cli.store.redact import mask
+from agentrl_cli.store.rows import part_note
+from agentrl_cli.types import Episode, TrainSignals
+from agentrl_cli.types.content import content_text
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import EpisodeRow, Store
+
+Texts = Callable[["Store", "EpisodeRow", list[int]], list[str]]
+"""Decodes ids one by one with the tokenizer of an episode (store stands left of everything that can)."""
+
+PAGE = Path(__file__).with_name("page.html")
+_SIGNALS = ("advantage", "weight", "ratio", "logp_train", "logp_ref")
+
+
+def export_html(
+    store: Store, episode_ids: Iterable[str], path: Path, texts: Texts, *, title: str = "", masked: bool = True
+) -> int:
+    """Write episodes to a page, which appears only when it is complete. Returns how many. Raises StoreError."""
+    rows = [page_object(store, episode_id, texts, masked=masked) for episode_id in episode_ids]
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(page(rows, title or "agentrl episodes"), "utf-8")
+        part.replace(path)
+    except OSError as error:
+        with suppress(OSError):  # in a folder that cannot be written it cannot be removed either
+            part.unlink()
+        raise StoreError(f"{path} could not be written: {error.strerror}.", hint="Choose another place.") from error
+    return len(rows)
+
+
+def page(rows: list[dict[str, Any]], title: str) -> str:
+    """The page around the data; `<` is escaped in it, so that no text of an episode can end the script."""
+    data = json.dumps(rows, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    text = PAGE.read_text("utf-8").replace("@TITLE@", html.escape(title))
+    return text.replace("@DATA@", data)
+
+
+def page_object(store: Store, episode_id: str, texts: Texts, *, masked: bool = True) -> dict[str, Any]:
+    """One episode as the page wants it."""
+    row = store.episode_row(episode_id)
+    episode, signals = store.episode(row.id), store.signals(row.id)
+    run = store.run(row.run_id).name if row.run_id else ""
+    facts: dict[str, Any] = {
+        "id": row.id,
+        "run": run,
+        "task": row.task_id,
+        "step": row.step,
+        "sample": row.sample,
+        "kind": row.kind,
+        "outcome": str(row.outcome or "running"),
+        "reward": row.reward,
+        "advantage": row.advantage,
+        "fact": row.fact,
+        "weights": row.weights_version,
+        "tags": list(row.tags),
+        "note": row.note,
+        "flags": [f"{flag.name} {flag.evidence}".strip() for flag in find_flags(episode)],
+        "parts": [[p.name, p.value, p.weight, p.primary, part_note(p)] for p in episode.reward_parts],
+        "turns": _turns(episode),
+    }
+    clean: dict[str, Any] = mask(facts) if masked else facts
+    hidden = json.dumps(clean, default=str) != json.dumps(facts, default=str)
+    clean["masked"] = hidden
+    clean["tokens"] = None if hidden else _tokens(store, row, episode, signals, texts)
+    if clean["tokens"] is not None:  # the tokens say it all: the messages would double the file
+        for turn in clean["turns"]:
+            turn["messages"] = []
+    return clean
+
+
+def _turns(episode: Episode) -> list[dict[str, Any]]:
+    return [
+        {
+            "role": turn.role,
+            "start": turn.start,
+            "end": turn.end,
+            "stop": str(turn.stop_reason or ""),
+            "seconds": round(turn.seconds, 3),
+            "messages": [content_text(message.get("content")) for message in turn.messages],
+            "images": [data_uri(image) for result in turn.results for image in result.images],
+            "calls": [[call.name, call.raw if call.arguments is None else call.arguments, call.error or ""]
+                      for call in turn.calls],
+            "results": [[result.error or "", round(result.seconds * 1000), result.level] for result in turn.results],
+        }
+        for turn in episode.turns
+    ]  # fmt: skip
+
+
+def _tokens(
+    store: Store, row: EpisodeRow, episode: Episode, signals: TrainSignals | None, texts: Texts
+) -> dict[str, Any]:
+    tokens = episode.tokens
+    tops = [[] if ids[0] < 0 else ids for ids in tokens.top_ids.tolist()]
+    known = sorted({i for ids in tops for i in ids if i >= 0})
+    names = dict(zip(known, texts(store, row, known), strict=True)) if known else {}
+    out: dict[str, Any] = {
+        "ids": tokens.ids.tolist(),
+        "texts": short_runs(texts(store, row, tokens.ids.tolist()), tokens.ids.tolist()),
+        "origin": tokens.origin.tolist(),
+        "logp": _numbers(tokens.logp_policy),
+        "entropy": _numbers(tokens.entropy),
+        "top": [
+            [[names[i], _number(p)] for i, p in zip(ids, np.exp(row_).tolist(), strict=False) if i >= 0]
+            for ids, row_ in zip(tops, tokens.top_logps, strict=True)
+        ],
+    }
+    if signals is not None:
+        for name in _SIGNALS:
+            array = getattr(signals, name)
+            if array is not None and len(array) == len(tokens):
+                out[name] = _numbers(array)
+        out["clipped"] = signals.clipped.tolist()
+    return out
+
+
+def _numbers(array: Any) -> list[float | None]:
+    return [_number(value) for value in array.tolist()]
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.4g}") if np.isfinite(value) else None

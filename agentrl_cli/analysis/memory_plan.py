@@ -1,0 +1,368 @@
+"""How much memory a run will take, from shapes, before anything is loaded; and roughly how long it will run.
+
+The model is built on the meta device from its configuration, so nothing is allocated. Two phases are planned apart,
+because they do not overlap (with `rollout.async_staleness` they do): the rollout (weights, keys and values of every
+live episode) and the update (weights, gradients, optimizer, activations of one micro-batch, one chunk of logits). What
+cannot fit is refused, with what to change.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ModelError
+from agentrl_cli.learning.advantages import needs
+
+GiB = 1024**3
+STATE = {"adamw": (8, 8), "adamw8bit": (2, 2), "adamw_offload": (12, 0), "muon": (8, 8)}
+"""Bytes of optimizer state a trained weight: where the CPU trains, and on a GPU. Muon's hidden matrices have 4."""
+MOVES = frozenset({"adamw", "muon"})
+"""Optimizers whose state can wait in the CPU's memory."""
+BYTES = {"4bit": 0.516, "8bit": 1.01}
+"""Of a quantised weight: nf4 with a byte for 64 and a float for 256 of those, int8 with a float a row."""
+OVERHEAD = {"cpu": 0.45, "cuda": 0.5}
+"""GiB of the interpreter with torch, or of the CUDA context."""
+SMALL = 50_000_000
+"""Parameters below which activations are kept without a look at the memory."""
+EFFICIENCY = 0.6
+"""Share of a matrix product's rate that a step reaches, by the runs of benchmarks/learning.py; a rough figure."""
+TYPICAL = 0.25
+"""Share of `max_tokens` that an average episode really costs, its prompt shared; for the time estimate only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Bytes by name for each phase, and what there is."""
+
+    rollout: Mapping[str, float]
+    update: Mapping[str, float]
+    available: float
+    device: str
+    parameters: int
+    trainable: int
+    seconds_per_step: float
+    checkpointing: bool = False
+    """Whether activations are recomputed in the backward pass (`train.checkpointing`)."""
+    aside: bool = False
+    """Whether the optimizer's state waits in the CPU's memory while episodes are sampled (on a GPU)."""
+
+    @property
+    def allocated(self) -> dict[str, float]:
+        """Bytes of each phase without the runtime: what torch's allocator has (torch.cuda.max_memory_allocated).
+
+        A card also holds the driver's context and libraries, and what it must have is `peak`.
+        """
+        return {
+            name: sum(p.values()) - p["runtime"] for name, p in (("rollout", self.rollout), ("update", self.update))
+        }
+
+    @property
+    def peak(self) -> float:
+        """Bytes of the larger phase."""
+        return max(sum(self.rollout.values()), sum(self.update.values()))
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.available
+
+    def advice(self) -> list[str]:
+        """What to change so that it fits, the largest part first."""
+        if self.fits:
+            return []
+        tips = {
+            "keys and values": "lower rollout.concurrency or rollout.max_tokens, or set rollout.memory (what does not"
+            " fit then waits, or is computed again)",
+            "value head": "lower train.token_budget",
+            "activations": "lower train.token_budget",
+            "optimizer": "train an adapter: --lora, or train.optimizer=adamw_offload",
+            "gradients": "train an adapter: --lora",
+            "weights": "use a smaller model, or model.dtype=bfloat16",
+            "recorded steps": "rollout.cuda_graphs=off",
+            "sampler": "rollout.async_staleness=0, or train an adapter: --lora",
+            "reference": "train an adapter (--lora), which without itself is the reference, or algo.kl_coef=0",
+        }
+        phase = self.rollout if sum(self.rollout.values()) > sum(self.update.values()) else self.update
+        ranked = sorted(phase, key=lambda name: -phase[name])
+        return list(dict.fromkeys(tips[name] for name in ranked if name in tips))
+
+
+def checkpoints(config: Config, folder: Path | None, model: Any) -> bool:
+    """Whether a training of this loaded model recomputes activations: as it is set, or where they would not fit."""
+    choice = config.train.checkpointing
+    sizes = [(p.numel(), p.element_size()) for p in model.parameters()]
+    if choice != "auto" or folder is None or sum(n for n, _ in sizes) < SMALL:
+        return choice == "on"
+    return plan(config, folder, held=float(sum(n * each for n, each in sizes))).checkpointing
+
+
+def sets_aside(config: Config, folder: Path | None, model: Any) -> bool:
+    """Whether a training of this loaded model keeps its optimizer's state off the GPU while episodes are sampled."""
+    weights = next(iter(model.parameters()))
+    return folder is not None and weights.device.type == "cuda" and plan(config, folder).aside
+
+
+def plan(config: Config, folder: Path, held: float = 0.0, *, card: float | None = None) -> Plan:
+    """Plan a run of the model in `folder`; `held`: bytes of it that are loaded already.
+
+    `card`: bytes of a GPU that is not here, to plan for that; how long a step takes there is not known then.
+    Raises ModelError where its configuration cannot be read.
+    """
+    import torch
+
+    from agentrl_cli.policies.local_engine import FAIR_SHARE
+    from agentrl_cli.policies.local_load import pick_device, pick_dtype
+
+    device = pick_device(config.model.device) if card is None else torch.device("cuda")
+    full = config.model.dtype == "auto" and not config.adapter.enabled  # full weights are trained in float32
+    given = folder
+    folder, config = _under(folder, config)
+    size = 4 if full else _bytes(str(pick_dtype(config.model.dtype, device)))
+    shape = _shape(folder)
+    count = shape["parameters"]
+    trained = _adapter(config, shape) if config.adapter.enabled else count
+    on_gpu = device.type != "cpu"
+    both = {
+        "weights": _weights(config, shape, size) + (trained * 4.0 if config.adapter.enabled else 0.0),
+        "optimizer": _state(config, shape, trained, on_gpu),
+        "runtime": OVERHEAD[device.type if device.type in OVERHEAD else "cuda"] * GiB,
+    }
+    available = (_available(device) if card is None else card) + held
+    copied = shape["fused"] and device.type == "cpu" and size == 4 and count * size <= FAIR_SHARE * available
+    if copied:
+        # The fused engine's copy has the embedding and the head apart; a frozen embedding is read where it is.
+        apart = shape["tied"] - config.adapter.enabled
+        both["sampling weights"] = float((count + apart * shape["vocabulary"] * shape["hidden"]) * size)
+    if config.algo.kl_coef and not (config.adapter.enabled and folder == given):  # a fresh adapter is switched off
+        both["reference"] = float(count * size)
+    rollout = both | _sampling(config, shape, size, adapted=config.adapter.enabled and not copied)
+    stays = _recorded(config, shape, size, rollout, available - both["weights"]) if on_gpu else {}
+    both_ways = [both | _updating(config, shape, size, trained, again=way, on_gpu=on_gpu) for way in (False, True)]
+    rollout, both_ways = rollout | stays, [stays | update for update in both_ways]
+    if config.rollout.async_staleness:  # both phases at once, and the sampler has weights of its own
+        more = {} if copied else {"sampler": float(trained * (4 if config.adapter.enabled else size))}
+        both_ways = [rollout | more | update for update in both_ways]
+    choice = config.train.checkpointing
+    again = choice == "on" or (choice == "auto" and sum(both_ways[0].values()) > available)
+    update = both_ways[again]
+    rollout = update if config.rollout.async_staleness else rollout
+    aside = on_gpu and config.train.optimizer in MOVES and not config.rollout.async_staleness
+    aside = aside and sum(rollout.values()) > sum(update.values())  # else it would not lower the peak
+    if aside:
+        del rollout["optimizer"]
+    seconds = 0.0 if card is not None else _step_seconds(config, count, device) * (4 / 3 if again else 1)
+    return Plan(rollout, update, available, str(device), count, trained, seconds, again, aside)
+
+
+def _state(config: Config, shape: Mapping[str, int], trained: int, on_gpu: bool) -> float:
+    """Bytes of the optimizer's state."""
+    muon = config.train.optimizer == "muon"
+    matrices = 0 if not muon else trained if config.adapter.enabled else shape["linear_weights"]
+    return float(trained * STATE[config.train.optimizer][on_gpu] - 4 * matrices)
+
+
+def _sampling(config: Config, shape: Mapping[str, int], size: int, *, adapted: bool) -> dict[str, float]:
+    """What the rollout takes besides weights; the optimizer's state stays where it is meanwhile, a value head's too.
+
+    Prompts are computed and tokens drawn one after the other, so the larger of the two counts. `adapted`: an adapter
+    that is not merged is sampled with; beside the activation and a linear layer's result stand its own part and the
+    sum, in float32 as its weights are (0.5B's shape in 16 bits: 158.9 MB by this, 159.5 measured).
+    """
+    from agentrl_cli.policies.local_memory import kv_positions, live_rows, parse_memory
+    from agentrl_cli.policies.local_sampling import draw_rows
+
+    rows, shares = live_rows(config), config.rollout.max_tokens <= shape["shares"]
+    cache = kv_positions(config, shares=shares) * shape["layers"] * 2 * shape["kv_width"] * size
+    drawn = 20 * min(rows, draw_rows(shape["vocabulary"])) + size * rows  # five float32 of a part, and the step's own
+    wide = 2 * size + 2 * 4 if adapted else 3 * size
+    groups = shape["q_width"] // shape["kv_width"]
+    masked = (groups + 2) * config.rollout.max_tokens * size  # what a token of a later turn may see, per query head
+    passing = {
+        "logits": float(drawn * shape["vocabulary"]),
+        "prefill": float(shape[f"prefill{size}"] * (wide * shape["inner"] + 6 * shape["hidden"] * size + masked)),
+    }
+    larger = max(passing, key=lambda name: passing[name])
+    kept = min(cache, parse_memory(config.rollout.memory) or cache)
+    # A shelf is made larger layer by layer, and keys after values: that much of it is there twice.
+    found = {"keys and values": kept * (1 + 1 / (2 * shape["layers"]))}
+    found[larger] = passing[larger]
+    return found | ({"value head": _head(shape) * 12.0} if needs(config.algo.advantage) == "values" else {})
+
+
+def _recorded(
+    config: Config, shape: Mapping[str, int], size: int, rollout: Mapping[str, float], free: float
+) -> dict[str, float]:
+    """What stays in both phases where decode steps are recorded as CUDA graphs; nothing where none are."""
+    from agentrl_cli.policies.local_memory import STAY_SHARE, graph_bytes, records
+
+    if not records(config):
+        return {}
+    sizes = {name: shape[name] for name in ("vocabulary", "inner", "hidden", "kv_width")}
+    rows, positions = min(config.rollout.concurrency, 256), config.rollout.max_tokens
+    steps, kept = float(graph_bytes(rows, positions, itemsize=size, **sizes)), rollout["keys and values"]
+    return {"keys and values": kept, "recorded steps": steps} if steps + kept <= STAY_SHARE * free else {}
+
+
+def _updating(
+    config: Config, shape: Mapping[str, int], size: int, trained: int, *, again: bool, on_gpu: bool
+) -> dict[str, float]:
+    """What the update takes besides weights and optimizer.
+
+    `again`: each layer's input is kept, and one layer at a time recomputed.
+    """
+    fuses, hidden = _fuses(config, shape), shape["hidden"]
+    kept = _kept_fused(shape, size) if fuses else _kept(shape, size)
+    layers = shape["layers"] * hidden * size + kept if again else shape["layers"] * kept
+    passing = 4 * (shape["inner"] + hidden) * size  # of a token, in one layer's backward pass
+    ends = 4 * hidden * size  # the embedding, the last states, their gradient and the head's
+    tokens = config.train.token_budget
+    embedding = shape["vocabulary"] * hidden * 4.0
+    backward = {
+        "activations": float(tokens * (layers + passing + ends)),
+        "logits": min(256, max(16, 2**24 // shape["vocabulary"])) * shape["vocabulary"] * 12.0,  # forward_head's chunk
+    }
+    if not config.adapter.enabled:  # the head's gradient waits for the embedding's, beside those that add up
+        backward["head's gradient"] = embedding
+    # AdamW takes the root of the second moments and divides it: weight by weight on a CPU, of all at once on a GPU
+    largest = 4.0 * trained if on_gpu else 2 * (0 if config.adapter.enabled else embedding)
+    stepping = {"optimizer's step": largest}
+    found = {"gradients": trained * 4.0} | max(backward, stepping, key=lambda parts: sum(parts.values()))
+    if needs(config.algo.advantage) == "values":
+        found["value head"] = _head(shape) * 16.0 + tokens * hidden * 12.0
+    return found
+
+
+def _head(shape: Mapping[str, int]) -> int:
+    """Weights of PPO's value head (learning/value.py); in float32, with an AdamW of its own."""
+    return shape["hidden"] ** 2 + 2 * shape["hidden"] + 1
+
+
+def _kept(shape: Mapping[str, int], size: int) -> int:
+    """Bytes that a layer keeps of a token for the backward pass, counted by what its operations save, then measured.
+
+    About 9 numbers a hidden unit (norms, residuals), 7 a unit of the query heads (queries, their norm and rotation,
+    attention's result), 2 of the key-value heads', 4 of the feed-forward part's; norms and rotations in float32.
+    """
+    wide = 9 * shape["hidden"] + 4 * shape["q_width"]
+    return wide * 4 + (3 * shape["q_width"] + 2 * shape["kv_width"] + 4 * shape["inner"]) * size
+
+
+def _under(folder: Path, config: Config) -> tuple[Path, Config]:
+    """The base of an adapter that is trained on, and the configuration with the adapter's rank."""
+    from agentrl_cli.policies.local_load import ADAPTER_FILE, adapter_base
+
+    if not (folder / ADAPTER_FILE).is_file() or (folder / "config.json").is_file():
+        return folder, config
+    try:
+        rank = int(json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))["r"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{folder / ADAPTER_FILE} cannot be read: {error!r}") from error
+    adapter = config.adapter.model_copy(update={"enabled": True, "r": rank})
+    return adapter_base(folder, config.model, base=folder), config.model_copy(update={"adapter": adapter})
+
+
+def _kept_fused(shape: Mapping[str, int], size: int) -> int:
+    """The same where our own forward runs under an adapter: what its two functions and attention save of a token."""
+    heads = 5 * shape["q_width"] + shape["head_norms"] * (shape["q_width"] + shape["kv_width"])
+    return (2 * shape["hidden"] + heads + 2 * shape["inner"]) * size
+
+
+def _fuses(config: Config, shape: Mapping[str, int]) -> bool:
+    """Whether forward_fused.py will train it: plain LoRA on all linear layers of a family that it knows."""
+    lora = config.adapter
+    plain = lora.enabled and not lora.dropout and not lora.use_dora and config.model.quantization == "none"
+    return bool(plain and shape["fused"])
+
+
+def _weights(config: Config, shape: Mapping[str, int], size: int) -> float:
+    """Bytes of the base model; quantised, its linear layers without the head in 4 or 8 bits with their constants."""
+    bits = config.model.quantization
+    if bits == "none":
+        return float(shape["parameters"] * size)
+    rest = (shape["parameters"] - shape["linear_weights"]) * size
+    return float(rest + shape["linear_weights"] * BYTES[bits])
+
+
+def _shape(folder: Path) -> dict[str, int]:
+    """Sizes of a model, built without memory."""
+    import torch
+    from transformers import AutoConfig
+
+    from agentrl_cli.policies.local_fused import FAMILIES
+    from agentrl_cli.policies.local_load import auto_class
+    from agentrl_cli.policies.local_memory import prefill_tokens, share_reach
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        with torch.device("meta"):
+            model = auto_class(folder).from_config(config)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"The model in {folder} cannot be planned for: {error}") from error
+    text: Any = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    linear = [m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and "head" not in name]
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "layers": int(text.num_hidden_layers),
+        "hidden": int(text.hidden_size),
+        "vocabulary": int(text.vocab_size),
+        "kv_width": int(heads * width),
+        "shares": share_reach(config),
+        "tied": int(bool(getattr(text, "tie_word_embeddings", False))),
+        "fused": int(getattr(config, "model_type", "") in FAMILIES),
+        "q_width": int(text.num_attention_heads * width),
+        "inner": int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),
+        "linear_weights": sum(m.in_features * m.out_features for m in linear),
+        "head_norms": int(any(name.endswith(".q_norm") for name, _ in model.named_modules())),
+        "prefill4": prefill_tokens(text, 4),
+        "prefill2": prefill_tokens(text, 2),
+        "linear_in_out": sum(m.in_features + m.out_features for m in linear),
+    }
+
+
+def _adapter(config: Config, shape: Mapping[str, int]) -> int:
+    """Parameters of a LoRA adapter on all linear layers (an upper bound where fewer modules are named)."""
+    return config.adapter.r * shape["linear_in_out"]
+
+
+def _bytes(dtype: str) -> int:
+    return 4 if dtype.endswith("float32") else 2
+
+
+def _available(device: Any) -> float:
+    if device.type == "cuda":
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(device)
+        return float(free)
+    text = Path("/proc/meminfo")
+    if text.is_file():
+        for line in text.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return float(line.split()[1]) * 1024
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _step_seconds(config: Config, parameters: int, device: Any) -> float:
+    """A step's seconds: its arithmetic over a rate measured now, at the efficiency seen in practice."""
+    import torch
+
+    side = 4096 if device.type == "cuda" else 512
+    a = torch.randn(side, side, device=device)
+    best = float("inf")
+    for _ in range(8):  # the first ones start threads and find kernels
+        started = time.perf_counter()
+        float((a @ a)[0, 0])
+        best = min(best, time.perf_counter() - started)
+    rate = 2 * side**3 / max(best, 1e-6)
+    episodes = config.rollout.group_size * config.rollout.prompts_per_step
+    tokens = episodes * config.rollout.max_tokens * TYPICAL
+    work = tokens * parameters * (2 + 6)  # a forward to sample, three forwards' worth to train
+    return work / (rate * EFFICIENCY)

@@ -1,0 +1,297 @@
+"""A run's episodes scored again without generating anything: other weights, other reward functions, another estimator.
+
+What was trained on stays as it is: the new rewards and advantages are a score set beside the episodes (`scores`), of
+which a run can have several; filters read the newest (`rescored:>0.5 delta:<0`), `show` and replay list them all.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from agentrl_cli.chat.drift import KINDS
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ConfigError, EnvError, NotFound
+from agentrl_cli.learning.advantages import drops_equal, find, needs, options
+from agentrl_cli.learning.dispositions import CUT, decide
+from agentrl_cli.learning.estimator_inputs import AdvantageInput, turn_lengths
+from agentrl_cli.learning.turn_advantages import token_rewards
+from agentrl_cli.registry import resolve
+from agentrl_cli.rewards import Reward, RewardContext, finite, score
+from agentrl_cli.rollout.greedy import KIND, SUFFIX
+from agentrl_cli.rollout.greedy import rewards as rewards_of
+from agentrl_cli.store import Score, Store
+from agentrl_cli.types import Episode, Fact, Float32, RewardPart, Task
+
+LEFT_OUT = {str(fact) for fact in Fact} - {str(Fact.TRAINED), str(Fact.SKIPPED_ZERO_VARIANCE), str(Fact.SKIPPED_STALE)}
+"""Facts that no reward changes. A group that was too small stays so: the others in it went for such reasons."""
+Session = Callable[[], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One episode before and after."""
+
+    episode: Episode
+    parts: tuple[RewardPart, ...]
+    advantage: float | None
+    """Mean over its trained tokens; None where it would not be trained."""
+    fact: str
+    """What a training step would do with it now."""
+    turns: tuple[float, ...] = ()
+    """Mean advantage of each assistant turn."""
+
+    @property
+    def reward(self) -> float:
+        return sum(part.value * part.weight for part in self.parts)
+
+    @property
+    def delta(self) -> float:
+        return self.reward - self.episode.reward
+
+    def report(self) -> dict[str, Any]:
+        """As plain values."""
+        e = self.episode
+        return {
+            "episode": e.id, "task": e.task_id, "step": e.step, "group": e.group_id, "sample": e.sample,
+            "reward_before": e.reward, "reward": self.reward, "delta": self.delta,
+            "advantage_before": e.advantage, "advantage": self.advantage, "turns": list(self.turns),
+            "fact_before": e.fact, "fact": self.fact,
+            "parts": {part.name: {"value": part.value, "weight": part.weight} for part in self.parts},
+        }  # fmt: skip
+
+
+def reward_of(text: str, base: Any, weights: Mapping[str, float]) -> Reward:
+    """A reward function as a user names it: `module:object`, `file.py:fn`, or `NAME=…` to replace the part NAME.
+
+    Its weight is `rewards.NAME`, else 1. Raises NotFound, EnvError, ConfigError for something that cannot be called.
+    """
+    name, equals, target = text.partition("=")
+    if not equals:
+        name, target = "", text
+    function = resolve("rewards", {}, target, base=base)
+    if not callable(function):
+        raise ConfigError(f"{target} is no function.", hint="A reward is `def name(episode, ctx): return number`.")
+    name = name or str(getattr(function, "__name__", type(function).__name__))
+    return Reward(name, _two(function), weights.get(name, 1.0))
+
+
+def _two(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of (episode, ctx), also where it wants the episode alone."""
+    wanted = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    return function if len(wanted) > 1 else lambda episode, ctx: function(episode)
+
+
+async def rescore_parts(
+    episode: Episode,
+    task: Task | None,
+    weights: Mapping[str, float],
+    rewards: Sequence[Reward],
+    open_session: Session | None = None,
+) -> tuple[RewardPart, ...]:
+    """The stored parts under new weights, and those of the functions, in the place of a part of the same name.
+
+    A function sees the stored episode, its task and last text; of the tools' states only the submitted answer, and a
+    fresh sandbox session. Raises EnvError where a function fails.
+    """
+    parts = [replace(part, weight=weights.get(part.name, part.weight)) for part in episode.reward_parts]
+    if not rewards:
+        return tuple(parts)
+    if task is None:
+        raise NotFound(f"The store has no task {episode.task_id!r}, which a reward function needs.")
+    said = [str(t.messages[0].get("content") or "") for t in episode.turns if t.role == "assistant" and t.messages]
+    calls = [call for turn in episode.turns for call in turn.calls if call.arguments]
+    answers = [call.arguments["answer"] for call in calls if call.arguments and "answer" in call.arguments]
+    state = {"answer": answers[-1]} if answers else {}
+    ctx = RewardContext(task, said[-1] if said else "", open_session, state)
+    given = {part.name: part for part in await score(episode, rewards, ctx)}
+    primary = {part.name for part in parts if part.primary}
+    new = {name: finite(replace(part, primary=name in primary)) for name, part in given.items()}
+    kept = [replace(new.pop(part.name, part), weight=part.weight) for part in parts]
+    return tuple([*kept, *new.values()])
+
+
+def changes(
+    episodes: Sequence[Episode], parts: Mapping[str, tuple[RewardPart, ...]], config: Config, store: Store
+) -> list[Change]:
+    """What a training step would make of episodes with other reward parts: facts by groups, advantages by steps.
+
+    Episodes are of any number of steps and in any order; what was skipped for a reason of its own stays skipped.
+    """
+    steps: dict[int, dict[str, list[Episode]]] = {}
+    for episode in episodes:
+        groups = steps.setdefault(episode.step or 0, {})
+        groups.setdefault(episode.group_id or episode.id, []).append(episode)
+    found: dict[str, Change] = {}
+    for groups in steps.values():
+        found |= _step(list(groups.values()), parts, config, store)
+    return [found[episode.id] for episode in episodes]
+
+
+def _step(
+    groups: Sequence[Sequence[Episode]], parts: Mapping[str, tuple[RewardPart, ...]], config: Config, store: Store
+) -> dict[str, Change]:
+    """One step: `decide` as the trainer does it, then the estimator over all that is trained."""
+    new = [[e.with_(reward_parts=parts[e.id]) for e in group] for group in groups]
+    kinds = {e.id: [row.kind for row in store.drift(e.id)] for group in groups for e in group}
+    facts = decide(
+        new,
+        drift={name: max(kind, key=KINDS.index) for name, kind in kinds.items() if kind},
+        train_drifted=config.drift.structural == "train",
+        drop_zero_variance=drops_equal(config.algo),
+        mask_overlong=config.algo.mask_overlong,
+    )
+    old = {e.id: e for group in groups for e in group}
+    trained = [e for group in new for e in group if facts[e.id] is Fact.TRAINED and old[e.id].fact not in LEFT_OUT]
+    found_advantages = estimate(trained, config, store, [old[e.id] for e in trained])
+    advantages = dict(zip([e.id for e in trained], found_advantages, strict=True))
+    found = {}
+    for group in groups:
+        for e in group:
+            values = advantages.get(e.id)
+            fact = e.fact if values is None and e.fact in LEFT_OUT else str(facts[e.id])
+            mean = None if values is None else float(values.mean()) if len(values) else 0.0
+            turns = () if values is None else _by_turn(e, values)
+            found[e.id] = Change(e, parts[e.id], mean, fact, turns)
+    return found
+
+
+def estimate(
+    episodes: Sequence[Episode], config: Config, store: Store, was: Sequence[Episode] | None = None
+) -> list[Float32]:
+    """N × [trained tokens] advantages of a step's episodes by `algo.advantage`.
+
+    `was`: the same episodes under their old rewards. Values of a critic are those that the training stored. Raises
+    ConfigError where there is not what it needs.
+    """
+    if not episodes:
+        return []
+    algo = config.algo
+    given = options(algo)
+    signals = [store.signals(e.id) for e in episodes]
+    stored = [(s, e.tokens.trained_mask) for s, e in zip(signals, episodes, strict=True) if s is not None]
+    values = [np.asarray(s.value[mask], np.float64) for s, mask in stored if s.value is not None]
+    if len(values) == len(episodes):
+        given["values"] = tuple(values)
+    if needs(algo.advantage) == "baseline":
+        given["baseline"] = _greedy_rewards(episodes, store)
+    if algo.kl_coef and algo.kl_in == "reward":
+        pairs = [(s.logp_train[mask], s.logp_ref[mask]) for s, mask in stored if s.logp_ref is not None]
+        if len(pairs) < len(episodes):
+            raise ConfigError("The KL is part of the reward, and the run stored no reference log-probabilities.")
+        coefficient = _kl_coef(episodes[0], config, store)
+        given["token_penalty"] = tuple(coefficient * KL[algo.kl](*pair) for pair in pairs)
+    if algo.value_bootstrap and "values" in given:
+        x = AdvantageInput.of(episodes if was is None else was, **given)
+        returns = [np.asarray(s.returns[mask], np.float64) for s, mask in stored if s.returns is not None]
+        given["bootstrap"] = _left_in(x, returns, episodes)
+    return find(algo.advantage)(AdvantageInput.of(episodes, **given))
+
+
+def _kl_coef(episode: Episode, config: Config, store: Store) -> float:
+    """The KL's coefficient in an episode's step: where `algo.kl_target` steers it, what the step stored of it."""
+    if config.algo.kl_target is None:
+        return config.algo.kl_coef
+    rows = [row for row in store.steps(episode.run_id or "", episode.step or 0) if row["step"] == episode.step]
+    return float(rows[0].get("kl_coef", config.algo.kl_coef)) if rows else config.algo.kl_coef
+
+
+def _left_in(
+    x: AdvantageInput, returns: Sequence[np.ndarray[Any, np.dtype[np.float64]]], episodes: Sequence[Episode]
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """[N] value of the state that a cut-off episode was left in, as its last stored return tells: r + gamma · it."""
+    out = np.zeros(x.size)
+    for i, (rewards, target, episode) in enumerate(zip(token_rewards(x), returns, episodes, strict=True)):
+        if episode.outcome in CUT and len(rewards) and x.gamma:
+            out[i] = (target[-1] - rewards[-1]) / x.gamma
+    return out
+
+
+def _greedy_rewards(episodes: Sequence[Episode], store: Store) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+    """[N] reward of the greedy attempt at each one's task; None where the run made none for one of them."""
+    run, step = episodes[0].run_id or "", episodes[0].step or 0
+    greedy = [store.episode(name) for name in store.finished(run, step, KIND).values()]
+    known = rewards_of({(e.group_id or "").removesuffix(SUFFIX): e for e in greedy})
+    found = [known.get(e.group_id or "") for e in episodes]
+    return None if None in found else np.array(found, np.float64)
+
+
+KL: Mapping[str, Callable[[Float32, Float32], Any]] = {
+    "k1": lambda p, ref: np.asarray(p - ref, np.float64),
+    "k2": lambda p, ref: np.asarray(p - ref, np.float64) ** 2 / 2,
+    "k3": lambda p, ref: np.expm1(np.asarray(ref - p, np.float64)) - np.asarray(ref - p, np.float64),
+}
+"""learning.terms.KL without torch: this command needs none."""
+
+
+def _by_turn(episode: Episode, values: Float32) -> tuple[float, ...]:
+    pieces = np.split(values, np.cumsum(turn_lengths(episode))[:-1])
+    return tuple(float(piece.mean()) if len(piece) else 0.0 for piece in pieces)
+
+
+def keep(store: Store, run_id: str, name: str, found: Sequence[Change], spec: Mapping[str, Any]) -> str:
+    """Store the result as a score set of the run; returns its name, which gets a number where it is taken."""
+    rows = [
+        Score(
+            name=name,
+            episode_id=change.episode.id,
+            reward=change.reward,
+            delta=change.delta,
+            advantage=change.advantage,
+            fact=change.fact,
+            parts={part.name: [part.value, part.weight] for part in change.parts},
+            turns=change.turns,
+        )
+        for change in found
+    ]
+    return store.add_scores(run_id, name, rows, spec)
+
+
+def summary(found: Sequence[Change]) -> dict[str, Any]:
+    """The run as a whole, before and after; errors have no reward and do not count."""
+    graded = [c for c in found if c.episode.reward_parts]
+    flips = [
+        c for c in graded if c.advantage is not None and c.episode.advantage is not None
+        and c.advantage * c.episode.advantage < 0
+    ]  # fmt: skip
+
+    def mean(values: Sequence[float]) -> float | None:
+        return float(np.mean(values)) if len(values) else None
+
+    def trained(facts: Sequence[str]) -> int:
+        return sum(fact == Fact.TRAINED for fact in facts)
+
+    return {
+        "episodes": len(found),
+        "changed": sum(abs(c.delta) > 1e-12 for c in graded),
+        "reward_before": mean([c.episode.reward for c in graded]),
+        "reward": mean([c.reward for c in graded]),
+        "trained_before": trained([c.episode.fact for c in found]),
+        "trained": trained([c.fact for c in found]),
+        "sign_flips": len(flips),
+    }
+
+
+async def rescore_run(
+    store: Store,
+    episodes: Sequence[Episode],
+    config: Config,
+    rewards: Sequence[Reward],
+    open_session: Session | None = None,
+) -> list[Change]:
+    """Everything at once. Weights are `config.rewards`, the estimator and its settings `config.algo`."""
+    parts: dict[str, tuple[RewardPart, ...]] = {}
+    for episode in episodes:
+        if not episode.reward_parts:  # errors were never graded, and are not now
+            parts[episode.id] = ()
+            continue
+        task = store.task(episode.task_id, episode.pack) if rewards else None
+        try:
+            parts[episode.id] = await rescore_parts(episode, task, config.rewards, rewards, open_session)
+        except EnvError as error:
+            raise EnvError(f"{error.message} (episode {episode.id})", hint="Nothing was stored.") from error
+    return changes(episodes, parts, config, store)

@@ -1,0 +1,238 @@
+"""What if: an episode's recorded tool calls run again and compared, its rewards computed again, its beginning reused.
+
+Loads no model: continuing from a turn with a policy is servers/chat_session/whatif.py, in a process of its own.
+Results are stored as children of the episode (kind `whatif`, `parent_id`, `parent_turn`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from agentrl_cli.envs.tool_env import AssistantTurn, Env, Step, as_env_error
+from agentrl_cli.errors import UsageError
+from agentrl_cli.learning.advantages import episode_advantage, grpo
+from agentrl_cli.learning.estimator_inputs import AdvantageInput
+from agentrl_cli.rewards import Reward, RewardContext, finite, score
+from agentrl_cli.types import Episode, Message, RewardPart, StopReason, Task, Tokens, ToolResult, Turn
+
+CUT_MARK = "[… "
+"""How an observation begins the words that say how much of it was cut (rollout.cut_text)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """One recorded call, or one turn said to the simulated user, and what it answers now."""
+
+    call: int
+    """Its number in the episode, from 1; 0 for what was said to the simulated user (`name` is `user`)."""
+    turn: int
+    """The assistant turn that made it."""
+    name: str
+    arguments: Mapping[str, Any] | None
+    before: ToolResult | None
+    """None where the episode ended before an answer was stored."""
+    after: ToolResult
+
+    @property
+    def same(self) -> bool:
+        """True where the answer is the recorded one, as far as that was stored."""
+        return self.before is not None and same_answer(self.before, self.after)
+
+    @property
+    def diverged(self) -> str:
+        """`diverged at call n`, with which and where; empty where the answer is the recorded one."""
+        place = f"call {self.call} ({self.name}, turn {self.turn})" if self.call else f"turn {self.turn} (the user)"
+        return "" if self.same else f"diverged at {place}"
+
+    def diff(self) -> list[str]:
+        """Lines of a unified diff of the two texts, without its heads; empty where they are the same."""
+        if self.before is None or self.same:
+            return []
+        lines = difflib.unified_diff(self.before.text.splitlines(), self.after.text.splitlines(), lineterm="", n=1)
+        return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+
+
+def same_answer(before: ToolResult, after: ToolResult) -> bool:
+    """Whether two answers agree: the class of failure and the text; of a cut one what is left of it."""
+    if before.error != after.error:
+        return False
+    if not before.truncated or CUT_MARK not in before.text:
+        return before.text == after.text and before.images == after.images
+    head, _, rest = before.text.partition(CUT_MARK)
+    tail = rest.partition("]")[2]
+    return after.text.startswith(head) and after.text.endswith(tail)
+
+
+class World(NamedTuple):
+    """What running an episode's turns again told."""
+
+    reruns: list[Rerun]
+    earned: float | None
+    """What the world's steps rewarded; None where they did not."""
+    over: bool
+    """True where the world ended the episode by itself."""
+
+
+async def rerun_calls(episode: Episode, env: Env, until: int | None = None) -> World:
+    """Run the assistant turns before turn `until` (None: all) again, in order, in an env that was reset.
+
+    Tool calls are run; a turn without one is said to the simulated user, or to whatever the environment is. Afterwards
+    everything is in the state that the conversation left. Raises EnvError.
+    """
+    out: list[Rerun] = []
+    earned: float | None = None
+    said = calls = 0
+    over = False
+    for place, turn in enumerate(episode.turns):
+        if turn.role != "assistant" or (until is not None and turn.index >= until):
+            continue
+        if (turn.calls or env.talks) and not was_cut(turn.stop_reason):
+            step = await step_of(env, AssistantTurn(_content(turn), turn.calls, said))
+            earned = earned if step.reward is None else (earned or 0.0) + step.reward
+            over = step.terminated or not step.messages
+            answers = episode.turns[place + 1] if place + 1 < len(episode.turns) else None
+            if turn.calls:
+                out += _again(turn, results_of(step), answers, calls)
+                calls += len(turn.calls)
+            else:
+                out += _said_again(turn, step, answers)
+        said += 1
+    return World(out, earned, over)
+
+
+def was_cut(reason: str | None) -> bool:
+    """Whether a turn ended before the model ended it: nobody answered it then, and its calls were not run."""
+    return reason not in (None, StopReason.STOP, StopReason.STOP_STRING)
+
+
+async def opened(env: Env, task: Task) -> list[Message]:
+    """What an environment begins an episode with. What a task's own code raises is an EnvError."""
+    try:
+        return await env.reset(task)
+    except Exception as error:
+        raise as_env_error(error) from error
+
+
+async def step_of(env: Env, turn: AssistantTurn) -> Step:
+    """What the world answers a turn. What a task's own code raises is an EnvError."""
+    try:
+        return await env.step(turn)
+    except Exception as error:
+        raise as_env_error(error) from error
+
+
+def results_of(step: Step) -> tuple[ToolResult, ...]:
+    """A step's tool results; those of an environment that sends messages alone are made of these."""
+    texts = [str(message.get("content") or "") for message in step.messages if message["role"] == "tool"]
+    return step.results or tuple(ToolResult(text) for text in texts)
+
+
+def _again(turn: Turn, after: Sequence[ToolResult], answers: Turn | None, calls: int) -> list[Rerun]:
+    """The calls of a turn with what they answered and answer now; `calls` were made before."""
+    before: Sequence[ToolResult] = ()
+    if answers is not None and answers.role == "tool":
+        before = answers.results or [ToolResult(str(message.get("content") or "")) for message in answers.messages]
+    return [
+        Rerun(calls + n + 1, turn.index, call.name, call.arguments, before[n] if n < len(before) else None, result)
+        for n, (call, result) in enumerate(zip(turn.calls, after, strict=False))
+    ]
+
+
+def _said_again(turn: Turn, step: Step, answers: Turn | None) -> list[Rerun]:
+    """What the simulated user said to a turn and says now; nothing where it was and is silent."""
+    now = [str(message.get("content") or "") for message in step.messages if message["role"] == "user"]
+    before = _content(answers) if answers is not None and answers.role == "user" else None
+    if before is None and not now:
+        return []
+    after = ToolResult("\n".join(now), error=None if now else "silent")
+    return [Rerun(0, turn.index, "user", None, None if before is None else ToolResult(before), after)]
+
+
+def marked(turns: Sequence[Turn], reruns: Sequence[Rerun]) -> list[Turn]:
+    """The turns with a mark where they were answered otherwise when they were run again: `metrics["diverged"]` on the
+    result of a call, `diverged` on what a user or an environment of its own said.
+
+    The text stays the recorded one, which is what the tokens say; the flag DIVERGED reads the marks.
+    """
+    again: dict[int, list[Rerun]] = {}
+    for item in reruns:
+        again.setdefault(item.turn, []).append(item)
+    out: list[Turn] = []
+    for place, turn in enumerate(turns):
+        before = turns[place - 1] if place else None
+        asked = again.get(before.index, []) if before is not None and before.role == "assistant" else []
+        alone = turn.role == "assistant" and (place + 1 == len(turns) or turns[place + 1].role == "assistant")
+        heard = again.get(turn.index, []) if alone else [] if turn.results or turn.role == "assistant" else asked
+        results = [
+            replace(result, metrics=_mark(result.metrics, n < len(asked) and not asked[n].same))
+            for n, result in enumerate(turn.results)
+        ]
+        out.append(replace(turn, results=tuple(results), diverged=any(not item.same for item in heard)))
+    return out
+
+
+def _mark(metrics: Mapping[str, float], diverged: bool) -> dict[str, float]:
+    return {k: v for k, v in metrics.items() if k != "diverged"} | ({"diverged": 1.0} if diverged else {})
+
+
+async def rescore(
+    episode: Episode,
+    rewards: Sequence[Reward],
+    env: Env,
+    task: Task,
+    *,
+    sandboxed: bool,
+    weights: Mapping[str, float] | None = None,
+    earned: float | None = None,
+    decode: Callable[[Sequence[int]], str] | None = None,
+) -> tuple[RewardPart, ...]:
+    """The reward parts of the pack and of the world, as a rollout makes them, in an env that the episode's turns left.
+
+    `weights`: as configured, over the pack's. `earned`: what the world's steps rewarded.
+    Raises EnvError, SandboxFault.
+    """
+    said = [_content(turn) for turn in episode.turns if turn.role == "assistant"]
+    tools = getattr(env, "context", None)
+    session = tools.session if sandboxed and tools is not None else None
+    context = RewardContext(
+        task, said[-1] if said else "", session, tools.state if tools is not None else {}, decode=decode
+    )
+    try:
+        parts = [*await score(episode, rewards, context), *await env.rewards()]
+    except Exception as error:
+        raise as_env_error(error) from error
+    if earned is not None:
+        parts.append(RewardPart("env", earned, 0.0))
+    given = weights or {}
+    return tuple(finite(replace(part, weight=given.get(part.name, part.weight))) for part in parts)
+
+
+def beginning(episode: Episode, turn: int) -> tuple[list[Turn], list[Tokens]]:
+    """The turns before turn `turn` with their tokens: ids, origins and numbers as they were stored.
+
+    Raises UsageError where there is no such place, or where it is not the model that speaks next.
+    """
+    kept = [item for item in episode.turns if item.index < turn]
+    if not kept or turn > len(episode.turns):
+        last = max(len(episode.turns) - 1, 1)
+        raise UsageError(f"There is nothing to go on from at turn {turn}.", hint=f"Turns 1 to {last} can be.")
+    if turn < len(episode.turns) and episode.turns[turn].role != "assistant":
+        places = ", ".join(str(item.index) for item in episode.turns if item.role == "assistant")
+        raise UsageError(f"Turn {turn} is not the model's.", hint=f"The model's turns: {places or 'none'}.")
+    return kept, [episode.tokens.slice(item.start, item.end) for item in kept]
+
+
+def advantages(rewards: Sequence[float]) -> list[float]:
+    """GRPO's advantages of one group's rewards; zeros where all are equal."""
+    n = len(rewards)
+    x = AdvantageInput(np.asarray(rewards, np.float64), np.zeros(n, np.int64), np.ones(n, np.int64))
+    return [float(value) for value in episode_advantage(grpo(x))]
+
+
+def _content(turn: Turn) -> str:
+    return str(turn.messages[0].get("content") or "") if turn.messages else ""

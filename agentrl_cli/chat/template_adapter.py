@@ -1,0 +1,187 @@
+"""Conversations for templates that lack something: a system role, tool schemas, calls or results.
+
+Gemma has no system role and no tools, Phi-3 and Llama-2 no tools, DeepSeek writes calls and results but no schemas.
+What a template can is found by rendering probes. What it cannot is said in a role that it has, the same way in a
+prompt, a delta and a full rendering, so that an episode still extends by appending:
+
+- a system message goes in front of the first user message,
+- schemas are described in the system text, with the parser's own syntax as the example,
+- calls stand in the assistant's content in that syntax,
+- results come as a user message, each in `<tool_response>` tags; or only those of malformed calls, which a template
+  may not know for calls.
+
+A template that can all of it, as those for agents do, is given the messages as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl_cli.chat.parsers.base import Parser
+from agentrl_cli.chat.template_probe import MARK, PROBE_TOOL, RESULT, assistant, tool, user
+from agentrl_cli.errors import TemplateError
+from agentrl_cli.types import Message, ToolSchema
+
+RenderText = Callable[[Sequence[Message], Sequence[ToolSchema] | None, bool], str]
+
+TOOLS_TEXT = """\
+# Tools
+
+You may call these functions; each line describes one as JSON Schema:
+{schemas}
+
+To call a function, write exactly this, with its name and arguments:
+{example}"""
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a chat template writes by itself."""
+
+    system: bool = True
+    schemas: bool = True
+    calls: bool = True
+    results: bool = True
+    lone_results: bool = True
+    """Results behind a turn without a call that it can write, as after a malformed one."""
+
+    @property
+    def all(self) -> bool:
+        return self.system and self.schemas and self.calls and self.results and self.lone_results
+
+
+def find_abilities(render: RenderText) -> Abilities:
+    """Probe a template. One that refuses everything has no abilities, and says so where it is used."""
+
+    def shows(word: str, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None) -> bool:
+        try:
+            return word in render(messages, tools, True)
+        except TemplateError:
+            return False
+
+    call = assistant("", [("c00000000", "probe")])
+    return Abilities(
+        system=shows(MARK, [{"role": "system", "content": MARK}, user("u")]),
+        schemas=shows("probe", [user("u")], [PROBE_TOOL]),
+        calls=shows(MARK, [user("u"), call, tool("r")], [PROBE_TOOL]) or shows(MARK, [user("u"), call], [PROBE_TOOL]),
+        results=shows(RESULT, [user("u"), call, tool(RESULT)], [PROBE_TOOL]),
+        lone_results=shows(RESULT, [user("u"), assistant("a"), tool(RESULT)], [PROBE_TOOL]),
+    )
+
+
+def adapted(
+    messages: Sequence[Message], tools: Sequence[ToolSchema] | None, able: Abilities, parser: Parser
+) -> tuple[list[Message], Sequence[ToolSchema] | None]:
+    """Messages and tools as a template of these abilities can write them."""
+    if able.all:
+        return list(messages), tools
+    found = list(messages)
+    if tools and not able.schemas:
+        found = _described(found, tools, parser)
+        tools = None
+    if able.results and not able.lone_results:
+        found = _adopted(found)
+    if not able.calls:
+        found = [_written(message, parser) for message in found]
+    if not able.results:
+        found = _answered(found)
+    if not able.system:
+        found = _merged(found)
+    return found, tools
+
+
+def _described(messages: list[Message], tools: Sequence[ToolSchema], parser: Parser) -> list[Message]:
+    """The tools at the end of the system text."""
+    schemas = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    text = TOOLS_TEXT.format(schemas=schemas, example=parser.example("NAME", {"ARGUMENT": "VALUE"}))
+    if messages and messages[0].get("role") == "system":
+        return [_prefixed(messages[0], "", f"\n\n{text}"), *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def _written(message: Message, parser: Parser) -> Message:
+    """An assistant message whose calls stand in its content."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    texts = [parser.example(call["function"]["name"], _arguments(call)) for call in calls]
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    content = message.get("content") or ""
+    return {**rest, "content": "\n".join([*([content] if content else []), *texts])}
+
+
+def _arguments(call: Message) -> dict[str, Any]:
+    arguments = call["function"].get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return {"arguments": arguments}
+    return dict(arguments)
+
+
+def _answered(messages: list[Message]) -> list[Message]:
+    """Results as user messages; those of one turn in one."""
+    found: list[Message] = []
+    previous = ""
+    for message in messages:
+        role = str(message.get("role"))
+        if role == "tool":
+            message = {"role": "user", "content": _tagged(message.get("content") or "")}
+        joins = found and found[-1]["role"] == "user" == message.get("role") and "tool" in (role, previous)
+        if joins:
+            found[-1] = {**found[-1], "content": _joined(found[-1]["content"], "\n", message.get("content") or "")}
+        else:
+            found.append(message)
+        previous = role
+    return found
+
+
+def _adopted(messages: list[Message]) -> list[Message]:
+    """Results behind a turn without calls as user messages: Gemma 4 shows no others, MiniMax refuses them."""
+    alone, found = False, []
+    for message in messages:
+        if message.get("role") == "assistant":
+            alone = not message.get("tool_calls")
+        if not alone or message.get("role") != "tool":
+            found.append(message)
+            continue
+        text, joins = _tagged(message.get("content") or ""), found[-1].get("role") == "user"
+        if joins:
+            found[-1] = {**found[-1], "content": _joined(found[-1]["content"], "\n", text)}
+        else:
+            found.append({"role": "user", "content": text})
+    return found
+
+
+def _tagged(content: Any) -> Any:
+    return _joined(_joined("<tool_response>\n", "", content), "", "\n</tool_response>")
+
+
+def _merged(messages: list[Message]) -> list[Message]:
+    """The system text in front of the first user message; alone, where there is none."""
+    if not messages or messages[0].get("role") != "system":
+        return messages
+    text = messages[0].get("content") or ""
+    if len(messages) > 1 and messages[1].get("role") == "user":
+        return [{**messages[1], "content": _joined(text, "\n\n", messages[1].get("content") or "")}, *messages[2:]]
+    return [{"role": "user", "content": text}, *messages[1:]]
+
+
+def _prefixed(message: Message, before: str, after: str) -> Message:
+    content = message.get("content") or ""
+    return {**message, "content": _joined(_joined(before, "", content), "", after)}
+
+
+def _joined(first: Any, between: str, second: Any) -> Any:
+    """Two contents in one: a text, or a list of parts where one of them is (images)."""
+    if isinstance(first, str) and isinstance(second, str):
+        return first + between + second
+    parts: list[Message] = []
+    for content in (first, between, second):
+        if content:
+            parts += [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+    return parts

@@ -1,0 +1,134 @@
+"""What a chat template does at the end of an assistant turn, found by rendering probes, not by knowing families.
+
+Two styles exist. *Closing*: the turn ends with a token of its own (`<|im_end|>`) that the model samples, and the next
+message brings its own header. *Header*: nothing closes the turn; the model stops by sampling the first token of the
+next message (`<|user|>`, `<|observation|>` in GLM), so that token is both the stop and the start of what follows.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agentrl_cli.chat.spans import shared_prefix
+from agentrl_cli.chat.tokenizer import BaseTokenizer
+from agentrl_cli.errors import TemplateError
+from agentrl_cli.types import Message, ToolSchema
+
+RenderText = Callable[[Sequence[Message], Sequence[ToolSchema] | None, bool], str]
+"""(messages, tools, add_generation_prompt) -> text"""
+
+MARK = f"zq{secrets.token_hex(6)}m"
+RESULT = f"zq{secrets.token_hex(6)}r"
+"""Words that no conversation contains."""
+
+PROBE_TOOL: ToolSchema = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "A probe.",
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"type": "string", "description": "A text."}},
+            "required": ["x"],
+        },
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """How assistant turns end."""
+
+    texts: tuple[str, ...]
+    """Texts of the tokens that a template writes where an assistant turn ends; the first follows a plain answer."""
+    closing: bool
+    """True where the token belongs to the assistant turn, False where it opens the next message."""
+    suffix: str = ""
+    """What the template writes between the content and the stop token; the model samples this too."""
+    after_call: str = ""
+    """The text that follows a turn with tool calls; empty where the template has no tools."""
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str, calls: Sequence[tuple[str, str]] = ()) -> Message:
+    """An assistant message; `calls` are (id, name), their argument is the marker."""
+    message: Message = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [
+            {"id": id_, "type": "function", "function": {"name": name, "arguments": {"x": MARK}}} for id_, name in calls
+        ]
+    return message
+
+
+def tool(text: str, id_: str = "c00000000", name: str = "probe") -> Message:
+    return {"role": "tool", "tool_call_id": id_, "name": name, "content": text}
+
+
+def find_stops(render: RenderText, tokenizer: BaseTokenizer, markers: Sequence[str]) -> Stops:
+    """Where assistant turns of this template end. Raises TemplateError where no special token ends them."""
+    control = [token.text for token in tokenizer.added if token.special and token.text not in markers]
+    followed = render([user("u"), assistant(MARK), user("v")], None, False)
+    alone = render([user("u"), assistant(MARK)], None, False)
+    found = _first(followed, control)
+    if found is None:
+        raise TemplateError(
+            "The chat template writes no control token after an assistant turn, so a model cannot learn to stop.",
+            hint="Use the template of an instruction-tuned model: --set model.chat_template=FILE.",
+        )
+    stop, suffix = found
+    closing = _first(alone, [stop]) is not None
+    after_call = ""
+    try:
+        call = [user("u"), assistant(MARK, [("c00000000", "probe")]), tool(RESULT)]
+        text = render(call, [PROBE_TOOL], False).partition(RESULT)[0]
+        after = _first(text, [stop]) or _first(text, control)
+        after_call = after[0] if after else ""
+    except TemplateError:
+        pass  # no tools in this template: audit says so
+    texts = tuple(dict.fromkeys(text for text in (stop, after_call) if text))
+    return Stops(texts, closing, suffix if closing else "", after_call)
+
+
+def find_called(
+    render: RenderText, said: Callable[[Message], str] | None = None, ends: re.Pattern[str] | None = None
+) -> str:
+    """What a template writes in a turn that calls the probe: `said` of it, else all that it adds, up to one of `ends`.
+
+    The second where the turn does not begin as the generation prompt does. Empty where the template refuses.
+    """
+    call = assistant("", [("c00000000", "probe")])
+    try:
+        return said(call) if said is not None else _added(render, call, ends)
+    except TemplateError:
+        pass
+    try:
+        return _added(render, call, ends)
+    except TemplateError:
+        return ""
+
+
+def _added(render: RenderText, call: Message, ends: re.Pattern[str] | None) -> str:
+    before, whole = (render([user("u"), *more], [PROBE_TOOL], False) for more in ([], [call]))
+    text = whole[shared_prefix(before, whole) :]
+    end = ends.search(text) if ends is not None else None
+    return text[: end.start()] if end else text
+
+
+def _first(text: str, candidates: Sequence[str]) -> tuple[str, str] | None:
+    """The first of `candidates` after the last marker, and the text between."""
+    start = text.rfind(MARK)
+    if start < 0:
+        return None
+    start += len(MARK)
+    places = [(text.find(candidate, start), -len(candidate), candidate) for candidate in candidates]
+    places = [place for place in places if place[0] >= 0]
+    if not places:
+        return None
+    position, _, candidate = min(places)
+    return candidate, text[start:position]

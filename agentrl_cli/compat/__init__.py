@@ -1,0 +1,1 @@
+"""Other projects' files as they are: one module each, and no word of them elsewhere."""

@@ -1,0 +1,87 @@
+"""A verl `BaseTool` as a Tool. Its state lives as long as the episode, where verl makes it anew for each call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl_cli.compat.verl import OpenAIFunctionToolSchema
+from agentrl_cli.errors import ConfigError, EnvError
+from agentrl_cli.tools.base import Tool, ToolContext, as_result, image_bytes
+from agentrl_cli.types import Task, ToolResult
+
+
+@dataclass
+class Instance:
+    """A tool's instance of one episode."""
+
+    id: str
+    kwargs: Mapping[str, Any]
+    """create_kwargs, execute_kwargs, calc_reward_kwargs, release_kwargs of the row's `tools_kwargs`."""
+    context: ToolContext
+
+    def of(self, name: str) -> dict[str, Any]:
+        """The keywords of one of the four coroutines."""
+        return dict(self.kwargs.get(f"{name}_kwargs") or {})
+
+
+class VerlTool(Tool):
+    """Calls `create`, `execute`, `calc_reward` and `release` of the wrapped tool as verl's agent loop does."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self.wrapped = wrapped
+        schema = wrapped.get_openai_tool_schema()
+        self.schema = schema.model_dump(exclude_unset=True, exclude_none=True)
+        self.schema.setdefault("type", "function")
+        self.name = str(self.schema["function"]["name"])
+
+    @classmethod
+    def of(cls, kind: type, config: Mapping[str, Any], schema: Any, where: str) -> VerlTool:
+        """From a class, its `config` and its `tool_schema` (a mapping, or None where the class brings one).
+
+        Raises ConfigError where the schema is none, EnvError where the class cannot be made.
+        """
+        try:
+            read = OpenAIFunctionToolSchema.model_validate(schema) if schema is not None else None
+        except ValueError as error:
+            raise ConfigError(f"{where}: `tool_schema` is no function schema: {error}") from error
+        try:
+            return cls(kind(config=dict(config), tool_schema=read))
+        except Exception as error:
+            raise EnvError(f"{where}: {kind.__name__} raised {type(error).__name__}: {error}") from error
+
+    async def create(self, ctx: ToolContext) -> Instance:
+        kwargs = tools_kwargs(ctx.task, self.name)
+        made = Instance("", kwargs, ctx)
+        answer = await self.wrapped.create(create_kwargs=made.of("create"), **made.of("create"))
+        made.id = str(answer[0] if isinstance(answer, tuple) else answer)
+        return made
+
+    async def execute(self, state: Instance, arguments: dict[str, Any]) -> ToolResult:
+        answer = await self.wrapped.execute(state.id, arguments, agent_data=state.context, **state.of("execute"))
+        response, reward, metrics = answer if isinstance(answer, tuple) else (answer, None, {})
+        numbers = {key: float(value) for key, value in (metrics or {}).items() if isinstance(value, (int, float))}
+        images = tuple(image_bytes(image) for image in getattr(response, "image", None) or ())
+        if getattr(response, "video", None):
+            raise EnvError(f"The tool {self.name} answered a video, which is not supported.")
+        text = response.text if hasattr(response, "text") else as_result(response).text
+        step = None if reward is None else float(reward)
+        return ToolResult(text or "", reward=step, metrics=numbers, images=images)
+
+    async def reward(self, state: Instance) -> float | None:
+        value = await self.wrapped.calc_reward(state.id, **state.of("calc_reward"))
+        return None if value is None else float(value)
+
+    async def release(self, state: Instance) -> None:
+        await self.wrapped.release(state.id, **state.of("release"))
+
+
+def tools_kwargs(task: Task | None, name: str) -> Mapping[str, Any]:
+    """What a row has for a tool: `extra_info.tools_kwargs.NAME`, or `tools_kwargs.NAME`."""
+    if task is None:
+        return {}
+    extra = task.data.get("extra_info")
+    found = task.data.get("tools_kwargs") or (extra.get("tools_kwargs") if isinstance(extra, Mapping) else None) or {}
+    own = found.get(name) if isinstance(found, Mapping) else None
+    return own if isinstance(own, Mapping) else {}

@@ -1,0 +1,381 @@
+"""The world of an episode: `reset(task) → messages`, `step(assistant turn) → Step`, `close()`.
+
+`ToolEnv` is the standard one: the tools are the environment. An `Interaction` simulates the user and is asked when a
+turn calls no tool. An Env serves one episode; make a new one for the next.
+
+    class Guess(Env):
+        async def reset(self, task):
+            self.secret = task.data["secret"]
+            return list(task.prompt)
+
+        async def step(self, turn):
+            right = turn.content.strip() == self.secret
+            reply = [] if right else [{"role": "user", "content": "No. Again."}]
+            return Step(messages=reply, reward=float(right), terminated=right)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agentrl_cli.config import RolloutConfig
+from agentrl_cli.envs.user_simulator import Interaction, Reply
+from agentrl_cli.errors import AgentRLError, EnvError, SandboxFault
+from agentrl_cli.tools import Tool, ToolContext, refused
+from agentrl_cli.types import Message, Outcome, RewardPart, Task, ToolCall, ToolResult, ToolSchema
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantTurn:
+    """What the model said, parsed."""
+
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+    index: int = 0
+    """Number of the assistant turn, from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the world answers. `terminated`: the episode is over; `truncated`: it was cut off by a limit."""
+
+    messages: Sequence[Message] = ()
+    """Tool or user messages to append; without any the episode is over."""
+    results: tuple[ToolResult, ...] = ()
+    """One for each call, in order."""
+    reward: float | None = None
+    terminated: bool = False
+    truncated: bool = False
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Env:
+    """Base class: override `reset` and `step`. `schemas` are the tools that the model is told of."""
+
+    schemas: Sequence[ToolSchema] = ()
+    tools: Mapping[str, Tool] = {}
+
+    @property
+    def talks(self) -> bool:
+        """Whether an assistant turn that calls no tool is answered too."""
+        return True
+
+    async def reset(self, task: Task) -> list[Message]:
+        """The first messages, by default the task's prompt."""
+        return list(task.prompt)
+
+    async def step(self, turn: AssistantTurn) -> Step:
+        """Answer an assistant turn."""
+        raise NotImplementedError
+
+    async def back(self, turn: int) -> tuple[str, ...]:
+        """Takes the world back to before assistant turn number `turn` (from 0) was answered.
+
+        Returns what does not go back, in words for people: here everything, and a new one takes its place.
+        """
+        return ("the environment stays as it is",)
+
+    def heard(self, turn: AssistantTurn, messages: Sequence[Message]) -> None:
+        """Tells the world that somebody else answered an assistant turn in its place (a person in a chat)."""
+
+    async def rewards(self) -> tuple[RewardPart, ...]:
+        """Reward parts of the world's own, asked for once before `close`."""
+        return ()
+
+    async def close(self) -> None:
+        """Free everything. Called exactly once, whatever happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """The world before an assistant turn was answered."""
+
+    turn: int
+    calls: int | None
+    """Calls that the sandbox session had made; None: it was not open."""
+    state: Mapping[str, Any]
+    said: int
+    feedback: int
+    answers_left: int | None
+    asked: int
+    acts: tuple[str, ...]
+    """Who acts now and cannot take it back: tools with effects of their own, the simulated user."""
+
+
+class ToolEnv(Env):
+    """Tools as environment. A call that cannot be run is answered with what was wrong; a tool that fails, with why."""
+
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        *,
+        open_session: Callable[[], Awaitable[Any]] | None = None,
+        interaction: Interaction | None = None,
+        setup: str = "",
+        max_parallel_calls: int = 4,
+        tool_timeout: float = 10.0,
+        max_user_turns: int | None = None,
+        max_observation_chars: int | None = None,
+        truncate_side: str = "middle",
+        seed: int = 0,
+        late: bool = False,
+    ) -> None:
+        """`open_session` opens the episode's sandbox session; `setup` is code run in it before the first call.
+
+        `late`: a tool's state is created with its first call, not by `reset`: tools that nobody calls cost nothing, and
+        one that cannot be created does not keep the others (a server offers more tools than an episode needs).
+
+        `max_user_turns`: answers of the world (tool results or the user's) before the episode is cut off.
+        """
+        self.tools = {tool.name: tool for tool in tools}
+        self.schemas = [tool.schema for tool in tools]
+        self.context = ToolContext(session_factory=self._prepared if open_session else None, seed=seed)
+        self._open_session = open_session
+        self._interaction = interaction
+        self._setup = setup
+        self._most = max_parallel_calls
+        self._timeout = tool_timeout
+        self._answers_left = max_user_turns
+        self._chars, self._side = max_observation_chars, truncate_side
+        self._states: dict[str, Any] = {}
+        self._late = late
+        self._creating = asyncio.Lock()
+        self._said: list[Message] = []
+        self._feedback: list[float] = []
+        self._before: list[_Before] = []
+        self._asked: list[int] = []
+        """How many messages there were each time the simulated user was asked."""
+        self._set_up = 0  # calls that the set-up made in the session
+
+    @property
+    def talks(self) -> bool:
+        """True where there is a simulated user."""
+        return self._interaction is not None
+
+    async def reset(self, task: Task) -> list[Message]:
+        self.context.task = task
+        for name in () if self._late else self.tools:
+            await self.create(name)
+        if self._interaction is not None:
+            await self._interaction.start(task)
+        self._said = _opened(list(task.prompt), self.context.opening)
+        return list(self._said)
+
+    async def step(self, turn: AssistantTurn) -> Step:
+        self._remember(turn)
+        self._said.append({"role": "assistant", "content": turn.content})
+        if self._answers_left is not None:
+            if self._answers_left <= 0:
+                return Step(truncated=True)
+            self._answers_left -= 1
+        if turn.calls:
+            results = await _all([self._answer(n, call) for n, call in enumerate(turn.calls)])
+            messages = [
+                {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
+                for call, result in zip(turn.calls, results, strict=True)
+            ]
+            self._said += messages
+            return Step(messages, results, terminated=any(result.done for result in results))
+        if self._interaction is not None:
+            self._asked.append(len(self._said))
+            text, reward, done = Reply(*await self._interaction.reply(self._said))
+            if reward is not None:
+                self._feedback.append(reward)
+                self.context.state["feedback"] = self._feedback
+            if text is not None:
+                self._said.append({"role": "user", "content": text})
+                return Step([self._said[-1]], reward=reward, terminated=done)
+            return Step(reward=reward, terminated=True)
+        return Step(terminated=True)
+
+    async def back(self, turn: int) -> tuple[str, ...]:
+        """Takes the world back to before assistant turn number `turn` (from 0) was answered.
+
+        Sandbox session, the tools' shared state and a simulated user that `restarts` go back; returns what does not, in
+        words for people.
+        """
+        gone = [before for before in self._before if before.turn >= turn]
+        if not gone:
+            return ()
+        del self._before[-len(gone) :]
+        first, session = gone[0], self.context.opened
+        notes = [f"what {name} did stays done" for name in sorted({name for item in gone for name in item.acts})]
+        if session is not None:
+            calls = self._set_up if first.calls is None else first.calls
+            diverged = await session.back(calls + 1) if len(session.history) > calls else ()
+            notes += [f"diverged at call {item.call}: {item.recorded!r:.80}, now {item.now!r:.80}" for item in diverged]
+        self.context.state.clear()
+        self.context.state.update(first.state)
+        del self._said[first.said :]
+        del self._feedback[first.feedback :]
+        self._answers_left = first.answers_left
+        await self._user_back(first.asked)
+        return tuple(notes)
+
+    async def _user_back(self, asked: int) -> None:
+        """The simulated user as it was after so many questions: begun anew, and asked the same again."""
+        user, gone = self._interaction, len(self._asked) > asked
+        del self._asked[asked:]
+        if user is None or not gone or not getattr(user, "restarts", False) or self.context.task is None:
+            return
+        await user.stop()
+        await user.start(self.context.task)
+        for length in self._asked if not getattr(user, "stateless", False) else ():
+            await user.reply(self._said[:length])
+
+    def heard(self, turn: AssistantTurn, messages: Sequence[Message]) -> None:
+        self._remember(turn, acts=False)
+        self._said += [{"role": "assistant", "content": turn.content}, *messages]
+
+    def _remember(self, turn: AssistantTurn, *, acts: bool = True) -> None:
+        known = [self.tools[call.name] for call in turn.calls if call.name in self.tools]
+        names = {tool.name for tool in known if not tool.rewinds and not tool.pure}
+        if not turn.calls and self._interaction is not None and not getattr(self._interaction, "restarts", False):
+            names.add("the simulated user")
+        session = self.context.opened
+        calls = None if session is None else len(session.history)
+        left = (len(self._said), len(self._feedback), self._answers_left, len(self._asked))
+        self._before.append(_Before(turn.index, calls, dict(self.context.state), *left, tuple(names) if acts else ()))
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """One call outside of a turn. Raises EnvError and SandboxFault; what else goes wrong is the result."""
+        return await self._answer(0, call)
+
+    async def rewards(self) -> tuple[RewardPart, ...]:
+        """`tool:<name>` of every tool that has an opinion, `interaction`; their weight is 0 unless configured."""
+        parts = []
+        for name, tool in self.tools.items():
+            value = await tool.reward(self._states[name]) if name in self._states else None
+            if value is not None:
+                parts.append(RewardPart(f"tool:{name}", value, 0.0))
+        if self._feedback:
+            turns = ", ".join(f"{reward:g}" for reward in self._feedback)
+            parts.append(RewardPart("interaction", sum(self._feedback), 0.0, detail=f"by turn: {turns}"))
+        return tuple(parts)
+
+    async def close(self) -> None:
+        """Release the tools, then the session; one that fails does not keep the others."""
+        problems: list[Exception] = []
+        states, self._states = self._states, {}
+        closers: list[Callable[[], Awaitable[None]]] = [
+            *(lambda name=name, state=state: self.tools[name].release(state) for name, state in states.items()),
+            self.context.close,
+        ]
+        if self._interaction is not None:
+            closers.append(self._interaction.stop)
+        for close in closers:
+            try:
+                await close()
+            except Exception as error:  # noqa: BLE001 - the others must still be released; raised below
+                problems.append(error)
+        if problems:
+            raise EnvError(f"Closing an episode failed: {problems[0]}") from problems[0]
+
+    async def _answer(self, number: int, call: ToolCall) -> ToolResult:
+        if number >= self._most:
+            text = f"Not run: at most {self._most} calls in one turn. Call it again."
+            return ToolResult(text, error="too_many_calls")
+        if call.error is not None or call.arguments is None or call.name not in self.tools:
+            return refused(call, self.tools)
+        state = await self.create(call.name)
+        result = await self.tools[call.name].call(state, call.arguments, timeout=self._timeout)
+        cut_before = _MARK if result.truncated else 0  # by a tool server, to the same limit
+        if self._chars is None or len(result.text) <= self._chars + cut_before:
+            return result
+        return replace(result, text=_clipped(result.text, self._chars, self._side), truncated=True)
+
+    async def create(self, name: str) -> Any:
+        """A tool's state, created the first time. Raises EnvError where that fails."""
+        if name not in self._states:
+            async with self._creating:
+                if name not in self._states:
+                    try:
+                        self._states[name] = await self.tools[name].create(self.context)
+                    except Exception as error:
+                        raise as_env_error(error) from error
+        return self._states[name]
+
+    async def _prepared(self) -> Any:
+        """The session with the task's set-up run in it."""
+        assert self._open_session is not None
+        session = await self._open_session()
+        if self._setup:
+            result = await session.cell(self._setup)
+            if not result.ok:
+                await session.close()
+                raise EnvError(f"The task's set-up code failed: {result.text()}")
+            self._set_up = len(session.history)
+        return session
+
+
+def tool_env(
+    limits: RolloutConfig,
+    tools: Sequence[Tool],
+    task: Task,
+    *,
+    open_session: Callable[[], Awaitable[Any]] | None = None,
+    interaction: Interaction | None = None,
+    seed: int = 0,
+    late: bool = False,
+) -> ToolEnv:
+    """The standard environment of a task under the settings; `tool_choice: none` takes the tools away."""
+    return ToolEnv(
+        () if task.data.get("tool_choice") == "none" else tools,
+        open_session=open_session,
+        interaction=interaction,
+        setup=str(task.data.get("setup") or ""),
+        max_parallel_calls=limits.max_parallel_calls,
+        tool_timeout=limits.tool_timeout,
+        max_user_turns=limits.max_user_turns,
+        max_observation_chars=limits.max_observation_chars,
+        truncate_side=limits.truncate_side,
+        seed=seed,
+        late=late,
+    )
+
+
+def _opened(prompt: list[Message], opening: Sequence[str]) -> list[Message]:
+    """The prompt, with what tools have to say of the episode's state after the last user message."""
+    last = next((n for n in reversed(range(len(prompt))) if prompt[n]["role"] == "user"), None)
+    if not opening:
+        return prompt
+    if last is None:
+        return [*prompt, {"role": "user", "content": "\n\n".join(opening)}]
+    prompt[last] = {**prompt[last], "content": "\n\n".join([str(prompt[last]["content"]), *opening])}
+    return prompt
+
+
+_MARK = 40
+"""Characters that the words about a cut take at most."""
+
+
+def _clipped(text: str, limit: int, side: str) -> str:
+    """A text with `limit` of its characters; `side` (left, middle, right) is cut away, and a mark says so."""
+    mark = f"[… {len(text) - limit} characters cut …]"
+    head = {"left": 0, "right": limit}.get(side, limit // 2)
+    return text[:head] + mark + text[len(text) - (limit - head) :]
+
+
+async def _all(calls: Sequence[Coroutine[Any, Any, ToolResult]]) -> tuple[ToolResult, ...]:
+    """The results in order. Where a call raises, the others end first: nothing runs on in a session that is closed."""
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return tuple(answer for answer in answers if isinstance(answer, ToolResult))
+
+
+def fault_of(error: Exception) -> tuple[Outcome, str]:
+    """How an episode ends that an exception ended, and the text for its row: the sandbox's fault or the task's."""
+    outcome = Outcome.SANDBOX_ERROR if isinstance(error, SandboxFault) else Outcome.ENV_ERROR
+    return outcome, as_env_error(error).message
+
+
+def as_env_error(error: BaseException) -> AgentRLError:
+    """An exception from a task's code as an EnvError; our own errors pass as they are."""
+    if isinstance(error, AgentRLError):
+        return error
+    return EnvError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,326 @@
+"""Simulated users: by rule, by script, by a model; and verl's `BaseInteraction` classes.
+
+An interaction is asked when an assistant turn calls no tool. It serves one episode: `Maker` makes a new one for each.
+`interaction:` of task.yaml names them: a file in verl's form (`interaction.yaml`), or entries of our own:
+
+    interaction:
+      - {name: guess, function: "agentrl_cli.envs.user_simulator:GuessNumber"}
+      - {name: polite, script: ["Please explain.", "Thanks."]}
+      - {name: user, model: {url: "http://127.0.0.1:8000/v1", model: qwen, persona: "You want a refund."}}
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import yaml
+
+from agentrl_cli.compat.verl import Verl, target_of, wants_verl
+from agentrl_cli.errors import AgentRLError, ConfigError, EnvError
+from agentrl_cli.registry import resolve
+from agentrl_cli.rewards.llm_client import Asked, ask
+from agentrl_cli.types import Message, Task
+
+
+class Reply(NamedTuple):
+    """What a simulated user answers."""
+
+    text: str | None
+    """None: nothing, and the episode ends."""
+    reward: float | None = None
+    """Of the assistant's turn."""
+    done: bool = False
+    """True where the episode ends after `text`, which is still shown."""
+
+
+class Interaction(Protocol):
+    """A simulated user. `reply` may also return (text, reward).
+
+    One whose class says `restarts = True` is as new after `stop` and `start` and touches nothing outside, so a chat can
+    take its answers back; with `stateless = True` it need not even be asked the same again.
+    """
+
+    async def start(self, task: Task) -> None: ...
+
+    async def reply(self, messages: Sequence[Message]) -> Reply | tuple[str | None, float | None]:
+        """Answer the conversation so far, whose last message is the assistant's."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+Maker = Callable[[], Interaction]
+
+
+def kwargs_of(task: Task) -> Mapping[str, Any]:
+    """`interaction_kwargs` of a row, which verl keeps in `extra_info`."""
+    extra = task.data.get("extra_info")
+    inner = extra.get("interaction_kwargs") if isinstance(extra, dict) else None
+    found = task.data.get("interaction_kwargs") or inner
+    return found if isinstance(found, Mapping) else {}
+
+
+class Scripted:
+    """Says given texts one after another, then ends. `reward`: of every turn."""
+
+    restarts = True
+
+    def __init__(self, script: Sequence[str], reward: float | None = None) -> None:
+        self.script = list(script)
+        self.reward = reward
+        self._said = 0
+
+    async def start(self, task: Task) -> None:
+        self._said = 0
+
+    async def reply(self, messages: Sequence[Message]) -> Reply:
+        self._said += 1
+        text = self.script[self._said - 1] if self._said <= len(self.script) else None
+        return Reply(text, self.reward)
+
+    async def stop(self) -> None:
+        """Nothing to free."""
+
+
+class Ruled:
+    """A function of (messages, task) that gives a Reply, a text, (text, reward) or None; sync or async."""
+
+    restarts = stateless = True
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self._task: Task | None = None
+
+    async def start(self, task: Task) -> None:
+        self._task = task
+
+    async def reply(self, messages: Sequence[Message]) -> Reply:
+        answer = self.function(messages, self._task)
+        answer = await answer if inspect.isawaitable(answer) else answer
+        if answer is None or isinstance(answer, str):
+            return Reply(answer)
+        return answer if isinstance(answer, Reply) else Reply(*answer)
+
+    async def stop(self) -> None:
+        """Nothing to free."""
+
+
+class Simulated:
+    """A user played by a model behind an OpenAI-compatible endpoint.
+
+    The roles are swapped: what the agent said is the user's input to the model. The user ends the conversation by
+    saying `stop_word`. `interaction_kwargs.goal` of the row is added to the persona. A model that cannot be reached is
+    an EnvError: the episode is masked, not scored.
+    """
+
+    restarts = stateless = True
+
+    def __init__(self, asked: Asked, persona: str, *, stop_word: str = "[DONE]") -> None:
+        self.asked = asked
+        self.persona = persona
+        self.stop_word = stop_word
+        self._system = ""
+
+    async def start(self, task: Task) -> None:
+        goal = kwargs_of(task).get("goal")
+        end = f"When you have what you want, answer {self.stop_word}."
+        self._system = "\n".join(filter(None, [self.persona, f"Your goal: {goal}" if goal else "", end]))
+
+    async def reply(self, messages: Sequence[Message]) -> Reply:
+        swapped = {"assistant": "user", "user": "assistant"}
+        said: list[Message] = [
+            {"role": swapped[message["role"]], "content": message["content"]}
+            for message in messages
+            if message["role"] in swapped and message.get("content")
+        ]
+        text = (await ask(self.asked, [{"role": "system", "content": self._system}, *said])).strip()
+        if self.stop_word in text:
+            return Reply(text.replace(self.stop_word, "").strip() or None, done=True)
+        return Reply(text)
+
+    async def stop(self) -> None:
+        """Nothing to free."""
+
+
+class GuessNumber:
+    """Guess-the-number: says `higher` or `lower`; rewards 1 for the number, and for other turns what they narrowed.
+
+    The row has `secret`, `low` and `high`. A turn is worth 0.1 where the guess lies inside what is still possible, −0.1
+    where it does not or is no number.
+    """
+
+    restarts = True
+
+    def __init__(self) -> None:
+        self.low = self.high = self.secret = 0
+
+    async def start(self, task: Task) -> None:
+        data = {**task.data, **kwargs_of(task)}
+        try:
+            self.low, self.high, self.secret = (int(data[name]) for name in ("low", "high", "secret"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise EnvError(f"The row {task.id} lacks low, high or secret as numbers: {error}") from error
+
+    async def reply(self, messages: Sequence[Message]) -> Reply:
+        numbers = re.findall(r"-?\d+", str(messages[-1].get("content") or ""))
+        if not numbers:
+            return Reply("Guess a number.", -0.1)
+        guess = int(numbers[-1])
+        if guess == self.secret:
+            return Reply(None, 1.0, True)
+        inside = self.low <= guess <= self.high
+        if guess < self.secret:
+            self.low = max(self.low, guess + 1)
+        else:
+            self.high = min(self.high, guess - 1)
+        return Reply("higher" if guess < self.secret else "lower", 0.1 if inside else -0.1)
+
+    async def stop(self) -> None:
+        """Nothing to free."""
+
+
+class Gsm8k:
+    """Tells the model that its answer is wrong, and lets it try again, `tries` times; 1 for a right turn, else 0.
+
+    The right answer is `interaction_kwargs.ground_truth`, or the row's `ground_truth` or `answer`. The number said last
+    in a turn is its answer; what stands after `####` goes first.
+    """
+
+    restarts = True
+    WRONG = "Your answer is not right. Check your steps, then answer again, with the number after ####."
+
+    def __init__(self, tries: int = 3) -> None:
+        self.tries = tries
+        self._left, self._truth = tries, ""
+
+    async def start(self, task: Task) -> None:
+        self._left = self.tries
+        truth = kwargs_of(task).get("ground_truth", task.data.get("ground_truth", task.data.get("answer")))
+        if truth is None:
+            raise EnvError(f"The row {task.id} has no ground_truth.")
+        self._truth = str(truth)
+
+    async def reply(self, messages: Sequence[Message]) -> Reply:
+        from agentrl_cli.rewards.rules import final_number, same_number
+
+        self._left -= 1
+        if same_number(final_number(str(messages[-1].get("content") or "")), self._truth):
+            return Reply(None, 1.0, True)
+        return Reply(self.WRONG if self._left > 0 else None, 0.0, self._left <= 0)
+
+    async def stop(self) -> None:
+        """Nothing to free."""
+
+
+INTERACTIONS: dict[str, str] = {
+    "guess_number": "agentrl_cli.envs.user_simulator:GuessNumber",
+    "gsm8k": "agentrl_cli.envs.user_simulator:Gsm8k",
+}
+"""Name to the class of an interaction that ships."""
+
+
+class VerlInteraction:
+    """A verl `BaseInteraction`, unchanged: its four coroutines around one episode."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self.wrapped = wrapped
+        self._id: str | None = None
+        self._kwargs: dict[str, Any] = {}
+
+    async def start(self, task: Task) -> None:
+        self._kwargs = {key: value for key, value in kwargs_of(task).items() if key != "name"}
+        self._id = await self.wrapped.start_interaction(None, **self._kwargs)
+
+    async def reply(self, messages: Sequence[Message]) -> Reply:
+        answer = await self.wrapped.generate_response(self._id, [dict(m) for m in messages], **self._kwargs)
+        ends, text, score, *_ = answer
+        return Reply(str(text) or None, float(score), bool(ends))
+
+    async def stop(self) -> None:
+        if self._id is not None:
+            await self.wrapped.finalize_interaction(self._id)
+
+
+# --- from configuration -----------------------------------------------------------------------------------------------
+
+KEYS = {"name", "class_name", "config", "function", "script", "model", "reward"}
+
+
+def load_interactions(folder: Path, value: Any) -> dict[str, Maker]:
+    """Name to maker from `interaction:` of task.yaml: a file's name, a shipped name, an entry, or a list of entries.
+
+    Raises ConfigError for entries that say too little or too much, NotFound for what they name and is not there.
+    """
+    if value is None:
+        return {}
+    where = folder / "task.yaml"
+    if isinstance(value, str) and value.endswith((".yaml", ".yml")):
+        where = folder / value
+        value = _read(where)
+    if isinstance(value, (str, Mapping)):
+        value = [value]
+    if not isinstance(value, list):
+        raise ConfigError(f"{where}: `interaction` must be a list of entries.")
+    makers: dict[str, Maker] = {}
+    for entry in value:
+        name, maker = _maker(where, {"name": entry, "function": entry} if isinstance(entry, str) else entry)
+        if name in makers:
+            raise ConfigError(f"{where}: two interactions are named {name!r}.")
+        makers[name] = maker
+    return makers
+
+
+def _read(path: Path) -> Any:
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"There is no {path}.") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    return read.get("interaction") if isinstance(read, dict) and "interaction" in read else read
+
+
+def _maker(where: Path, entry: Any) -> tuple[str, Maker]:
+    if not isinstance(entry, Mapping) or set(entry) - KEYS:
+        raise ConfigError(f"{where}: an interaction has {', '.join(sorted(KEYS))}, not {entry!r}.")
+    config = dict(entry.get("config") or {})
+    target = str(entry.get("class_name") or entry.get("function") or "")
+    name = str(entry.get("name") or target.rpartition(".")[2].removesuffix("Interaction").lower())
+    if not name:
+        raise ConfigError(f"{where}: an interaction needs a name.")
+    if entry.get("script") is not None:
+        return name, partial(Scripted, [str(text) for text in entry["script"]], entry.get("reward"))
+    if entry.get("model") is not None:
+        given = dict(entry["model"])
+        persona, stop_word = str(given.pop("persona", "")), str(given.pop("stop_word", "[DONE]"))
+        return name, partial(Simulated, Asked.of(given, f"{where}: {name}"), persona, stop_word=stop_word)
+    if not target:
+        raise ConfigError(f"{where}: the interaction {name} needs class_name, function, script or model.")
+    return name, _of_object(where, name, target, config)
+
+
+def _of_object(where: Path, name: str, target: str, config: dict[str, Any]) -> Maker:
+    """A class (ours or verl's) or a function by its path; verl's modules are stood in for while it loads."""
+    path = target if target in INTERACTIONS else target_of(target, where.parent)
+    with Verl(where.parent):
+        found = resolve("interactions", INTERACTIONS, path, base=where.parent)
+    if not isinstance(found, type):
+        return partial(Ruled, found)
+    try:
+        if wants_verl(found, "generate_response"):
+            return partial(_verl, found, {"name": name, **config})
+        inspect.signature(found).bind(**config)
+    except AgentRLError:
+        raise
+    except TypeError as error:
+        raise ConfigError(f"{where}: {target} cannot be made with this config: {error}") from error
+    return partial(found, **config)
+
+
+def _verl(kind: type, config: dict[str, Any]) -> Interaction:
+    return VerlInteraction(kind(config))

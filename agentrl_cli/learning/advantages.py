@@ -1,0 +1,225 @@
+"""Advantage estimators: pure functions from rewards to one number per trained token (numpy).
+
+Each takes an `AdvantageInput` and returns N float32 arrays, one per episode over its trained tokens. The ones that
+know one number per episode spread it. A group of one carries no comparison: its advantage is 0 in every
+group-relative estimator. To add one: a function here (per token or turn: in credit.py), a line in ADVANTAGES, a
+hand-computed test.
+
+Not here: filtering (who is trained on) and the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import comb
+from typing import Any
+
+import numpy as np
+
+from agentrl_cli.config import AlgoConfig
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.learning.dispositions import SAME
+from agentrl_cli.learning.estimator_inputs import (
+    AdvantageInput,
+    Float64,
+    group_mean,
+    need,
+    normalise,
+    over,
+    spread,
+    whiten,
+)
+from agentrl_cli.learning.turn_advantages import discounted, gae, gigpo, mt_grpo, token_rewards, turn_returns
+from agentrl_cli.registry import resolve
+from agentrl_cli.types import Episode, Float32
+
+Estimator = Callable[[AdvantageInput], list[Float32]]
+
+
+def grpo(x: AdvantageInput) -> list[Float32]:
+    """(R − group mean) / (group std + eps). https://arxiv.org/abs/2402.03300"""
+    return spread(normalise(x.returns, x.groups, x.eps), x)
+
+
+def dr_grpo(x: AdvantageInput) -> list[Float32]:
+    """R − group mean, no standard deviation. https://arxiv.org/abs/2503.20783"""
+    return spread(x.returns - group_mean(x.returns, x.groups), x)
+
+
+def batch(x: AdvantageInput) -> list[Float32]:
+    """(R − group mean) / (std of the whole batch + eps). https://arxiv.org/abs/2508.08221 (Lite PPO)."""
+    r = x.returns
+    std = r.std(ddof=1) if len(r) > 1 else 0.0
+    return spread(over(r - group_mean(r, x.groups), std + x.eps), x)
+
+
+def rloo(x: AdvantageInput) -> list[Float32]:
+    """R − mean of the group's other episodes. https://arxiv.org/abs/2402.14740"""
+    r = x.returns
+    _, inverse, count = np.unique(x.groups, return_inverse=True, return_counts=True)
+    n = count[inverse]
+    return spread(np.where(n > 1, n / np.maximum(n - 1, 1), 0.0) * (r - group_mean(r, x.groups)), x)
+
+
+def reinforce_pp(x: AdvantageInput) -> list[Float32]:
+    """Discounted return of each token, whitened over the batch's tokens. https://arxiv.org/abs/2501.03262."""
+    return whiten([discounted(r, x.gamma) for r in token_rewards(x)])
+
+
+def reinforce_pp_baseline(x: AdvantageInput) -> list[Float32]:
+    """R − group mean, then whitened over the batch's tokens. https://arxiv.org/abs/2501.03262 (w/ baseline)."""
+    return whiten([np.asarray(a, np.float64) for a in dr_grpo(x)])
+
+
+def remax(x: AdvantageInput) -> list[Float32]:
+    """R − reward of the greedy attempt at the same task. https://arxiv.org/abs/2310.10505."""
+    need(x.baseline, "the greedy attempt's reward (baseline)", "remax")
+    assert x.baseline is not None
+    return spread(x.returns - x.baseline, x)
+
+
+def opo(x: AdvantageInput) -> list[Float32]:
+    """R − length-weighted group mean, the variance-optimal baseline. https://arxiv.org/abs/2505.23585."""
+    r, n = x.returns, x.lengths.astype(np.float64)
+    weight = group_mean(n, x.groups)
+    base = np.where(weight > 0, group_mean(n * r, x.groups) / np.where(weight > 0, weight, 1.0), r)
+    return spread(r - base, x)
+
+
+def gdpo(x: AdvantageInput) -> list[Float32]:
+    """Each reward part normalised in its group, weighted sum, then over the batch. https://arxiv.org/abs/2601.05242.
+
+    NaN marks a part that does not apply to an episode: left out of the statistics and of the sum.
+    """
+    need(x.parts, "reward parts", "gdpo")
+    assert x.parts is not None
+    weights = np.ones(x.parts.shape[1]) if x.part_weights is None else x.part_weights
+    total = np.zeros(x.size)
+    for column, weight in zip(x.parts.T, weights, strict=True):
+        there = ~np.isnan(column)
+        total[there] += weight * normalise(column[there], x.groups[there], x.eps)
+    std = total.std(ddof=1) if x.size > 1 else 0.0
+    return spread(over(total - (total.mean() if x.size else 0.0), std + x.eps), x)
+
+
+def pass_at_k(x: AdvantageInput) -> list[Float32]:
+    """(E[best of k | episode in it] − E[best of k]) / std of the best of k. https://arxiv.org/abs/2508.10751.
+
+    Exact over all subsets of size k of the group; written for any reward, and for rewards 0 and 1 the paper's closed
+    form. k = 1 is GRPO with the population standard deviation. k is cut to the group's size − 1: of a whole group
+    there is one subset only, which tells its members nothing.
+    """
+    r = x.returns
+    out = np.zeros(x.size)
+    for group in np.unique(x.groups):
+        rows = np.flatnonzero(x.groups == group)
+        if len(rows) > 1:
+            out[rows] = _best_of_k(r[rows], max(1, min(x.k, len(rows) - 1)), x.eps)
+    return spread(out, x)
+
+
+def _best_of_k(rewards: Float64, k: int, eps: float) -> Float64:
+    """[n] pass@k advantages of one group."""
+    n = len(rewards)
+    order = np.argsort(rewards, kind="stable")
+    r = rewards[order]
+    best = np.array([comb(j, k - 1) for j in range(n)]) / comb(n, k)
+    """best[j]: chance that the j-th smallest is the best of a random subset"""
+    mean = float(best @ r)
+    std = float(np.sqrt(max(float(best @ (r - mean) ** 2), 0.0)))
+    given = np.empty(n)
+    for j in range(n):
+        chance = np.array([comb(i - 1, k - 2) if i > j and k > 1 else 0 for i in range(n)], np.float64)
+        chance[j] = comb(j, k - 1)
+        given[j] = chance @ r / comb(n - 1, k - 1)
+    out = np.empty(n)
+    out[order] = over(given - mean, std + eps)
+    return out
+
+
+def episode_advantage(tokens: Sequence[Float32]) -> Float32:
+    """[N] one number per episode to list and sort by: the mean over its trained tokens, 0 where it has none."""
+    return np.array([float(a.mean()) if len(a) else 0.0 for a in tokens], np.float32)
+
+
+ADVANTAGES: Mapping[str, Estimator] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "batch": batch,
+    "rloo": rloo,
+    "reinforce_pp": reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+    "remax": remax,
+    "opo": opo,
+    "gdpo": gdpo,
+    "pass_at_k": pass_at_k,
+    "gae": gae,
+    "turn_returns": turn_returns,
+    "mt_grpo": mt_grpo,
+    "gigpo": gigpo,
+}
+
+RELATIVE = frozenset({"grpo", "dr_grpo", "batch", "rloo", "reinforce_pp_baseline", "opo", "pass_at_k"})
+"""Those that see nothing but the episodes' rewards against their group's: where these are equal there is no signal."""
+NOTHING = 1e-6
+"""An advantage up to this is rounding."""
+GROUPED = RELATIVE | {"gdpo", "turn_returns", "mt_grpo", "gigpo"}
+"""Those that tell a group from itself alone: parts or turns may differ where the episodes' rewards are equal."""
+NEEDS: Mapping[str, str] = {"gae": "values", "remax": "baseline"}
+"""What an estimator needs that episodes do not carry: values of a value head, or greedy attempts as the baseline."""
+
+
+def find(name: str) -> Estimator:
+    """The estimator of a name or path. Raises NotFound with the nearest names."""
+    found: Estimator = resolve("advantages", ADVANTAGES, name)
+    return found
+
+
+def needs(name: str) -> str:
+    """What must be made for the estimator: "values", "baseline", or nothing; one of your own has an attribute `needs`.
+
+    Raises NotFound, and ConfigError where it needs what there is not.
+    """
+    wanted = NEEDS[name] if name in NEEDS else str(getattr(find(name), "needs", ""))
+    if wanted not in {"", "values", "baseline"}:
+        raise ConfigError(f"The advantage {name!r} needs {wanted!r}.", hint='There are "values" and "baseline".')
+    return wanted
+
+
+def drops_equal(algo: AlgoConfig) -> bool:
+    """Whether groups of equal rewards are left out: with most estimators there is nothing to learn from them.
+
+    Not so where advantages are no comparison within the group, or where the KL is part of the reward.
+    """
+    return algo.drop_zero_variance and compares_groups(algo)
+
+
+def compares_groups(algo: AlgoConfig) -> bool:
+    """Whether episodes teach nothing but by the difference of their reward to that of their group."""
+    return algo.advantage in RELATIVE and not (algo.kl_coef and algo.kl_in == "reward")
+
+
+def has_signal(algo: AlgoConfig, episodes: Sequence[Episode]) -> bool:
+    """Whether a group's usable episodes teach the configured estimator anything: dynamic sampling counts such groups.
+
+    One that compares parts or turns within the group is asked for its advantages. Others (gae, reinforce_pp, remax,
+    your own) and a KL in the reward learn from every group, also where all rewards are equal.
+    """
+    if algo.advantage not in GROUPED or (algo.kl_coef and algo.kl_in == "reward"):
+        return bool(episodes)
+    if compares_groups(algo):
+        rewards = [episode.reward for episode in episodes]
+        return bool(rewards) and max(rewards) - min(rewards) >= SAME
+    found = find(algo.advantage)(AdvantageInput.of(episodes, **options(algo)))
+    return any(float(np.abs(a).max()) > NOTHING for a in found if len(a))
+
+
+def options(algo: AlgoConfig) -> dict[str, Any]:
+    """The settings that estimators read, as fields of AdvantageInput."""
+    return {
+        "gamma": algo.gamma,
+        "lam": algo.lam,
+        "k": algo.pass_k,
+        "turn_coef": algo.turn_coef,
+        "eps": algo.advantage_eps,
+    }

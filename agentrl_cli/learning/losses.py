@@ -1,0 +1,348 @@
+"""Policy losses over packed tokens: one number and one effective gradient weight per token (torch).
+
+A policy loss is a function of one batch of trained tokens, laid end to end without padding, and returns per token
+the loss, the weight −∂loss/∂log p written down by hand (what replay shows: zero where clipped), the ratio and
+whether a bound was hit. An aggregation gives each token's coefficient from *global* totals, so that gradients of
+micro-batches add up to that of the whole batch. `objective` joins them with the KL and entropy terms.
+
+To add a loss: a function here, a line in LOSSES, a hand-computed test. Not here: advantages, and forward passes.
+Notation: M tokens, S sequences; `ratio` = π(token) / π_old(token).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from agentrl_cli.learning.terms import CORRECTIONS, KL
+
+_MAX_LOG_RATIO = 20.0
+"""Beyond e^20 a ratio is held and passes no gradient: one absurd token must not turn the step into NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossConfig:
+    """The numbers of all losses; each uses its own."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    clip_dual: float | None = None
+    """Bound c on ratio·|A| for negative advantages (usually 3). https://arxiv.org/abs/1912.09729"""
+    sapo_positive: float = 1.0
+    sapo_negative: float = 1.05
+    cov_fraction: float | None = None
+    """Share of tokens that clip_cov (default 0.0002) or kl_cov (default 0.002) touches: those of the authors' scripts
+    for 7B models (recipe/entropy/7b_*.sh in verl). For 32B they took 0.0002 with both, which is verl's default."""
+    cov_low: float = 1.0
+    cov_high: float = 5.0
+    cov_kl_coef: float = 1.0
+    kl: str = "k3"
+    kl_coef: float = 0.0
+    kl_unbiased: bool = False
+    """Weigh the KL term with the ratio: its gradient is then that of the divergence. https://arxiv.org/abs/2512.02556"""
+    entropy_coef: float = 0.0
+    correction: str = "none"
+    """Of the gap between the sampler's and the trainer's log-probabilities: a name of CORRECTIONS."""
+    correction_cap: float = 2.0
+    correction_floor: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LossInput:
+    """The trained tokens of one micro-batch, all tensors [M] on one device."""
+
+    logp: Tensor
+    """Log-probability now; the only one with a gradient besides `entropy`."""
+    old: Tensor
+    """Log-probability under the trainer's weights before the first optimizer step."""
+    advantage: Tensor
+    segment: Tensor
+    """int64, number 0..S-1 of the sequence that the token belongs to."""
+    entropy: Tensor | None = None
+    ref: Tensor | None = None
+    """Log-probability under the reference model."""
+    sampled: Tensor | None = None
+    """Log-probability under the distribution that was sampled from."""
+    marked: Tensor | None = None
+    """bool, tokens that clip_cov and kl_cov touch, from `mark` over the whole batch; None: chosen from this one."""
+    episode_tokens: Tensor | None = None
+    """[S] trained tokens of the episode that the sequence belongs to, where an episode has several sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sizes of the whole mini-batch, of which a LossInput may be a part."""
+
+    tokens: int
+    sequences: int
+    max_tokens: int
+    """The constant that `seq_mean_norm` divides by: the most tokens an episode may train on."""
+    episodes: int | None = None
+    """Where it differs from `sequences`."""
+
+    @classmethod
+    def of(cls, segment: Tensor, max_tokens: int) -> Totals:
+        """Of a batch that is whole."""
+        return cls(len(segment), int((torch.bincount(segment) > 0).sum()), max_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTerm:
+    """All [M]. `loss` carries the gradient; the others are detached."""
+
+    loss: Tensor
+    weight: Tensor
+    """−∂loss/∂logp of the same token."""
+    ratio: Tensor
+    clipped: Tensor
+    """bool: a bound was hit on the side that changes the update."""
+
+
+PolicyLoss = Callable[[LossInput, LossConfig], PolicyTerm]
+Aggregation = Callable[[LossInput, Totals], Tensor]
+
+
+def _ratio(x: LossInput) -> tuple[Tensor, Tensor]:
+    """(ratio with gradient, detached d ratio / d logp)."""
+    difference = x.logp - x.old
+    ratio = torch.exp(difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO))
+    return ratio, (ratio * (difference.abs() <= _MAX_LOG_RATIO)).detach()
+
+
+def _clip(ratio: Tensor, slope: Tensor, advantage: Tensor, c: LossConfig) -> PolicyTerm:
+    """PPO's pessimistic minimum for a ratio whose derivative by log p is `slope`."""
+    bounded = ratio.clamp(1 - c.clip_low, 1 + c.clip_high)
+    loss = torch.maximum(-ratio * advantage, -bounded * advantage)
+    held = ratio.detach()
+    clipped = _held(held, advantage, c)
+    if c.clip_dual is not None:
+        loss = torch.where(advantage < 0, torch.minimum(loss, -c.clip_dual * advantage), loss)
+        clipped = clipped | ((advantage < 0) & (held > c.clip_dual))
+    weight = torch.where(clipped, 0.0, slope * advantage)
+    return PolicyTerm(loss, weight, held, clipped)
+
+
+def _held(ratio: Tensor, advantage: Tensor, c: LossConfig) -> Tensor:
+    """[M] bool: a bound is reached on the side that changes the update."""
+    return ((advantage > 0) & (ratio > 1 + c.clip_high)) | ((advantage < 0) & (ratio < 1 - c.clip_low))
+
+
+def ppo_clip(x: LossInput, c: LossConfig) -> PolicyTerm:
+    """−min(ratio·A, clip(ratio, 1−low, 1+high)·A). https://arxiv.org/abs/1707.06347 eq. 7.
+
+    Two bounds: https://arxiv.org/abs/2503.14476 (DAPO). With clip_dual, bounded above where A < 0:
+    https://arxiv.org/abs/1912.09729.
+    """
+    ratio, slope = _ratio(x)
+    return _clip(ratio, slope, x.advantage, c)
+
+
+def gspo(x: LossInput, c: LossConfig) -> PolicyTerm:
+    """PPO's clip on the sequence's geometric-mean ratio. https://arxiv.org/abs/2507.18071
+
+    In the token form (the sequence ratio held, each token's log p carrying its gradient), whose `seq_mean` gradient
+    is that of the sequence form.
+    """
+    lengths = sequence_lengths(x.segment)
+    mean = _sequence_sum(x.logp.detach() - x.old, x.segment) / lengths.clamp(min=1)
+    difference = mean[x.segment].clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    ratio = torch.exp(difference + x.logp - x.logp.detach())
+    return _clip(ratio, ratio.detach(), x.advantage, c)
+
+
+def cispo(x: LossInput, c: LossConfig) -> PolicyTerm:
+    """−sg(clip(ratio))·A·log p: the weight is bounded, no token loses its gradient. https://arxiv.org/abs/2506.13585."""
+    ratio = _ratio(x)[0].detach()
+    bounded = ratio.clamp(1 - c.clip_low, 1 + c.clip_high)
+    weight = bounded * x.advantage
+    return PolicyTerm(-weight * x.logp, weight, ratio, bounded != ratio)
+
+
+def sapo(x: LossInput, c: LossConfig) -> PolicyTerm:
+    """−(4/τ)·sigmoid(τ(ratio−1))·A, a soft gate instead of a clip. https://arxiv.org/abs/2511.20347."""
+    ratio, slope = _ratio(x)
+    tau = torch.where(x.advantage > 0, c.sapo_positive, c.sapo_negative).to(ratio.dtype)
+    gate = torch.sigmoid(tau * (ratio - 1))
+    loss = -4 / tau * gate * x.advantage
+    open_ = gate.detach()
+    weight = 4 * open_ * (1 - open_) * slope * x.advantage
+    return PolicyTerm(loss, weight, ratio.detach(), torch.zeros_like(x.segment, dtype=torch.bool))
+
+
+def reinforce(x: LossInput, _: LossConfig) -> PolicyTerm:
+    """−A·log p, no ratio: for one epoch on fresh samples only. https://doi.org/10.1007/BF00992696 (Williams 1992)."""
+    return PolicyTerm(-x.advantage * x.logp, x.advantage.clone(), _ratio(x)[0].detach(), torch.zeros_like(x.old).bool())
+
+
+def covariance(logp: Tensor, advantage: Tensor) -> Tensor:
+    """[M] (log p − mean)·(A − mean): its share in the entropy's change. https://arxiv.org/abs/2505.22617."""
+    return (logp - logp.mean()) * (advantage - advantage.mean())
+
+
+COVARIANCE = frozenset({"clip_cov", "kl_cov"})
+"""Losses that choose tokens by their covariance over the whole mini-batch."""
+
+
+def mark(
+    name: str, logp: Tensor, advantage: Tensor, c: LossConfig, seed: int = 0, old: Tensor | None = None
+) -> Tensor | None:
+    """[M] bool over a whole mini-batch: the tokens that clip_cov or kl_cov touches; None for every other loss.
+
+    clip_cov draws from those between the two covariance bounds that the clip does not hold already (by their
+    log-probabilities `old`; none is held where that is None), kl_cov takes the highest. As the paper's authors do:
+    https://github.com/PRIME-RL/Entropy-Mechanism-of-RL
+    """
+    if name not in COVARIANCE:
+        return None
+    marked = torch.zeros(len(logp), dtype=torch.bool, device=logp.device)
+    if not len(logp):
+        return marked
+    cov = covariance(logp.detach(), advantage)
+    if name == "kl_cov":
+        n = max(1, int((0.002 if c.cov_fraction is None else c.cov_fraction) * len(cov)))
+        marked[cov.topk(n).indices] = True
+        return marked
+    n = max(1, int((0.0002 if c.cov_fraction is None else c.cov_fraction) * len(cov)))
+    free = torch.ones_like(marked) if old is None else ~_held(torch.exp(logp.detach() - old), advantage, c)
+    within = torch.nonzero((cov > c.cov_low) & (cov < c.cov_high) & free)[:, 0]
+    order = torch.randperm(len(within), generator=torch.Generator().manual_seed(seed)).to(within.device)
+    marked[within[order[:n]]] = True
+    return marked
+
+
+def clip_cov(x: LossInput, c: LossConfig) -> PolicyTerm:
+    """PPO's clip with the marked tokens' gradients cut. https://arxiv.org/abs/2505.22617."""
+    marked = x.marked if x.marked is not None else mark("clip_cov", x.logp, x.advantage, c, old=x.old)
+    term = ppo_clip(x, c)
+    assert marked is not None
+    loss, weight = torch.where(marked, 0.0, term.loss), torch.where(marked, 0.0, term.weight)
+    return PolicyTerm(loss, weight, term.ratio, term.clipped | marked)
+
+
+def kl_cov(x: LossInput, c: LossConfig) -> PolicyTerm:
+    """−ratio·A without a clip, plus coef·|log p − log p_old| on the marked. https://arxiv.org/abs/2505.22617."""
+    marked = x.marked if x.marked is not None else mark("kl_cov", x.logp, x.advantage, c)
+    assert marked is not None
+    ratio, slope = _ratio(x)
+    difference = x.logp - x.old
+    loss = -ratio * x.advantage + torch.where(marked, c.cov_kl_coef * difference.abs(), 0.0)
+    weight = slope * x.advantage - torch.where(marked, c.cov_kl_coef * difference.detach().sign(), 0.0)
+    return PolicyTerm(loss, weight, ratio.detach(), marked)
+
+
+LOSSES: Mapping[str, PolicyLoss] = {
+    "ppo_clip": ppo_clip,
+    "dapo": ppo_clip,
+    "gspo": gspo,
+    "cispo": cispo,
+    "sapo": sapo,
+    "clip_cov": clip_cov,
+    "kl_cov": kl_cov,
+    "reinforce": reinforce,
+}
+
+PAIRED: Mapping[str, str] = {"dapo": "token_mean", "gspo": "seq_mean", "cispo": "token_mean", "sapo": "seq_mean"}
+"""The aggregation that a loss's paper uses."""
+BOUNDS: Mapping[str, tuple[float, float]] = {"gspo": (3e-4, 4e-4)}
+"""The clip's bounds where a loss's paper has others than DAPO's: section 5.1 of https://arxiv.org/abs/2507.18071v2.
+
+A sequence's ratio is the mean over its tokens, in logarithms, so it moves by orders less than a token's.
+"""
+
+
+def sequence_lengths(segment: Tensor) -> Tensor:
+    """[S] tokens of each sequence in this batch."""
+    return torch.bincount(segment, minlength=0)
+
+
+def _sequence_sum(values: Tensor, segment: Tensor) -> Tensor:
+    """[S] sum of each sequence."""
+    count = int(segment.max()) + 1 if len(segment) else 0
+    return values.new_zeros(count).index_add_(0, segment, values)
+
+
+def token_mean(x: LossInput, t: Totals) -> Tensor:
+    """Every token of the batch counts the same (DAPO, https://arxiv.org/abs/2503.14476)."""
+    return torch.full_like(x.old, 1 / max(t.tokens, 1))
+
+
+def seq_mean(x: LossInput, t: Totals) -> Tensor:
+    """Mean over a sequence's tokens, then over sequences (GRPO, https://arxiv.org/abs/2402.03300)."""
+    return (1 / (sequence_lengths(x.segment).to(x.old.dtype) * max(t.sequences, 1)))[x.segment]
+
+
+def seq_mean_norm(x: LossInput, t: Totals) -> Tensor:
+    """Sum over a sequence's tokens / a constant, then the mean (Dr.GRPO, https://arxiv.org/abs/2503.20783)."""
+    return torch.full_like(x.old, 1 / max(t.sequences * t.max_tokens, 1))
+
+
+def episode_mean(x: LossInput, t: Totals) -> Tensor:
+    """Mean over an episode's tokens, in however many sequences they lie, then over episodes."""
+    if x.episode_tokens is None:
+        return seq_mean(x, t)
+    each = 1 / (x.episode_tokens.to(x.old.dtype) * max(t.sequences if t.episodes is None else t.episodes, 1))
+    return each[x.segment]
+
+
+AGGREGATIONS: Mapping[str, Aggregation] = {
+    "token_mean": token_mean,
+    "seq_mean": seq_mean,
+    "seq_mean_norm": seq_mean_norm,
+    "episode_mean": episode_mean,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """One micro-batch's part of the loss; `loss` and `metrics` add up over the micro-batches of a mini-batch."""
+
+    loss: Tensor
+    """Scalar with the gradient."""
+    weight: Tensor
+    """[M] −∂/∂logp of the policy term, corrections included, before aggregation."""
+    coefficient: Tensor
+    """[M] what the aggregation multiplies it with."""
+    ratio: Tensor
+    clipped: Tensor
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Shares and means over all trained tokens, under TRL's names where it has one."""
+
+
+def objective(x: LossInput, c: LossConfig, totals: Totals, policy: PolicyLoss, aggregation: Aggregation) -> Objective:
+    """Σ coefficient · (correction · policy loss + kl_coef · KL − entropy_coef · entropy)."""
+    term = policy(x, c)
+    coefficient = aggregation(x, totals)
+    correction = CORRECTIONS[c.correction](
+        x.old, x.old if x.sampled is None else x.sampled, x.segment, c.correction_cap, c.correction_floor
+    )
+    per_token = term.loss * correction
+    policy_loss = (coefficient * per_token).sum()
+    n = max(totals.tokens, 1)
+    high = term.clipped & (x.advantage > 0)
+    metrics = {
+        "policy_loss": policy_loss.detach(),
+        "clip_ratio/high_mean": high.sum() / n,
+        "clip_ratio/low_mean": (term.clipped & ~high).sum() / n,
+        "approx_kl": KL["k3"](x.logp.detach(), x.old).sum() / n,
+        "ratio": term.ratio.sum() / n,
+    }
+    loss = policy_loss
+    if x.sampled is not None:
+        metrics["sampling/correction"] = correction.sum() / n
+        metrics["sampling/logp_difference"] = (x.old - x.sampled).abs().sum() / n
+    if x.ref is not None:
+        kl = KL[c.kl](x.logp, x.ref)
+        if c.kl_unbiased:
+            kl = kl * _ratio(x)[0]
+        metrics["kl"] = kl.detach().sum() / n
+        if c.kl_coef:
+            loss = loss + c.kl_coef * (coefficient * kl).sum()
+    if x.entropy is not None:
+        metrics["entropy"] = x.entropy.detach().sum() / n
+        if c.entropy_coef:
+            loss = loss - c.entropy_coef * (coefficient * x.entropy).sum()
+    numbers = {name: float(value) for name, value in metrics.items()}
+    return Objective(loss, term.weight * correction, coefficient, term.ratio, term.clipped, numbers)

@@ -1,0 +1,1 @@
+"""Policies that sample on a server: vLLM, SGLang, and anything that speaks OpenAI's completions."""

@@ -1,0 +1,148 @@
+"""Asking a model behind an OpenAI-compatible endpoint for a text: judges and simulated users do.
+
+Answers are kept (in memory, and in a file where one is named), calls are counted against a budget, and whatever goes
+wrong is an EnvError: the episode is masked, never scored zero.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.errors import ConfigError, EnvError, PolicyError
+from agentrl_cli.policies.remote.http import Endpoint
+from agentrl_cli.types import Message
+
+KEYS = {
+    *("url", "model", "api_key_env", "temperature", "max_tokens", "timeout", "retries", "concurrency"),
+    *("budget_calls", "budget_tokens", "cache"),
+}
+
+
+@dataclass
+class Asked:
+    """An endpoint with its model, limits, cache and budget. Share one between all episodes."""
+
+    url: str
+    model: str
+    api_key_env: str = "OPENAI_API_KEY"
+    """The environment variable that holds the key; its value is stored nowhere."""
+    temperature: float = 0.0
+    max_tokens: int = 512
+    timeout: float = 60.0
+    """Seconds of one attempt."""
+    retries: int = 3
+    concurrency: int = 8
+    budget_calls: int | None = None
+    """Requests that may be sent; answers from the cache are free."""
+    budget_tokens: int | None = None
+    """Tokens (prompt and answer, as the server counts them) after which no request is sent."""
+    cache: str | None = ""
+    """A JSONL file that keeps answers; "": in memory only; None: nothing is kept."""
+    calls: int = 0
+    tokens: int = 0
+    _answers: dict[str, str] = field(default_factory=dict, repr=False)
+    _running: dict[str, asyncio.Future[str]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], where: str) -> Asked:
+        """From a mapping. Raises ConfigError for unknown keys, or where url or model is missing."""
+        unknown = sorted(set(given) - KEYS)
+        missing = [key for key in ("url", "model") if not given.get(key)]
+        if unknown or missing:
+            problem = f"unknown keys: {', '.join(unknown)}" if unknown else f"{' and '.join(missing)} missing"
+            raise ConfigError(f"{where}: {problem}.", hint=f"There are: {', '.join(sorted(KEYS))}.")
+        try:
+            asked = cls(**given)
+            Endpoint(asked.url, concurrency=1).close()
+        except (TypeError, PolicyError) as error:
+            raise ConfigError(f"{where}: {error}") from error
+        asked._load()
+        return asked
+
+    def _load(self) -> None:
+        if self.cache and Path(self.cache).is_file():
+            for line in Path(self.cache).read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # a line torn by a crash is asked again
+                    kept = json.loads(line)
+                    self._answers[kept["key"]] = kept["text"]
+
+
+async def ask(asked: Asked, messages: Sequence[Message]) -> str:
+    """The model's answer to a conversation. The same question is sent once, also by episodes that run together.
+
+    Raises EnvError where the endpoint fails after its retries, answers no text, or the budget is used up.
+    """
+    body = {
+        "model": asked.model,
+        "messages": list(messages),
+        "temperature": asked.temperature,
+        "max_tokens": asked.max_tokens,
+    }
+    if asked.cache is None:
+        return await _send(asked, body)
+    key = hashlib.sha256(json.dumps([asked.url, body], sort_keys=True).encode()).hexdigest()
+    if key in asked._answers:
+        return asked._answers[key]
+    running = asked._running.get(key)
+    if running is not None and running.get_loop() is asyncio.get_running_loop():
+        return await asyncio.shield(running)
+    task = asyncio.ensure_future(_send(asked, body))
+    asked._running[key] = task
+    try:
+        text = await task
+    finally:
+        asked._running.pop(key, None)
+    asked._answers[key] = text
+    if asked.cache:
+        Path(asked.cache).parent.mkdir(parents=True, exist_ok=True)
+        with Path(asked.cache).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"key": key, "text": text}, ensure_ascii=False) + "\n")
+    return text
+
+
+async def _send(asked: Asked, body: Mapping[str, Any]) -> str:
+    if asked.budget_calls is not None and asked.calls >= asked.budget_calls:
+        raise EnvError(f"The budget of {asked.budget_calls} calls to {asked.model} is used up.")
+    if asked.budget_tokens is not None and asked.tokens >= asked.budget_tokens:
+        raise EnvError(f"The budget of {asked.budget_tokens} tokens of {asked.model} is used up.")
+    asked.calls += 1
+    endpoint = Endpoint(
+        asked.url,
+        api_key=os.environ.get(asked.api_key_env, ""),
+        concurrency=1,
+        timeout=asked.timeout,
+        retries=asked.retries,
+    )
+    try:
+        async with _places(asked):
+            answer = await endpoint.post("/chat/completions", body)
+    except PolicyError as error:
+        raise EnvError(f"{asked.model} cannot be asked: {error.message}", hint=error.hint) from error
+    finally:
+        endpoint.close()
+    asked.tokens += int((answer.get("usage") or {}).get("total_tokens") or 0)
+    try:
+        text = answer["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise EnvError(f"{asked.url} answered no text: {json.dumps(answer)[:200]}")
+    return text
+
+
+def _places(asked: Asked) -> asyncio.Semaphore:
+    """At most `concurrency` requests at once, in the running loop."""
+    loop = asyncio.get_running_loop()
+    kept = asked.__dict__.get("_gate")
+    if kept is None or kept[0] is not loop:
+        kept = asked.__dict__["_gate"] = (loop, asyncio.Semaphore(asked.concurrency))
+    places: asyncio.Semaphore = kept[1]
+    return places

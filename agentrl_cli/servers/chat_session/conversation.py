@@ -1,0 +1,348 @@
+"""The state of a conversation: its turns, their tokens, the world that answers; and how each is appended.
+
+Token ids are the truth here too: what the model sampled is kept with its log-probabilities, what a person wrote in its
+place is FORCED and never trained, and everything else is appended as the chat template's delta. What a person may do
+in it: session.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.analysis.whatif import World, opened, rerun_calls, results_of, step_of
+from agentrl_cli.chat.images import pictured
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.rendered import Rendered
+from agentrl_cli.chat.tool_choice import forced_text
+from agentrl_cli.envs.tool_env import AssistantTurn, Env, Step
+from agentrl_cli.errors import UsageError
+from agentrl_cli.policies.protocols import Policy
+from agentrl_cli.rewards import Reward
+from agentrl_cli.rollout import seed_of
+from agentrl_cli.types import (
+    Episode,
+    Generation,
+    Message,
+    Origin,
+    Outcome,
+    RewardPart,
+    Sampling,
+    Task,
+    Tokens,
+    ToolCall,
+    ToolResult,
+    Turn,
+    new_id,
+)
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import Store
+
+Emit = Callable[[dict[str, Any]], None]
+Approve = Callable[[tuple[ToolCall, ...]], Awaitable["Answer"]]
+"""Is asked about one call at a time: (the calls of the turn from that one on)."""
+REFUSED = "Not run: the person refused this call."
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a person decided about tool calls: run them, refuse them, or answer in the tool's place."""
+
+    run: bool = True
+    text: str | None = None
+    rest: bool = False
+    """The same for the other calls of the turn."""
+
+
+@dataclass
+class Conversation:
+    """One conversation. `emit` gets an event for every turn, token and result; `approve` is asked before tools run."""
+
+    policy: Policy
+    chat: Chat
+    env: Env
+    emit: Emit
+    task: Task
+    rewards: Sequence[Reward] = ()
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Weights of reward parts as configured, over the pack's."""
+    remake: Callable[[], Env] | None = None
+    """Makes a new world where one of its own kind cannot go back."""
+    simulate: bool = True
+    """Whether a world that talks (a simulated user, an environment of its own) answers turns without a call."""
+    approve: Approve | None = None
+    sampling: Sampling = field(default_factory=lambda: Sampling(max_new_tokens=256))
+    max_turns: int = 8
+    most: int = 0
+    """Tokens of the whole conversation at most; 0: as many as the policy's context holds."""
+    sandboxed: bool = False
+    id: str = field(default_factory=new_id)
+    parent: Episode | None = None
+    """The episode that this one goes on from, after `resume`."""
+    kind: str = "chat"
+    sample: int = 0
+    group_id: str | None = None
+    turns: list[Turn] = field(default_factory=list)
+    parts: list[Tokens] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    reward_parts: tuple[RewardPart, ...] = ()
+    over: bool = False
+    """True where the world ended the conversation."""
+    _earned: list[tuple[int, float]] = field(default_factory=list)
+    """(number of the answered turn, reward) of the world's steps."""
+    _marks: list[int] = field(default_factory=list)
+    _tries: int = 0
+    _opening: list[Message] = field(default_factory=list)
+    started: float = field(default_factory=time.time)
+
+    def save(self, store: Store) -> str:
+        """Stores the conversation as an episode of kind `chat`; saving again replaces it. Returns its id."""
+        tokenizer = self.chat.tokenizer
+        store.put_tokenizer(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
+        episode = self.episode()
+        primary = episode.primary
+        outcome = Outcome.CANCELLED if primary is None else Outcome.SOLVED if primary >= 1 else Outcome.FAILED
+        error = "a chat that nobody scored" if primary is None else ""
+        store.finish_episode(
+            episode.with_(outcome=outcome, error=error, ended=time.time()), split="chat", tokenizer=tokenizer.hash
+        )
+        return self.id
+
+    def episode(self) -> Episode:
+        """The conversation so far as an episode, a child of the one it went on from."""
+        parent = self.parent
+        return Episode(
+            id=self.id,
+            run_id=parent.run_id if parent is not None else None,
+            step=parent.step if parent is not None else None,
+            parent_id=parent.id if parent is not None else None,
+            parent_turn=self.branch,
+            sample=self.sample,
+            group_id=self.group_id,
+            task_id=self.task.id,
+            pack=self.task.pack,
+            family=self.task.family,
+            kind=self.kind,
+            seed=self.sampling.seed,
+            weights_version=self.policy.weights_version,
+            turns=tuple(self.turns),
+            tokens=Tokens.concat(self.parts),
+            reward_parts=self.reward_parts,
+            started=self.started,
+        )
+
+    async def close(self) -> None:
+        """Forgets the policy's state of it, releases the tools."""
+        await self.policy.release(self.id)
+        await self.env.close()
+
+    # -- pieces ---------------------------------------------------------------------------------------------------
+
+    @property
+    def ids(self) -> list[int]:
+        """The whole context."""
+        return [int(token) for part in self.parts for token in part.ids]
+
+    @property
+    def earned(self) -> float | None:
+        """What the world's steps rewarded; None where they did not."""
+        return sum(reward for _, reward in self._earned) if self._earned else None
+
+    @property
+    def branch(self) -> int | None:
+        """The first turn that is not the parent's."""
+        if self.parent is None:
+            return None
+        old = self.parent.turns
+        return next((n for n, turn in enumerate(self.turns) if n >= len(old) or turn is not old[n]), len(self.turns))
+
+    @property
+    def _answers(self) -> int:
+        return sum(turn.role == "assistant" for turn in self.turns)
+
+    @property
+    def _last_said(self) -> AssistantTurn:
+        """The last turn, which is the assistant's."""
+        last = self.turns[-1]
+        content = str(last.messages[0].get("content") or "") if last.messages else ""
+        return AssistantTurn(content, last.calls, self._answers - 1)
+
+    @property
+    def _waits_for_world(self) -> bool:
+        """True where the last turn is the assistant's, so that user or tool may speak."""
+        return bool(self.turns) and self.turns[-1].role == "assistant"
+
+    def _open(self, messages: list[Message]) -> None:
+        self.messages = messages
+        self._append(self.chat.prompt(messages, self.env.schemas), messages)
+
+    def _extend(
+        self, messages: list[Message], results: tuple[ToolResult, ...] = (), reward: float | None = None
+    ) -> None:
+        messages, _ = pictured(messages, results, self.chat.images)
+        delta = self.chat.extend(self.messages, messages, self.env.schemas, last_id=self.ids[-1])
+        self.messages = [*self.messages, *messages]
+        self._append(delta, messages, results, reward)
+
+    def _append(
+        self,
+        rendered: Rendered,
+        messages: Sequence[Message],
+        results: tuple[ToolResult, ...] = (),
+        reward: float | None = None,
+    ) -> None:
+        for role, own, tokens in rendered.by_role(messages):
+            facts: dict[str, Any] = {"results": results} if role == "tool" else {}
+            self._turn(role, own, tokens, **facts, reward=reward if role == "user" else None)
+
+    async def _sample(self) -> tuple[Generation, list[int]]:
+        """What the model says, and the ids that a task's `tool_choice` made its turn begin with."""
+        choice = self.task.data.get("tool_choice") if not self._answers else None
+        forced = self.chat.tokenizer.encode(forced_text(self.chat, self.env.schemas, choice)) if choice else []
+        ids = [*self.ids, *forced]
+        most = min(self.most or self.policy.context_length, self.policy.context_length)
+        room = min(self.sampling.max_new_tokens, most - len(ids))
+        if room < 1:
+            raise UsageError("The context is full.", hint="/undo makes room; /save keeps what there is.")
+        seed = seed_of(self.sampling.seed, self._answers, self._tries)
+        sampling = replace(self.sampling, max_new_tokens=room, stop_ids=self.chat.stop_ids, seed=seed)
+        loop = asyncio.get_running_loop()
+
+        def heard(token: int) -> None:  # may come from the policy's thread
+            loop.call_soon_threadsafe(self.emit, {"ev": "token", "id": token})
+
+        observe = getattr(self.policy, "observe", None)
+        if observe is not None:  # a server that renders the messages itself
+            observe(self.id, self.messages, self.env.schemas)
+        images = self.episode().images
+        seen: dict[str, Any] = {"images": images} if images else {}
+        generation = await self.policy.generate(self.id, ids, sampling, on_token=heard, **seen)
+        await asyncio.sleep(0)  # tokens that were heard are told before the turn they make
+        return generation, forced
+
+    def _said(self, generation: Generation, forced: Sequence[int] = ()) -> AssistantTurn:
+        number = self._answers
+        parsed = self.chat.parse([*forced, *generation.ids.tolist()], self.env.schemas, turn=number)
+        closing = self.chat.close_turn(generation.stop_reason, generation.ids.tolist())
+        given = [Tokens.given(ids, [Origin.FORCED] * len(ids)) for ids in (forced, closing)]
+        tokens = Tokens.concat([given[0], Tokens.sampled(generation), given[1]])
+        self._turn(
+            "assistant",
+            (parsed.message,),
+            tokens,
+            calls=parsed.calls,
+            stop_reason=generation.stop_reason,
+            weights_version=generation.weights_version,
+            seconds=generation.seconds,
+        )
+        self.messages = [*self.messages, parsed.message]
+        return AssistantTurn(parsed.content, parsed.calls, number)
+
+    async def _run_tools(self, turn: AssistantTurn) -> bool:
+        """Runs, refuses or answers the calls of a turn, one by one; True where the model should go on."""
+        answers = await self._decide(turn.calls)
+        if all(answer.run for answer in answers):
+            return await self._world(turn)
+        if not any(answer.run or answer.text is not None for answer in answers):
+            self.emit({"ev": "note", "text": "not run: /as-tool TEXT answers in the tool's place, /undo takes it back"})
+            return False
+        chosen = tuple(call for call, answer in zip(turn.calls, answers, strict=True) if answer.run)
+        step = await step_of(self.env, replace(turn, calls=chosen)) if chosen else Step()
+        given = iter(results_of(step))
+        results = tuple(next(given, ToolResult("")) if answer.run else _in_place(answer) for answer in answers)
+        self._answer(turn.calls, results, heard=not chosen)
+        return not step.terminated
+
+    async def _decide(self, calls: tuple[ToolCall, ...]) -> list[Answer]:
+        """What a person decided about each call; without anybody to ask they are run."""
+        answers: list[Answer] = []
+        for place in range(len(calls)):
+            last = answers[-1] if answers else None
+            if self.approve is None:
+                answers.append(Answer())
+            elif last is not None and last.rest:
+                answers.append(last)
+            else:
+                answers.append(await self.approve(calls[place:]))
+        return answers
+
+    async def _world(self, turn: AssistantTurn) -> bool:
+        """The world's answer to a turn; True where the model should go on."""
+        step = await step_of(self.env, turn)
+        self.over = step.terminated or not step.messages
+        if step.reward is not None:
+            self._earned.append((turn.index, step.reward))
+        if step.messages:
+            self._extend(list(step.messages), results_of(step) if turn.calls else (), step.reward)
+        if self.over and not turn.calls:
+            self.emit({"ev": "note", "text": "the conversation is over, says the world: /reward scores it"})
+        return not self.over and not step.truncated
+
+    def _answer(self, calls: Sequence[ToolCall], results: tuple[ToolResult, ...], *, heard: bool = True) -> None:
+        """Results in the place of the tools'. `heard`: the world made none of them, and is told."""
+        messages: list[Message] = [
+            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
+            for call, result in zip(calls, results, strict=True)
+        ]
+        if heard:
+            self.env.heard(self._last_said, messages)
+        self._extend(messages, results)
+
+    def _turn(self, role: str, messages: tuple[Message, ...], tokens: Tokens, **facts: Any) -> None:
+        start = sum(len(part) for part in self.parts)
+        turn = Turn(len(self.turns), role, messages, start, start + len(tokens), started=time.time(), **facts)
+        self.turns.append(turn)
+        self.parts.append(tokens)
+        self.reward_parts = ()
+        self.emit({"ev": "turn", "turn": turn, "tokens": tokens})
+
+    async def _back_to(self, role: str, *, calls: bool = False) -> None:
+        """Drops what came after the last turn of a role (with calls); without such a turn nothing is dropped."""
+        fits = [n for n, turn in enumerate(self.turns) if turn.role == role and (turn.calls or not calls)]
+        if fits and fits[-1] + 1 < len(self.turns):
+            await self._cut(fits[-1] + 1)
+
+    async def _cut(self, keep: int) -> None:
+        """Drops all turns from `keep` on; the messages follow from the turns, and the world goes back with them."""
+        self.turns, self.parts = self.turns[:keep], self.parts[:keep]
+        self.messages = [message for turn in self.turns for message in turn.messages]
+        self._marks = [mark for mark in self._marks if mark < keep]
+        self.reward_parts = ()
+        self.emit({"ev": "cut", "turns": keep})
+        last = self.turns[-1] if self.turns else None
+        unanswered = last is not None and last.role == "assistant" and (bool(last.calls) or self.env.talks)
+        answered = self._answers - unanswered
+        self._earned = [(answer, reward) for answer, reward in self._earned if answer < answered]
+        self.over = False
+        notes = await self.env.back(answered)
+        if notes and self.remake is not None:
+            notes = await self._anew(len(self.turns) - unanswered)
+        for note in notes:
+            self.emit({"ev": "note", "text": note})
+
+    async def _anew(self, until: int) -> tuple[str, ...]:
+        """A new world in the place of one that cannot go back, which hears the turns before `until` again."""
+        assert self.remake is not None
+        await self.env.close()
+        self.env = self.remake()
+        await opened(self.env, self.task)
+        return tuple(item.diverged for item in (await self._rerun(self.episode(), until)).reruns if not item.same)
+
+    async def _rerun(self, episode: Episode, until: int) -> World:
+        """An episode's turns before `until` said to the world, which was reset."""
+        again = await rerun_calls(episode, self.env, until=until)
+        self._went(again)
+        return again
+
+    def _went(self, world: World) -> None:
+        """The world is as it is after these turns."""
+        self._earned, self.over = [] if world.earned is None else [(-1, world.earned)], world.over
+
+
+def _in_place(answer: Answer) -> ToolResult:
+    """What stands in the place of a call that was not run."""
+    return ToolResult(REFUSED, error="refused") if answer.text is None else ToolResult(answer.text)

@@ -1,0 +1,323 @@
+"""Opens what a chat needs: configuration, pack, tools, sandbox, tokenizer and policy, from the child's arguments."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
+from agentrl_cli.config import Config, load_config
+from agentrl_cli.envs.tool_env import Env, ToolEnv, as_env_error, tool_env
+from agentrl_cli.errors import ConfigError, NotFound, PolicyError, SandboxUnavailable, UsageError
+from agentrl_cli.paths import PROJECT_FILE, bundled_model, find_project
+from agentrl_cli.policies.protocols import Policy
+from agentrl_cli.policies.remote.http import Endpoint
+from agentrl_cli.policies.remote.load import is_remote
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.servers.chat_session.session import Emit, Session
+from agentrl_cli.tasks import Pack, load_pack
+from agentrl_cli.types import Episode, Message, Task
+
+if TYPE_CHECKING:
+    from agentrl_cli.sandbox import Sandbox
+    from agentrl_cli.store import EpisodeRow, TokenizerRow
+
+KEPT = 8
+"""Earlier states of a session that stay alive in a chat, so that taking a turn back is immediate."""
+
+SAID = "This is the scripted model: it repeats what it was told to say and knows nothing."
+
+
+@dataclass
+class Opened:
+    """A session, what to tell the other side first, and what to close at the end."""
+
+    session: Session
+    prompt: list[Message]
+    ready: dict[str, Any]
+    sandbox: Sandbox | None
+    past: Past | None = None
+    """The episode to go on from, where there is one."""
+
+    async def close(self) -> None:
+        """Closes session, policy and sandbox."""
+        await self.session.close()
+        await self.session.policy.close()
+        if self.sandbox is not None:
+            await self.sandbox.close()
+
+
+@dataclass
+class Past:
+    """A stored episode with what is needed to go on from it."""
+
+    db: Path
+    base: Path
+    config: Config
+    pack: Pack
+    task: Task
+    episode: Episode
+    row: EpisodeRow
+    siblings: list[EpisodeRow]
+    decode: Callable[[Sequence[int]], str] | None = None
+    """Ids as text without control tokens, where the store has the tokenizer: what verl's rewards see."""
+
+    def keep(self, children: Sequence[Episode]) -> None:
+        """Stores episodes as children of this one."""
+        from agentrl_cli.store import Store
+
+        with Store.open(self.db) as store:
+            store.add_episodes(children, split=self.row.split, tokenizer=self.row.tokenizer)
+
+
+def open_past(given: argparse.Namespace) -> Past:
+    """The episode `given.episode` with its pack, its task and the settings of its run.
+
+    Raises NotFound where episode, pack or task are not there, UsageError for one that still runs.
+    """
+    from agentrl_cli.store import Store
+
+    project = find_project(override=given.project)
+    base = project or Path.cwd()
+    files = ([project / PROJECT_FILE] if project else []) + list(getattr(given, "config", ()))
+    config, _ = load_config(files, getattr(given, "sets", ()), os.environ, {}, base=base)
+    with Store.open(given.db, readonly=True) as store:
+        row = store.episode_row(store.resolve_episode(given.episode))
+        episode, siblings = store.episode(row.id), store.siblings(row.id)
+        task = store.task(row.task_id, row.pack)
+        settings = store.run(row.run_id).config if row.run_id else {}
+        kept = store.tokenizer(row.tokenizer) if row.tokenizer else None
+    if episode.outcome is None:
+        raise UsageError(
+            f"Episode {row.id} still runs.", hint="`agentrl replay` follows it; come back when it is over."
+        )
+    for section in ("rollout", "model", "rewards"):  # as the run had it, as far as this version still knows it
+        found = settings.get(section)
+        if isinstance(found, Mapping):
+            kind = type(getattr(config, section))
+            with contextlib.suppress(ValidationError):
+                setattr(config, section, dict(found) if kind is dict else kind.model_validate(dict(found)))
+    pack = _pack_of(row.pack, config, base)
+    if task is None:
+        task = next((item for split in _splits(pack) for item in pack.tasks(split) if item.id == row.task_id), None)
+    if task is None:
+        raise NotFound(f"The task {row.task_id} is neither in the store nor in {pack.name}.")
+    return Past(given.db, base, config, pack, task, episode, row, siblings, _decoder(kept))
+
+
+def _decoder(kept: TokenizerRow | None) -> Callable[[Sequence[int]], str] | None:
+    if kept is None:
+        return None
+    if "byte_tokenizer" in json.loads(kept.tokenizer_json):
+        return ByteTokenizer().plain
+    return Tokenizer(kept.tokenizer_json, kept.chat_template, kept.specials).plain
+
+
+def _pack_of(name: str, config: Config, base: Path) -> Pack:
+    """The pack of an episode: one of the project's by its name, else the one that ships."""
+    for path in config.task.packs:
+        with contextlib.suppress(NotFound, ConfigError):
+            pack = load_pack(path, base=base)
+            if pack.name == name:
+                return pack
+    return load_pack(name, base=base)
+
+
+def check_tokenizer(past: Past, chat: Chat) -> None:
+    """Raises UsageError where the model reads other token ids than the episode's."""
+    if past.row.tokenizer and chat.tokenizer.hash != past.row.tokenizer:
+        raise UsageError(
+            "This model has another tokenizer than the episode's: its token ids would mean something else.",
+            hint="Take a checkpoint of the same run, or its base.",
+        )
+
+
+def make_env(
+    config: Config, pack: Pack | None, task: Task, sandbox: Sandbox | None, seed: int, *, keep: int = 0
+) -> Env:
+    """The world of one conversation, as a rollout makes it: the pack's own environment, else its tools and users.
+
+    `keep`: earlier states of the sandbox session that stay alive. A chat without a task has no simulated user: that
+    would not know what it wants.
+    """
+    if pack is None:
+        session = partial(sandbox.session, keep=keep, episode_seed=seed) if sandbox is not None else None
+        return tool_env(config.rollout, (), task, open_session=session, seed=seed)
+    own = getattr(pack.module, "make_env", None)
+    if own is not None and task.data:
+        try:
+            env: Env = own(task)
+        except Exception as error:
+            raise as_env_error(error) from error
+        return env
+    return tool_env(
+        config.rollout,
+        pack.tools_of(task),
+        task,
+        open_session=pack.open_session(sandbox, seed, keep=keep),
+        interaction=pack.interaction_of(task) if task.data else None,
+        seed=seed,
+    )
+
+
+async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
+    """Everything behind a chat. Raises an AgentRLError that says what is missing."""
+    project = find_project(override=given.project)
+    base = project or Path.cwd()
+    past = open_past(given) if given.episode else None
+    if past is not None:
+        config, task, prompt = past.config, past.task, list[Message]()
+        pack: Pack | None = past.pack
+    else:
+        files = ([project / PROJECT_FILE] if project else []) + given.config
+        config, _ = load_config(files, given.sets, os.environ, {}, base=base)
+        pack = _pack(given.pack, config, project)
+        task, prompt = _task(given, pack)
+    await reachable(given.model, config)
+    policy, chat = open_policy(given.model, config, given.db, base=base, script=given.script, past=past)
+    if past is not None:
+        check_tokenizer(past, chat)
+    sandbox, note = await _sandbox(config, pack)
+    limits = config.rollout
+    make = partial(make_env, config, pack, task, sandbox, given.seed, keep=KEPT)
+    try:
+        env = make()
+    except BaseException:  # the pack's own code, or a row that names what is not there
+        await policy.close()
+        if sandbox is not None:
+            await sandbox.close()
+        raise
+    temperature = limits.temperature if given.temperature is None else given.temperature
+    session = Session(
+        policy,
+        chat,
+        env,
+        emit,
+        task,
+        rewards=pack.rewards if pack is not None else (),
+        weights=config.rewards,
+        remake=None if isinstance(env, ToolEnv) else make,
+        max_turns=max(limits.max_turns, 8),
+        sampling=limits.sampling(temperature=temperature, seed=given.seed),
+        sandboxed=sandbox is not None,
+    )
+    told = _ready(session, given.model or config.model.name, note)
+    told |= {
+        "pack": pack.name if pack is not None else "",
+        "task": task.id if given.task or past is not None else None,
+        "sandbox": getattr(sandbox, "level", None),
+    }
+    return Opened(session, prompt, told, sandbox, past)
+
+
+def _ready(session: Session, model: str, note: str) -> dict[str, Any]:
+    """The first event: who talks, with what."""
+    policy, tokenizer, env = session.policy, session.chat.tokenizer, session.env
+    return {
+        "ev": "ready",
+        "model": model,
+        "weights": policy.weights_version,
+        "context": policy.context_length,
+        "tools": sorted(str(schema["function"]["name"]) for schema in env.schemas),
+        "user": env.talks,
+        "note": note,
+        "tokenizer": tokenizer.json,
+        "template": tokenizer.chat_template or "",
+    }
+
+
+def _pack(names: Sequence[str], config: Config, project: Path | None) -> Pack | None:
+    """The pack named, else the project's first; none outside a project."""
+    if names:
+        return load_pack(names[0], base=project)
+    return load_pack(config.task.packs[0], base=project) if project is not None and config.task.packs else None
+
+
+def _task(given: argparse.Namespace, pack: Pack | None) -> tuple[Task, list[Message]]:
+    """The task and the opening messages: a row's whole prompt, or a system message alone."""
+    if given.task:
+        if pack is None:
+            raise NotFound("A task needs a pack.", hint="--pack NAME says which.")
+        tasks = [task for split in _splits(pack) for task in pack.tasks(split)]
+        found = next((t for t in tasks if given.task in (t.id, t.id.partition("/")[2])), None)
+        if found is None:
+            raise NotFound.of(f"task in {pack.name}", given.task, [task.id.partition("/")[2] for task in tasks])
+        return found, list(found.prompt)
+    system = given.system if given.system is not None else (pack.system if pack is not None else "")
+    prompt: list[Message] = [{"role": "system", "content": system}] if system else []
+    name = pack.name if pack is not None else "chat"
+    return Task(id=f"{name}/chat", pack=name, family="", split="chat", prompt=tuple(prompt)), prompt
+
+
+def _splits(pack: Pack) -> list[str]:
+    return sorted(pack.splits())
+
+
+async def _sandbox(config: Config, pack: Pack | None) -> tuple[Sandbox | None, str]:
+    """The sandbox for the pack's tools; without one the chat still works, and says so."""
+    if pack is None or not pack.sandbox:
+        return None, ""
+    from agentrl_cli.sandbox import Sandbox
+
+    try:
+        sandbox = await Sandbox.open(config.sandbox)
+        return sandbox, sandbox.warning
+    except SandboxUnavailable as error:
+        return None, f"no sandbox: {error.message} {error.hint}"
+
+
+def open_policy(
+    name: str | None, config: Config, db: Path, *, base: Path, script: Path | None = None, past: Past | None = None
+) -> tuple[Policy, Chat]:
+    """A policy and its chat: `scripted`, `tiny`, a folder, a Hugging Face id, or RUN@best, RUN@last, RUN@STEP.
+
+    `script` holds the scripted model's replies, a JSON list of texts, one an answer.
+    """
+    if (name or config.model.name) != "scripted":
+        return _loaded(name, config, db, base)
+    folder = bundled_model()
+    byte = ByteTokenizer()
+    bundled = (folder / "tokenizer.json").is_file() and (past is None or past.row.tokenizer != byte.hash)
+    tokenizer = Tokenizer.load(folder) if bundled else byte
+    replies = json.loads(script.read_text("utf-8")) if script is not None else None
+    policy = ScriptedPolicy(replies if replies is not None else (lambda key, ids: SAID), tokenizer)
+    return policy, Chat(tokenizer, "hermes", append_only=True)
+
+
+async def reachable(name: str | None, config: Config) -> None:
+    """Asks the server that is to sample, if one is, whether it is there, before anything loads. Raises PolicyError."""
+    if not is_remote(name, config):
+        return
+    endpoint = Endpoint(config.remote.url)
+    try:
+        await endpoint.reach()
+    except PolicyError as error:
+        hint = f"{error.hint} remote.url names the server; --model tiny is the bundled model, which needs none."
+        raise PolicyError(error.message, hint=hint) from error
+    finally:
+        endpoint.close()
+
+
+def _loaded(name: str | None, config: Config, db: Path, base: Path) -> tuple[Policy, Chat]:
+    from agentrl_cli.policies.local_load import load_policy  # imports torch: only this process pays for it
+    from agentrl_cli.store import Store
+
+    if not db.is_file():
+        loaded = load_policy(name, config, base=base)
+    else:
+        with Store.open(db, readonly=True) as store:
+            loaded = load_policy(name, config, base=base, store=store)
+    endpoint = getattr(loaded.policy, "endpoint", None)
+    if isinstance(endpoint, Endpoint):
+        endpoint.watch()
+    return loaded.policy, loaded.chat

@@ -1,0 +1,301 @@
+"""The tool server's HTTP side: a typed protocol of its own, and verl-tool's `/get_observation`, `/health`, `/metrics`.
+
+    POST /v1/open     {"trajectory": id, "task": {…}, "seed": 0, "tools": [names]}  → {"trajectory", "tools", "opening"}
+    POST /v1/call     {"calls": [{"trajectory", "key", "name", "arguments"}, …]}    → {"results": [answer, …]}
+    POST /v1/rewards  {"trajectories": [ids]}                                       → {"rewards": {id: {"tool:x": 1.0}}}
+    POST /v1/close    {"trajectories": [ids]}                                       → {"closed": [ids]}
+    GET  /v1/tools                                                                  → {"tools": [schemas]}
+
+An answer is {"result", "state"}, or {"fault": "env_error" | "sandbox_error" | "usage_error", "message"}.
+`tools` are schemas, `opening` is what the tools want the model to read with its task.
+Every request but `/health` brings `Authorization: Bearer TOKEN`. 429 with Retry-After means that nothing was run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.chat.parse import parse_text
+from agentrl_cli.chat.parsers import Parser
+from agentrl_cli.errors import AgentRLError, EnvError, EnvironmentProblem, MissingDependency, NotFound, UsageError
+from agentrl_cli.servers.tool_server.trajectories import Call, Trajectories
+from agentrl_cli.types import new_id
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+MAX_BODY = 64 * 1024 * 1024
+"""Bytes of a request."""
+
+BOXED = re.compile(r"\\boxed\{(.+?)\}", re.DOTALL)
+
+Handler = Callable[[Mapping[str, Any]], Awaitable[Any]]
+Route = Callable[["web.Request"], Awaitable["web.Response"]]
+
+
+class Busy(AgentRLError):
+    """More calls at once than the server takes; nothing was run."""
+
+
+class ToolServer:
+    """Requests in, answers out. `limit`: calls that may run or wait at once."""
+
+    def __init__(
+        self,
+        trajectories: Trajectories,
+        parser: Parser,
+        *,
+        token: str,
+        limit: int = 256,
+        done_if_invalid: bool = False,
+    ) -> None:
+        """`token` empty: anyone who reaches the address may call. `parser` reads verl-tool's actions."""
+        self.trajectories = trajectories
+        self.limit = limit
+        self.active = 0
+        self.refused = 0
+        self.draining = False
+        self._parser = parser
+        self._token = token
+        self._done_if_invalid = done_if_invalid
+        self._since = time.monotonic()
+
+    # -- the typed protocol -----------------------------------------------------------------------------------------
+
+    async def open(self, body: Mapping[str, Any]) -> Any:
+        trajectory = _text(body, "trajectory") if "trajectory" in body else new_id()
+        names = await self.trajectories.open(trajectory, {k: v for k, v in body.items() if k != "trajectory"})
+        schemas = [self.trajectories.tools[name].schema for name in names]
+        return {"trajectory": trajectory, "tools": schemas, "opening": await self.trajectories.opening(trajectory)}
+
+    async def call(self, body: Mapping[str, Any]) -> Any:
+        calls = [_call(item) for item in _list(body, "calls")]
+        return {"results": await self._admitted(calls)}
+
+    async def rewards(self, body: Mapping[str, Any]) -> Any:
+        names = [str(name) for name in _list(body, "trajectories")]
+        return {"rewards": {name: await self.trajectories.rewards(name) for name in names}}
+
+    async def close(self, body: Mapping[str, Any]) -> Any:
+        names = [str(name) for name in _list(body, "trajectories")]
+        return {"closed": [name for name in names if await self.trajectories.close(name)]}
+
+    async def _admitted(self, calls: Sequence[Call]) -> list[dict[str, Any]]:
+        """The answers in order."""
+        with self._places(len(calls)):
+            return list(await asyncio.gather(*map(self._answer, calls)))
+
+    @contextlib.contextmanager
+    def _places(self, count: int) -> Iterator[None]:
+        """Room for so many calls. Raises Busy, and UsageError where there can never be room: nothing was run then."""
+        if count > self.limit:
+            raise UsageError(f"{count} calls in one request; at most {self.limit} are taken.")
+        if self.active + count > self.limit:
+            self.refused += count
+            raise Busy(f"{self.active} calls are running or waiting, of at most {self.limit}.", hint="Try again.")
+        self.active += count
+        try:
+            yield
+        finally:
+            self.active -= count
+
+    async def _answer(self, call: Call) -> dict[str, Any]:
+        try:
+            return await self.trajectories.call(call)
+        except AgentRLError as error:
+            kinds = {UsageError: "usage_error", EnvironmentProblem: "sandbox_error"}
+            kind = next((name for cls, name in kinds.items() if isinstance(error, cls)), "env_error")
+            return {"fault": kind, "message": error.message}
+
+    # -- verl-tool's --------------------------------------------------------------------------------------------------
+
+    async def observe(self, body: Mapping[str, Any]) -> Any:
+        """verl-tool's batch of actions: texts with tool calls in them, each for one trajectory."""
+        started = time.perf_counter()
+        names, actions = _list(body, "trajectory_ids"), _list(body, "actions")
+        fields = [dict(item) for item in body.get("extra_fields") or [{} for _ in names]]
+        if not names or not len(names) == len(actions) == len(fields):
+            raise UsageError("trajectory_ids, actions and extra_fields must have the same length, at least 1.")
+        for key in body.keys() - {"trajectory_ids", "actions", "extra_fields"}:
+            for field, value in zip(fields, _list(body, key), strict=False):
+                field[key] = value
+        with self._places(len(names)):
+            rows = await asyncio.gather(*map(self._observe, map(str, names), map(str, actions), fields))
+        took = (time.perf_counter() - started) * 1000
+        return {
+            "observations": [row[0] for row in rows],
+            "dones": [row[1] for row in rows],
+            "valids": [row[2] for row in rows],
+            "processing_time_ms": took,
+        }
+
+    async def _observe(self, name: str, action: str, field: Mapping[str, Any]) -> tuple[Any, bool, bool]:
+        """(observation, done, valid) of one action."""
+        if field.get("finish"):
+            await self.trajectories.close(name)
+            boxed = BOXED.search(action)
+            return (boxed[1].strip() if boxed else action.strip()), True, bool(boxed) or not action
+        if not self.trajectories.journal.known(name):
+            await self.trajectories.open(name, {"task": {"data": _data(field)}})
+        schemas = [tool.schema for tool in self.trajectories.tools.values()]
+        parsed = parse_text(action, self._parser, schemas)
+        if not parsed.calls:
+            return {"obs": "", "invalid_reason": "no valid tool found for action"}, self._done_if_invalid, False
+        bad = [call for call in parsed.calls if call.error]
+        if bad:
+            return {"obs": str(bad[0].error), "invalid_reason": str(bad[0].error)}, self._done_if_invalid, False
+        key = str(field.get("key") or new_id())
+        calls = [Call(name, f"{key}.{n}", call.name, call.arguments or {}) for n, call in enumerate(parsed.calls)]
+        answers = [await self._answer(call) for call in calls]
+        faults = [answer["message"] for answer in answers if "fault" in answer]
+        if faults:
+            return {"obs": "", "error": faults[0]}, True, False
+        results = [answer["result"] for answer in answers]
+        text = "\n".join(result["text"] for result in results)
+        images = [image for result in results for image in result["images"]]
+        done = any(result["done"] for result in results)
+        rewards = [result["reward"] for result in results if result["reward"] is not None]
+        extra = {"image": images} if images else {}
+        extra |= {"reward": sum(rewards)} if rewards else {}
+        return ({"obs": text, **extra} if extra else text), done, True
+
+    async def health(self, _: Mapping[str, Any]) -> Any:
+        """What verl-tool's `/health` says."""
+        return {
+            "status": "draining" if self.draining else "healthy",
+            "concurrent_requests": self.active,
+            "thread_pool_size": 0,
+            "active_tasks": self.active,
+            "max_concurrent": self.limit,
+            "tools": list(self.trajectories.tools),
+            "trajectories": len(self.trajectories),
+            "uptime_seconds": time.monotonic() - self._since,
+        }
+
+    async def schemas(self, _: Mapping[str, Any]) -> Any:
+        return {"tools": [tool.schema for tool in self.trajectories.tools.values()]}
+
+    def metrics(self) -> str:
+        """Prometheus' text format."""
+        lines = ["# TYPE agentrl_tool_calls_total counter"]
+        for (tool, status), count in sorted(self.trajectories.counts.items()):
+            lines.append(f'agentrl_tool_calls_total{{tool="{tool}",status="{status}"}} {count}')
+        lines.append("# TYPE agentrl_tool_seconds_total counter")
+        for tool, seconds in sorted(self.trajectories.seconds.items()):
+            lines.append(f'agentrl_tool_seconds_total{{tool="{tool}"}} {seconds:.6f}')
+        for name, value in {
+            "agentrl_tool_calls_active": self.active,
+            "agentrl_tool_trajectories": len(self.trajectories),
+            "agentrl_tool_calls_refused_total": self.refused,
+        }.items():
+            lines += [f"# TYPE {name} {'counter' if name.endswith('total') else 'gauge'}", f"{name} {value}"]
+        return "\n".join(lines) + "\n"
+
+    # -- HTTP -------------------------------------------------------------------------------------------------------
+
+    def app(self) -> web.Application:
+        """The aiohttp application. Raises MissingDependency."""
+        try:
+            from aiohttp import web
+        except ImportError as error:
+            hint = "pip install 'agentrl-cli[serve]'"
+            raise MissingDependency("The tool server needs aiohttp.", hint=hint) from error
+
+        async def metrics(request: web.Request) -> web.Response:
+            if not self._allowed(request):
+                return _problem(401, UsageError("The token is missing or wrong."))
+            return web.Response(text=self.metrics(), content_type="text/plain")
+
+        posts: dict[str, Handler] = {
+            "/v1/open": self.open,
+            "/v1/call": self.call,
+            "/v1/rewards": self.rewards,
+            "/v1/close": self.close,
+            "/get_observation": self.observe,
+        }
+        app = web.Application(client_max_size=MAX_BODY)
+        for path, handler in posts.items():
+            app.router.add_post(path, self._route(handler))
+        app.router.add_get("/v1/tools", self._route(self.schemas))
+        app.router.add_get("/health", self._route(self.health, open_to_all=True))
+        app.router.add_get("/metrics", metrics)
+        return app
+
+    def _allowed(self, request: web.Request) -> bool:
+        said = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        return not self._token or hmac.compare_digest(said.encode(), self._token.encode())
+
+    def _route(self, handler: Handler, *, open_to_all: bool = False) -> Route:
+        """A handler of JSON objects as one of requests; errors of ours as JSON with a fitting status."""
+        from aiohttp import web
+
+        async def answer(request: web.Request) -> web.Response:
+            if not open_to_all and not self._allowed(request):
+                return _problem(401, UsageError("The token is missing or wrong.", hint="Authorization: Bearer …"))
+            if self.draining and not open_to_all:
+                return _problem(503, Busy("The tool server is about to end.", hint="Try again when it is back."))
+            try:
+                body = _object(await request.read()) if request.method == "POST" else {}
+                return web.json_response(await handler(body))
+            except Busy as error:
+                return _problem(429, error)
+            except NotFound as error:
+                return _problem(404, error)
+            except UsageError as error:
+                return _problem(400, error)
+            except EnvError as error:  # of the task or its tools: asking again would not help
+                return _problem(422, error)
+            except AgentRLError as error:
+                return _problem(500, error)
+
+        return answer
+
+
+def _problem(status: int, error: AgentRLError) -> web.Response:
+    from aiohttp import web
+
+    said = {"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}}
+    headers = {"Retry-After": "1"} if status in (429, 503) else {}
+    return web.json_response(said, status=status, headers=headers)
+
+
+def _object(data: bytes) -> Mapping[str, Any]:
+    try:
+        body = json.loads(data)
+    except ValueError as error:
+        raise UsageError(f"The body is no JSON: {error}.") from error
+    if not isinstance(body, dict):
+        raise UsageError("The body must be a JSON object.")
+    return body
+
+
+def _list(body: Mapping[str, Any], key: str) -> list[Any]:
+    value = body.get(key)
+    if not isinstance(value, list):
+        raise UsageError(f"`{key}` must be a list.")
+    return value
+
+
+def _text(body: Mapping[str, Any], key: str) -> str:
+    value = body.get(key)
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"`{key}` must be a text that is not empty.")
+    return value
+
+
+def _call(item: Any) -> Call:
+    if not isinstance(item, dict) or not isinstance(item.get("arguments"), dict):
+        raise UsageError("A call is an object with `trajectory`, `key`, `name` and an object `arguments`.")
+    return Call(_text(item, "trajectory"), _text(item, "key"), _text(item, "name"), item["arguments"])
+
+
+def _data(field: Mapping[str, Any]) -> dict[str, Any]:
+    """The task's data of a verl-tool request: its extra fields, but for those about the request itself."""
+    return {key: value for key, value in field.items() if key not in ("finish", "is_last_step", "key")}

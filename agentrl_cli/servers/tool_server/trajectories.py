@@ -1,0 +1,265 @@
+"""What a tool server keeps for its callers: one world of tools per trajectory, and calls that run exactly once.
+
+No HTTP here (`servers/tool_server/app.py`). After a restart the state of a trajectory is rebuilt by running its
+journalled calls again and comparing; calls to `external` or `pure` tools are not repeated, their answers stand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from agentrl_cli.config import RolloutConfig
+from agentrl_cli.envs.tool_env import ToolEnv, as_env_error, tool_env
+from agentrl_cli.errors import AgentRLError, EnvError, NotFound, SandboxFault, UsageError
+from agentrl_cli.servers.tool_server.journal import Entry, Journal
+from agentrl_cli.tools import Tool, refused
+from agentrl_cli.types import Task, ToolCall, ToolResult
+
+CACHE = 4096
+"""Answers of pure tools that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call as it arrives. `key` is the caller's: the same key is the same call."""
+
+    trajectory: str
+    key: str
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass
+class _Live:
+    env: ToolEnv
+    used: float = 0.0
+    ready: asyncio.Task[None] | None = None
+    running: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
+
+
+class Trajectories:
+    """All trajectories of one server."""
+
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        journal: Journal,
+        *,
+        open_session: Callable[..., Awaitable[Any]] | None = None,
+        limits: RolloutConfig | None = None,
+        sessions: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """`open_session(episode_seed=…, …)` opens a trajectory's sandbox session; `sessions`: what each pack wants of
+        it besides, by name. `limits`: those of calls and observations, as a rollout has them."""
+        self.tools = {tool.name: tool for tool in tools}
+        self.journal = journal
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """How many calls ended how, by tool and `ok` or the class of their error."""
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        """Seconds of calls by tool, summed."""
+        self._open_session = open_session
+        self._limits = limits or RolloutConfig()
+        self._sessions = sessions or {}
+        self._live: dict[str, _Live] = {}
+        self._cache: OrderedDict[str, dict[str, Any]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    async def open(self, trajectory: str, spec: Mapping[str, Any]) -> list[str]:
+        """Note a trajectory; the names of its tools. Raises UsageError for a spec that cannot be."""
+        names = [str(name) for name in spec.get("tools") or self.tools]
+        for name in names:
+            if name not in self.tools:
+                raise NotFound.of("tool", name, self.tools)
+        _task(trajectory, spec)
+        self.journal.open(trajectory, {**spec, "tools": names})
+        return names
+
+    async def opening(self, trajectory: str) -> list[str]:
+        """What the trajectory's tools have to say to the model with its task. Raises EnvError where one cannot be made.
+
+        Only tools that may say something are made for it.
+        """
+        names = [name for name in self.journal.spec(trajectory)["tools"] if self.tools[name].opens]
+        if not names:
+            return []
+        live = await self._ready(trajectory)
+        for name in names:
+            await live.env.create(name)
+        return list(live.env.context.opening)
+
+    async def call(self, call: Call) -> dict[str, Any]:
+        """Run a call once, whoever asks how often; `{"result", "state"}` as JSON carries them.
+
+        Raises UsageError for a key that was another call, EnvError where the state cannot be rebuilt or a call to an
+        external tool was in flight when the server ended, SandboxFault where our sandbox broke.
+        """
+        entry = self.journal.find(call.trajectory, call.key)
+        if entry is not None and (entry.name, entry.arguments) != (call.name, call.arguments):
+            raise UsageError(f"The key {call.key} was another call.", hint="A key belongs to one call for ever.")
+        if entry is not None and entry.result is not None:
+            return dict(entry.result)
+        live = await self._ready(call.trajectory)
+        task = live.running.get(call.key)
+        if task is None:
+            if call.name not in live.env.tools:
+                return _answer(refused(_made(call.name, {}), live.env.tools), {})
+            if entry is not None and self.tools[call.name].external:
+                raise EnvError(
+                    f"A call to {call.name} was in flight when the tool server ended: whether it took effect is not "
+                    "known, and it must not run twice."
+                )
+            entry = entry or self.journal.begin(call.trajectory, call.key, call.name, call.arguments)
+            task = live.running[call.key] = asyncio.create_task(self._run(live, entry))
+            task.add_done_callback(lambda _: live.running.pop(call.key, None))
+        # Shielded: a caller that hangs up does not end a call that others may ask for again.
+        return await asyncio.shield(task)
+
+    async def rewards(self, trajectory: str) -> dict[str, float]:
+        """What the tools think of a trajectory, `tool:<name>` to value."""
+        live = await self._ready(trajectory)
+        return {part.name: part.value for part in await live.env.rewards()}
+
+    async def close(self, trajectory: str) -> bool:
+        """End a trajectory, running calls first; its tools and sandbox are released. False where it was not open."""
+        await self._release(trajectory)
+        return self.journal.end(trajectory)
+
+    async def sweep(self, idle: float) -> int:
+        """Release trajectories that nobody called for `idle` seconds; the next call rebuilds them. How many."""
+        before = time.monotonic() - idle
+        old = [name for name, live in self._live.items() if live.used < before and not live.running]
+        for name in old:
+            await self._release(name)
+        return len(old)
+
+    async def shutdown(self, grace: float = 10.0) -> None:
+        """Let running calls end for `grace` seconds, then release everything. The journal keeps what is open."""
+        running = [task for live in self._live.values() for task in live.running.values()]
+        if running:
+            _, late = await asyncio.wait(running, timeout=grace)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        for name in list(self._live):
+            await self._release(name)
+
+    # -- one trajectory ---------------------------------------------------------------------------------------------
+
+    async def _ready(self, trajectory: str) -> _Live:
+        live = self._live.get(trajectory)
+        if live is None:
+            spec = self.journal.spec(trajectory)
+            task = _task(trajectory, spec)
+            seed, opener = int(spec.get("seed", 0)), self._open_session
+            tools = [self.tools[name] for name in spec["tools"] if name in self.tools]
+            wants = {"episode_seed": seed, **self._wants(task.pack)}
+            session = partial(opener, **wants) if opener is not None else None
+            env = tool_env(self._limits, tools, task, open_session=session, seed=seed, late=True)
+            live = self._live[trajectory] = _Live(env)
+            live.ready = asyncio.create_task(self._start(live, task))
+        live.used = time.monotonic()
+        assert live.ready is not None
+        try:
+            await asyncio.shield(live.ready)
+        except AgentRLError:
+            if self._live.get(trajectory) is live:  # the next call tries again from the journal
+                del self._live[trajectory]
+                await live.env.close()
+            raise
+        return live
+
+    def _wants(self, pack: str) -> Mapping[str, Any]:
+        """What a pack asks of its sandbox sessions; a caller that names none means the only one there is."""
+        if not pack and len(self._sessions) == 1:
+            return next(iter(self._sessions.values()))
+        return self._sessions.get(pack, {})
+
+    async def _start(self, live: _Live, task: Task) -> None:
+        """The tools' states, then what the journal says happened before."""
+        try:
+            await live.env.reset(task)
+        except Exception as error:
+            raise as_env_error(error) from error
+        for number, entry in enumerate(self.journal.calls(task.id)):
+            assert entry.result is not None
+            tool = live.env.tools[entry.name]
+            if tool.external or tool.pure:
+                live.env.context.state.update(entry.result["state"])
+                continue
+            again = await live.env.call(_made(entry.name, entry.arguments))
+            was = entry.result["result"]
+            if (again.text, again.error) != (was["text"], was["error"]):
+                raise EnvError(
+                    f"The state of {task.id} could not be rebuilt: diverged at call {number} ({entry.name}).",
+                    hint="Its tools do not answer twice the same; nothing was hidden, the episode is an env_error.",
+                )
+
+    async def _run(self, live: _Live, entry: Entry) -> dict[str, Any]:
+        tool = self.tools[entry.name]
+        key = json.dumps([entry.name, entry.arguments], sort_keys=True) if tool.pure else ""
+        answer = self._cache.get(key)
+        if answer is None:
+            try:
+                result = await live.env.call(_made(entry.name, entry.arguments))
+            except (SandboxFault, asyncio.CancelledError):
+                self.journal.forget(entry.number)
+                raise
+            answer = _answer(result, live.env.context.state)
+            self.seconds[entry.name] += result.seconds
+        if key and answer["result"]["error"] is None:
+            self._cache[key] = answer
+            self._cache.move_to_end(key)
+            if len(self._cache) > CACHE:
+                self._cache.popitem(last=False)
+        self.journal.finish(entry.number, answer)
+        self.counts[entry.name, answer["result"]["error"] or "ok"] += 1
+        live.used = time.monotonic()
+        return answer
+
+    async def _release(self, trajectory: str) -> None:
+        live = self._live.pop(trajectory, None)
+        if live is None:
+            return
+        assert live.ready is not None
+        await asyncio.gather(live.ready, *live.running.values(), return_exceptions=True)
+        await live.env.close()
+
+
+def _task(trajectory: str, spec: Mapping[str, Any]) -> Task:
+    """The task of a spec, under the trajectory's id."""
+    row = spec.get("task") or {}
+    if not isinstance(row, Mapping) or not isinstance(row.get("data", {}), Mapping):
+        raise UsageError("A trajectory's task is an object with `data`, `prompt`, `pack`, `family` and `split`.")
+    pack, family, split = (str(row.get(key, "")) for key in ("pack", "family", "split"))
+    return Task(trajectory, pack, family, split, tuple(row.get("prompt", ())), dict(row.get("data", {})))
+
+
+def _made(name: str, arguments: Mapping[str, Any]) -> ToolCall:
+    """A call that was never text."""
+    return ToolCall(id="", name=name, arguments=dict(arguments), raw="")
+
+
+def _answer(result: ToolResult, state: Mapping[str, Any]) -> dict[str, Any]:
+    """A result and the shared state of the tools as JSON carries them; what it cannot carry stays here."""
+    said = asdict(result)
+    said["images"] = [base64.b64encode(image).decode() for image in result.images]
+    said["metrics"] = dict(result.metrics)
+    return {"result": said, "state": {key: value for key, value in state.items() if _plain(value)}}
+
+
+def _plain(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True

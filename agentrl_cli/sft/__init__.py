@@ -1,0 +1,1 @@
+"""Supervised fine-tuning: on demonstrations, and on the store's best episodes."""

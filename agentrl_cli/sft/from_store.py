@@ -1,0 +1,73 @@
+"""Rejection-sampling fine-tuning: the store's best episodes as demonstrations, by the very ids that were sampled.
+
+Nothing is decoded and encoded again: an episode's tokens and its mask are what is trained, so what the model learns is
+what it (or a teacher with the same tokenizer) really said. https://arxiv.org/abs/2308.01825
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+from agentrl_cli.errors import NotFound, UsageError
+from agentrl_cli.learning.packing import Segment
+from agentrl_cli.store import Store
+from agentrl_cli.types import Episode
+
+DEFAULT_FILTER = "outcome:solved"
+
+
+def choose(store: Store, filter: str, tokenizer: str, *, best_of: int | None = None) -> list[Episode]:
+    """The episodes that match, oldest first: graded, with sampled tokens, no two of a task with the same ids.
+
+    Args:
+        filter: In the language of `ls --filter`; empty: those that were solved.
+        tokenizer: Hash of the tokenizer of the model to be trained; ids of another one mean something else.
+        best_of: At most so many of each task, those with the highest reward (of equal ones the shortest).
+    Raises NotFound where none is left, UsageError where some come from another tokenizer.
+    """
+    rows = store.episode_rows(store.episode_ids(filter or DEFAULT_FILTER, "time"))
+    rows = [row for row in rows if row.outcome is not None and not row.outcome.is_error and row.n_model_tokens]
+    foreign = [row for row in rows if row.tokenizer != tokenizer]
+    if foreign:
+        raise UsageError(
+            f"{len(foreign)} of {len(rows)} episodes were sampled with another tokenizer ({foreign[0].id} for one).",
+            hint="Train the model that they come from, or one with the same tokenizer, or filter them out.",
+        )
+    ranked = rows if best_of is None else sorted(rows, key=lambda row: (-(row.reward or 0.0), row.n_model_tokens))
+    found: dict[str, Episode] = {}
+    seen: set[tuple[str, str, bytes]] = set()
+    counts: dict[tuple[str, str], int] = {}
+    for row in ranked:
+        task = (row.pack, row.task_id)
+        if best_of is not None and counts.get(task, 0) >= best_of:
+            continue
+        episode = store.episode(row.id)
+        same = (*task, episode.tokens.ids.tobytes())
+        if same not in seen and episode.tokens.trained_mask.any():
+            seen.add(same)
+            counts[task] = counts.get(task, 0) + 1
+            found[row.id] = episode
+    if not found:
+        raise NotFound(
+            f"No episode to train on matches {filter or DEFAULT_FILTER!r}.",
+            hint="`agentrl ls -f …` shows what a filter finds; `agentrl rollout` makes more.",
+        )
+    return [found[row.id] for row in rows if row.id in found]
+
+
+def batches(episodes: Sequence[Episode], rows: int, seed: int) -> Iterator[list[list[Segment]]]:
+    """Endless batches of `rows` episodes, each once an epoch in a new order; those of a task share their prompt."""
+    epoch, order = 0, list(range(len(episodes)))
+    queue: list[int] = []
+    while True:
+        while len(queue) < rows:
+            random.Random(f"rft {seed} {epoch}").shuffle(order)
+            queue += order
+            epoch += 1
+        batch, queue = queue[:rows], queue[rows:]
+        groups: dict[tuple[str, str], list[Segment]] = {}
+        for number in batch:
+            episode = episodes[number]
+            groups.setdefault((episode.pack, episode.task_id), []).append(Segment.of(episode))
+        yield list(groups.values())

@@ -1,0 +1,231 @@
+"""Which groups a training step is made of: the order of the tasks, what the store has of them, what is sampled again.
+
+Everything is a function of the seed, the step and what earlier steps and rounds left in the store, so a resume that
+walks through the same steps picks the same tasks. Why a group was picked, where it was not simply its turn, is kept
+with it (`groups.why`) and shown by `agentrl show` and replay.
+
+Not here: what is then trained and what is skipped (learning/dispositions.py).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agentrl_cli.chat.drift import KINDS
+from agentrl_cli.config import Config
+from agentrl_cli.learning.advantages import drops_equal, has_signal
+from agentrl_cli.learning.dispositions import decide
+from agentrl_cli.rollout import Job, Rollout, seed_of
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.types import Episode, Fact, Outcome, Task
+
+FADE = 0.5
+"""Weight of a task's attempts against those of its next visit: the policy has changed since."""
+FLOOR = 0.01
+"""Least weight of a task in the curriculum: what was solved always, or never, is still looked at now and then."""
+HARD, EASY = 1 / 3, 2 / 3
+"""Solve rates below and above which a task counts as hard and as easy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """How often a task was solved so far, its earlier visits faded."""
+
+    solved: float = 0.0
+    tried: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Estimated solve rate, from one half where nothing is known (one solved and one failed attempt before)."""
+        return (self.solved + 1) / (self.tried + 2)
+
+    @property
+    def level(self) -> str:
+        """new | hard | medium | easy"""
+        if not self.tried:
+            return "new"
+        share = self.solved / self.tried
+        return "hard" if share < HARD else "easy" if share > EASY else "medium"
+
+    def __str__(self) -> str:
+        return f"solved {self.solved / self.tried:.0%} lately" if self.tried else "not tried yet"
+
+
+Pick = tuple[int, str]
+"""(index of a task, why it was picked; empty where it was its turn)"""
+
+
+class Collector:
+    """The groups of every step of one run."""
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunRow,
+        tasks: Sequence[Task],
+        store: Store,
+        rollout: Rollout,
+        narrate: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.config = config
+        self.run = run
+        self.tasks = tasks
+        self.store = store
+        self.rollout = rollout
+        self.narrate = narrate
+        self.rounds: dict[int, int] = {}
+        """Rounds of each step, counted from 1: one round without dynamic sampling."""
+
+    async def sample(self, step: int) -> list[list[Episode]]:
+        """The groups of a step: from the store what is finished there, the rest from the policy.
+
+        With `rollout.resample_rounds` further groups are sampled, at most so many times, while fewer than
+        `rollout.prompts_per_step` carry signal (dynamic sampling, https://arxiv.org/abs/2503.14476 section 3.2).
+        """
+        wanted = self.config.rollout.prompts_per_step
+        picks = self.ranking(step)
+        groups: list[list[Episode]] = []
+        missing, rounds = wanted, 0
+        while missing and rounds <= self.config.rollout.resample_rounds:
+            note = f"sampled again, round {rounds}: {wanted - missing} of {wanted} groups carried signal"
+            groups += await self._round(step, picks, range(len(groups), len(groups) + missing), note * bool(groups))
+            rounds += 1
+            missing = wanted - sum(self._has_signal(group) for group in groups)
+        self.rounds[step + 1] = rounds
+        if rounds > 1:
+            self.narrate(
+                f"step {step + 1}: {len(groups) - wanted} more groups sampled for {wanted - missing} with signal"
+            )
+        return groups
+
+    def metrics(self, groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
+        """What dynamic sampling did in a step; nothing where it is off."""
+        if not self.config.rollout.resample_rounds:
+            return {}
+        signal = sum(self._has_signal(group) for group in groups)
+        return {
+            "groups/sampled": float(len(groups)),
+            "groups/signal": float(signal),
+            "groups/rounds": float(self.rounds.pop(groups[0][0].step or 0, 0)),
+        }
+
+    async def _round(self, step: int, picks: Sequence[Pick], places: range, note: str) -> list[list[Episode]]:
+        jobs = self.jobs(step, picks, places)
+        for place in places:
+            task, why = picks[place % len(picks)]
+            reason = "; ".join(filter(None, (note, why)))
+            if reason:
+                self.store.add_group(self.run.id, group_name(step, place), self.tasks[task].id, step + 1, reason)
+        known = self.finished(step, jobs)
+        missing = [job for job in jobs if (job.group_id, job.sample) not in known]
+        for episode in await self.rollout.run(missing):
+            known[episode.group_id, episode.sample] = episode
+        groups: dict[str, list[Episode]] = {}
+        for job in jobs:
+            groups.setdefault(job.group_id or "", []).append(known[job.group_id, job.sample])
+        return list(groups.values())
+
+    def _has_signal(self, group: Sequence[Episode]) -> bool:
+        drifted = self.config.drift.structural == "train"
+        facts = decide(
+            [group],
+            drift=self.rollout.drift,
+            train_drifted=drifted,
+            drop_zero_variance=drops_equal(self.config.algo),
+            mask_overlong=self.config.algo.mask_overlong,
+        )
+        return has_signal(self.config.algo, [episode for episode in group if facts[episode.id] is Fact.TRAINED])
+
+    # --- which tasks -------------------------------------------------------------------------------------------------
+
+    def jobs(self, step: int, picks: Sequence[Pick] | None = None, places: range | None = None) -> list[Job]:
+        """The attempts of a step's first round, or of some places in it; steps are stored counted from 1."""
+        picks = self.ranking(step) if picks is None else picks
+        jobs: list[Job] = []
+        for place in places or range(self.config.rollout.prompts_per_step):
+            task = self.tasks[picks[place % len(picks)][0]]
+            for sample in range(self.config.rollout.group_size):
+                seed = seed_of(self.config.seed, "train", step, place, sample)
+                jobs.append(Job(task, seed, sample, group_name(step, place), step + 1, self.run.id, "train", len(jobs)))
+        return jobs
+
+    def ranking(self, step: int) -> list[Pick]:
+        """Every task in the order in which a step draws them, with the reason where there is one to tell."""
+        return ORDERS[self.config.task.order](self, step)
+
+    def records(self, step: int) -> list[Record]:
+        """How each task fared in the steps before this one, those excepted that may be sampled beside it."""
+        found: dict[tuple[str, str], Record] = {}
+        until = step - self.config.rollout.async_staleness
+        for pack, task, _, solved, tried in self.store.task_results(self.run.id, until):
+            old = found.get((pack, task), Record())
+            found[pack, task] = Record(FADE * old.solved + solved, FADE * old.tried + tried)
+        return [found.get((task.pack, task.id), Record()) for task in self.tasks]
+
+    def finished(self, step: int, jobs: Sequence[Job]) -> dict[tuple[str | None, int], Episode]:
+        """What the store has of a step, where it is an attempt at the very task: the data may have changed since."""
+        wanted = {(job.group_id, job.sample): (job.task.id, job.seed) for job in jobs}
+        found: dict[tuple[str | None, int], Episode] = {}
+        for episode_id in self.store.finished(self.run.id, step + 1).values():
+            episode = self.store.episode(episode_id)
+            place = (episode.group_id, episode.sample)
+            if episode.outcome is not Outcome.CANCELLED and wanted.get(place) == (episode.task_id, episode.seed):
+                found[place] = episode
+                kinds = [drift.kind for drift in self.store.drift(episode_id)]
+                if kinds:
+                    self.rollout.drift[episode_id] = max(kinds, key=KINDS.index)
+        return found
+
+
+def group_name(step: int, place: int) -> str:
+    """The id of the group at a place of a step, unique in its run."""
+    return f"{step + 1:06d}-{place:03d}"
+
+
+def shuffled(collector: Collector, step: int) -> list[Pick]:
+    """Every task once in an epoch, in a new order each; what is sampled again comes from the others, at random."""
+    seed, count = collector.config.seed, len(collector.tasks)
+    wanted = collector.config.rollout.prompts_per_step
+    first = []
+    for position in range(step * wanted, (step + 1) * wanted):
+        order = list(range(count))
+        random.Random(seed_of(seed, "order", position // count)).shuffle(order)
+        first.append(order[position % count])
+    rest = [task for task in range(count) if task not in set(first)] or list(range(count))
+    random.Random(seed_of(seed, "more", step)).shuffle(rest)
+    return [(task, "") for task in (*first, *rest)]
+
+
+def curriculum(collector: Collector, step: int) -> list[Pick]:
+    """Drawn by p·(1 − p) of each task's solve rate p: the variance of a reward of 0 or 1, so what can be learned now.
+
+    https://arxiv.org/abs/2502.12272. Without replacement, by the keys of Efraimidis and Spirakis (2006).
+    """
+    rng = random.Random(seed_of(collector.config.seed, "curriculum", step))
+    records = collector.records(step)
+    keys = [rng.random() ** (1 / max(r.rate * (1 - r.rate), FLOOR)) for r in records]
+    order = sorted(range(len(keys)), key=lambda task: -keys[task])
+    return [(task, f"curriculum: {records[task]}") for task in order]
+
+
+def balanced(collector: Collector, step: int) -> list[Pick]:
+    """One task of each difficulty in turn (new, hard, medium, easy, as far as there are any), each at random."""
+    rng = random.Random(seed_of(collector.config.seed, "balanced", step))
+    records = collector.records(step)
+    order = list(range(len(records)))
+    rng.shuffle(order)
+    levels: dict[str, list[int]] = {}
+    for task in order:
+        levels.setdefault(records[task].level, []).append(task)
+    queues = [levels[name] for name in ("medium", "hard", "easy", "new") if name in levels]
+    turns = [queue[n] for n in range(len(order)) for queue in queues if n < len(queue)]
+    return [(task, f"balanced: {records[task].level}, {records[task]}") for task in turns]
+
+
+ORDERS: Mapping[str, Callable[[Collector, int], list[Pick]]] = {
+    "shuffle": shuffled,
+    "curriculum": curriculum,
+    "balanced": balanced,
+}

@@ -1,0 +1,1 @@
+"""Chat: talk to a model with its tools."""

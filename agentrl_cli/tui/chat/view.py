@@ -1,0 +1,157 @@
+"""Chat events as lines of rich text, for the screen and for `--plain`. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.text import Text
+
+from agentrl_cli.tui.common.episode_view import EpisodeView, blocks_of
+from agentrl_cli.tui.common.layers import LAYERS, shade
+from agentrl_cli.tui.common.layout import Kind, Layout, call_notes
+from agentrl_cli.tui.common.panels import BAD, FAINT, GOOD, TITLE, num
+from agentrl_cli.tui.common.token_text import TokenTexts
+from agentrl_cli.types import Episode, Tokens, ToolCall, Turn
+
+MODES = {"": None, "tokens": "origin", "mask": "mask", "logprobs": "logp"}
+AGAIN = {"user": "", "assistant": "/as-model ", "tool": "/as-tool "}
+ROLES = {"assistant": "bold #8fbfff", "user": "bold #e8d890", "tool": "bold #f0b878", "system": "bold #b0b0d0"}
+
+
+def event_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: int) -> list[Text]:
+    """What an event shows; nothing for those that only steer."""
+    kind = event["ev"]
+    if kind == "turn":
+        return turn_lines(event, decoder, mode, width)
+    if kind == "ready":
+        return ready_lines(event)
+    if kind == "ask":
+        which = f" {event['name']}, call {event['number']} of {event['of']}?" if event.get("of", 1) > 1 else " this?"
+        more = "   all, none: and the rest" if event.get("of", 1) > 1 else ""
+        ask = f"run{which}  y yes   n no{more}   /as-tool TEXT answers in the tool's place"
+        if any(call.get("error") for call in (event.get("calls") or [])[:1]):
+            ask = f"a malformed call{which.rstrip('?')}: tell the model so?  y yes   n no{more}"
+        return [Text(ask.replace(" this:", ":"), "bold #ffd75f")]
+    if kind == "result":
+        status = f"ERROR {event['error']}" if event["error"] else "ok"
+        lines = [Text(f"◂ {event['name']}  {status}  {event['seconds'] * 1000:.0f} ms  (by hand)", FAINT)]
+        return lines + [Text(f"  {line}") for line in str(event["text"]).splitlines()]
+    if kind == "reward":
+        lines = [Text(f"REWARD {num(event['total'], '.3f')}", TITLE)]
+        for part in event["parts"]:
+            text = f"  {part['name']:<14} {num(part['value'], '.2f'):>6} x {part['weight']:g}  {part['detail']}"
+            lines.append(Text(text.rstrip()))
+        return lines
+    if kind == "saved":
+        return [Text(f"saved: agentrl replay {event['episode']}", GOOD)]
+    if kind == "cut":
+        return [Text(f"--- back to {event['turns']} turns ---", FAINT)]
+    if kind == "note":
+        return [Text(event["text"], FAINT)]
+    if kind in ("error", "fatal"):
+        lines = [Text(f"! {event['message']}", BAD)]
+        return lines + [Text(f"  {line}", FAINT) for line in str(event.get("hint") or "").splitlines()]
+    return []
+
+
+def taken_back(turns: Sequence[dict[str, Any]], keep: int) -> str:
+    """The line that says again what began the turns from `keep` on: as the user, the model or the tool."""
+    first = next((turn for turn in turns if turn["index"] >= keep and turn["role"] in AGAIN), None)
+    return f"{AGAIN[first['role']]}{first['content']}" if first is not None else ""
+
+
+def ready_lines(event: dict[str, Any]) -> list[Text]:
+    """Who talks, with what."""
+    tools = ", ".join(event["tools"]) or "none"
+    lines = [Text(f"{event['model']}  ({event['weights']}, context {event['context']})   tools: {tools}", TITLE)]
+    if event.get("sandbox"):
+        lines.append(Text(f"sandbox {event['sandbox']}", FAINT))
+    if event.get("user"):
+        lines.append(Text("a simulated user answers: /simulate off lets you, /simulate asks it once", FAINT))
+    if event.get("note"):
+        lines.append(Text(f"! {event['note']}", BAD))
+    return lines
+
+
+def turn_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: int) -> list[Text]:
+    """One turn: its text and calls; in a token mode every token with its glyphs."""
+    role = event["role"]
+    head = Text(f"{role}", ROLES.get(role, "bold"))
+    head.append(f"  {len(event['ids'])} tokens", FAINT)
+    if event.get("seconds", 0) >= 0.05:
+        head.append(f"  {event['seconds']:.1f} s", FAINT)
+    if event.get("stop") and event["stop"] != "stop":
+        head.append(f"  ended by {event['stop']}", BAD)
+    lines = [head]
+    lens = MODES.get(mode)
+    if lens is not None:
+        lines += token_text(event, decoder, lens, width)
+    elif role == "tool":
+        for result in event["results"]:
+            if result["error"]:
+                lines.append(Text(f"  ERROR {result['error']}", BAD))
+            style = BAD if result["error"] else ""
+            lines += [Text(f"  {line}", style) for line in result["text"].splitlines() or [""]]
+            if result.get("images"):
+                lines.append(Text(f"  ▣ {result['images']} image{'s' if result['images'] > 1 else ''}", FAINT))
+    else:
+        lines += [Text(f"  {line}") for line in event["content"].strip().splitlines()]
+    for call in event["calls"]:
+        shown = ToolCall("", call["name"], call["arguments"], call["raw"], call["error"])
+        lines += [Text(f"  {text}", BAD if style == "error" else GOOD) for style, text in call_notes(shown)]
+    return lines
+
+
+def token_text(event: dict[str, Any], decoder: TokenTexts, lens: str, width: int) -> list[Text]:
+    """Every token of a turn with the layer's colour behind and its glyph under it."""
+    view = turn_view(event, decoder)
+    layer = LAYERS[lens]
+    classes = layer.classify(view.tokens, None)
+    layout = Layout(view, max(width - 2, 20), glyphs="all")
+    lines = []
+    for kind, a, b in layout.lines:
+        if kind not in (Kind.TEXT, Kind.GLYPH):
+            continue
+        line = Text("  ", no_wrap=True)
+        for piece in range(a, b):
+            level = layer.levels[classes[layout.piece_token[piece]]]
+            text = layout.piece_text[piece] if kind == Kind.TEXT else level.glyph * layout.piece_cells[piece]
+            line.append(text, f"on {shade(level.color)}" if level.color else FAINT if kind == Kind.GLYPH else "")
+        lines.append(line)
+    if lens == "origin":
+        lines.append(Text("  ids " + " ".join(str(i) for i in event["ids"]), FAINT))
+    elif lens == "logp":
+        known = [value for value in event["logp"] if value is not None]
+        if known:
+            mean, low = sum(known) / len(known), min(known)
+            lines.append(Text(f"  mean logp {mean:.3f}   least likely p {math.exp(low):.4f}", FAINT))
+    return lines
+
+
+def turn_view(event: dict[str, Any], decoder: TokenTexts) -> EpisodeView:
+    """A turn's tokens as a view of their own."""
+    n = len(event["ids"])
+    given = Tokens.given(event["ids"], event["origin"])
+    logp = np.asarray([math.nan if value is None else value for value in event["logp"]], np.float32)
+    tokens = Tokens(given.ids, given.origin, logp, logp, given.entropy, given.top_ids, given.top_logps)
+    turn = Turn(0, event["role"], (), 0, n)
+    episode = Episode("", "", turns=(turn,), tokens=tokens)
+    return EpisodeView(episode, decoder.texts(tokens.ids), blocks_of((turn,), n), decoder=decoder)
+
+
+def context_lines(turns: list[dict[str, Any]], decoder: TokenTexts, template: str) -> list[Text]:
+    """The exact context: every id that was sent or sampled, as text with its special tokens, then the ids, then the
+    chat template that renders it."""
+    count = sum(len(event["ids"]) for event in turns)
+    lines = [Text(f"CONTEXT {count} tokens, exactly as sent and sampled", TITLE)]
+    for event in turns:
+        style = ROLES.get(event["role"], "bold")
+        lines.append(Text(f"{event['role']}  {len(event['ids'])} ids", style))
+        lines += [Text(line) for line in decoder.text(event["ids"]).removesuffix("\n").split("\n")]
+        lines.append(Text(" ".join(str(i) for i in event["ids"]), FAINT))
+    if template:
+        lines += [Text(""), Text("CHAT TEMPLATE", TITLE), *(Text(line, FAINT) for line in template.splitlines())]
+    return lines

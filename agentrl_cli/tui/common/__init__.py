@@ -1,0 +1,1 @@
+"""What all screens share: the reader, dialogs, the episode table, token layers, charts."""

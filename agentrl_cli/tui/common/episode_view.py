@@ -1,0 +1,332 @@
+"""One episode, ready to show: decoded, cut into blocks, with its siblings and reasons. Pure; no textual, no torch.
+
+`load_view` is the only function that reads the store, and it survives whatever a half-written run left there: arrays
+of another length, turns without tokens, no tokenizer, no signals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from agentrl_cli.store.images import short_runs
+from agentrl_cli.tui.common.token_text import TokenTexts
+from agentrl_cli.types import TOP_K, Episode, Int32, Tokens, TrainSignals, Turn
+
+
+class Row(Protocol):
+    """What the screens read of a row of the episodes table."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def reward(self) -> float | None: ...
+    @property
+    def advantage(self) -> float | None: ...
+    @property
+    def n_turns(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A run of tokens shown under one header: a turn, or tokens that no turn claims (turn is None)."""
+
+    number: int
+    role: str
+    start: int
+    end: int
+    turn: Turn | None = None
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One line of 'why': a flag with its evidence, or a check that passed."""
+
+    mark: str
+    """`!` needs a look, `.` is fine."""
+    text: str
+
+
+ScoreLine = tuple[str, float, float, float | None, Sequence[float]]
+"""(name of the set, reward, difference, advantage, advantage of each assistant turn)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Where two episodes of one task part."""
+
+    sibling: str
+    sample: int
+    position: int
+    here: str
+    there: str
+    p_here: float | None
+    p_there: float | None
+    """Probability this policy gave to the other's token at the fork, where it is among the stored alternatives."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeView:
+    """Everything one replay screen shows of one episode."""
+
+    episode: Episode
+    texts: list[str]
+    blocks: tuple[Block, ...]
+    signals: TrainSignals | None = None
+    siblings: tuple[Any, ...] = ()
+    """Rows of the group's episodes (this one too), by sample number."""
+    reasons: tuple[Reason, ...] = ()
+    decoder: TokenTexts = field(default_factory=TokenTexts)
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    run: str = ""
+    """Name of its run."""
+    picked: str = ""
+    """What picked its task, where it was not simply its turn."""
+    scores: tuple[ScoreLine, ...] = ()
+    """What it would have had in the run's score sets (`agentrl rescore`)."""
+    live: str = ""
+    """Text being generated right now, where the episode still runs."""
+    images: Path | None = None
+    """The folder where its images are put, so that they can be opened."""
+    temperature: float | None = None
+    """What its run sampled at, where that is known."""
+
+    @property
+    def tokens(self) -> Tokens:
+        return self.episode.tokens
+
+    @property
+    def running(self) -> bool:
+        return self.episode.outcome is None
+
+    def block_of(self, token: int) -> int:
+        """Index of the block that holds a token (the last one that starts at or before it)."""
+        for index in range(len(self.blocks) - 1, -1, -1):
+            if self.blocks[index].start <= token:
+                return index
+        return 0
+
+
+def blocks_of(turns: Sequence[Turn], n_tokens: int) -> tuple[Block, ...]:
+    """Turns as blocks over [0, n_tokens), gaps and overhangs repaired, in order."""
+    out: list[Block] = []
+    at = 0
+    for turn in turns:
+        start, end = min(max(turn.start, at), n_tokens), min(max(turn.end, at), n_tokens)
+        if start > at:
+            out.append(Block(len(out), "tokens", at, start))
+        out.append(Block(len(out), turn.role, start, end, turn))
+        at = end
+    if at < n_tokens:
+        out.append(Block(len(out), "tokens", at, n_tokens))
+    return tuple(out)
+
+
+def fit_signals(signals: TrainSignals | None, n: int) -> TrainSignals | None:
+    """The signals with every array cut or padded (NaN, 0) to length n."""
+    if signals is None:
+        return None
+    changed: dict[str, Any] = {}
+    for spec in fields(signals):
+        array = getattr(signals, spec.name)
+        if array is None or len(array) == n:
+            continue
+        filler = np.full(n, 0 if array.dtype.kind == "i" else np.nan, array.dtype)
+        filler[: min(n, len(array))] = array[:n]
+        changed[spec.name] = filler
+    return replace(signals, **changed) if changed else signals
+
+
+def fit_tokens(tokens: Tokens) -> Tokens:
+    """Tokens whose arrays all have the length of `ids`, whatever was stored."""
+    n = len(tokens.ids)
+    blank = Tokens.given(tokens.ids, np.zeros(n, np.int8))
+    changed: dict[str, Any] = {}
+    for spec in fields(tokens):
+        array = getattr(tokens, spec.name)
+        if array is None or len(array) != n:
+            filler = getattr(blank, spec.name)
+            if array is not None and array.ndim == filler.ndim:
+                filler[: min(n, len(array))] = array[:n]
+            changed[spec.name] = filler
+    return replace(tokens, **changed) if changed else tokens
+
+
+def first_difference(a: Int32, b: Int32) -> int | None:
+    """First position where two id sequences differ; the shorter length if one continues the other; None if equal."""
+    n = min(len(a), len(b))
+    different = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
+    if len(different):
+        return int(different[0])
+    return None if len(a) == len(b) else n
+
+
+def token_probability(tokens: Tokens, position: int, token: int) -> float | None:
+    """Probability that the policy gave to `token` at `position`: of the sampled one or a stored alternative."""
+    if position >= len(tokens):
+        return None
+    if int(tokens.ids[position]) == token and np.isfinite(tokens.logp_policy[position]):
+        return float(np.exp(tokens.logp_policy[position]))
+    found = np.flatnonzero(tokens.top_ids[position, :TOP_K] == token)
+    if len(found) and np.isfinite(tokens.top_logps[position, found[0]]):
+        return float(np.exp(tokens.top_logps[position, found[0]]))
+    return None
+
+
+def fork_of(view: EpisodeView, other: Episode) -> Fork | None:
+    """The first differing token between the shown episode and another, with a line of text around it."""
+    mine, theirs = view.tokens.ids, other.tokens.ids
+    at = first_difference(mine, theirs)
+    if at is None:
+        return None
+    p_here = token_probability(view.tokens, at, int(mine[at])) if at < len(mine) else None
+    p_there = token_probability(view.tokens, at, int(theirs[at])) if at < len(theirs) else None
+    return Fork(
+        other.id,
+        other.sample,
+        at,
+        view.decoder.text(mine[at : at + 40]),
+        view.decoder.text(theirs[at : at + 40]),
+        p_here,
+        p_there,
+    )
+
+
+def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[Reason, ...]:
+    """Flags first, then checks over the stored numbers; each says what it saw."""
+    out = [Reason("!", f"{name} {evidence}".strip()) for name, evidence in flags]
+    if view.picked:
+        out.append(Reason(".", f"task: {view.picked}"))
+    for name, reward, delta, advantage, turns in view.scores:
+        own = "not trained" if advantage is None else f"adv {advantage:+.2f}"
+        each = f" by turn {' '.join(f'{value:+.2f}' for value in turns)}" if len(turns) > 1 else ""
+        out.append(Reason(".", f'rescored "{name}": {reward:.2f} ({delta:+.2f}), {own}{each}'))
+    rewards = [row.reward for row in view.siblings if row.reward is not None]
+    if len(rewards) > 1 and all(getattr(row, "outcome", None) is not None for row in view.siblings):
+        spread = float(np.std(rewards))
+        signal = "has signal" if spread > 1e-9 else "no signal: all rewards equal"
+        out.append(Reason("." if spread > 1e-9 else "!", f"group {signal}, sd {spread:.2f}"))
+    if view.episode.fact.startswith("skipped"):
+        out.append(Reason("!", view.episode.fact))
+    tokens, signals = view.tokens, view.signals
+    if signals is None:
+        out.append(Reason(".", "no training signals stored"))
+        return tuple(out)
+    leaked = np.isfinite(signals.weight) & (signals.weight != 0) & ~tokens.trained_mask
+    count = int(leaked.sum())
+    out.append(Reason("!", f"mask bug: weight on {count} foreign tokens") if count else Reason(".", "mask: model only"))
+    gap = np.abs(signals.logp_train - tokens.logp_policy)
+    gap = gap[np.isfinite(gap) & tokens.trained_mask]
+    if len(gap):
+        mean = float(gap.mean())
+        out.append(Reason("." if mean < 0.1 else "!", f"rollout/train logp gap {mean:.3f}"))
+    clipped = int((signals.clipped[tokens.trained_mask] > 0).sum())
+    if clipped:
+        out.append(Reason(".", f"{clipped} tokens clipped"))
+    return tuple(out)
+
+
+def make_view(
+    episode: Episode,
+    decoder: TokenTexts,
+    *,
+    signals: TrainSignals | None = None,
+    siblings: Sequence[Any] = (),
+    flags: Sequence[tuple[str, str]] = (),
+    tags: Sequence[str] = (),
+    note: str = "",
+    run: str = "",
+    picked: str = "",
+    scores: Sequence[ScoreLine] = (),
+    live: str = "",
+    images: Path | None = None,
+    temperature: float | None = None,
+) -> EpisodeView:
+    """Builds a view from what was read; repairs lengths, never raises on odd arrays."""
+    tokens = fit_tokens(episode.tokens)
+    episode = episode.with_(tokens=tokens)
+    view = EpisodeView(
+        episode=episode,
+        texts=short_runs(decoder.texts(tokens.ids), tokens.ids.tolist()),
+        blocks=blocks_of(episode.turns, len(tokens)),
+        signals=fit_signals(signals, len(tokens)),
+        siblings=tuple(sorted(siblings, key=lambda row: (row.sample, row.id))),
+        decoder=decoder,
+        tags=tuple(tags),
+        note=note,
+        run=run,
+        picked=picked,
+        scores=tuple(scores),
+        live=live,
+        images=images,
+        temperature=temperature,
+    )
+    return replace(view, reasons=reasons_of(view, flags))
+
+
+def place_of(view: EpisodeView, token: int) -> tuple[int, int]:
+    """(turn, token in the turn) of a token."""
+    index = view.block_of(token)
+    return index, token - view.blocks[index].start if view.blocks else 0
+
+
+def token_at(view: EpisodeView, place: tuple[int, int] | None) -> int:
+    """The token at a place, clamped; without one the first sampled token."""
+    if not view.blocks:
+        return 0
+    if place is None:
+        return next((block.start for block in view.blocks if block.role == "assistant" and len(block)), 0)
+    block = view.blocks[min(max(place[0], 0), len(view.blocks) - 1)]
+    return min(block.start + max(place[1], 0), max(block.end - 1, block.start))
+
+
+def telling_sibling(view: EpisodeView) -> str | None:
+    """The sibling to compare with: the best of another reward, else any other."""
+    others = [row for row in view.siblings if row.id != view.episode.id]
+    different = [row for row in others if row.reward is not None and row.reward != view.episode.reward]
+    if different:
+        here = view.episode.reward
+        return str(max(different, key=lambda row: (abs(row.reward - here), -row.sample)).id)
+    return str(others[0].id) if others else None
+
+
+def next_flagged(view: EpisodeView, after: int) -> int | None:
+    """The next sampled token that stands out: p < .1, clipped, or trained without being the model's. Wraps."""
+    tokens = view.tokens
+    odd = tokens.trained_mask & (tokens.logp_policy < -2.3)
+    if view.signals is not None:
+        odd |= view.signals.clipped > 0
+        odd |= (view.signals.weight > 0) & ~tokens.trained_mask
+    found: list[int] = odd.nonzero()[0].tolist()
+    return next((t for t in found if t > after), found[0] if found else None)
+
+
+def whatif_turn(view: EpisodeView, token: int) -> int | None:
+    """The assistant turn to go on from: the cursor's, else the next one; None where none follows."""
+    here = view.block_of(token)
+    turns = [block.turn.index for block in view.blocks[here:] if block.turn is not None and block.role == "assistant"]
+    return turns[0] if turns else None
+
+
+def said_in(view: EpisodeView, turn: int) -> str:
+    """What the model said in a turn, without the special tokens that close it (the mark that ends a call stays)."""
+    block = next((block for block in view.blocks if block.turn is not None and block.turn.index == turn), None)
+    if block is None:
+        return ""
+    end, closed = block.end, False
+    while end > block.start:
+        text = view.texts[end - 1]
+        if int(view.tokens.ids[end - 1]) in view.decoder.specials and (text.startswith("<|") or not closed):
+            closed = True
+        elif text.strip():
+            break
+        end -= 1
+    return "".join(view.texts[block.start : end])

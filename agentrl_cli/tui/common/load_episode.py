@@ -1,0 +1,79 @@
+"""Reads one episode from a store as a view: what the screens and `--plain` share. No textual."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from agentrl_cli.store import Store
+from agentrl_cli.tui.common.episode_view import EpisodeView, make_view, telling_sibling
+from agentrl_cli.tui.common.token_text import TokenTexts, visible
+from agentrl_cli.types import Episode
+
+
+def load_view(store: Store, episode_id: str, decoders: dict[str, TokenTexts] | None = None) -> EpisodeView:
+    """One episode as a view; what a half-written run has not stored yet is simply missing. Raises NotFound."""
+    row = store.episode_row(episode_id)
+    episode = store.episode(row.id)
+    run = store.run(row.run_id) if row.run_id else None
+    sampling = run.config.get("rollout") if run is not None and episode.kind == "train" else None
+    temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
+    live = ""
+    if episode.outcome is None:
+        live = next((item.text for item in store.live(row.run_id) if item.episode_id == row.id), "")
+    return make_view(
+        episode,
+        decoder_of(store, row.tokenizer, {} if decoders is None else decoders),
+        signals=store.signals(row.id),
+        siblings=store.siblings(row.id),
+        flags=flags_of(store, episode, row.flags),
+        tags=row.tags,
+        note=row.note,
+        run=run.name if run is not None else "",
+        scores=[(s.name, s.reward, s.delta, s.advantage, s.turns) for s in store.scores(row.id)],
+        picked=store.group_why(row.group_id, row.run_id),
+        live=live,
+        images=store.path.parent / "images" if isinstance(store.path, Path) else None,
+        temperature=float(temperature) if isinstance(temperature, (int, float)) else None,
+    )
+
+
+def decoder_of(store: Store, digest: str, cache: dict[str, TokenTexts]) -> TokenTexts:
+    """The decoder of a stored tokenizer, cached by hash; one that shows ids where none is stored."""
+    if digest not in cache:
+        stored = store.tokenizer(digest) if digest else None
+        cache[digest] = TokenTexts(stored.tokenizer_json if stored is not None else None)
+    return cache[digest]
+
+
+def flags_of(store: Store, episode: Episode, stored: tuple[str, ...]) -> list[tuple[str, str]]:
+    """(name, evidence): the rules over the episode as it is, stored flags that no rule explains, drift."""
+    from agentrl_cli.rollout.flags import find_flags
+
+    drift = store.drift(episode.id)
+    found = [(flag.name, flag.evidence) for flag in find_flags(episode, [row.kind for row in drift])]
+    names = {name for name, _ in found}
+    found += [(name, "") for name in stored if name not in names]
+    for row in drift:
+        texts = f"expected {visible(row.expected)!r}, got {visible(row.got)!r}"
+        found.append((f"{row.kind} drift", f"turn {row.turn}, token {row.position}: {texts}"))
+    return found
+
+
+def holds_secret(store: Store, episode_id: str, decoders: dict[str, TokenTexts] | None = None) -> bool:
+    """Whether replay may show what looks like a secret: in this episode, or in the sibling it is compared with.
+
+    A picture of the screen masks nothing, so whoever draws one asks here first. Raises NotFound.
+    """
+    view = load_view(store, episode_id, decoders)
+    sibling = telling_sibling(view)
+    return _secret_in(view) or (sibling is not None and _secret_in(load_view(store, sibling, decoders)))
+
+
+def _secret_in(view: EpisodeView) -> bool:
+    from agentrl_cli.analysis.export import episode_object
+    from agentrl_cli.store.redact import mask
+
+    texts = ["".join(view.texts), view.live, view.note, *view.tags, *map(str, view.reasons)]
+    facts = [episode_object(view.episode, tokens=False), *texts]
+    return json.dumps(mask(facts), default=str) != json.dumps(facts, default=str)

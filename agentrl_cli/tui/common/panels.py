@@ -1,0 +1,400 @@
+"""The panes around the transcript as lines of rich text: group, turns, reward, token, reasons, map. Pure.
+
+Used by the replay screen and by `--plain` alike; every function takes a view and returns lines, and copes with
+whatever is missing in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from rich.text import Text
+
+from agentrl_cli.tui.common.episode_view import EpisodeView, Fork
+from agentrl_cli.tui.common.layers import LAYERS, Classes, Layer, map_line, reference_kl, shade
+from agentrl_cli.tui.common.token_text import keep_end, visible
+from agentrl_cli.types import Origin
+
+TITLE = "bold #8fbfff"
+GOOD = "#7ac0ff"
+BAD = "#ffb454"
+FAINT = "#8a8a8a"
+HERE = "bold #ffd75f"
+STATUS = (
+    (("logp policy", "logp"), ("trained", "trained")),
+    (("advantage", "adv"), ("weight", "weight"), ("ratio", "ratio"), ("KL ref", "KL"), ("entropy", "entropy")),
+)
+"""What the two lines of a small terminal tell of a token, and by which name."""
+SHORT = {"assistant": "asst", "system": "sys"}
+
+
+def num(value: float | None, spec: str = "+.2f") -> str:
+    """A number or `-` for None and NaN."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    return format(value, spec)
+
+
+def clip(text: str, width: int) -> str:
+    """The text in at most `width` characters, an ellipsis where it was cut."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def flag_names(flags: Any) -> str:
+    """Names of a row's flags, whether stored as a tuple or as comma-separated text."""
+    names = flags.replace(",", " ").split() if isinstance(flags, str) else [str(flag) for flag in flags or ()]
+    return " ".join(names)
+
+
+def header(view: EpisodeView, position: str = "", *, brief: bool = False) -> Text:
+    """The first line of the screen: where this episode is, and how it ended. `brief`: for small terminals."""
+    e = view.episode
+    run, step = view.run or e.run_id or "", f"step {e.step}" if e.step is not None else e.kind
+    if e.parent_id:
+        step = f"what-if of {e.parent_id}@t{e.parent_turn}"
+    where = [part for part in ("" if brief else run, step, keep_end(e.task_id, 24) if brief else e.task_id) if part]
+    if len(view.siblings) > 1:
+        numbers = [row.id for row in view.siblings]
+        if e.id in numbers:
+            where.append(f"{numbers.index(e.id) + 1} of {len(numbers)}")
+    text = Text(" > ".join(where), style="bold", no_wrap=True, overflow="ellipsis")
+    if view.running:
+        text.append("   RUNNING", HERE)
+    else:
+        text.append(f"   reward {num(e.reward, '.2f')}", GOOD if e.solved else BAD)
+        text.append(f"   {e.outcome}")
+    if e.advantage is not None:
+        text.append(f"   adv {num(e.advantage)}")
+    if e.fact:
+        text.append(f"   {e.fact}", FAINT)
+    if position:
+        text.append(f"   {position}", FAINT)
+    return text.append(f"   {run}" if brief else f"   ep {e.id}", FAINT)
+
+
+def side_title(word: str, view: EpisodeView) -> Text:
+    """One line over a transcript where there are two."""
+    e = view.episode
+    text = Text(f"{word} #{e.sample}", TITLE, no_wrap=True)
+    text.append(f"  reward {num(e.reward, '.2f')}", GOOD if e.solved else BAD)
+    return text.append(f"  {e.outcome or 'running'}  adv {num(e.advantage)}  {e.id}", FAINT)
+
+
+GROUP_ROWS, TURN_ROWS, MAP_GUTTER = 16, 14, 5
+"""Lines of the group's and the turns' pane under their titles; columns before the map."""
+
+
+def first_row(here: int, count: int, limit: int) -> int:
+    """The first of `limit` rows out of `count`, so that `here` is among them."""
+    return max(0, min(here - limit // 2, count - limit))
+
+
+def group_lines(view: EpisodeView, width: int = 28, limit: int = GROUP_ROWS) -> list[Text]:
+    """The table of the group's episodes, the shown one marked."""
+    rows = view.siblings
+    lines = [Text(f"GROUP {keep_end(view.episode.task_id, max(width - 6, 8))}"[:width], TITLE)]
+    rewards = [row.reward for row in rows if row.reward is not None]
+    if len(rows) < 2:
+        return [*lines, Text(" no group: a single episode"[:width], FAINT)]
+    if rewards:
+        spread = f"mean {np.mean(rewards):.2f} sd {np.std(rewards):.2f}".replace(" 0.", " .")
+        lines.append(Text(clip(f"{len(rows)} attempts {spread}", width), FAINT))
+    lines.append(Text("  #   rew   adv tr flags"[:width], FAINT))
+    ids = [row.id for row in rows]
+    here = ids.index(view.episode.id) if view.episode.id in ids else 0
+    first = first_row(here, len(rows), limit)
+    for index, row in list(enumerate(rows))[first : first + limit]:
+        mark = ">" if index == here else " "
+        turns = row.n_turns if row.n_turns is not None else 0
+        line = f"{mark}{row.sample:>2} {num(row.reward, '5.2f'):>5} {num(row.advantage):>5} {turns:>2} "
+        text = Text(clip(line + flag_names(row.flags), width), no_wrap=True)
+        if index == here:
+            text.stylize(HERE)
+        elif row.reward is None:
+            text.stylize(FAINT)
+        lines.append(text)
+    if len(rows) > limit:
+        lines.append(Text(f"  … {len(rows)} in all", FAINT))
+    return lines
+
+
+def group_strip(view: EpisodeView) -> Text:
+    """The group in one line, for small terminals: `1* 2. 3> 4*` (solved, not, here)."""
+    text = Text("group ", FAINT, no_wrap=True)
+    for row in view.siblings:
+        here = row.id == view.episode.id
+        solved = str(getattr(row, "outcome", "") or "") == "solved"
+        mark = ">" if here else "*" if solved else "?" if row.reward is None else "."
+        text.append(f"{row.sample}{mark} ", HERE if here else GOOD if solved else "")
+    return text
+
+
+def turn_lines(view: EpisodeView, current: int, width: int = 28, limit: int = TURN_ROWS) -> list[Text]:
+    """The list of turns, the cursor's one marked."""
+    lines = [Text("TURNS", TITLE)]
+    if not view.blocks:
+        return [*lines, Text(" none yet", FAINT)]
+    first = first_row(current, len(view.blocks), limit)
+    for block in view.blocks[first : first + limit]:
+        turn = block.turn
+        kind = SHORT.get(block.role, block.role[:4])
+        if turn is not None and turn.calls:
+            kind += " !call" if any(call.error for call in turn.calls) else " +tool"
+        if turn is not None and any(result.error for result in turn.results):
+            kind += " ERR"
+        mask = "masked" if block.role != "assistant" else "trained" if view.episode.fact == "trained" else "sampled"
+        mark = ">" if block.number == current else " "
+        mask = mask if width >= 27 else {"masked": ".", "trained": "T", "sampled": "s"}[mask]
+        text = Text(f"{mark}{block.number:>2} {kind:<10}{len(block):>4}t {mask}"[:width], no_wrap=True)
+        text.stylize(HERE if block.number == current else "" if block.role == "assistant" else FAINT)
+        lines.append(text)
+    if view.running:
+        lines.append(Text("  … still running", FAINT))
+    return lines
+
+
+def reward_lines(view: EpisodeView, width: int = 28) -> list[Text]:
+    """Raw value × weight = share, for every part; the total; the primary part marked."""
+    room = max(min(12, width - 16), 4)
+    lines = [Text(f"{'REWARD':<{room}}{'raw':>5}{'w':>5}{'sum':>6}"[:width], TITLE)]
+    e = view.episode
+    if not e.reward_parts:
+        what = "not graded yet" if view.running else f"not graded: {e.outcome}"
+        return [*lines, Text(f" {what}"[:width], FAINT), *([Text(e.error[:width], BAD)] if e.error else [])]
+    for part in e.reward_parts:
+        name = ("*" if part.primary else " ") + part.name
+        share = part.value * part.weight + 0.0  # no minus before a zero
+        row = f"{clip(name, room):<{room}}{num(part.value, '5.2f'):>5}{part.weight:>5.2g}{num(share, '6.2f'):>6}"
+        lines.append(Text(row[:width], BAD if share < 0 else ""))
+        if part.fakeable:
+            lines.append(Text("   FAKEABLE by the solution"[:width], BAD, no_wrap=True))
+        if part.detail:
+            lines += [Text(f"   {text}", FAINT, no_wrap=True) for text in wrap(visible(part.detail), width - 3)[:6]]
+    lines.append(Text(f"{' total':<{room + 10}}{num(e.reward, '.2f'):>6}"[:width], "bold"))
+    rewards = [row.reward for row in view.siblings if row.reward is not None]
+    if len(rewards) > 1:
+        lines.append(Text(f" group mean {np.mean(rewards):.2f}  adv {num(e.advantage)}"[:width], FAINT))
+    return lines
+
+
+def _probability(logp: float) -> str:
+    return f"{num(logp, '+.3f')} p {num(math.exp(logp) if math.isfinite(logp) else None, '.3f').lstrip('0')}"
+
+
+def token_facts(view: EpisodeView, token: int) -> list[tuple[str, str]]:
+    """Every stored number of one token as (name, value); what was never stored is left out."""
+    tokens, signals = view.tokens, view.signals
+    origin = int(tokens.origin[token])
+    out = [("origin", Origin(origin).name.lower() if origin in Origin._value2member_map_ else str(origin))]
+    if np.isfinite(tokens.logp_sampled[token]):
+        out.append(("logp sampled", _probability(float(tokens.logp_sampled[token]))))
+    if np.isfinite(tokens.logp_policy[token]):
+        out.append(("logp policy", _probability(float(tokens.logp_policy[token]))))
+    if np.isfinite(tokens.entropy[token]):
+        rank = _rank(view, token)
+        out.append(("entropy", f"{tokens.entropy[token]:.3f}" + (f" rank {rank}" if rank else "")))
+    if signals is not None:
+        for name, array in (
+            ("logp trainer", signals.logp_train),
+            ("logp ref", signals.logp_ref),
+            ("KL ref", reference_kl(tokens, signals)),
+            ("ratio", signals.ratio),
+            ("advantage", signals.advantage),
+            ("weight", signals.weight),
+            ("value", signals.value),
+            ("return", signals.returns),
+        ):
+            if array is not None and np.isfinite(array[token]):
+                out.append((name, num(float(array[token]), "+.4g")))
+    trained, fact = bool(tokens.trained_mask[token]), view.episode.fact
+    kind = view.episode.kind
+    why = fact or {"train": "not yet", "eval": "an evaluation", "whatif": "a what-if"}.get(kind, f"a {kind}")
+    said = "no" if not trained else "yes" if fact == "trained" else f"no: {why}"
+    if signals is not None and np.isfinite(signals.weight[token]):
+        said += ", CLIPPED" if signals.clipped[token] else ", no clip"
+    out.append(("trained", said))
+    return out
+
+
+def _rank(view: EpisodeView, token: int) -> str:
+    found = np.flatnonzero(view.tokens.top_ids[token] == view.tokens.ids[token])
+    if len(found):
+        return str(int(found[0]) + 1)
+    return "> 5" if view.tokens.top_ids[token, 0] >= 0 else ""
+
+
+def top_alternatives(view: EpisodeView, token: int) -> list[tuple[str, float, bool]]:
+    """(text, probability, was sampled) of the stored alternatives, most likely first."""
+    out = []
+    for token_id, logp in zip(view.tokens.top_ids[token], view.tokens.top_logps[token], strict=True):
+        if token_id >= 0 and np.isfinite(logp):
+            text = visible(view.decoder.text([int(token_id)]))
+            out.append((text, float(np.exp(logp)), int(token_id) == int(view.tokens.ids[token])))
+    return out
+
+
+def token_lines(view: EpisodeView, token: int, width: int = 28) -> list[Text]:
+    """The inspector of the token under the cursor."""
+    n = len(view.tokens)
+    if not 0 <= token < n:
+        return [Text("TOKEN", TITLE), Text(" no tokens stored", FAINT)]
+    block = view.blocks[view.block_of(token)] if view.blocks else None
+    place = f"{token - block.start + 1}/{len(block)}" if block else f"{token + 1}/{n}"
+    lines = [Text(f"TOKEN {place}  id {int(view.tokens.ids[token])}"[:width], TITLE, no_wrap=True)]
+    lines.append(Text(f' "{visible(view.texts[token])}"'[:width], HERE, no_wrap=True))
+    for name, value in token_facts(view, token):
+        style = BAD if "CLIPPED" in value else ""
+        lines.append(Text(f" {name:<12} {value}"[:width], style, no_wrap=True))
+    alternatives = top_alternatives(view, token)
+    if alternatives:
+        lines.append(Text(" most likely", FAINT))
+    for text, p, sampled in alternatives:
+        bar = "█" * round(p * 8)
+        lines.append(Text(f" {'>' if sampled else ' '}{text[:10]:<10} {p:5.3f} {bar}"[:width], HERE if sampled else ""))
+    # as many lines for every token of an episode, so that what is below keeps its place
+    return lines + [Text("")] * (_token_room(view) - len(lines))
+
+
+def _token_room(view: EpisodeView) -> int:
+    signals, sampled = view.signals, bool(view.tokens.trained_mask.any())
+    optional = (signals.logp_ref, signals.logp_ref, signals.value, signals.returns) if signals is not None else ()
+    trained = 4 + sum(array is not None for array in optional) if signals is not None else 0
+    return 4 + (3 + trained + 1 + view.tokens.top_ids.shape[1] if sampled else 0)
+
+
+def token_status(view: EpisodeView, token: int, width: int) -> list[Text]:
+    """The inspector in two lines, for small terminals."""
+    if not 0 <= token < len(view.tokens):
+        return [Text("no tokens stored", FAINT), Text("")]
+    facts = dict(token_facts(view, token))
+    shown = clip(visible(view.texts[token]), 16)
+    first = f'{token + 1}/{len(view.tokens)} id {int(view.tokens.ids[token])} "{shown}"  {facts["origin"]}  '
+    first += "  ".join(f"{label} {facts[name]}" for name, label in STATUS[0] if name in facts)
+    second = [f"{label} {facts[name]}" for name, label in STATUS[1] if name in facts]
+    second += [f"{clip(text, 8)} {p:.2f}"[:14] for text, p, _ in top_alternatives(view, token)[:5]]
+    while sum(map(len, second)) + 2 * len(second) > width + 2:  # whole facts, as many as there is room for
+        second.pop()
+    return [Text(clip(first, width), no_wrap=True), Text("  ".join(second), FAINT, no_wrap=True)]
+
+
+def reason_lines(view: EpisodeView, width: int = 28) -> list[Text]:
+    """Flags and checks, each with its evidence."""
+    solved, running = view.episode.solved, view.running
+    lines = [Text("SO FAR" if running else "CHECKS" if solved else "WHY IT FAILED (rules)", TITLE)]
+    for reason in view.reasons:
+        for number, part in enumerate(wrap(reason.text, width - 3)):
+            prefix = f" {reason.mark} " if number == 0 else "   "
+            lines.append(Text(prefix + part, BAD if reason.mark == "!" else FAINT))
+    if view.decoder.problem:
+        lines += [Text(f" ! {part}", BAD) for part in wrap(view.decoder.problem, width - 3)]
+    if view.tags:
+        lines.append(Text(f"TAGS {', '.join(view.tags)}"[:width], TITLE))
+    if view.note:
+        lines += [Text(part, FAINT) for part in wrap(f"NOTE {view.note}", width)]
+    return lines
+
+
+def failure_lines(found: tuple[str, int, int] | None, step: int | None, width: int = 28) -> list[Text]:
+    """How many episodes of the step have the same first flag."""
+    if found is None:
+        return []
+    flag, count, total = found
+    return [Text(f" {flag}: {count} of {total} in step {step}, x"[:width], FAINT, no_wrap=True)]
+
+
+def step_lines(kind: str, steps: list[tuple[int, float, int]], here: int | None, width: int) -> list[Text]:
+    """This task's mean reward at the steps that tried it, as many of the last as there is room for."""
+    if not steps:
+        return []
+    what = "evaluations" if kind == "eval" else "training"
+    cells = [f"{step}:{reward:.2f}" for step, reward, _ in steps]
+    while len(cells) > 1 and sum(map(len, cells)) + 2 * len(cells) > width - 2:
+        del cells[0]
+    line = Text(" ", no_wrap=True)
+    for (step, _, _), cell in zip(steps[-len(cells) :], cells, strict=True):
+        line.append(f" {cell}", HERE if step == here else FAINT)
+        line.append(" ")
+    more = "" if len(cells) == len(steps) else f", the last {len(cells)} of {len(steps)}"
+    return [Text(f"BY STEP  this task in {what}, mean reward{more}"[:width], TITLE, no_wrap=True), line]
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """The words of a text as lines of at most `width` characters; a longer word is cut."""
+    out, line = [], ""
+    for word in text.split():
+        while len(word) > width:
+            out += [line] if line else []
+            out.append(word[:width])
+            line, word = "", word[width:]
+        if line and len(line) + 1 + len(word) > width:
+            out.append(line)
+            line = word
+        else:
+            line = f"{line} {word}".strip()
+    return [*out, line] if line or not out else out
+
+
+def legend_lines(layer: Layer, width: int = 28) -> list[Text]:
+    """The layer's classes with their glyphs, and the keys of all layers."""
+    lines = [Text(f"LAYER {layer.title}"[:width], TITLE)]
+    for level in layer.levels:
+        if level.label:
+            text = Text(" ")
+            text.append(level.glyph * 2, f"#ffffff on {shade(level.color)}" if level.color else FAINT)
+            text.append(f" {level.label}"[: width - 3], FAINT)
+            lines.append(text)
+    line = ""
+    for index, name in enumerate(LAYERS):
+        word = f"{index + 1} {name}{'*' if name == layer.name else ''}"
+        if len(line) + len(word) + 1 > width:
+            lines.append(Text(line, FAINT))
+            line = ""
+        line = f"{line} {word}".strip()
+    lines.append(Text(line, FAINT))
+    return lines
+
+
+def map_lines(view: EpisodeView, layer: Layer, classes: Classes, cursor: int, width: int) -> list[Text]:
+    """The whole episode in one line: the layer, the turns under it, and where the cursor is."""
+    n = len(view.tokens)
+    if not n:
+        return [Text("MAP  no tokens stored", FAINT)]
+    inner = min(max(width - MAP_GUTTER, 8), n)
+    columns = map_line(classes, len(layer.levels), inner)
+    title = Text(f"MAP  {n:,} tokens, {view.episode.trained_tokens:,} sampled", TITLE, no_wrap=True)
+    loss = Text(f"{layer.name[:4]:<5}", FAINT, no_wrap=True)
+    for level in columns:
+        color = shade(layer.levels[level].color)
+        loss.append(layer.levels[level].glyph, f"#ffffff on {color}" if color else FAINT)
+    row = ["."] * inner
+    for block in view.blocks:
+        column = min(block.start * inner // n, inner - 1)
+        for offset, char in enumerate(str(block.number)):
+            if column + offset < inner:
+                row[column + offset] = char
+    caret = " " * (5 + min(cursor * inner // n, inner - 1)) + "^"
+    return [title, loss, Text("turn " + "".join(row), FAINT, no_wrap=True), Text(caret, HERE, no_wrap=True)]
+
+
+def fork_lines(fork: Fork | None, view: EpisodeView, width: int) -> list[Text]:
+    """The first differing token against a sibling."""
+    if fork is None:
+        return [Text("DIFF  no sibling differs: identical token ids", FAINT)]
+    block = view.block_of(min(fork.position, max(len(view.tokens) - 1, 0)))
+    title = f"DIFF with sibling #{fork.sample}: first fork turn {block}, token {fork.position}"
+    lines = [Text(title[:width], TITLE, no_wrap=True)]
+    for label, text in ((f"#{fork.sample}", fork.there), (f"#{view.episode.sample}", fork.here)):
+        lines.append(Text(f"  {label:<4} {visible(text) or '(ends here)'}"[:width], no_wrap=True))
+    if fork.p_here is not None or fork.p_there is not None:
+        lines.append(
+            Text(f"  policy: this p {num(fork.p_here, '.3f')}, the other's p {num(fork.p_there, '.3f')}"[:width], FAINT)
+        )
+    return lines
+
+
+def join(lines: Iterable[Text]) -> Text:
+    """Lines as one text."""
+    return Text("\n").join(list(lines))

@@ -1,0 +1,143 @@
+"""Episodes that belong to the one that is shown: other steps, other checkpoints, the same failure. No textual."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from agentrl_cli.tui.common.token_text import TokenTexts
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import EpisodeRow, Store
+
+BOOKMARK = "mark"
+"""The tag that `b` sets; `tag:mark` lists bookmarks."""
+MOST = 5000
+"""Rows looked at when checkpoints are sought."""
+
+
+def quoted(text: str) -> str:
+    """A value for the filter language, whatever is in it."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def at_step(store: Store, episode_id: str, step: int) -> str | None:
+    """The same task at the nearest step before (−1) or after (+1), the same sample where there is one."""
+    row = store.episode_row(episode_id)
+    if row.step is None:
+        return None
+    sign, sort = (">", "step") if step > 0 else ("<", "-step")
+    text = f"task:{quoted(row.task_id)} kind:{quoted(row.kind)} step:{sign}{row.step}"
+    rows = store.episode_rows(store.episode_ids(text, sort, row.run_id, limit=64))
+    nearest = [other for other in rows if other.step == rows[0].step and other.pack == row.pack]
+    same = [other for other in nearest if other.sample == row.sample]
+    found = same or nearest
+    return found[0].id if found else None
+
+
+def versions(store: Store, episode_id: str) -> list[EpisodeRow]:
+    """One finished episode of this task for every policy that tried it, oldest first; this one stands for its own.
+
+    A policy is (run, kind, weights version). Of several attempts the one with the same sample number is taken.
+    """
+    row = store.episode_row(episode_id)
+    text = f"task:{quoted(row.task_id)} pack:{quoted(row.pack or 'none')} -outcome:none -kind:chat -kind:whatif"
+    if not row.pack:
+        text = f"task:{quoted(row.task_id)} -outcome:none -kind:chat -kind:whatif"
+    found: dict[tuple[str | None, str, str], EpisodeRow] = {}
+    for other in store.episode_rows(store.episode_ids(text, "time", limit=MOST)):
+        key = (other.run_id, other.kind, other.weights_version)
+        if key not in found or other.sample == row.sample:
+            found[key] = other
+    found[(row.run_id, row.kind, row.weights_version)] = row
+    return sorted(found.values(), key=lambda item: (item.started, item.rowid))
+
+
+def other_version(rows: list[EpisodeRow], episode_id: str) -> int | None:
+    """Which of `versions` to show beside this one: the first, or the last where this is the first."""
+    places = [n for n, row in enumerate(rows) if row.id != episode_id]
+    if not places:
+        return None
+    return places[-1] if rows[0].id == episode_id else places[0]
+
+
+def same_flag(store: Store, episode_id: str) -> tuple[str, str | None]:
+    """(filter, run) of all episodes of this step with the same first flag; an empty filter where there is no flag."""
+    row = store.episode_row(episode_id)
+    if not row.flags:
+        return "", row.run_id
+    step = f" step:{row.step}" if row.step is not None else ""
+    return f"flag:{row.flags[0]}{step}", row.run_id
+
+
+FRESH = 30.0
+"""Seconds after which an episode that says it runs, and was not heard of, counts as left behind by a killed run."""
+
+
+def newest(store: Store, run: str | None, only: str | None = None) -> str | None:
+    """The episode to follow: of those that run and have said something the one begun last, else the last stored.
+
+    Of this run where it has such, else of any; `only`: a run that the list is limited to.
+    """
+    now = time.time()
+    going = [row for row in store.live(only) if row.turn and now - row.updated < FRESH]
+    own = [row for row in going if row.run_id == run]
+    if going:
+        return max(own or going, key=lambda row: row.started).episode_id
+    rows = store.episode_rows(store.episode_ids("-outcome:none", "-time", only, limit=1))
+    return rows[0].id if rows else None
+
+
+def children(store: Store, episode_id: str) -> int:
+    """How many episodes were made from this one: what-ifs, chats."""
+    return len(store.episode_ids(f"parent:{quoted(episode_id)}"))
+
+
+def same_failure(store: Store, episode_id: str) -> tuple[str, int, int] | None:
+    """(first flag, episodes of this step with it, episodes of this step); None where there is no flag or no step."""
+    row = store.episode_row(episode_id)
+    if not row.flags or row.step is None:
+        return None
+    step = f"step:{row.step} kind:{quoted(row.kind)}"
+    with_flag = store.episode_ids(f"{step} flag:{row.flags[0]}", run=row.run_id)
+    return row.flags[0], len(with_flag), len(store.episode_ids(step, run=row.run_id))
+
+
+def by_step(store: Store, episode_id: str) -> tuple[str, list[tuple[int, float, int]]]:
+    """(kind, [(step, mean reward, attempts)]) of this task in this run: in evaluations, else in training."""
+    row = store.episode_row(episode_id)
+    for kind in ("eval", "train"):
+        text = f"task:{quoted(row.task_id)} kind:{kind} -outcome:none -reward:none -step:none"
+        rewards: dict[int, list[float]] = {}
+        for other in store.episode_rows(store.episode_ids(text, "step", row.run_id, limit=MOST)):
+            if other.step is not None and other.reward is not None and other.pack == row.pack:
+                rewards.setdefault(other.step, []).append(other.reward)
+        if len(rewards) > 1:
+            return kind, [(step, sum(found) / len(found), len(found)) for step, found in sorted(rewards.items())]
+    return "", []
+
+
+def change_tags(store: Store, episode_id: str, words: Iterable[str]) -> tuple[tuple[str, ...], str]:
+    """Adds tags, removes those with a minus in front. Returns (tags, note) as they are then."""
+    for word in words:
+        if word.startswith("-"):
+            store.remove_tag(episode_id, word[1:])
+        else:
+            store.add_tag(episode_id, word)
+    row = store.episode_row(episode_id)
+    return row.tags, row.note
+
+
+def change_note(store: Store, episode_id: str, text: str) -> tuple[tuple[str, ...], str]:
+    """Sets the note, an empty one removes it. Returns (tags, note)."""
+    store.set_note(episode_id, text)
+    row = store.episode_row(episode_id)
+    return row.tags, row.note
+
+
+def token_texts(store: Store, row: EpisodeRow, ids: list[int]) -> list[str]:
+    """The text of every token, by the tokenizer that the store kept: what the HTML export asks for."""
+    stored = store.tokenizer(row.tokenizer) if row.tokenizer else None
+    return TokenTexts(stored.tokenizer_json if stored is not None else None).texts(ids)

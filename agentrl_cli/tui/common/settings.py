@@ -1,0 +1,62 @@
+"""A person's own keys and colours: `~/.config/agentrl/screens.yaml` (or the file that AGENTRL_SCREENS names).
+
+    palette: purple-green
+    keys:
+      replay.tag: ctrl+t
+      replay.layer.logp: "3,p"
+
+Key ids are SCREEN.ACTION or SCREEN.ACTION.ARGUMENT; the command palette (ctrl+p) shows them. No textual here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrl_cli.errors import nearest
+from agentrl_cli.tui.common.layers import PALETTES
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the file says, and what is wrong with it."""
+
+    palette: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    problem: str = ""
+
+
+def settings_path() -> Path:
+    """Where the file is looked for."""
+    named = os.environ.get("AGENTRL_SCREENS")
+    if named:
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "agentrl" / "screens.yaml"
+
+
+def read_settings(path: Path) -> Settings:
+    """The settings; a file that cannot be read is a problem that is told, never a crash."""
+    if not path.is_file():
+        return Settings()
+    import yaml  # only those who have such a file pay for it
+
+    try:
+        found = yaml.safe_load(path.read_text("utf-8")) or {}
+    except (OSError, yaml.YAMLError) as error:
+        return Settings(problem=f"{path} cannot be read: {error}")
+    if not isinstance(found, dict):
+        return Settings(problem=f"{path} must hold `palette:` and `keys:`")
+    palette, keys, problem = str(found.get("palette") or ""), found.get("keys") or {}, ""
+    unknown = [str(name) for name in found if name not in ("palette", "keys")]
+    if unknown:
+        problem = f"{path}: there is no setting {unknown[0]!r}"
+    if palette and palette not in PALETTES:
+        near = nearest(palette, PALETTES)
+        problem = f"{path}: there is no palette {palette!r}; there are {', '.join(near or PALETTES)}"
+        palette = ""
+    if not isinstance(keys, dict):
+        return Settings(palette, problem=f"{path}: `keys` must map ids to keys")
+    return Settings(palette, {str(name): str(value) for name, value in keys.items()}, problem)

@@ -1,0 +1,367 @@
+"""The transcript: tokens as line-API strips, so 32,000 of them open and page without a widget per line.
+
+Keeps the cursor (a token), the layer and the folds. Not here: what the numbers mean (layers.py), where lines break
+(layout.py), reading the store (data.py).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.reactive import reactive
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from agentrl_cli.tui.common.episode_view import EpisodeView
+from agentrl_cli.tui.common.layers import LAYERS, Classes, Layer, shade
+from agentrl_cli.tui.common.layout import Kind, Layout, head_text
+
+CACHE_LINES = 4096
+
+NOTE_STYLES = {
+    "call": Style(color="#8fbfff", bold=True),
+    "argument": Style(color="#a8b8c8"),
+    "code": Style(color="#c8d8b8"),
+    "result": Style(color="#9ab89a"),
+    "error": Style(color="#ffb454", bold=True),
+    "live": Style(color="#c8c8c8", italic=True),
+}
+ROLE_STYLES = {
+    "assistant": Style(color="#cfe0ff", bgcolor="#1c2a44", bold=True),
+    "tool": Style(color="#f0d8b8", bgcolor="#33271a", bold=True),
+    "user": Style(color="#efe8c0", bgcolor="#2c2a18", bold=True),
+    "system": Style(color="#d0d0e0", bgcolor="#25253a", bold=True),
+}
+HEAD = Style(color="#d0d0d0", bgcolor="#2a2a2a", bold=True)
+BASE = Style(color="#e0e0e0")
+DIM = Style(color="#8a8a8a")
+CURSOR = Style(color="#000000", bgcolor="#ffd75f", bold=True)
+HIT = Style(underline=True, bold=True, color="#ffd75f")
+
+
+@lru_cache(maxsize=256)
+def level_style(layer: str, level: int, foreign: bool) -> Style:
+    """Style of a token of a class; tokens that were not sampled are dim."""
+    levels = LAYERS[layer].levels
+    color = shade(levels[level].color) if level < len(levels) else ""
+    return (DIM if foreign else BASE) + Style(bgcolor=color or None)
+
+
+@lru_cache(maxsize=256)
+def glyph_style(layer: str, level: int) -> Style:
+    levels = LAYERS[layer].levels
+    color = shade(levels[level].color) if level < len(levels) else ""
+    return Style(color="#ffffff", bgcolor=color, bold=True) if color else Style(color="#6a6a6a")
+
+
+class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
+    """Shows one episode; posts `Moved` whenever the token cursor lands somewhere."""
+
+    DEFAULT_CSS = "TokenView { scrollbar-size-vertical: 1; overflow-x: hidden; }"
+
+    lens: reactive[str] = reactive("weight", init=False)
+    """Name of the layer shown (`layer` means something else to Textual)."""
+
+    class Moved(Message):
+        """The cursor is on another token now."""
+
+        def __init__(self, view: TokenView, token: int) -> None:
+            super().__init__()
+            self.view, self.token = view, token
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.view: EpisodeView | None = None
+        self.layout_: Layout | None = None
+        self.cursor = 0
+        self.folded: frozenset[int] = frozenset()
+        self.hits: frozenset[int] = frozenset()
+        self.compact = False
+        """Glyph rows only under the cursor's line (small terminals)."""
+        self.moved: Callable[[int], None] | None = None
+        """Called at once with the token, in place of the message: what it paints comes with the same frame."""
+        self._levels: Classes | None = None
+        self._made: tuple[object, ...] = ()
+        """What the layout was made of, but for the episode."""
+        self._strips: dict[int, Strip] = {}
+        self._base = BASE
+        """Text on the widget's background; computing it costs more than a line."""
+        self._wanted_cell = 0
+        self._line = 0
+
+    # -- content --------------------------------------------------------------------------------------------------
+
+    def show(self, view: EpisodeView, cursor: int = 0, *, keep_scroll: bool = False) -> None:
+        """Replaces what is shown; the cursor goes to `cursor` and is scrolled into sight."""
+        self.view = view
+        self.cursor = max(0, min(cursor, len(view.tokens) - 1))
+        self.folded = frozenset()
+        self.hits = frozenset()
+        self._relayout()
+        self._cursor_moved()
+        if not keep_scroll and self.layout_ is not None and view.blocks:
+            head = self.layout_.head_line[view.block_of(self.cursor)]  # the turn from its start, with what led to it
+            if self._line - head < self.size.height - 6:
+                self.scroll_to(y=max(head - 4, 0), animate=False, force=True, immediate=True)
+
+    def _relayout(self) -> None:
+        if self.view is None or self.size.width < 4:
+            return
+        layer = self._layer
+        glyphs = "none" if layer.name == "plain" or self.compact else ("all" if layer.everywhere else "sampled")
+        width = self.scrollable_content_region.width or self.size.width
+        made = (width, glyphs, self.folded)
+        if self.layout_ is None or self.layout_.view is not self.view or made != self._made:
+            self.layout_ = Layout(self.view, width, glyphs=glyphs, folded=self.folded, before=self.layout_)
+            self._made = made  # another layer mostly has its lines where the last had them
+        self._levels = layer.classify(self.view.tokens, self.view.signals)
+        self._strips.clear()
+        self._base = self.rich_style
+        self._line = self.layout_.line_of(self.cursor)
+        self.virtual_size = Size(self.layout_.width, self._count())
+        self.refresh()
+
+    def _count(self) -> int:
+        assert self.layout_ is not None
+        return len(self.layout_.lines) + (1 if self.compact and self._layer.name != "plain" else 0)
+
+    @property
+    def levels(self) -> Classes:
+        """[n] the class of every token in the layer shown."""
+        return self._levels if self._levels is not None else np.zeros(0, np.int8)
+
+    @property
+    def _layer(self) -> Layer:
+        return LAYERS[self.lens]
+
+    def watch_lens(self) -> None:
+        self._relayout()
+        self._cursor_moved()
+
+    def on_resize(self, event: events.Resize) -> None:
+        if self.layout_ is None or self.layout_.width != (self.scrollable_content_region.width or self.size.width):
+            self._relayout()
+            self._cursor_moved()
+
+    def recolor(self) -> None:
+        """Draws again after another palette was chosen."""
+        level_style.cache_clear()
+        glyph_style.cache_clear()
+        self._strips.clear()
+        self.refresh()
+
+    def fold(self) -> None:
+        """Folds or unfolds the cursor's turn."""
+        if self.view is None or not self.view.blocks:
+            return
+        self.folded ^= {self.view.blocks[self.view.block_of(self.cursor)].number}
+        self._relayout()
+        self._cursor_moved()
+
+    # -- painting -------------------------------------------------------------------------------------------------
+
+    def render_line(self, y: int) -> Strip:
+        """One row of the screen; only visible rows are ever built."""
+        line = y + round(self.scroll_offset.y)
+        width = self.size.width
+        if self.layout_ is None:
+            return Strip.blank(width, self.rich_style)
+        kind_line = line
+        if self.compact and self._layer.name != "plain" and line > self._line:
+            if line == self._line + 1:
+                return self._based(self._glyph_strip(self._line))
+            kind_line = line - 1
+        if kind_line >= len(self.layout_.lines):
+            return Strip.blank(width, self.rich_style)
+        strip = self._strips.get(kind_line)
+        if strip is None:
+            strip = self._based(self._build(kind_line))
+            if len(self._strips) > CACHE_LINES:
+                self._strips.clear()
+            self._strips[kind_line] = strip
+        return strip
+
+    def _based(self, strip: Strip) -> Strip:
+        """As wide as the widget, on its background; a segment without any style would stop the NO_COLOR filter."""
+        base, width = self._base, self.size.width
+        return strip.apply_style(base).extend_cell_length(width, base).crop(0, width)
+
+    def _build(self, line: int) -> Strip:
+        assert self.layout_ is not None and self.view is not None
+        kind, a, _ = self.layout_.lines[line]
+        if kind == Kind.HEAD:
+            block = self.view.blocks[a]
+            mark = "▸ " if block.number in self.folded else "▾ "
+            text = mark + head_text(block, self.view)
+            style = ROLE_STYLES.get(block.role, HEAD)
+            return Strip([Segment(text[: self.size.width].ljust(self.size.width), style)])
+        if kind == Kind.NOTE:
+            style_name, text = self.layout_.notes[a]
+            return Strip([Segment(text, NOTE_STYLES.get(style_name, BASE))])
+        return self._glyph_strip(line) if kind == Kind.GLYPH else self._text_strip(line)
+
+    def _text_strip(self, line: int) -> Strip:
+        """Tokens of a line, neighbours of one style merged into one segment."""
+        assert self.layout_ is not None and self._levels is not None and self.view is not None
+        layout, (_, a, b) = self.layout_, self.layout_.lines[line]
+        origin = self.view.tokens.origin
+        segments: list[Segment] = []
+        run: list[str] = []
+        current: Style | None = None
+        for piece in range(a, b):
+            token = layout.piece_token[piece]
+            if token == self.cursor:
+                style = CURSOR
+            else:
+                style = level_style(self.lens, int(self._levels[token]), int(origin[token]) < 4)
+                if token in self.hits:
+                    style = style + HIT
+            if style is not current:
+                if run and current is not None:
+                    segments.append(Segment("".join(run), current))
+                run, current = [], style
+            run.append(layout.piece_text[piece])
+        if run and current is not None:
+            segments.append(Segment("".join(run), current))
+        return Strip(segments)
+
+    def _glyph_strip(self, line: int) -> Strip:
+        assert self.layout_ is not None and self._levels is not None
+        if line >= len(self.layout_.lines):  # an episode without a line yet
+            return Strip([])
+        layout, (kind, a, b) = self.layout_, self.layout_.lines[line]
+        if kind not in (Kind.TEXT, Kind.GLYPH):
+            return Strip([])
+        levels = self._layer.levels
+        segments: list[Segment] = []
+        for piece in range(a, b):
+            token = layout.piece_token[piece]
+            level = int(self._levels[token])
+            style = CURSOR if token == self.cursor else glyph_style(self.lens, level)
+            segments.append(Segment(levels[level].glyph * layout.piece_cells[piece], style))
+        return Strip(segments)
+
+    # -- moving ---------------------------------------------------------------------------------------------------
+
+    def move_to(self, token: int) -> None:
+        """Puts the cursor on a token, clamped to the episode."""
+        if self.view is None or not len(self.view.tokens):
+            return
+        self._place(max(0, min(token, len(self.view.tokens) - 1)))
+        if self.layout_ is not None:
+            self._wanted_cell = self.layout_.cell_of(self.cursor)
+
+    def move(self, step: int) -> None:
+        self.move_to(self.cursor + step)
+
+    def move_turn(self, step: int) -> None:
+        """To the first token of the turn `step` further; back goes to the start of this one first."""
+        if self.view is None or not self.view.blocks:
+            return
+        here = self.view.block_of(self.cursor)
+        index = max(0, min(here + step, len(self.view.blocks) - 1))
+        self.move_to(self.view.blocks[index].start)
+        if self.layout_ is not None and index < len(self.layout_.head_line):
+            self.scroll_to(y=self.layout_.head_line[index], animate=False, immediate=True)
+
+    def move_lines(self, step: int) -> None:
+        """Up or down by `step` rows, to the token at the wanted column."""
+        if self.layout_ is None:
+            return
+        line, sign = self._line, 1 if step > 0 else -1
+        target = self.layout_.text_line_near(line + step - sign, sign)
+        if target is None:
+            target = self.layout_.text_line_near(line + step - sign, -sign)
+        if target is None:
+            return
+        token = self.layout_.token_at(target, self._wanted_cell)
+        if token is not None:
+            if token == self.cursor:
+                token += sign
+            self._place(max(0, min(token, len(self.view.tokens) - 1 if self.view else 0)))
+
+    def _place(self, token: int) -> None:
+        old, self.cursor = self._line, token
+        if self.layout_ is None:
+            return
+        self._line = self.layout_.line_of(token)
+        for line in {old, old + 1, self._line, self._line + 1}:
+            self._strips.pop(line, None)
+        if self._spans_lines(token):
+            self._strips.clear()
+        self._cursor_moved(far=abs(self._line - old) > 2)
+        self.refresh()
+
+    def _spans_lines(self, token: int) -> bool:
+        """True where the token covers several lines, as a run of newlines does."""
+        assert self.view is not None
+        return token < len(self.view.texts) and self.view.texts[token].count("\n") > 0
+
+    def _cursor_moved(self, *, far: bool = False) -> None:
+        """`far`: by a page, say. Then the transcript is painted first, and what follows it in the next frame."""
+        if self.layout_ is None:
+            return
+        self._line = self.layout_.line_of(self.cursor)
+        self.scroll_to_region(Region(0, max(self._line - 1, 0), 1, 4), animate=False, force=True, immediate=True)
+        if self.moved is not None and not far:
+            self.moved(self.cursor)
+        else:
+            self.post_message(self.Moved(self, self.cursor))
+
+    def on_click(self, event: events.Click) -> None:
+        if self.layout_ is None:
+            return
+        line = event.y + round(self.scroll_offset.y)
+        if self.compact and line > self._line:
+            line -= 1
+        token = self.layout_.token_at(line, event.x)
+        if token is not None:
+            self.move_to(token)
+
+    # -- finding --------------------------------------------------------------------------------------------------
+
+    def find(self, needle: str, *, backwards: bool = False) -> int | None:
+        """Moves to the next match of `needle` (case ignored). Returns how many there are, None without any."""
+        if self.view is None or not needle:
+            return None
+        starts = _token_starts(self.view.texts)
+        text, low = "".join(self.view.texts), needle
+        if len(text.lower()) == len(text):  # some characters have a longer lower case: positions must not move
+            text, low = text.lower(), needle.lower()
+        found: list[int] = []
+        at = text.find(low)
+        while at >= 0 and len(found) < 10_000:
+            found.append(_at(starts, at))
+            at = text.find(low, at + 1)
+        if not found:
+            self.hits = frozenset()
+            self._strips.clear()
+            self.refresh()
+            return None
+        self.hits = frozenset(found)
+        self._strips.clear()
+        later = [t for t in found if t > self.cursor]
+        earlier = [t for t in found if t < self.cursor]
+        target = (earlier or found)[-1] if backwards else (later or found)[0]
+        self.move_to(target)
+        return len(found)
+
+
+def _token_starts(texts: list[str]) -> list[int]:
+    out, at = [], 0
+    for text in texts:
+        out.append(at)
+        at += len(text)
+    return out
+
+
+def _at(starts: list[int], position: int) -> int:
+    return max(0, bisect_right(starts, position) - 1)

@@ -1,0 +1,1 @@
+"""Two runs, or two episodes, side by side."""

@@ -1,0 +1,236 @@
+"""Two runs beside each other: metrics, evaluations, and task by task with what flipped. No textual."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.tui.watch.data import METRICS
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import EpisodeRow, EvalRow, RunRow, Store
+
+LAST = 10
+"""Steps over which a metric is averaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLine:
+    """One task in both runs: (solved, attempts), mean reward, an episode of each to look at."""
+
+    task_id: str
+    family: str
+    before: tuple[int, int]
+    after: tuple[int, int]
+    reward_before: float
+    reward_after: float
+    episode_before: str
+    episode_after: str
+
+    @property
+    def flip(self) -> str:
+        """`gained`, `lost` or nothing: solved is more than half of the attempts."""
+        was, now = 2 * self.before[0] > self.before[1], 2 * self.after[0] > self.after[1]
+        return "" if was == now else "gained" if now else "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class RunComparison:
+    """Everything about two runs. `tasks` come from `source`: evaluations where both have some."""
+
+    before: RunRow
+    after: RunRow
+    metrics: tuple[tuple[str, float | None, float | None], ...]
+    """(name, mean of the last steps before, after)"""
+    settings: tuple[tuple[str, Any, Any], ...]
+    """(dotted key, before, after) of every setting that differs."""
+    evals: tuple[tuple[str, EvalRow | None, EvalRow | None], ...]
+    """(split and place, before, after): the newest of each."""
+    source: str
+    tasks: tuple[TaskLine, ...]
+    difference: tuple[float, float, float] | None
+    """Of the share solved, after − before, with its 95 % interval."""
+    p_value: float | None
+    """McNemar's exact test over gained and lost tasks."""
+    curves: tuple[tuple[tuple[float, float], ...], tuple[tuple[float, float], ...]]
+    """(step, reward) of both."""
+
+    @property
+    def gained(self) -> int:
+        return sum(line.flip == "gained" for line in self.tasks)
+
+    @property
+    def lost(self) -> int:
+        return sum(line.flip == "lost" for line in self.tasks)
+
+    def report(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return {
+            "before": self.before.name,
+            "after": self.after.name,
+            "metrics": {name: {"before": one, "after": two} for name, one, two in self.metrics},
+            "settings": {name: {"before": one, "after": two} for name, one, two in self.settings},
+            "evals": {name: {"before": _eval(one), "after": _eval(two)} for name, one, two in self.evals},
+            "tasks_from": self.source,
+            "difference": None if self.difference is None else dict(
+                zip(("value", "low", "high"), self.difference, strict=True)
+            ),
+            "p_value": self.p_value,
+            "gained": self.gained,
+            "lost": self.lost,
+            "tasks": [
+                {**{name: getattr(line, name) for name in TaskLine.__slots__}, "flip": line.flip}
+                for line in self.tasks
+            ],
+        }  # fmt: skip
+
+
+def compare_runs(store: Store, before: str, after: str) -> RunComparison:
+    """Compare two runs, given as `store.run` takes them. Raises NotFound."""
+    one, two = store.run(before), store.run(after)
+    steps = [store.steps(run.id) for run in (one, two)]
+    source, (rows_one, rows_two) = _attempts(store, one, two)
+    tasks = _tasks(rows_one, rows_two)
+    difference, p_value = _statistics(tasks)
+    return RunComparison(
+        one,
+        two,
+        _metrics(steps[0], steps[1]),
+        _settings(one.config, two.config),
+        _evals(_all_evals(store, one), _all_evals(store, two)),
+        source,
+        tasks,
+        difference,
+        p_value,
+        (_curve(steps[0]), _curve(steps[1])),
+    )
+
+
+def _curve(steps: list[dict[str, Any]]) -> tuple[tuple[float, float], ...]:
+    return tuple((float(row["step"]), float(row["reward"])) for row in steps if _finite(row.get("reward")))
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _metrics(
+    one: list[dict[str, Any]], two: list[dict[str, Any]]
+) -> tuple[tuple[str, float | None, float | None], ...]:
+    names = sorted({name for rows in (one, two) for row in rows[-LAST:] for name in row} - {"step", "at"})
+    known = [stored for short in METRICS.values() for stored in short]
+    names.sort(key=lambda name: known.index(name) if name in known else len(known))
+
+    def mean(rows: list[dict[str, Any]], name: str) -> float | None:
+        values = [float(row[name]) for row in rows[-LAST:] if _finite(row.get(name))]
+        return sum(values) / len(values) if values else None
+
+    return tuple((name, mean(one, name), mean(two, name)) for name in names)
+
+
+def _settings(one: Mapping[str, Any], two: Mapping[str, Any], prefix: str = "") -> tuple[tuple[str, Any, Any], ...]:
+    out: list[tuple[str, Any, Any]] = []
+    for key in sorted({*one, *two}):
+        a, b = one.get(key), two.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            out += _settings(a, b, f"{prefix}{key}.")
+        elif a != b:
+            out.append((f"{prefix}{key}", a, b))
+    return tuple(out)
+
+
+def _evaluations(store: Store, run: RunRow) -> list[RunRow]:
+    """The evaluation runs of a training, oldest first."""
+    return [row for row in store.runs()[::-1] if row.kind == "eval" and row.parent_id == run.id]
+
+
+def _all_evals(store: Store, run: RunRow) -> list[EvalRow]:
+    rows = [*store.evals(run.id), *(row for other in _evaluations(store, run) for row in store.evals(other.id))]
+    return sorted(rows, key=lambda row: row.at)
+
+
+def _evals(one: list[EvalRow], two: list[EvalRow]) -> tuple[tuple[str, EvalRow | None, EvalRow | None], ...]:
+    """By split: the newest of each run, and the best."""
+    out: list[tuple[str, EvalRow | None, EvalRow | None]] = []
+    for split in sorted({row.split for row in [*one, *two]}):
+        of = [[row for row in rows if row.split == split] for rows in (one, two)]
+        best = [max(rows, key=lambda row: row.pass_rate or 0.0, default=None) for rows in of]
+        out.append((f"{split}, newest", of[0][-1] if of[0] else None, of[1][-1] if of[1] else None))
+        out.append((f"{split}, best", best[0], best[1]))
+    return tuple(out)
+
+
+def _eval(row: EvalRow | None) -> dict[str, Any] | None:
+    names = ("name", "step", "split", "n_tasks", "n_samples", "pass_rate", "low", "high")
+    return None if row is None else {name: getattr(row, name) for name in names}
+
+
+def _attempts(store: Store, one: RunRow, two: RunRow) -> tuple[str, tuple[list[EpisodeRow], list[EpisodeRow]]]:
+    """The graded attempts to compare task by task: of evaluations where both have some, else of the runs."""
+    evals = [_eval_attempts(store, run) for run in (one, two)]
+    if evals[0] and evals[1]:
+        return "evaluations", (evals[0], evals[1])
+    own = [_graded(store, "-kind:whatif -kind:chat", run.id) for run in (one, two)]
+    return "all attempts", (own[0], own[1])
+
+
+def _eval_attempts(store: Store, run: RunRow) -> list[EpisodeRow]:
+    for other in [*_evaluations(store, run)[::-1], run]:
+        rows = _graded(store, "kind:eval", other.id)
+        if rows:
+            newest = max((row.step if row.step is not None else -1) for row in rows)
+            return [row for row in rows if (row.step if row.step is not None else -1) == newest]
+    return []
+
+
+def _graded(store: Store, filter: str, run_id: str) -> list[EpisodeRow]:
+    rows = store.episode_rows(store.episode_ids(f"{filter} -outcome:none -reward:none", "time", run_id))
+    return [row for row in rows if row.outcome is not None and not row.outcome.is_error]
+
+
+def _tasks(one: list[EpisodeRow], two: list[EpisodeRow]) -> tuple[TaskLine, ...]:
+    """The tasks that both attempted; flips first, lost before gained."""
+    groups: list[dict[tuple[str, str], list[EpisodeRow]]] = [{}, {}]
+    for group, rows in zip(groups, (one, two), strict=True):
+        for row in rows:
+            group.setdefault((row.pack, row.task_id), []).append(row)
+    lines = []
+    for key in groups[0]:
+        if key in groups[1]:
+            a, b = groups[0][key], groups[1][key]
+            lines.append(
+                TaskLine(key[1], a[0].family, _solved(a), _solved(b), _mean(a), _mean(b), _telling(a), _telling(b))
+            )
+    order = {"lost": 0, "gained": 1, "": 2}
+    return tuple(
+        sorted(lines, key=lambda line: (order[line.flip], line.reward_after - line.reward_before, line.task_id))
+    )
+
+
+def _solved(rows: list[EpisodeRow]) -> tuple[int, int]:
+    return sum(row.outcome == "solved" for row in rows), len(rows)
+
+
+def _mean(rows: list[EpisodeRow]) -> float:
+    return sum(row.reward or 0.0 for row in rows) / len(rows)
+
+
+def _telling(rows: list[EpisodeRow]) -> str:
+    """An episode that shows the verdict: solved where most are."""
+    solved, n = _solved(rows)
+    verdict = 2 * solved > n
+    return next(row.id for row in rows if (row.outcome == "solved") is verdict)
+
+
+def _statistics(tasks: tuple[TaskLine, ...]) -> tuple[tuple[float, float, float] | None, float | None]:
+    from agentrl_cli.evaluate.stats import difference, mcnemar
+
+    if not tasks:
+        return None, None
+    rates = [[line.before[0] / line.before[1] for line in tasks], [line.after[0] / line.after[1] for line in tasks]]
+    sizes = (sum(line.before[1] for line in tasks), sum(line.after[1] for line in tasks))
+    found = difference(rates[0], rates[1], sizes)
+    gained, lost = (sum(line.flip == name for line in tasks) for name in ("gained", "lost"))
+    return (found.value, found.low, found.high), mcnemar(gained, lost)

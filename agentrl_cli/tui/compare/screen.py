@@ -1,0 +1,177 @@
+"""Two runs beside each other: curves, settings, metrics, evaluations; the tasks below, flipped ones first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.events import Resize
+from textual.widgets import Static
+
+from agentrl_cli.errors import AgentRLError
+from agentrl_cli.tui.common.charts import chart, short
+from agentrl_cli.tui.common.dialogs import AgentScreen, Help, leave, named
+from agentrl_cli.tui.common.panels import BAD, FAINT, GOOD, HERE, TITLE, clip, join, num
+from agentrl_cli.tui.common.token_text import keep_end
+from agentrl_cli.tui.compare.data import RunComparison, TaskLine, compare_runs
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import EvalRow
+    from agentrl_cli.tui.common.reader import Reader
+
+KEYS = "j/k task  enter side by side  m all metrics  ? keys  q back"
+HELP = """\
+j k          down, up in the list of tasks     enter   an episode of each run, side by side
+m            every metric, or the first few    q       back
+
+Tasks come from the newest evaluation of each run where both have one, else from all attempts.
+"""
+
+
+class CompareScreen(AgentScreen):
+    """`before` and `after`: runs as `store.run` takes them."""
+
+    BINDINGS: ClassVar[list[BindingType]] = named(
+        "compare",
+        [
+            Binding("j,down", "move(1)", "down", show=False),
+            Binding("k,up", "move(-1)", "up", show=False),
+            Binding("pagedown", "move(10)", show=False),
+            Binding("pageup", "move(-10)", show=False),
+            Binding("enter", "open", "side by side"),
+            Binding("m", "metrics", "metrics"),
+            Binding("question_mark", "help", "keys"),
+            Binding("q,escape", "back", "back"),
+        ],
+    )
+
+    def __init__(self, reader: Reader, before: str, after: str) -> None:
+        super().__init__()
+        self.reader = reader
+        self.names = (before, after)
+        self.found: RunComparison | None = None
+        self.cursor = 0
+        self.every = False
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="head")
+        with VerticalScroll(id="long", can_focus=False):
+            yield Static(id="page")
+        yield Static(Text(KEYS, no_wrap=True), id="keys")
+
+    def on_mount(self) -> None:
+        self.query_one("#head", Static).update(Text("agentrl compare   reading …", "bold"))
+        self.load()
+
+    def on_resize(self, event: Resize) -> None:
+        self.call_after_refresh(self.paint)
+
+    @work(exclusive=True, group="load", exit_on_error=False)
+    async def load(self) -> None:
+        """Compares, in the reader's thread."""
+        try:
+            self.found = await self.reader.call(compare_runs, *self.names)
+        except AgentRLError as error:
+            self.query_one("#head", Static).update(Text(f"{error.message} {error.hint}", BAD))
+            return
+        self.paint()
+
+    def paint(self) -> None:
+        """Everything; the chosen task is kept in sight."""
+        if self.found is None:
+            return
+        width = max(self.size.width - 3, 40)
+        head = Text(f"agentrl compare   {self.found.before.name}  with  {self.found.after.name}", "bold", no_wrap=True)
+        self.query_one("#head", Static).update(head)
+        top = top_lines(self.found, width, every=self.every)
+        tasks = task_lines(self.found, width, self.cursor)
+        self.query_one("#page", Static).update(join([*top, *tasks]))
+        long = self.query_one("#long", VerticalScroll)
+        line = len(top) + 3 + self.cursor
+        if not self.cursor:
+            long.scroll_home(animate=False)
+        elif not long.scroll_offset.y <= line < long.scroll_offset.y + long.size.height:
+            long.scroll_to(y=line - long.size.height // 2, animate=False)
+
+    def action_move(self, step: int) -> None:
+        if self.found is not None and not self.found.tasks:
+            self.query_one("#long", VerticalScroll).scroll_relative(y=step, animate=False)
+        elif self.found is not None:
+            self.cursor = max(0, min(self.cursor + step, len(self.found.tasks) - 1))
+            self.paint()
+
+    @work(exclusive=True, group="open", exit_on_error=False)
+    async def action_open(self) -> None:
+        from agentrl_cli.tui.compare.versus import VersusScreen
+
+        if self.found is None or not self.found.tasks:
+            return
+        line: TaskLine = self.found.tasks[self.cursor]
+        ids = (line.episode_before, line.episode_after)
+        rows = await self.reader.call(lambda store: [store.episode_row(name) for name in ids])
+        self.app.push_screen(VersusScreen(self.reader, rows, (0, 1)))
+
+    def action_metrics(self) -> None:
+        self.every = not self.every
+        self.paint()
+
+    def action_help(self) -> None:
+        self.app.push_screen(Help("compare", HELP))
+
+    def action_back(self) -> None:
+        leave(self.app)
+
+
+def top_lines(found: RunComparison, width: int, *, every: bool) -> list[Text]:
+    """Curves, settings, metrics, evaluations."""
+    one, two = clip(found.before.name, 18), clip(found.after.name, 18)
+    lines: list[Text] = []
+    if found.curves[0] or found.curves[1]:
+        title = f"REWARD {two} (dim: {one})"
+        lines += [*chart(title, found.curves[1], min(width, 100), 5, unit=True, other=found.curves[0]), Text("")]
+    if found.settings:
+        lines.append(Text(f"{'SETTINGS':<34}{one:>20}{two:>20}", TITLE))
+        shown = found.settings if every else found.settings[:6]
+        lines += [Text(clip(f" {keep_end(name, 32):<33}{_cell(a):>20}{_cell(b):>20}", width)) for name, a, b in shown]
+    if found.metrics:
+        lines.append(Text(f"{'METRICS, last 10 steps':<34}{one:>20}{two:>20}", TITLE))
+        rows = found.metrics if every else found.metrics[:8]
+        lines += [Text(clip(f" {keep_end(name, 32):<33}{short(a):>20}{short(b):>20}", width)) for name, a, b in rows]
+    if found.evals:
+        lines.append(Text(f"{'EVALUATIONS':<34}{one:>20}{two:>20}", TITLE))
+        lines += [Text(clip(f" {name:<33}{_rate(a):>20}{_rate(b):>20}", width)) for name, a, b in found.evals]
+    return lines
+
+
+def _cell(value: object) -> str:
+    return clip("-" if value is None else str(value), 19)
+
+
+def _rate(row: EvalRow | None) -> str:
+    if row is None or row.pass_rate is None:
+        return "-"
+    between = f" {num(row.low, '.2f')}..{num(row.high, '.2f')}" if row.low is not None else ""
+    return f"{row.pass_rate:.3f}{between}"
+
+
+def task_lines(found: RunComparison, width: int, cursor: int) -> list[Text]:
+    """The tasks that both attempted."""
+    lines = [Text("")]
+    if found.difference is None:
+        return [*lines, Text("No task was tried by both.", FAINT)]
+    value, low, high = found.difference
+    text = f"TASKS {len(found.tasks)} ({found.source})  solved {value:+.3f} [{low:+.3f}, {high:+.3f}]"
+    text += f"  {found.gained} gained  {found.lost} lost  p = {found.p_value:.3g}"
+    lines.append(Text(clip(text, width), TITLE))
+    lines.append(Text(f" {'':<7}{'task':<26}{'before':>8}{'after':>8}{'reward':>9}{'reward':>9}", FAINT))
+    for index, line in enumerate(found.tasks):
+        row = f" {line.flip:<7}{line.task_id[:25]:<26}{line.before[0]:>5}/{line.before[1]:<2}"
+        row += f"{line.after[0]:>5}/{line.after[1]:<2}"
+        row += f"{line.reward_before:>9.2f}{line.reward_after:>9.2f}"
+        style = HERE if index == cursor else GOOD if line.flip == "gained" else BAD if line.flip == "lost" else ""
+        lines.append(Text(clip(row, width), style, no_wrap=True))
+    return lines

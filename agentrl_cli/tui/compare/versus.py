@@ -1,0 +1,202 @@
+"""Two checkpoints side by side on one task, from stored episodes; also any two episodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.events import Resize
+from textual.widgets import Static
+
+from agentrl_cli.errors import AgentRLError
+from agentrl_cli.tui.common import panels
+from agentrl_cli.tui.common.dialogs import AgentScreen, Help, leave, named
+from agentrl_cli.tui.common.episode_view import EpisodeView, Fork, place_of, token_at
+from agentrl_cli.tui.common.layers import LAYERS
+from agentrl_cli.tui.common.panels import BAD, FAINT, GOOD, TITLE, num
+from agentrl_cli.tui.common.token_text import visible
+from agentrl_cli.tui.common.token_view import TokenView
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import EpisodeRow
+    from agentrl_cli.tui.common.reader import Reader
+
+KEYS = "tab side  j/k turn  ←/→ token  h/l other checkpoint  v fork  1-9 layer  enter open  ? keys  q back"
+HELP = """\
+tab          the other side            h l    another checkpoint on this side
+j k          next, previous turn       ← →    next, previous token      ↑ ↓ pgup pgdn  lines
+v            both to the first differing token
+1 … 9        layer, on both sides      enter  open this side in replay
+q            back
+"""
+
+
+class VersusScreen(AgentScreen):
+    """Two episodes of one task; `rows` are all that there are to choose from, `sides` two places in it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = named(
+        "versus",
+        [
+            Binding("tab", "side", "side"),
+            Binding("j", "turn(1)", "turn", show=False),
+            Binding("k", "turn(-1)", "turn", show=False),
+            Binding("right,J", "token(1)", "token", show=False),
+            Binding("left,K", "token(-1)", "token", show=False),
+            Binding("down", "line(1)", show=False),
+            Binding("up", "line(-1)", show=False),
+            Binding("pagedown", "line(15)", show=False),
+            Binding("pageup", "line(-15)", show=False),
+            Binding("h", "version(-1)", "checkpoint", show=False),
+            Binding("l", "version(1)", "checkpoint", show=False),
+            Binding("v", "fork", "fork"),
+            *(Binding(str(i + 1), f"layer('{name}')", name, show=False) for i, name in enumerate(LAYERS)),
+            Binding("enter", "open", "open"),
+            Binding("question_mark", "help", "keys"),
+            Binding("q,escape", "back", "back"),
+        ],
+    )
+
+    def __init__(self, reader: Reader, rows: list[EpisodeRow], sides: tuple[int, int]) -> None:
+        super().__init__()
+        self.reader = reader
+        self.rows = rows
+        self.sides = list(sides)
+        self.views: list[EpisodeView | None] = [None, None]
+        self.fork: Fork | None = None
+        self.side = 0
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="head")
+        with Horizontal(id="both"):
+            for side in (0, 1):
+                with Vertical(classes="pane", id=f"pane{side}"):
+                    yield Static(id=f"title{side}", classes="title")
+                    yield TokenView(id=f"side{side}")
+        yield Static(id="diff")
+        yield Static(Text(KEYS, no_wrap=True), id="keys")
+
+    def on_mount(self) -> None:
+        self.tokens(0).focus()
+        self.query_one("#head", Static).update(Text("reading …"))
+        self.load()
+
+    def on_resize(self, event: Resize) -> None:
+        for side in (0, 1):
+            self.tokens(side).compact = event.size.height < 30
+        self.call_after_refresh(self.paint)
+
+    def tokens(self, side: int) -> TokenView:
+        return self.query_one(f"#side{side}", TokenView)
+
+    @work(exclusive=True, group="load", exit_on_error=False)
+    async def load(self) -> None:
+        """Reads both episodes; the other side goes to where this one parts from it."""
+        for side in (0, 1):
+            row, view = self.rows[self.sides[side]], self.views[side]
+            if view is not None and view.episode.id == row.id:
+                continue
+            try:
+                view = await self.reader.view(row.id)
+            except AgentRLError as error:
+                self.query_one("#head", Static).update(Text(error.message, "bold #ffb454"))
+                return
+            self.views[side] = view
+            if view.signals is None and self.tokens(side).lens == "weight":
+                self.tokens(side).lens = "logp"
+            self.tokens(side).show(view, token_at(view, None))
+        left, right = self.views
+        assert left is not None and right is not None
+        self.fork = await self.reader.fork(left, right.episode.id)
+        self.paint()
+        self.action_fork()
+
+    def paint(self) -> None:
+        """Titles, the difference."""
+        if None in self.views:
+            return
+        task = self.rows[0].task_id
+        head = Text(f"agentrl replay   {task}   {len(self.rows)} checkpoints tried this task", "bold", no_wrap=True)
+        self.query_one("#head", Static).update(head)
+        for side, view in enumerate(self.views):
+            assert view is not None
+            row = self.rows[self.sides[side]]
+            where = f"{row.kind} step {row.step}" if row.step is not None else row.kind
+            text = Text("▶ " if side == self.side else "  ", panels.HERE, no_wrap=True, overflow="ellipsis")
+            text.append(f"{row.weights_version or '?'}", TITLE)
+            text.append(f"  {num(row.reward, '.2f')} {row.outcome}", GOOD if view.episode.solved else BAD)
+            text.append(f"  {where}  #{row.sample}  {row.n_tokens} tok")
+            self.query_one(f"#title{side}", Static).update(text)
+        if self.views[0] is not None:
+            lines = parting_lines(self.fork, self.views[0], max(self.size.width - 4, 20))
+            self.query_one("#diff", Static).update(panels.join(lines))
+
+    def action_side(self) -> None:
+        self.side = 1 - self.side
+        self.tokens(self.side).focus()
+        self.paint()
+
+    def on_descendant_focus(self) -> None:
+        side = int(self.tokens(1).has_focus)
+        if side != self.side:
+            self.side = side
+            self.paint()
+
+    def action_turn(self, step: int) -> None:
+        self.tokens(self.side).move_turn(step)
+
+    def action_token(self, step: int) -> None:
+        self.tokens(self.side).move(step)
+
+    def action_line(self, step: int) -> None:
+        self.tokens(self.side).move_lines(step)
+
+    def action_version(self, step: int) -> None:
+        """Another checkpoint on this side; the place in the episode stays."""
+        here, other = self.sides[self.side], self.sides[1 - self.side]
+        here = (here + step) % len(self.rows)
+        if here == other and len(self.rows) > 2:  # the same episode twice shows nothing
+            here = (here + step) % len(self.rows)
+        self.sides[self.side] = here
+        self.load()
+
+    def action_layer(self, name: str) -> None:
+        for side in (0, 1):
+            self.tokens(side).lens = name
+
+    def action_fork(self) -> None:
+        if self.fork is not None:
+            for side in (0, 1):
+                self.tokens(side).move_to(self.fork.position)
+
+    def action_open(self) -> None:
+        from agentrl_cli.tui.replay.screen import ReplayScreen
+
+        view = self.views[self.side]
+        if view is not None:
+            place = place_of(view, self.tokens(self.side).cursor)
+            self.app.push_screen(ReplayScreen(self.reader, view.episode.id, place=place))
+
+    def action_help(self) -> None:
+        self.app.push_screen(Help("side by side", HELP))
+
+    def action_back(self) -> None:
+        leave(self.app)
+
+
+def parting_lines(fork: Fork | None, left: EpisodeView, width: int) -> list[Text]:
+    """The first differing token of the two sides, what follows on each, and how likely the left one held either."""
+    if fork is None:
+        return [Text("DIFF  both sides are the same tokens", FAINT)]
+    turn = left.block_of(min(fork.position, max(len(left.tokens) - 1, 0)))
+    lines = [Text(f"DIFF  they part at token {fork.position}, turn {turn}"[:width], TITLE, no_wrap=True)]
+    for side, text in (("left", fork.here), ("right", fork.there)):
+        lines.append(Text(f"  {side:<6}{visible(text) or '(ends here)'}"[:width], no_wrap=True))
+    if fork.p_here is not None or fork.p_there is not None:
+        other = f"p {num(fork.p_there, '.3f')}" if fork.p_there is not None else "below its top five"
+        said = f"  the left policy gave its own token p {num(fork.p_here, '.3f')}, the right one's {other}"
+        lines.append(Text(said[:width], FAINT, no_wrap=True))
+    return lines

@@ -1,0 +1,1 @@
+"""Replay: one episode, token by token."""

@@ -1,0 +1,92 @@
+"""The keys of the replay screen, and their help."""
+
+from __future__ import annotations
+
+from textual.binding import Binding, BindingType
+
+from agentrl_cli.tui.common.dialogs import named
+from agentrl_cli.tui.common.layers import LAYERS
+
+KEYS = (
+    "j/k turn  J/K ←/→ token  ↑/↓ line  h/l sibling  n/N episode  g/G ends  1-9 layer  / find  . again  ' flagged\n"
+    "[ ] step  V checkpoints  R what if  c chat  t tag  m note  b mark  x same flag  f filter  v diff  e export  ? all"
+)
+KEYS_SMALL = "j/k turn ←/→ token h/l sibling 1-9 layer tab pane / find ? keys q back"
+
+HELP = """\
+j k  next, previous turn          J K ← →  next, previous token
+↑ ↓  a line down, up              pgup pgdn  a page
+g G  first, last token            '  next token worth a look
+h l  previous, next sibling of the group, at the same place
+n N  next, previous episode of the list
+i    the list itself              f  filter     o  sort
+L    follow the newest episode of the run, until something moves
+[ ]  the same task at the previous, next step
+V    two checkpoints side by side on this task
+v    where this parts from a sibling
+/    find text                    .  the next match
+R    what if: its calls again, re-roll from this turn, edit it
+c    chat from here               x  episodes with the same flag
+t m b  tags, note, bookmark (tag:mark lists them)
+e    export: JSON lines, HTML page (episode or group), SVG
+s    this screen as SVG           y  copy token, turn, link
+P    other colours                space  fold the turn
+tab  the rest of the right pane, or the next pane where one fits
+q    back        mouse: a token, a sibling, a turn, the map
+
+1 gradient weight     2 advantage     3 log-probability
+4 entropy             5 ratio and clipping
+6 mask     7 origin     8 plain     9 KL to the reference
+Glyphs under the text are the layer: + # pushed up (weak, strong)
+- = pushed down    ~ clipped    . not trained
+Filter: reward:<0.5 step:100..120 task:calc/* tool:calculator
+flag:LOOP text:"4,5" outcome:failed -tag:seen
+"""
+
+_BINDINGS: list[BindingType] = [
+    Binding("j", "turn(1)", "turn", show=False),
+    Binding("k", "turn(-1)", "turn", show=False),
+    Binding("J,right", "token(1)", "token", show=False),
+    Binding("K,left", "token(-1)", "token", show=False),
+    Binding("down", "line(1)", show=False),
+    Binding("up", "line(-1)", show=False),
+    Binding("pagedown", "page(1)", show=False),
+    Binding("pageup", "page(-1)", show=False),
+    Binding("g,home", "end(0)", show=False),
+    Binding("G,end", "end(1)", show=False),
+    Binding("h", "sibling(-1)", "sibling", show=False),
+    Binding("l", "sibling(1)", "sibling", show=False),
+    Binding("n", "episode(1)", "next episode", show=False),
+    Binding("N", "episode(-1)", "previous episode", show=False),
+    *(
+        Binding(str(i + 1), f"layer('{name}')", layer.title, show=False)
+        for i, (name, layer) in enumerate(LAYERS.items())
+    ),
+    Binding("slash", "find", "find"),
+    Binding("full_stop", "find_again", "find again", show=False),
+    Binding("apostrophe", "next_flagged", "next flagged token", show=False),
+    Binding("f", "filter", "filter"),
+    Binding("o", "sort", "sort"),
+    Binding("i", "list", "episodes"),
+    Binding("v", "diff", "diff"),
+    Binding("space", "fold", "fold"),
+    Binding("e", "export", "export"),
+    Binding("y", "copy", "copy"),
+    Binding("s", "svg", "svg"),
+    Binding("left_square_bracket", "step(-1)", "previous step", show=False),
+    Binding("right_square_bracket", "step(1)", "next step", show=False),
+    Binding("V", "versions", "checkpoints side by side"),
+    Binding("R", "whatif", "what if"),
+    Binding("c", "chat", "chat from here"),
+    Binding("x", "same_flag", "episodes with the same flag"),
+    Binding("t", "tag", "tag"),
+    Binding("m", "note", "note"),
+    Binding("b", "bookmark", "bookmark"),
+    Binding("L", "follow", "follow the newest episode"),
+    Binding("P", "palette", "colours"),
+    Binding("tab", "pane", "pane", show=False),
+    Binding("question_mark", "help", "keys"),
+    Binding("q,escape", "back", "back"),
+]
+
+BINDINGS = named("replay", _BINDINGS)

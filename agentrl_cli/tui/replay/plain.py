@@ -1,0 +1,75 @@
+"""Replay without a screen: the same panes printed, for pipes, CI and `TERM=dumb`. Imports no textual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from agentrl_cli.store import Store
+from agentrl_cli.tui.common import panels
+from agentrl_cli.tui.common.episode_view import EpisodeView, fork_of, telling_sibling
+from agentrl_cli.tui.common.layers import LAYERS, Layer
+from agentrl_cli.tui.common.layout import Kind, Layout, head_text
+from agentrl_cli.tui.common.load_episode import load_view
+
+
+def replay_lines(store: Store, episode_id: str, *, layer: str = "", width: int = 100) -> Iterator[Text]:
+    """Everything of one episode as lines. `layer`: by default weight, or logp where nothing was trained."""
+    view = load_view(store, episode_id)
+    lens = LAYERS[layer or ("weight" if view.signals is not None else "logp")]
+    yield panels.header(view)
+    yield Text("")
+    yield from panels.group_lines(view, width, limit=64)
+    yield Text("")
+    yield from transcript_lines(view, lens, width)
+    yield Text("")
+    yield from panels.map_lines(view, lens, lens.classify(view.tokens, view.signals), 0, width)[:-1]
+    yield from panels.legend_lines(lens, width)[:-1]
+    yield Text("")
+    sibling = telling_sibling(view)
+    if sibling is not None:
+        yield from panels.fork_lines(fork_of(view, store.episode(sibling)), view, width)
+        yield Text("")
+    yield from panels.reward_lines(view, min(width, 60))
+    yield Text("")
+    yield from panels.reason_lines(view, width)
+
+
+def transcript_lines(view: EpisodeView, layer: Layer, width: int) -> Iterator[Text]:
+    """The tokens with the layer's glyphs under those that were sampled."""
+    glyphs = "none" if layer.name == "plain" else "all" if layer.everywhere else "sampled"
+    layout = Layout(view, width, glyphs=glyphs)
+    classes = layer.classify(view.tokens, view.signals)
+    for kind, a, b in layout.lines:
+        if kind == Kind.HEAD:
+            yield Text(f"--- {head_text(view.blocks[a], view)} ---"[:width], "bold")
+        elif kind == Kind.NOTE:
+            yield Text(layout.notes[a][1], panels.BAD if layout.notes[a][0] == "error" else panels.FAINT)
+        elif kind == Kind.TEXT:
+            yield Text("".join(layout.piece_text[a:b]), no_wrap=True)
+        else:
+            marks = [layer.levels[classes[layout.piece_token[p]]].glyph * layout.piece_cells[p] for p in range(a, b)]
+            yield Text("".join(marks), panels.FAINT, no_wrap=True)
+
+
+def token_rows(store: Store, episode_id: str) -> Iterator[dict[str, object]]:
+    """One object per token with all stored numbers; NaN where training or sampling left none."""
+    view = load_view(store, episode_id)
+    tokens, signals = view.tokens, view.signals
+    for token in range(len(tokens)):
+        row: dict[str, object] = {
+            "position": token,
+            "turn": view.block_of(token),
+            "id": int(tokens.ids[token]),
+            "text": view.texts[token],
+            "origin": dict(panels.token_facts(view, token))["origin"],
+        }
+        for name in ("logp_sampled", "logp_policy", "entropy"):
+            row[name] = float(getattr(tokens, name)[token])
+        for name in ("advantage", "logp_train", "ratio", "clipped", "weight", "logp_ref", "value", "returns"):
+            array = getattr(signals, name) if signals is not None else None
+            if array is not None:
+                row[name] = float(array[token])
+        row["top"] = [[text, p] for text, p, _ in panels.top_alternatives(view, token)]
+        yield row

@@ -1,0 +1,157 @@
+"""The runs of a store as the first screen shows them. No textual."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from agentrl_cli.tui.common.charts import chart, short, span
+from agentrl_cli.tui.common.panels import BAD, FAINT, GOOD, TITLE, clip, num
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import CheckpointRow, EvalRow, RunRow, Store
+
+ALIVE = "#ffd75f"
+WIDE = 98
+"""From this width on a line has room for the model and the pack too; the details below always name them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """One run with what its line and its details need."""
+
+    run: RunRow
+    episodes: int
+    reward: float | None
+    """Of the last finished step, else the mean of its episodes."""
+    evals: tuple[EvalRow, ...] = ()
+    checkpoints: tuple[CheckpointRow, ...] = ()
+
+
+def load_runs(store: Store) -> list[RunFacts]:
+    """All runs, the newest first, in a handful of queries."""
+    facts, counts = [], store.episode_counts()
+    for run in store.runs():
+        last = store.steps(run.id, max(run.step, 0))
+        reward = last[-1].get("reward") if last else None
+        evals = tuple(store.evals(run.id))
+        if reward is None and counts.get(run.id):
+            reward = _mean_reward(store, run)
+        facts.append(RunFacts(run, counts.get(run.id, 0), reward, evals, tuple(store.checkpoints(run.id))))
+    return facts
+
+
+def _mean_reward(store: Store, run: RunRow) -> float | None:
+    """Over the newest 200 episodes; of an evaluation over those of the test split, where it has any."""
+    test = store.episode_ids("split:test", "-time", run.id, limit=200) if run.kind == "eval" else []
+    rows = store.episode_rows(test or store.episode_ids("", "-time", run.id, limit=200))
+    rewards = [row.reward for row in rows if row.reward is not None]
+    return sum(rewards) / len(rewards) if rewards else None
+
+
+def load_detail(store: Store, run_id: str) -> list[tuple[float, float]]:
+    """(step, reward) of a run."""
+    rows = store.steps(run_id)
+    return [(float(row["step"]), float(row["reward"])) for row in rows if isinstance(row.get("reward"), (int, float))]
+
+
+def shown_path(path: Path) -> str:
+    """The end of a path: enough to tell one project from another."""
+    return "/".join(path.parts[-3:])
+
+
+def head_line(width: int) -> str:
+    """The column titles of `run_line`."""
+    name, kind = _room(width)
+    text = f"   {'run':<{name}} {'kind'[:kind]:<{kind}} {'state':<11} {'step':>9}"
+    text += f" {'episodes':>9} {'reward':>7} {'eval':>5}"
+    return (text + f"  {'model':<20} pack" * (width >= WIDE))[:width].ljust(width)
+
+
+def judged(evals: tuple[EvalRow, ...]) -> tuple[EvalRow, ...]:
+    """The evaluations of one split, so that no number mixes splits: the test split's, else the first split's."""
+    splits = dict.fromkeys(row.split for row in evals)
+    split = "test" if "test" in splits else next(iter(splits), "")
+    return tuple(row for row in evals if row.split == split)
+
+
+def run_line(facts: RunFacts, width: int, *, marked: bool = False) -> Text:
+    """One run in one line."""
+    run = facts.run
+    name, kind = _room(width)
+    step = f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step or "-")
+    best = max((row.pass_rate for row in judged(facts.evals) if row.pass_rate is not None), default=None)
+    text = (
+        f" {'*' if marked else ' '} {clip(run.name, name):<{name}} {run.kind[:kind]:<{kind}} {run.state:<11} {step:>9}"
+    )
+    text += f" {facts.episodes:>9,} {num(facts.reward, '.3f'):>7} {num(best, '.2f'):>5}"
+    text += f"  {clip(run.model or '-', 20):<20} {run.pack}" * (width >= WIDE)
+    style = ALIVE if run.alive else BAD if run.state in ("failed", "interrupted") else ""
+    return Text(text[:width].ljust(width), style, no_wrap=True)
+
+
+def _room(width: int) -> tuple[int, int]:
+    """Columns for the name and for the kind of a run."""
+    return (24, 8) if width >= WIDE else (max(width - 56, 8), 5)
+
+
+def detail_lines(facts: RunFacts, curve: list[tuple[float, float]], width: int) -> list[Text]:
+    """The chosen run: its curve, evaluations, checkpoints."""
+    run = facts.run
+    took = span(run.ended - run.started) if run.ended and run.started else "-"
+    lines = [
+        Text(clip(f"{run.name}   {run.kind}   {run.state}   {run.model}   {run.pack}   took {took}", width), TITLE)
+    ]
+    if run.error:
+        lines.append(Text(clip(f" {run.error}", width), BAD))
+    if curve:
+        lines += chart(f"REWARD {short(curve[-1][1])}", curve, min(width, 90), 4, unit=True)
+    for row in facts.evals[-3:]:
+        between = f"[{num(row.low, '.2f')}, {num(row.high, '.2f')}]" if row.low is not None else ""
+        step = "-" if row.step is None else row.step
+        lines.append(
+            Text(clip(f" eval {row.name} {row.split} step {step}: {num(row.pass_rate, '.3f')} {between}", width), GOOD)
+        )
+    if facts.checkpoints:
+        shown = "  ".join(f"{row.kind} {row.step}" for row in facts.checkpoints[-8:])
+        lines.append(Text(clip(f" {len(facts.checkpoints)} checkpoints: {shown}", width), FAINT))
+    return lines
+
+
+def checkpoint_lines(facts: RunFacts, width: int) -> list[Text]:
+    """Every checkpoint of a run with its numbers, and how to use it."""
+    if not facts.checkpoints:
+        return [Text("no checkpoint yet", FAINT)]
+    lines = []
+    for row in facts.checkpoints:
+        numbers = "  ".join(f"{name} {num(value, '.3f')}" for name, value in _numbers(row.metrics))
+        lines.append(Text(clip(f"step {row.step:>6}  {row.kind:<5} {numbers}", width)))
+        lines.append(Text(clip(f"             {row.path}", width), FAINT))
+    name, last = facts.run.name, facts.checkpoints[-1].step
+    lines.append(Text(f"agentrl chat --model {name}@best   agentrl eval {name}@{last}", FAINT))
+    return lines
+
+
+def _numbers(metrics: Any) -> list[tuple[str, float]]:
+    return [(name, float(value)) for name, value in metrics.items() if isinstance(value, (int, float))][:4]
+
+
+def run_folder(db: Path, named: str) -> Path | None:
+    """A run's own folder, only where it lies beside the store: nothing else is ever deleted."""
+    if not named:
+        return None
+    folder = (Path(named) if Path(named).is_absolute() else db.parent / named).resolve()
+    return folder if folder.is_dir() and folder.parent == db.parent.resolve() else None
+
+
+def delete_run(store: Store, db: Path, run: RunRow) -> int:
+    """Deletes a run with its episodes and its folder. Returns how many episodes went. Raises StoreError, OSError."""
+    count = store.delete_run(run.id)
+    folder = run_folder(db, run.dir)
+    if folder is not None:
+        shutil.rmtree(folder)
+    return count

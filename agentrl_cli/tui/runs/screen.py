@@ -1,0 +1,322 @@
+"""The screen to start from: the runs of a project; from here to watch, episodes, checkpoints, compare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual import events, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.widgets import Static
+
+from agentrl_cli.errors import AgentRLError
+from agentrl_cli.tui.common.dialogs import AgentScreen, Confirm, Help, Prompt, leave, named
+from agentrl_cli.tui.common.panels import HERE, join, wrap
+from agentrl_cli.tui.runs.data import (
+    RunFacts,
+    checkpoint_lines,
+    delete_run,
+    detail_lines,
+    head_line,
+    load_detail,
+    load_runs,
+    run_folder,
+    run_line,
+    shown_path,
+)
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import RunRow
+    from agentrl_cli.tui.common.reader import Reader
+
+KEYS = (
+    "enter open  w watch  e episodes  c checkpoints  space mark  C compare  / name  D delete  r again  ? keys  q quit"
+)
+KEYS_SMALL = "enter open  w watch  e episodes  c ckpts  space C compare  D delete  ? keys"
+HELP = """\
+enter        a training: watch it; anything else: its episodes
+w            watch             e    episodes         E   episodes of all runs
+c            checkpoints       m    another name
+space        mark              C    compare the marked run with this one (metrics, evaluations, flipped tasks)
+/            only runs whose name, model or pack holds this text
+D            delete, with its episodes, checkpoints and logs; asks first
+r            read again        q    quit
+"""
+EMPTY = """\
+No runs yet. In another terminal, or after q:
+
+    agentrl rollout -n 16      sample episodes with the configured model
+    agentrl train --watch      train, with the dashboard
+    agentrl chat               talk to the model with its tools
+"""
+POLL = 2.0
+
+
+class RunsScreen(AgentScreen):
+    """All runs of a store."""
+
+    BINDINGS: ClassVar[list[BindingType]] = named(
+        "runs",
+        [
+            Binding("j,down", "move(1)", "down", show=False),
+            Binding("k,up", "move(-1)", "up", show=False),
+            Binding("pagedown", "move(10)", show=False),
+            Binding("pageup", "move(-10)", show=False),
+            Binding("g,home", "move(-100000)", "first", show=False),
+            Binding("G,end", "move(100000)", "last", show=False),
+            Binding("enter", "open", "open"),
+            Binding("w", "watch", "watch"),
+            Binding("e", "episodes", "episodes"),
+            Binding("E", "all_episodes", "episodes of all runs"),
+            Binding("c", "checkpoints", "checkpoints"),
+            Binding("m", "rename", "another name"),
+            Binding("space", "mark", "mark"),
+            Binding("C", "compare", "compare"),
+            Binding("slash", "filter", "filter"),
+            Binding("D", "delete", "delete"),
+            Binding("r", "reload", "read again"),
+            Binding("question_mark", "help", "keys"),
+            Binding("q,escape", "back", "quit"),
+        ],
+    )
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__()
+        self.reader = reader
+        self.every: list[RunFacts] = []
+        self.curve: list[tuple[float, float]] = []
+        self.marked = ""
+        self.needle = ""
+        self.cursor = 0
+        self.read = False
+        self.problem = ""
+        self._version: int | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="head")
+        yield Static(id="columns")
+        with VerticalScroll(id="list", can_focus=False):
+            yield Static(id="rows")
+        yield Static(id="detail")
+        yield Static(id="keys")
+
+    def on_mount(self) -> None:
+        self.query_one("#head", Static).update(Text("agentrl   reading …", "bold"))
+        self.reload()
+        self.set_interval(POLL, self.poll)
+
+    def on_resize(self, event: events.Resize) -> None:
+        small = event.size.width < 100
+        self.query_one("#keys", Static).update(Text(KEYS_SMALL if small else KEYS, no_wrap=True))
+        self.query_one("#detail").display = event.size.height >= 20
+        self.paint()
+
+    @property
+    def runs(self) -> list[RunFacts]:
+        """Those that the filter lets through."""
+        low = self.needle.lower()
+        return [f for f in self.every if low in f"{f.run.name} {f.run.model} {f.run.pack} {f.run.kind}".lower()]
+
+    @property
+    def chosen(self) -> RunFacts | None:
+        runs = self.runs
+        return runs[min(self.cursor, len(runs) - 1)] if runs else None
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    @work(exclusive=True, group="read", exit_on_error=False)
+    async def reload(self) -> None:
+        """Reads the runs, then the chosen one's curve."""
+        try:
+            self.every = await self.reader.call(load_runs)
+            self._version = await self.reader.call(lambda store: store.data_version())
+            self.problem = ""
+        except AgentRLError as error:
+            self.problem = f"{error.message} {error.hint}".strip()
+        self.read = True
+        self.paint()
+        self.detail()
+
+    @work(exclusive=True, group="detail", exit_on_error=False)
+    async def detail(self) -> None:
+        """The curve of the chosen run; keys that follow one another fast cost one look."""
+        chosen = self.chosen
+        self.curve = await self.reader.call(load_detail, chosen.run.id) if chosen is not None else []
+        self.paint()
+
+    @work(exclusive=True, group="poll", exit_on_error=False)
+    async def poll(self) -> None:
+        """Reads again when the store changed and this screen is the one in front."""
+        if not self.is_current:
+            return
+        try:
+            version = await self.reader.call(lambda store: store.data_version())
+        except AgentRLError as error:  # told once, in place, not every two seconds
+            self.problem = f"{error.message} {error.hint}".strip()
+            self.paint()
+            return
+        if version != self._version:
+            self.reload()
+
+    # -- painting -------------------------------------------------------------------------------------------------
+
+    def paint(self) -> None:
+        """The list and the details of the chosen run."""
+        width = max(self.size.width, 40)
+        runs = self.runs
+        self.cursor = max(0, min(self.cursor, len(runs) - 1))
+        head = Text(f"agentrl   {shown_path(self.reader.path)}   ", "bold", no_wrap=True, overflow="ellipsis")
+        head.append(f"{len(runs)} runs" + (f"   holding {self.needle!r}" if self.needle else ""), "not bold")
+        if self.problem:
+            head.append("   cannot be read now", "#ffb454")
+        self.query_one("#head", Static).update(head)
+        self.query_one("#columns", Static).update(head_line(width - 2))
+        lines = [run_line(f, width - 2, marked=f.run.id == self.marked) for f in runs]
+        if lines:
+            lines[self.cursor].stylize("reverse " + HERE)
+        elif self.problem:
+            lines = [Text(part, "bold #ffb454") for part in wrap(self.problem, width - 2)]
+        elif self.read:
+            lines = [Text(line, "#8a8a8a") for line in (EMPTY if not self.every else "no run matches").splitlines()]
+        self.query_one("#rows", Static).update(join(lines))
+        chosen = self.chosen
+        detail = detail_lines(chosen, self.curve, width - 2) if chosen is not None else []
+        self.query_one("#detail", Static).update(join(detail))
+
+    # -- keys -----------------------------------------------------------------------------------------------------
+
+    def action_move(self, step: int) -> None:
+        self.cursor = max(0, min(self.cursor + step, len(self.runs) - 1))
+        self.paint()
+        self.query_one("#list", VerticalScroll).scroll_to(
+            y=max(self.cursor - self.query_one("#list").size.height // 2, 0), animate=False
+        )
+        self.detail()
+
+    def on_click(self, event: events.Click) -> None:
+        rows = self.query_one("#rows", Static)
+        index = event.screen_y - rows.region.y
+        if rows.region.contains(event.screen_x, event.screen_y) and 0 <= index < len(self.runs):
+            again, self.cursor = index == self.cursor, index
+            self.paint()
+            if again:
+                self.action_open()
+            else:
+                self.detail()
+
+    def action_open(self) -> None:
+        chosen = self.chosen
+        if chosen is not None and chosen.run.kind != "train":
+            self.action_episodes()
+        else:
+            self.action_watch()
+
+    def action_watch(self) -> None:
+        from agentrl_cli.tui.watch.screen import WatchScreen
+
+        if self.chosen is not None:
+            self.app.push_screen(WatchScreen(self.reader, self.chosen.run.id))
+
+    def action_episodes(self) -> None:
+        from agentrl_cli.tui.common.episode_table import Browse
+        from agentrl_cli.tui.runs.episodes import EpisodesScreen
+
+        if self.chosen is not None:
+            self.app.push_screen(EpisodesScreen(self.reader, Browse(run=self.chosen.run.id)))
+
+    def action_all_episodes(self) -> None:
+        from agentrl_cli.tui.runs.episodes import EpisodesScreen
+
+        self.app.push_screen(EpisodesScreen(self.reader))
+
+    def action_checkpoints(self) -> None:
+        if self.chosen is not None:
+            lines = checkpoint_lines(self.chosen, max(self.size.width - 12, 30))
+            text = "\n".join(line.plain for line in lines)
+            self.app.push_screen(Help(f"checkpoints of {self.chosen.run.name}", text, what=""))
+
+    def action_mark(self) -> None:
+        if self.chosen is not None:
+            self.marked = "" if self.marked == self.chosen.run.id else self.chosen.run.id
+            self.paint()
+
+    def action_compare(self) -> None:
+        """The marked run against this one; without a mark, the run before this one."""
+        from agentrl_cli.tui.compare.screen import CompareScreen
+
+        chosen, runs = self.chosen, self.runs
+        if chosen is None:
+            return
+        older = runs[runs.index(chosen) + 1].run.id if chosen in runs[:-1] else ""
+        other = self.marked if self.marked and self.marked != chosen.run.id else older
+        if not other:
+            self.notify("space marks the other run first.", timeout=3)
+            return
+        self.app.push_screen(CompareScreen(self.reader, other, chosen.run.id))
+
+    def action_filter(self) -> None:
+        def done(text: str | None) -> None:
+            if text is not None:
+                self.needle, self.cursor = text, 0
+                self.paint()
+                self.detail()
+
+        self.app.push_screen(Prompt("runs whose name, model, pack or kind holds", self.needle), done)
+
+    def action_rename(self) -> None:
+        chosen = self.chosen
+        if chosen is None:
+            return
+
+        def done(text: str | None) -> None:
+            if text and text != chosen.run.name:
+                self._rename(chosen.run, text)
+
+        self.app.push_screen(Prompt("another name; its folder keeps the old one", chosen.run.name), done)
+
+    @work(group="write", exit_on_error=False)
+    async def _rename(self, run: RunRow, name: str) -> None:
+        if any(facts.run.name == name for facts in self.every):
+            self.notify(f"There is a run {name} already.", severity="warning", markup=False)
+            return
+        await self.reader.write(lambda store: store.update_run(run.id, name=name, heartbeat=run.heartbeat))
+        self.reload()
+
+    def action_delete(self) -> None:
+        chosen = self.chosen
+        if chosen is None:
+            return
+        if chosen.run.alive:
+            self.notify(f"{chosen.run.name} is running: stop it first.", severity="warning", markup=False)
+            return
+        folder = run_folder(self.reader.path, chosen.run.dir)
+        detail = f"{chosen.episodes:,} episodes, {chosen.run.step} steps" + (
+            f"\nand the folder {folder}" if folder else ""
+        )
+
+        def done(yes: bool | None) -> None:
+            if yes:
+                self._delete(chosen)
+
+        self.app.push_screen(Confirm(f"Delete {chosen.run.name}?", detail), done)
+
+    @work(group="write", exit_on_error=False)
+    async def _delete(self, facts: RunFacts) -> None:
+        try:
+            count = await self.reader.write(delete_run, self.reader.path, facts.run)
+        except OSError as error:
+            self.notify(str(error), severity="error", markup=False)
+        else:
+            self.notify(f"deleted {facts.run.name} with {count:,} episodes", markup=False)
+        self.reload()
+
+    def action_reload(self) -> None:
+        self.reload()
+
+    def action_help(self) -> None:
+        self.app.push_screen(Help("runs", HELP))
+
+    def action_back(self) -> None:
+        leave(self.app)

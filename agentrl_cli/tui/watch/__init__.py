@@ -1,0 +1,1 @@
+"""Watch: a training as it runs."""

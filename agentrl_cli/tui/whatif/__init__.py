@@ -1,0 +1,1 @@
+"""What-if: results as they arrive."""

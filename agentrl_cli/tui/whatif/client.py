@@ -1,0 +1,37 @@
+"""What people write to ask for a what-if, as arguments of the child process; no textual, no torch."""
+
+from __future__ import annotations
+
+from agentrl_cli.errors import UsageError
+
+MODULE = "agentrl_cli.servers.chat_session.whatif"
+KEYS = {"turn": "--turn", "n": "--samples", "t": "--temperature", "seed": "--seed", "model": "--model"}
+EXAMPLE = "For example: rerun, or turn=2 n=4 T=1.0 seed=0 model=my-run@best, and edit=TEXT at the end."
+
+
+def whatif_arguments(text: str) -> list[str]:
+    """`rerun`, or `turn=2 n=4 T=1.0 seed=0 model=RUN@best edit=…` (the edit goes to the end). Raises UsageError."""
+    words, mark, edit = text.strip().partition("edit=")
+    if words.strip() == "rerun":
+        return ["--rerun"]
+    out: list[str] = []
+    for word in words.split():
+        key, equals, value = word.partition("=")
+        option = KEYS.get(key.lower())
+        if option is None or not equals or not value:
+            raise UsageError(f"A what-if cannot be read: {word!r}.", hint=EXAMPLE)
+        if key.lower() != "model" and not _is_number(value, whole=key.lower() != "t"):
+            raise UsageError(f"{key}= needs a number, not {value!r}.", hint=EXAMPLE)
+        out += [option, value]
+    if "--turn" not in out:
+        raise UsageError("From which turn?", hint=EXAMPLE)
+    return [*out, "--edit", _unescaped(edit)] if mark else out
+
+
+def _is_number(text: str, *, whole: bool) -> bool:
+    return text.isdigit() if whole else text.replace(".", "", 1).isdigit()
+
+
+def _unescaped(text: str) -> str:
+    """`\\n` as a newline, `\\\\` as a backslash."""
+    return "\\".join(part.replace("\\n", "\n") for part in text.split("\\\\"))

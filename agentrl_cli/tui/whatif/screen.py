@@ -1,0 +1,138 @@
+"""What-if: the child process's results as they come; enter opens an episode that was stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.widgets import Static
+
+from agentrl_cli.errors import AgentRLError
+from agentrl_cli.tui.chat.client import ChatClient
+from agentrl_cli.tui.common import panels
+from agentrl_cli.tui.common.dialogs import AgentScreen, Help, leave, named
+from agentrl_cli.tui.whatif.client import MODULE
+from agentrl_cli.tui.whatif.view import event_lines
+
+if TYPE_CHECKING:
+    from agentrl_cli.tui.common.reader import Reader
+
+KEYS = "j/k choose  enter open  i all what-ifs of this episode  ? keys  q back"
+HELP = """\
+j k ↑ ↓      choose an episode that was stored      enter   open it in replay
+i            all what-ifs of this episode           q       back; what still runs is stopped
+
+Nothing here touches the episode itself: results are stored as its children (parent:ID in a filter).
+"""
+
+
+class WhatIfScreen(AgentScreen):
+    """One request; `arguments` as `whatif_client.whatif_arguments` makes them."""
+
+    BINDINGS: ClassVar[list[BindingType]] = named(
+        "whatif",
+        [
+            Binding("j,down", "move(1)", "down", show=False),
+            Binding("k,up", "move(-1)", "up", show=False),
+            Binding("enter", "open", "open"),
+            Binding("i", "list", "what-ifs"),
+            Binding("question_mark", "help", "keys"),
+            Binding("q,escape", "back", "back"),
+        ],
+    )
+
+    def __init__(self, reader: Reader, episode_id: str, arguments: Sequence[str]) -> None:
+        super().__init__()
+        self.reader = reader
+        self.episode_id = episode_id
+        self.arguments = list(arguments)
+        self.client = ChatClient(["--db", str(reader.path), "--episode", episode_id, *arguments], MODULE)
+        self.events: list[dict[str, Any]] = []
+        self.cursor = 0
+        self.state = "starting …"
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="head")
+        with VerticalScroll(id="long", can_focus=False):
+            yield Static(id="page")
+        yield Static(Text(KEYS, no_wrap=True), id="keys")
+
+    def on_mount(self) -> None:
+        self.paint()
+        self.listen()
+
+    async def on_unmount(self) -> None:
+        await self.client.kill()
+
+    @work(group="listen", exit_on_error=False)
+    async def listen(self) -> None:
+        """Takes the child's events until it ends."""
+        try:
+            await self.client.start()
+            async for event in self.client.events():
+                self.take(event)
+        except (AgentRLError, OSError) as error:
+            self.take({"ev": "fatal", "message": str(error), "hint": ""})
+
+    def take(self, event: dict[str, Any]) -> None:
+        """One event onto the screen."""
+        self.events.append(event)
+        done = sum(item["ev"] == "progress" for item in self.events)
+        states = {"ready": "running …", "progress": f"running … {done} done", "done": "done", "fatal": "failed"}
+        self.state = states.get(event["ev"], self.state)
+        self.paint()
+
+    @property
+    def stored(self) -> list[str]:
+        """The ids of the episodes that were stored, in the order they are shown."""
+        return [str(event["episode"]) for event in self.events if event.get("episode") and event["ev"] != "from"]
+
+    def paint(self) -> None:
+        """Everything so far."""
+        asked = " ".join(word for word in self.arguments)
+        head = Text(
+            f"agentrl what if   {self.episode_id}   {panels.clip(asked, 60)}   {self.state}", "bold", no_wrap=True
+        )
+        self.query_one("#head", Static).update(head)
+        chosen = self.stored[self.cursor] if self.cursor < len(self.stored) else ""
+        lines: list[Text] = []
+        for event in self.events:
+            shown = event_lines(event, max(self.size.width - 4, 30))
+            if shown and chosen and event.get("episode") == chosen and event["ev"] != "from":
+                shown[0].stylize(panels.HERE)
+            lines += shown
+        children = [event for event in self.events if event["ev"] == "child"]
+        if children:
+            rewards = [event["reward"] for event in children]
+            solved = sum(event["outcome"] == "solved" for event in children)
+            lines.append(
+                Text(f"{solved} of {len(rewards)} solved, mean reward {sum(rewards) / len(rewards):.2f}", panels.TITLE)
+            )
+        self.query_one("#page", Static).update(panels.join(lines))
+
+    def action_move(self, step: int) -> None:
+        self.cursor = max(0, min(self.cursor + step, len(self.stored) - 1))
+        self.paint()
+
+    def action_open(self) -> None:
+        from agentrl_cli.tui.replay.screen import ReplayScreen
+
+        if self.cursor < len(self.stored):
+            self.app.push_screen(ReplayScreen(self.reader, self.stored[self.cursor]))
+
+    def action_list(self) -> None:
+        from agentrl_cli.tui.common.episode_table import Browse
+        from agentrl_cli.tui.runs.episodes import EpisodesScreen
+
+        self.app.push_screen(EpisodesScreen(self.reader, Browse(f"parent:{self.episode_id}")))
+
+    def action_help(self) -> None:
+        self.app.push_screen(Help("what if", HELP))
+
+    def action_back(self) -> None:
+        leave(self.app)

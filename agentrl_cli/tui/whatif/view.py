@@ -1,0 +1,102 @@
+"""Events of a what-if as lines of rich text, for the screen and for `replay --whatif`. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.text import Text
+
+from agentrl_cli.tui.common.panels import BAD, FAINT, GOOD, TITLE, clip, num
+
+
+def event_lines(event: dict[str, Any], width: int = 100) -> list[Text]:
+    """What an event shows; nothing for those that only steer."""
+    kind = event["ev"]
+    if kind == "ready":
+        lines = [Text(f"! {event['note']}", BAD)] if event.get("note") else []
+        return lines + ([Text(f"{event['model']}  weights {event['weights']}", FAINT)] if event["model"] else [])
+    if kind in ("rerun", "diverged"):
+        return rerun_lines(event, width)
+    if kind == "rewards":
+        return reward_lines(event)
+    if kind == "from":
+        return parent_lines(event, width)
+    if kind == "child":
+        return [child_line(event, width)]
+    if kind == "fatal":
+        return [Text(f"! {event['message']}", BAD), *(Text(f"  {line}", FAINT) for line in event["hint"].splitlines())]
+    return []
+
+
+def rerun_lines(event: dict[str, Any], width: int) -> list[Text]:
+    """One call: the same answer, or the difference."""
+    arguments = "" if event["arguments"] is None else json.dumps(event["arguments"], ensure_ascii=False)
+    verdict = "same" if event["same"] else "not recorded" if event["before"] is None else event["diverged"]
+    head = f"turn {event['turn']}  {event['name'] or '(malformed call)'} {arguments}"
+    room = width - len(verdict) - 12
+    lines = [Text(clip(" ".join(head.split()), max(room, 20)), no_wrap=True)]
+    lines[0].append(f"   {verdict}", GOOD if event["same"] else BAD)
+    lines[0].append(f"  {event['seconds'] * 1000:.0f} ms", FAINT)
+    if event["same"]:
+        return lines
+    if event["error_before"] != event["error_after"]:
+        lines.append(Text(f"    {event['error_before'] or 'ok'} -> {event['error_after'] or 'ok'}", BAD))
+    shown = event["diff"] or [f"+{line}" for line in event["after"].splitlines()]
+    for line in shown[:40]:
+        style = BAD if line.startswith("-") else GOOD if line.startswith("+") else FAINT
+        lines.append(Text(clip(f"    {line}", width), style, no_wrap=True))
+    return lines
+
+
+def reward_lines(event: dict[str, Any]) -> list[Text]:
+    """Every reward part before and now, the total, the advantage."""
+    before = {part["name"]: part for part in event["before"]}
+    lines = [Text(f"{'REWARD':<16}{'was':>8}{'now':>8}", TITLE)]
+    for part in event["after"]:
+        old = before.pop(part["name"], None)
+        was = old["value"] if old is not None else None
+        style = "" if was == part["value"] else BAD
+        mark = "*" if part["primary"] else " "
+        said = f"{'FAKEABLE ' * part['fakeable']}{part['detail']}"
+        row = f"{mark}{part['name']:<15}{num(was, '.2f'):>8}{num(part['value'], '.2f'):>8}  {said}"
+        lines.append(Text(row.rstrip(), style))
+    lines += [Text(f" {name:<15}{num(part['value'], '.2f'):>8}{'gone':>8}", FAINT) for name, part in before.items()]
+    lines.append(
+        Text(f"{' total':<16}{num(event['total_before'], '.2f'):>8}{num(event['total_after'], '.2f'):>8}", "bold")
+    )
+    if event["advantage_after"] is not None:
+        was, now = num(event["advantage_before"]), num(event["advantage_after"])
+        lines.append(Text(f"{' advantage':<16}{was:>8}{now:>8}   group-relative", FAINT))
+    if event["episode"]:
+        lines.append(Text(f"stored with its new rewards: agentrl replay {event['episode']}", GOOD))
+    elif not event["same"]:
+        lines.append(Text("not stored: other answers would be other tokens; re-roll from that turn instead", FAINT))
+    return lines
+
+
+def parent_lines(event: dict[str, Any], width: int) -> list[Text]:
+    """The columns of what comes of an episode, and the episode itself."""
+    head = (
+        f"    {'episode':<14} {'reward':>6} {'adv':>5}  {'outcome':<16} {'turns':>5} {'sampled':>7}  flags, last words"
+    )
+    first = f"    {_columns(event)}  as recorded"
+    return [
+        Text(clip(head, width), TITLE, no_wrap=True),
+        Text(clip(first, width), GOOD if event["outcome"] == "solved" else FAINT, no_wrap=True),
+    ]
+
+
+def _columns(event: dict[str, Any]) -> str:
+    return (
+        f"{event['episode']:<14} {num(event['reward'], '6.2f'):>6} {num(event['advantage']):>5}  "
+        f"{event['outcome']:<16} {event['turns']:>5} {event['tokens']:>7}"
+    )
+
+
+def child_line(event: dict[str, Any], width: int) -> Text:
+    """One re-rolled episode."""
+    said = " ".join(event["text"].split())
+    more = "  ".join(filter(None, [" ".join(event["flags"]), said]))
+    text = f"#{event['sample']:<2} {_columns(event)}  {more}"
+    return Text(clip(text, width), GOOD if event["outcome"] == "solved" else "", no_wrap=True)

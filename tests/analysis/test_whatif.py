@@ -1,0 +1,266 @@
+"""What-if: recorded calls run again, rewards computed again, going on from a turn, children in the store."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.widgets import Input
+
+from agentrl_cli.analysis.whatif import advantages, beginning, same_answer
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.commands import main
+from agentrl_cli.config import Config
+from agentrl_cli.errors import UsageError
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.servers.chat_session.whatif import parse_arguments, run
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.tasks import load_pack
+from agentrl_cli.tui.app import AgentApp
+from agentrl_cli.tui.chat.line_input import ChatLine
+from agentrl_cli.tui.replay.screen import ReplayScreen
+from agentrl_cli.tui.whatif.client import whatif_arguments
+from agentrl_cli.tui.whatif.screen import WhatIfScreen
+from agentrl_cli.tui.whatif.view import event_lines
+from agentrl_cli.types import Origin, Outcome, ToolResult
+from tests.helpers.tui import until, until_text, visible
+
+PACK = load_pack("calc-task")
+TASK = next(task for task in PACK.tasks("train") if PACK.solution(task)[0].get("tool_calls"))
+
+
+def solution() -> list[str]:
+    """What a model says that solves the task: calls in the hermes form, then the answer."""
+    texts = []
+    for message in PACK.solution(TASK):
+        if message["role"] == "assistant":
+            calls = [json.dumps(call["function"]) for call in message.get("tool_calls") or ()]
+            texts.append(message["content"] + "".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls))
+    return texts
+
+
+def fill(path: Path) -> str:
+    """A store with one group of two scripted episodes of calc-task, the first right and the second wrong."""
+    task, right = TASK, solution()
+    tokenizer = ByteTokenizer()
+    config = Config()
+    config.rollout.max_tokens, config.rollout.max_new_tokens = 6000, 1000
+
+    async def make() -> str:
+        with Store.open(path) as store:
+            store.put_tokenizer(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
+            store.add_tasks([task])
+            settings = config.model_dump(mode="json")
+            row = store.add_run(RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=settings))
+            ids = []
+            for sample, replies in enumerate((right, ["I guess 1."])):
+                rollout = Rollout(
+                    ScriptedPolicy(replies, tokenizer), Chat(tokenizer), {PACK.name: PACK}, config, store=store
+                )
+                job = Job(task, sample, sample, "g", 1, row.id, "train")
+                ids.append((await rollout.run([job]))[0].id)
+            return ids[0]
+
+    return asyncio.run(make())
+
+
+async def child(db: Path, episode: str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    out = io.StringIO()
+    code = await run(["--db", str(db), "--episode", episode, *arguments], out)
+    return code, [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    path = tmp_path_factory.mktemp("whatif") / "agentrl.db"
+    return path, fill(path)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.json"
+    path.write_text(json.dumps(["It is 3."]))
+    return path
+
+
+async def test_calls_run_again_answer_the_same_and_so_do_rewards(made: tuple[Path, str]) -> None:
+    db, episode = made
+    code, events = await child(db, episode, "--rerun")
+    assert code == 0 and events[-1] == {"ev": "done"}
+    reruns = [event for event in events if event["ev"] == "rerun"]
+    assert reruns and all(event["same"] and event["diff"] == [] for event in reruns)
+    rewards = next(event for event in events if event["ev"] == "rewards")
+    assert rewards["total_after"] == pytest.approx(rewards["total_before"]) and rewards["episode"] == ""
+    assert rewards["advantage_after"] == pytest.approx(0.5**0.5, abs=1e-3)  # as the trainer: sample deviation
+
+
+async def test_a_changed_world_shows_as_a_difference(tmp_path: Path) -> None:
+    db = tmp_path / "a.db"
+    episode = await asyncio.to_thread(fill, db)
+    with Store.open(db) as store, store.transaction() as conn:
+        conn.execute("UPDATE tool_calls SET result='something else' WHERE episode_id=?", (episode,))
+    _, events = await child(db, episode, "--rerun")
+    first = next(event for event in events if event["ev"] == "rerun")
+    assert not first["same"] and "-something else" in first["diff"]
+    rewards = next(event for event in events if event["ev"] == "rewards")
+    assert rewards["same"] is False and rewards["episode"] == ""
+
+
+async def test_verifying_says_where_it_diverged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], script: Path
+) -> None:
+    db = tmp_path / "a.db"
+    episode = await asyncio.to_thread(fill, db)
+    command = ["replay", episode, "--verify", "--db", str(db)]
+    assert await asyncio.to_thread(main, command) == 0
+    seen = capsys.readouterr()
+    assert "same" in seen.out and "REWARD" not in seen.out and "calls answer as recorded" in seen.err
+    with Store.open(db) as store, store.transaction() as conn:
+        conn.execute("UPDATE tool_calls SET result='something else' WHERE episode_id=? AND turn=2", (episode,))
+    assert await asyncio.to_thread(main, command) == 1
+    seen = capsys.readouterr()
+    assert "diverged at call 1" in seen.out and "-something else" in seen.out and "1 of" in seen.err
+    with Store.open(db, readonly=True) as store:
+        assert len(store.episode_ids()) == 2
+    given = ["--turn", "4", "--samples", "2", "--model", "scripted", "--script", str(script)]
+    _, events = await child(db, episode, *given)
+    told = [event for event in events if event["ev"] == "diverged"]
+    assert [(event["call"], event["turn"]) for event in told] == [(1, 2)]
+    assert "diverged at call 1" in event_lines(told[0])[0].plain
+    born = [event["episode"] for event in events if event["ev"] == "child"]
+    assert len(born) == 2
+    for one in born:  # the second sample goes on in the first one's world, and is marked, too
+        with Store.open(db, readonly=True) as store:
+            assert "DIVERGED" in store.episode_row(one).flags
+        assert await asyncio.to_thread(main, ["show", one, "--db", str(db)]) == 0
+        assert "diverged at call 1 (" in capsys.readouterr().out
+        assert await asyncio.to_thread(main, ["replay", one, "--plain", "--db", str(db)]) == 0
+        assert "DIVERGED diverged at call 1" in capsys.readouterr().out
+
+
+async def test_a_reroll_keeps_the_stored_ids_and_stores_children(made: tuple[Path, str], script: Path) -> None:
+    db, episode = made
+    given = ["--turn", "2", "--samples", "3", "--model", "scripted", "--script", str(script)]
+    code, events = await child(db, episode, *given)
+    assert code == 0, events
+    children = [event for event in events if event["ev"] == "child"]
+    assert [event["sample"] for event in children] == [0, 1, 2]
+    assert [event["advantage"] for event in children] == [0.0, 0.0, 0.0]
+    with Store.open(db, readonly=True) as store:
+        parent, row = store.episode(episode), store.episode_row(children[0]["episode"])
+        kept = store.episode(children[0]["episode"])
+        assert (row.kind, row.parent_id, row.parent_turn, row.run_id) == ("whatif", episode, 2, parent.run_id)
+        start = parent.turns[2].start
+        assert kept.tokens.ids[:start].tolist() == parent.tokens.ids[:start].tolist()
+        assert set(kept.tokens.slice(kept.turns[2].start, kept.turns[2].end).origin.tolist()) == {Origin.MODEL}
+        assert kept.outcome is Outcome.FAILED and kept.turns[2].messages[0]["content"] == "It is 3."
+        assert len(store.siblings(kept.id)) == 3
+        assert [item.sample for item in store.siblings(episode)] == [0, 1]
+
+
+async def test_an_edited_turn_is_forced_and_its_calls_run(made: tuple[Path, str], script: Path) -> None:
+    db, episode = made
+    with Store.open(db, readonly=True) as store:
+        said = store.episode(episode).turns[2]
+    text = f"{said.messages[0].get('content') or ''}<tool_call>\n{said.calls[0].raw.strip()}\n</tool_call>"
+    given = ["--turn", "2", "--model", "scripted", "--script", str(script), "--edit", text]
+    code, events = await child(db, episode, *given)
+    assert code == 0, events
+    found = next(event for event in events if event["ev"] == "child")
+    with Store.open(db, readonly=True) as store:
+        kept = store.episode(found["episode"])
+    assert set(kept.tokens.slice(kept.turns[2].start, kept.turns[2].end).origin.tolist()) == {Origin.FORCED}
+    assert kept.turns[3].role == "tool" and kept.turns[3].results[0].error is None
+    assert kept.turns[4].messages[0]["content"] == "It is 3."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--turn", "1", "--model", "scripted"], "not the model's"),
+        (["--turn", "0", "--model", "scripted"], "nothing to go on from"),
+        (["--turn", "99", "--model", "scripted"], "nothing to go on from"),
+    ],
+)
+async def test_mistakes_are_told(made: tuple[Path, str], arguments: list[str], said: str) -> None:
+    code, events = await child(*made, *arguments)
+    assert code == 2 and said in events[-1]["message"]
+
+
+def test_requests_are_read() -> None:
+    assert whatif_arguments("rerun") == ["--rerun"]
+    wanted = ["--turn", "2", "--samples", "4", "--temperature", "0.7", "--model", "a@best"]
+    assert whatif_arguments("turn=2 n=4 T=0.7 model=a@best") == wanted
+    assert whatif_arguments(r"turn=2 edit=a\nb \\n = c")[-1] == "a\nb \\n = c"
+    for wrong in ("n=4", "turn=x", "turn=1 tmp=2", "again"):
+        with pytest.raises(UsageError):
+            whatif_arguments(wrong)
+
+
+def test_a_cut_answer_is_compared_as_far_as_it_was_kept() -> None:
+    cut = ToolResult("begin[… 9 tokens cut …]end", truncated=True)
+    assert same_answer(cut, ToolResult("begin and much more until the end"))
+    assert not same_answer(cut, ToolResult("another beginning, and the end"))
+    assert not same_answer(ToolResult("a"), ToolResult("a", error="timeout"))
+
+
+def test_advantages_are_group_relative() -> None:
+    value = 0.5 / (0.5**0.5 + 1e-4)  # the sample standard deviation, as the trainer's
+    assert advantages([1.0, 0.0]) == pytest.approx([value, -value])
+    assert advantages([2.0, 2.0]) == [0.0, 0.0] and advantages([]) == []
+
+
+def test_a_beginning_holds_whole_turns(made: tuple[Path, str]) -> None:
+    with Store.open(made[0], readonly=True) as store:
+        episode = store.episode(made[1])
+    turns, parts = beginning(episode, 2)
+    assert [turn.index for turn in turns] == [0, 1] and sum(map(len, parts)) == episode.turns[2].start
+
+
+async def test_replay_asks_and_shows_what_came_of_it(made: tuple[Path, str]) -> None:
+    db, episode = made
+    app = AgentApp(db, lambda reader: ReplayScreen(reader, episode))
+    async with app.run_test(notifications=True, size=(120, 40)) as pilot:
+        await until_text(pilot, "TOKEN 1/")
+        await pilot.press("R")
+        assert "re-roll from turn 2" in await until_text(pilot, "run its tool calls again")
+        await pilot.press("1")
+        await until(pilot, lambda: "done" in visible(pilot.app).splitlines()[0], seconds=30)
+        text = visible(pilot.app)
+        assert "same" in text and "REWARD" in text and "advantage" in text
+        await pilot.press("q")
+        await until_text(pilot, "agentrl replay")
+
+
+async def test_a_turn_of_many_lines_is_edited_as_it_is(made: tuple[Path, str]) -> None:
+    """All of it is shown, wrapped and with its own line ends; what is sent is what stands there."""
+    db, episode = made
+    app = AgentApp(db, lambda reader: ReplayScreen(reader, episode))
+    async with app.run_test(notifications=True, size=(100, 30)) as pilot:
+        await until_text(pilot, "TOKEN")
+        await pilot.press("R")
+        await until_text(pilot, "re-roll from turn 2")
+        await pilot.press("3")
+        await until_text(pilot, "ctrl+j: new line")
+        line = pilot.app.screen.query_one(ChatLine)
+        assert line.text == solution()[0]
+        long = "the start " + "x" * 150 + " the end"
+        line.put(f"-{long}\nand \\n a second")
+        shown = await until_text(pilot, "the start")
+        assert "the end" in shown and "and \\n a second" in shown
+        settings = pilot.app.screen.query_one(Input)
+        settings.value = "turn=2 seed=7"
+        await pilot.press("tab")
+        assert settings.has_focus
+        await pilot.press("enter")
+        await until_text(pilot, "agentrl what if")
+        screen = pilot.app.screen
+        assert isinstance(screen, WhatIfScreen)
+        given = parse_arguments(screen.client.arguments)
+        assert (given.edit, given.turn, given.seed) == (f"-{long}\nand \\n a second", 2, 7)

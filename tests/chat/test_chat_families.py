@@ -1,0 +1,273 @@
+"""Every family of models, with tools: its real template where a package ships it, else one after its documented form.
+
+A scripted model answers in the family's own syntax; the real agent loop executes the call, appends the result as the
+template's delta, and the drift guard compares each turn and the whole with the template's own rendering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.chat.audit import require_calls_read
+from agentrl_cli.chat.parsers import PARSERS, load_parser
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.template_adapter import Abilities
+from agentrl_cli.chat.template_probe import MARK, PROBE_TOOL, tool, user
+from agentrl_cli.chat.tokenizer import tiny_template
+from agentrl_cli.config import Config
+from agentrl_cli.errors import TemplateError
+from agentrl_cli.policies.local_load import load_policy
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rewards import Reward
+from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.tasks import Pack
+from agentrl_cli.tools.schema import tool_schema
+from agentrl_cli.types import Episode, Message, Outcome
+from tests.chat.test_template import MINIMIND
+from tests.helpers.chat import tokenizer_for
+from tests.helpers.template import CACHE, templates_of
+from tests.helpers.train import write_model
+
+# After the documented format (https://huggingface.co/HuggingFaceTB/SmolLM2-1.7B-Instruct): ChatML, a system text of its
+# own where there is none, no tools.
+SMOLLM2 = """{%- if messages[0].role != 'system' %}
+{{- '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}
+{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"""
+WRITTEN = {"minimind": MINIMIND, "SmolLM2": SMOLLM2}
+"""Families that no package ships the file of."""
+
+CPP, TRL, AXOLOTL, OWN = "llama-cpp-python", "trl", "axolotl", "written here"
+# source, template -> the parser that is found, and what the template lacks: s(ystem) t(ools) c(alls) r(esults)
+FAMILIES: dict[tuple[str, str], tuple[str, str]] = {
+    (CPP, "Qwen-Qwen2.5-7B-Instruct"): ("hermes", ""),
+    (CPP, "Qwen-Qwen3-0.6B"): ("hermes", ""),
+    (CPP, "Qwen3-Coder"): ("qwen3_coder", ""),
+    (CPP, "Qwen3.5-4B"): ("qwen3_coder", ""),
+    (CPP, "meta-llama-Llama-3.1-8B-Instruct"): ("llama3_json", ""),
+    (CPP, "meta-llama-Llama-3.2-3B-Instruct"): ("llama3_json", ""),
+    (CPP, "meta-llama-Llama-3.3-70B-Instruct"): ("llama3_json", ""),
+    (TRL, "llama3"): ("hermes", "tc"),
+    (CPP, "mistralai-Ministral-3-14B-Reasoning-2512"): ("mistral", ""),
+    (CPP, "unsloth-mistral-Devstral-Small-2507"): ("mistral", ""),
+    (AXOLOTL, "mistral_v1"): ("hermes", "tcr"),
+    (AXOLOTL, "mistral_v7_tekken"): ("hermes", "tcr"),
+    (CPP, "google-gemma-2-2b-it"): ("hermes", "stcr"),
+    (TRL, "gemma3"): ("hermes", "tcr"),
+    (CPP, "deepseek-ai-DeepSeek-V3.1"): ("deepseek", "t"),
+    (CPP, "deepseek-ai-DeepSeek-V4"): ("deepseek_v32", ""),
+    (CPP, "moonshotai-Kimi-K2"): ("kimi_k2", ""),
+    (CPP, "Kimi-K3"): ("kimi_k3", ""),
+    (CPP, "muse-glimmer"): ("muse_glimmer", ""),
+    (CPP, "openbmb-MiniCPM5-1B"): ("minicpm", ""),
+    (CPP, "meetkai-functionary-medium-v3.2"): ("functionary_v32", ""),
+    (TRL, "gemma4"): ("gemma4", ""),
+    (TRL, "lfm2_v2"): ("lfm2", ""),
+    (AXOLOTL, "jamba"): ("tool_calls", ""),
+    (AXOLOTL, "llama4"): ("llama4", ""),
+    (CPP, "microsoft-Phi-3.5-mini-instruct"): ("hermes", "tcr"),
+    (TRL, "phi3"): ("hermes", "tcr"),
+    (AXOLOTL, "phi_4"): ("hermes", "tcr"),
+    (CPP, "HuggingFaceTB-SmolLM3-3B"): ("hermes", "tc"),
+    (OWN, "SmolLM2"): ("hermes", "tc"),
+    (CPP, "GLM-4.6"): ("glm", ""),
+    (TRL, "glm4moe"): ("glm", ""),
+    (OWN, "minimind"): ("hermes", ""),
+}
+CHANNELS = {"Kimi-K3", "muse-glimmer", "meetkai-functionary-medium-v3.2"}
+
+
+def template(source: str, name: str) -> str:
+    found = WRITTEN if source == OWN else templates_of(source)
+    if not found:
+        pytest.skip(f"{source} is neither cached in {CACHE} nor to be downloaded")
+    return found[name]
+
+
+def chat_of(source: str, name: str, append_only: bool = False) -> Chat:
+    return Chat(tokenizer_for(template(source, name)), "auto", append_only, now=datetime(2026, 1, 2))
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: One.
+        b: The other.
+    """
+    return a + b
+
+
+async def episode_of(chat: Chat, replies: Sequence[str]) -> tuple[Episode, Rollout]:
+    """An episode of a pack with a system text and the tool `add`, by the real loop."""
+    right = Reward("right", lambda episode, ctx: ctx.part(float(ctx.final_text.endswith("12"))))
+    pack = Pack.of("sums", [{"prompt": "5 + 7?"}], [right], tools=[add], system="Use <tools>.")
+    limits = {"max_tokens": 12000, "max_new_tokens": 400, "max_turns": 4}
+    policy = ScriptedPolicy(list(replies), chat.tokenizer)
+    rollout = Rollout(policy, chat, {"sums": pack}, Config.model_validate({"rollout": limits}))
+    return await rollout.episode(Job(pack.tasks("train")[0], 1)), rollout
+
+
+def called(chat: Chat) -> str:
+    """A call in the family's syntax, with its own stop token where that is another than an answer's (GLM)."""
+    own = chat.stops.after_call
+    return chat.parser.example("add", {"a": 5, "b": 7}) + ("" if own == chat.stops.texts[0] else own)
+
+
+@pytest.mark.parametrize(("source", "name"), FAMILIES)
+async def test_a_tool_episode_of_every_family(source: str, name: str) -> None:
+    chat = chat_of(source, name)
+    parser, lacks = FAMILIES[source, name]
+    assert chat.parser.name == parser and chat.reads_calls
+    assert replace(chat.able, lone_results=True) == Abilities(*(letter not in lacks for letter in "stcr"))
+    chat.require_append_only()
+    call, answer = called(chat), "It is 12"
+    thinking = chat.decode(chat.prompt([user("u")], [PROBE_TOOL]).ids).rstrip().endswith("<think>")
+    before = "\n</think>\n\n" if thinking else ""
+    if name in CHANNELS:  # a turn names whom it speaks to: it is written as the template does
+        schema = tool_schema(add)
+        arguments = {"name": "add", "arguments": {"a": 5, "b": 7}}
+        message: Message = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": arguments}],
+        }
+        call = chat.assistant_text(message, [schema])
+        answer = chat.assistant_text({"role": "assistant", "content": answer}, [schema])
+    episode, rollout = await episode_of(chat, [before + call, before + call, before + answer])
+    assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
+    results = [result.text for turn in episode.turns for result in turn.results]
+    assert results == ["12", "12"] and episode.tool_errors == 0
+    text = chat.decode(episode.tokens.ids)
+    assert text.count("12") >= 3 and "Add two numbers." in text and "Use <tools>." in text
+    said = [chat.decode(episode.tokens.ids[t.start : t.end]) for t in episode.turns if t.role == "assistant"]
+    assert all(call in one for one in said[:2])
+    # Spaces (the script writes as the parser does) and thinking, which some templates drop, may differ; nothing else.
+    kinds = set(rollout.drift.values())
+    assert kinds <= {"reserialised", "by_design"}
+    assert "by_design" not in kinds or "think" in text or chat.audit().thinking_by_design
+
+
+REFUSED = [
+    (CPP, "mistralai-Mistral-Nemo-Instruct-2407", "an answer after a tool"),
+    (CPP, "Mistral-Small-3.2-24B-Instruct-2506", "an answer after a tool"),
+    (AXOLOTL, "mistral_v3_tekken", "an answer after a tool"),
+    (TRL, "deepseekv3", "two tool turns"),
+    (CPP, "Qwen-QwQ-32B", "not how its assistant turns begin"),
+    (CPP, "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "not how its assistant turns begin"),
+    (CPP, "GLM-4.7-Flash", "</think>"),
+]
+
+
+@pytest.mark.parametrize(("source", "name", "reason"), REFUSED)
+async def test_refused_with_the_reason_and_trained_where_the_user_says_so(source: str, name: str, reason: str) -> None:
+    with pytest.raises(TemplateError, match=reason) as caught:
+        chat_of(source, name).require_append_only()
+    assert "model.append_only=true" in caught.value.hint
+    chat = chat_of(source, name, append_only=True)
+    chat.require_append_only()
+    call = called(chat)
+    episode, rollout = await episode_of(chat, [call, f"</think>{call}", "It is 12"])
+    assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
+    assert set(rollout.drift.values()) <= {"by_design", "reserialised"}
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [(TRL, "gemma4"), (CPP, "Qwen-Qwen2.5-7B-Instruct"), (CPP, "deepseek-ai-DeepSeek-V4")]
+)
+async def test_a_malformed_call_is_answered_in_a_role_that_the_template_shows(source: str, name: str) -> None:
+    """Gemma 4 writes no result without a call, and a malformed call is none: the answer comes from the user."""
+    chat = chat_of(source, name)
+    call = called(chat)
+    marker = chat.parser.markers[-1 if name != "gemma4" else 1]
+    broken = chat.parser.example("add", {"a": 5, "b": 7}).replace(marker, "", 1)
+    episode, rollout = await episode_of(chat, [broken, call, "It is 12"])
+    assert (episode.outcome, episode.error, episode.tool_errors) == (Outcome.SOLVED, "", 1)
+    assert "Malformed tool call: " in chat.decode(episode.tokens.ids)
+    assert set(rollout.drift.values()) <= {"reserialised", "by_design"}
+    assert chat.able.lone_results == (name != "gemma4")
+
+
+# --- what a template lacks --------------------------------------------------------------------------------------------
+
+
+def test_messages_in_the_roles_that_a_template_has() -> None:
+    """Gemma: no system, no tools. The prompt and a delta, by hand."""
+    chat = chat_of(CPP, "google-gemma-2-2b-it")
+    text = chat.decode(chat.prompt([{"role": "system", "content": "Be brief."}, user("u")], [PROBE_TOOL]).ids)
+    schema = json.dumps(PROBE_TOOL["function"])
+    example = '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call>'
+    assert text == (
+        "<s><start_of_turn>user\nBe brief.\n\n# Tools\n\nYou may call these functions; each line describes one as JSON"
+        f" Schema:\n{schema}\n\nTo call a function, write exactly this, with its name and arguments:\n{example}"
+        "\n\nu<end_of_turn>\n<start_of_turn>model\n"
+    )
+    said = chat.parse(chat.tokenizer.encode(chat.parser.example("probe", {"x": "1"})), [PROBE_TOOL])
+    both: list[Message] = [tool("42"), tool("<end_of_turn>", "c00000001")]
+    delta = chat.extend([user("u"), said.message], both, [PROBE_TOOL])
+    assert delta.text == (
+        "\n<start_of_turn>user\n<tool_response>\n42\n</tool_response>\n<tool_response>\n<end_of_turn>\n</tool_response>"
+        "<end_of_turn>\n<start_of_turn>model\n"
+    )
+    stop = chat.stop_ids[0]
+    assert delta.ids.count(stop) == 1, "a result cannot write the stop token"
+    alone = chat.decode(chat.prompt([user("u")]).ids)
+    assert alone == "<s><start_of_turn>user\nu<end_of_turn>\n<start_of_turn>model\n"
+
+
+def test_origins_stay_those_of_the_messages() -> None:
+    chat = chat_of(CPP, "google-gemma-2-2b-it")
+    prompt = chat.prompt([{"role": "system", "content": "Be brief."}, user("hello")])
+    by_origin: dict[int, list[int]] = {}
+    for id_, origin in zip(prompt.ids, prompt.origin, strict=True):
+        by_origin.setdefault(origin, []).append(id_)
+    assert sorted(chat.decode(ids) for ids in by_origin.values())[1:] == ["Be brief.", "hello"]
+
+
+# --- the parser that fits ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_the_parser_is_found_by_reading_what_the_template_writes(name: str) -> None:
+    """A template whose source gives nothing away writes calls as `name` does: that parser is taken."""
+    written = load_parser(name).example("probe", {"x": MARK}).split(MARK)
+    head, tail = (json.dumps(part, ensure_ascii=False) for part in written)
+    source = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
+        "{% if m.tool_calls %}{{ " + head + " + m.tool_calls[0].function.arguments.x + " + tail + " }}"
+        "{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    chat = Chat(tokenizer_for(source), "auto")
+    assert chat.reads_calls and chat.parser.parse(load_parser(name).example("probe", {"x": "1"}), [PROBE_TOOL]).calls
+
+
+def test_a_syntax_that_nobody_reads_is_refused_for_tools() -> None:
+    source = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ 'CALL ' + c.function.name + ' ' + c.function.arguments.x }}{% endfor %}"
+        "{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    chat = Chat(tokenizer_for(source), "auto")
+    with pytest.raises(TemplateError, match="hermes does not read the tool calls"):
+        require_calls_read(chat)
+    report = chat.audit()
+    assert report.ok and not report.reads_calls and any("model.parser" in note for note in report.notes)
+
+
+def test_template_variables_of_the_configuration_reach_the_template(tmp_path: Path) -> None:
+    source = (
+        "{% if enable_thinking is defined %}{{ 'thinking ' + enable_thinking | string }}{% endif %}" + tiny_template()
+    )
+    model = {"name": str(write_model(tmp_path, template=source)), "template_variables": {"enable_thinking": False}}
+    for given, begins in ((model, "thinking False<|im_start|>"), ({"name": model["name"]}, "<|im_start|>")):
+        loaded = load_policy(None, Config.model_validate({"model": given}), base=tmp_path)
+        asyncio.run(loaded.policy.close())
+        assert loaded.chat.decode(loaded.chat.prompt([user("u")]).ids).startswith(begins)

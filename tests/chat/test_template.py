@@ -1,0 +1,257 @@
+"""Chat templates: rendered as transformers renders them, and the audit on the real ones of many families.
+
+The real templates are read from TRL's wheel, pinned by version and hash; without network and cache these tests skip.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+from agentrl_cli.chat.drift import DriftGuard
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.template import ChatTemplate
+from agentrl_cli.chat.template_probe import PROBE_TOOL, tool, user
+from agentrl_cli.chat.tokenizer import tiny_template
+from agentrl_cli.errors import TemplateError
+from agentrl_cli.types import Message
+from tests.helpers.chat import tokenizer_for
+from tests.helpers.template import CACHE, templates_of
+
+
+def trl_templates() -> dict[str, str]:
+    """Name to source of the templates in TRL's wheel; empty where it is not to be had."""
+    return templates_of("trl")
+
+
+def trl_chat(name: str, parser: str = "auto") -> Chat:
+    templates = trl_templates()
+    if not templates:
+        pytest.skip(f"TRL is neither cached in {CACHE} nor to be downloaded")
+    return Chat(tokenizer_for(templates[name]), parser, now=datetime(2026, 1, 2))
+
+
+CONVERSATION: list[Message] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": " What is 6*7? "},
+    {
+        "role": "assistant",
+        "content": "Let me see.",
+        "tool_calls": [{"id": "c00000000", "type": "function", "function": {"name": "probe", "arguments": {"x": "é"}}}],
+    },
+    {"role": "tool", "tool_call_id": "c00000000", "name": "probe", "content": "42"},
+    {"role": "assistant", "content": "42"},
+]
+
+
+def test_rendering_equals_that_of_transformers() -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    templates = {"tiny": tiny_template(), **{k: v for k, v in trl_templates().items() if k in WORKING}}
+    templates.pop("smolvlm", None)  # wants content as parts, which we make of a text and transformers does not
+    compared = 0
+    for name, source in templates.items():
+        own = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+        for messages in (CONVERSATION, CONVERSATION[:2], CONVERSATION[1:2]):
+            generation = messages is not CONVERSATION
+            try:
+                text = own.render(messages, [PROBE_TOOL], add_generation_prompt=generation)
+            except TemplateError:
+                continue
+            theirs = render_jinja_template(
+                [messages], [PROBE_TOOL], chat_template=source, add_generation_prompt=generation,
+                bos_token="<s>", eos_token="</s>",
+            )  # fmt: skip
+            assert text == theirs[0][0], name
+            compared += 1
+    assert compared >= 3
+
+
+def test_a_template_error_carries_the_templates_own_reason() -> None:
+    template = ChatTemplate("{{ raise_exception('only one system message') }}")
+    with pytest.raises(TemplateError, match="only one system message"):
+        template.render([user("x")])
+    with pytest.raises(TemplateError, match=r"does not compile.*line 1"):
+        ChatTemplate("{% if %}")
+
+
+def test_templates_run_in_a_sandbox() -> None:
+    template = ChatTemplate("{{ messages.__class__.__mro__ }}{{ ''.__class__.__base__.__subclasses__() }}")
+    with pytest.raises(TemplateError):
+        template.render([user("x")])
+    with pytest.raises(TemplateError):
+        ChatTemplate("{% set _ = messages.append(1) %}").render([user("x")])
+
+
+def test_the_clock_is_read_once() -> None:
+    template = ChatTemplate("{{ strftime_now('%Y-%m-%d') }}", now=datetime(2026, 1, 2))
+    assert template.render([]) == "2026-01-02"
+
+
+def test_arguments_as_json_text_where_the_template_joins_text() -> None:
+    calls = "{% for c in m.tool_calls or [] %}{{ 'X' + c.function.arguments }}{% endfor %}"
+    source = f"{{% for m in messages %}}{calls}{{% endfor %}}"
+    assert ChatTemplate(source).render(CONVERSATION) == 'X{"x": "é"}'
+
+
+def test_content_as_parts_where_the_template_wants_parts() -> None:
+    source = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    assert ChatTemplate(source).render([user("ab")]) == "ab"
+
+
+# name -> (parser that "auto" finds, stop texts, closing, tools, parallel calls, drops earlier thinking)
+WORKING: dict[str, tuple[str, tuple[str, ...], bool, bool, bool, bool]] = {
+    "qwen2_5": ("hermes", ("<|im_end|>",), True, True, True, False),
+    "qwen3": ("hermes", ("<|im_end|>",), True, True, True, True),
+    "qwen3_training": ("hermes", ("<|im_end|>",), True, True, True, False),
+    "qwen3_instruct_2507": ("hermes", ("<|im_end|>",), True, True, True, False),
+    "qwen3_5_nothink": ("qwen3_coder", ("<|im_end|>",), True, True, True, True),
+    "qwen3_vl": ("hermes", ("<|im_end|>",), True, True, True, False),
+    "llama3": ("hermes", ("<|eot_id|>",), True, False, True, False),
+    "llama3_1": ("llama3_json", ("<|eot_id|>",), True, True, False, False),
+    "llama3_2": ("llama3_json", ("<|eot_id|>",), True, True, False, False),
+    "gemma": ("hermes", ("<end_of_turn>",), True, False, False, False),
+    "gemma3": ("hermes", ("<end_of_turn>",), True, False, False, False),
+    "phi3": ("hermes", ("<|end|>",), True, False, False, False),
+    "phi3_5": ("hermes", ("<|end|>",), True, False, False, False),
+    "smolvlm": ("hermes", ("<end_of_utterance>",), True, False, True, False),
+    "glm4moe": ("glm", ("<|user|>", "<|observation|>"), False, True, True, True),
+    "cohere": ("hermes", ("<|END_OF_TURN_TOKEN|>",), True, False, False, False),
+    "nemotron_3_nano": ("qwen3_coder", ("<|im_end|>",), True, True, True, True),
+}
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_audit_of_templates_that_extend_by_appending(name: str) -> None:
+    parser, stops, closing, tools, parallel, thinking = WORKING[name]
+    chat = trl_chat(name)
+    report = chat.require_append_only()
+    assert report.ok and not report.problems
+    assert chat.parser.name == parser
+    assert (chat.stops.texts, chat.stops.closing) == (stops, closing)
+    assert (report.supports_tools, report.parallel_calls, report.thinking_by_design) == (tools, parallel, thinking)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("deepseekv3", "two tool turns"),  # opens its list of tool outputs for the first turn only
+        ("gptoss", r"<\|end\|>.*<\|return\|>"),  # history has another stop token than the one that is sampled
+        ("diffusion_gemma", "two tool turns"),  # begins a turn after a result anew, though it did not ask for one
+    ],
+)
+def test_templates_that_cannot_be_extended_are_refused_with_the_reason(name: str, reason: str) -> None:
+    chat = trl_chat(name)
+    with pytest.raises(TemplateError, match=reason) as caught:
+        chat.require_append_only()
+    assert "model.append_only=true" in caught.value.hint
+    forced = Chat(chat.tokenizer, "auto", append_only=True)
+    assert not forced.require_append_only().append_only
+
+
+@pytest.mark.parametrize("name", [n for n, facts in WORKING.items() if facts[3]])
+def test_appended_episode_equals_full_rendering_on_real_templates(name: str) -> None:
+    chat = trl_chat(name)
+    call = CONVERSATION[2] | {"content": ""}
+    again = {**call, "tool_calls": [{**call["tool_calls"][0], "id": "c00010000"}]}
+    messages = [user("6*7?"), call, tool("42"), again, tool("43", "c00010000"), {"role": "assistant", "content": "ok"}]
+    appended = chat.conversation(messages, [PROBE_TOOL])
+    full = chat.render(messages, [PROBE_TOOL])
+    thinking = "think" in chat.decode(full.ids)
+    if not thinking:
+        got = appended.ids if chat.stops.closing else appended.ids[:-1]
+        assert full.ids[: len(got)] == got
+    assert [role for role, _, _ in appended.spans] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_the_guard_finds_no_structural_drift_at_the_turns_of_real_templates(name: str) -> None:
+    chat = trl_chat(name)
+    tools = [PROBE_TOOL] if WORKING[name][3] else None
+    call, answer = CONVERSATION[2] | {"content": ""}, {"role": "assistant", "content": "ok"}
+    messages = [user("6*7?"), call, tool("42"), answer, user("so?")] if tools else [user("a"), answer, user("b")]
+    ids, guard = list(chat.prompt(messages[:1], tools).ids), DriftGuard(chat, tools)
+    for at in range(1, len(messages) - 1, 2):
+        own = chat.assistant_ids(messages[at], tools, thinking=chat.decode(ids).rstrip().endswith("<think>"))
+        delta = chat.extend(messages[: at + 1], [messages[at + 1]], tools, last_id=own[-1]).ids
+        guard.turn(own, delta, messages[at : at + 2], at, len(ids))
+        if not WORKING[name][5]:
+            assert not guard.found
+            assert [d.kind for d in guard.turn(own, delta[1:], messages[at : at + 2], at, len(ids))] == ["structural"]
+            guard.found.clear()
+        ids += own + delta
+    assert all(drift.kind == "by_design" for drift in guard.found) and chat.exact_turns
+
+
+def test_glm_stop_token_is_the_start_of_what_follows() -> None:
+    chat = trl_chat("glm4moe")
+    observation = chat.tokenizer.id_of("<|observation|>")
+    said = CONVERSATION[2]
+    sampled = chat.extend([user("u"), said], [tool("42")], [PROBE_TOOL], last_id=observation)
+    assert sampled.text.startswith("\n<tool_response>\n42")
+    cut = chat.extend([user("u"), said], [tool("42")], [PROBE_TOOL], last_id=65)
+    assert cut.ids == [observation, *sampled.ids]
+
+
+def test_qwen3_thinking_is_dropped_by_design() -> None:
+    chat = trl_chat("qwen3")
+    report = chat.audit()
+    assert report.append_only and report.thinking_by_design
+    assert any("thinking" in note for note in report.notes)
+
+
+# Not the families' own files: written after their documented formats, since no package ships them.
+MISTRAL = """{{- bos_token }}{% set users = messages | selectattr('role', 'equalto', 'user') | list %}
+{%- for m in messages %}
+{%- if m.role == 'user' %}
+{%- if tools and m == users[-1] %}{{- '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{% endif %}
+{{- '[INST] ' + m.content + '[/INST]' }}
+{%- elif m.tool_calls %}{{- '[TOOL_CALLS] [' }}
+{%- for c in m.tool_calls %}
+{%- if c.id | length != 9 %}{{ raise_exception('Tool call IDs should have length 9!') }}{% endif %}
+{{- '{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments | tojson + ', "id": "' + c.id + '"}' }}
+{{- '' if loop.last else ', ' }}
+{%- endfor %}{{- ']' + eos_token }}
+{%- elif m.role == 'assistant' %}{{- ' ' + m.content + eos_token }}
+{%- elif m.role == 'tool' %}
+{{- '[TOOL_RESULTS] {"content": ' + m.content | tojson + ', "call_id": "' + m.tool_call_id + '"}[/TOOL_RESULTS]' }}
+{%- endif %}
+{%- endfor %}"""
+
+MINIMIND = """{%- for m in messages %}
+{%- if m.role == 'assistant' %}{{- '<|im_start|>assistant\n<think>\n\n</think>\n\n' + m.content }}
+{%- for c in m.tool_calls or [] %}
+{{- '\n<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments | tojson }}
+{{- '}\n</tool_call>' }}
+{%- endfor %}{{- '<|im_end|>\n' }}
+{%- elif m.role == 'tool' %}
+{{- '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_response><|im_end|>\n' }}
+{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content }}
+{%- if loop.first and tools %}{{- '\n# Tools\n' + tools | tojson }}{% endif %}{{- '<|im_end|>\n' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n\n</think>\n\n' }}{% endif %}"""
+
+
+def test_mistral_moves_its_tools_and_is_refused_for_it() -> None:
+    chat = Chat(tokenizer_for(MISTRAL + "</s>"), "auto")
+    chat.tokenizer.chat_template = MISTRAL
+    chat = Chat(chat.tokenizer, "auto")
+    assert (chat.parser.name, chat.stops.texts, chat.stops.closing) == ("mistral", ("</s>",), True)
+    with pytest.raises(TemplateError, match="an answer after a tool"):
+        chat.require_append_only()
+    told = chat.audit()
+    assert told.supports_tools and told.parallel_calls and len(told.problems) == 1
+    call = chat.parse(chat.assistant_ids('[TOOL_CALLS] [{"name": "probe", "arguments": {"x": "1"}}]'), [PROBE_TOOL])
+    assert call.calls[0].error is None
+    delta = chat.extend([user("u"), call.message], [tool("42", call.calls[0].id)], [PROBE_TOOL])
+    assert delta.text == '[TOOL_RESULTS] {"content": "42", "call_id": "c00000000"}[/TOOL_RESULTS]'
+
+
+def test_minimind_prefilled_thinking_extends_by_appending() -> None:
+    chat = Chat(tokenizer_for(MINIMIND), "auto")
+    report = chat.require_append_only()
+    assert report.supports_tools and report.parser == "hermes"
+    messages = [user("u"), CONVERSATION[2], tool("42"), {"role": "assistant", "content": "ok"}]
+    appended, full = chat.conversation(messages, [PROBE_TOOL]).ids, chat.render(messages, [PROBE_TOOL]).ids
+    assert full[: len(appended)] == appended

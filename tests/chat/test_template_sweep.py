@@ -1,0 +1,280 @@
+"""Every chat template that a package ships (TRL, axolotl, llama.cpp): calls come back as they were written, and turns
+that are appended one by one are the template's own rendering, or the template is refused with what it does.
+
+Without network and cache these tests skip (template_helpers.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+import pytest
+
+from agentrl_cli.chat.audit import require_calls_read
+from agentrl_cli.chat.parse import parse_text
+from agentrl_cli.chat.parsers import PARSERS, load_parser
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.spans import shared_prefix
+from agentrl_cli.chat.template_probe import tool, user
+from agentrl_cli.errors import TemplateError
+from agentrl_cli.tools.schema import tool_schema
+from agentrl_cli.types import Message, Outcome
+from tests.chat.test_chat_families import add, episode_of
+from tests.helpers.chat import schema, tokenizer_for
+from tests.helpers.template import SOURCES, templates_of
+
+NAMES = [name for package in SOURCES for name in sorted(f"{package}/{one}" for one in templates_of(package))]
+TOOLS = [
+    schema("add", {"a": "integer", "b": "number"}),
+    schema("say", {"text": "string", "how": "object", "many": "array", "loud": "boolean"}),
+]
+for one in TOOLS:  # as real tools have them, and some templates want them
+    for name, value in one["function"]["parameters"]["properties"].items():
+        value |= {"description": f"The {name}."} | ({"additionalProperties": {}} if value["type"] == "object" else {})
+ADD: tuple[str, dict[str, Any]] = ("add", {"a": 1, "b": 2.5})
+SAY: tuple[str, dict[str, Any]] = (
+    "say",
+    {"text": "naïve “λ” 漢字 🎈", "how": {"to": ["x", {"y": 1.5}], "n": 3}, "many": [1, 2], "loud": True},
+)
+
+ADD_SCHEMA = tool_schema(add)
+
+CONTROL: dict[str, tuple[str, ...]] = {
+    "axolotl/exaone": ("[|endofturn|]", "[|user|]", "[|assistant|]", "[|system|]"),
+    "axolotl/exaone4": ("[|endofturn|]", "[|user|]", "[|assistant|]", "[|system|]", "[|tool|]"),
+    "llama-cpp-python/ByteDance-Seed-OSS": ("<seed:bos>", "<seed:eos>", "<seed:tool_call>", "</seed:tool_call>"),
+    "llama-cpp-python/MiniMax-M1": ("<beginning_of_sentence>", "<end_of_sentence>"),
+    "llama-cpp-python/MiniMax-M2": ("]~!b[", "]~b]", "[e~["),
+    "llama-cpp-python/MiniMax-M3": ("]~!b[", "]~b]", "[e~[", "]<]minimax[>["),
+    "llama-cpp-python/NVIDIA-Nemotron-Nano-v2": ("<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>"),
+    "llama-cpp-python/Reka-Edge": ("<sep>",),
+    "llama-cpp-python/tencent-Hy3": (
+        "<｜hy_eos:opensource｜>",
+        "<｜hy_User:opensource｜>",
+        "<｜hy_Assistant:opensource｜>",
+    ),
+    "llama-cpp-python/poolside-Laguna-S-2.1": ("</assistant>", "</user>"),
+    "llama-cpp-python/poolside-Laguna-XS-2.1": ("</assistant>", "</user>"),
+    "llama-cpp-python/poolside-Laguna-XS.2": ("</assistant>", "</user>"),
+}
+"""Control tokens that the form of their names does not tell."""
+WITH_TOOLS = {
+    "CohereForAI-c4ai-command-r-plus-tool_use": "cohere",
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "chatml",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": "chatml",
+}
+"""Templates for conversations with tools alone, and axolotl's of the same family for those without."""
+VARIABLES = {"fireworks-ai-llama-3-firefunction-v2": {"functions": json.dumps(TOOLS), "datetime": "2026-01-02"}}
+NO_END = {"axolotl/llava", "llama-cpp-python/llama-cpp-rwkv-world"}
+"""They write no control token at all, and are refused for it."""
+PARTS = {"gptoss": "harmony", "gptoss_training": "harmony", "openai-gpt-oss-120b": "harmony"}
+PARTS |= {"GigaChat3-10B-A1.8B": "gigachat3", "NVIDIA-Nemotron-Nano-v2": "nemotron_v2"}
+"""Templates that write text, or a call, as a message of its own, behind their own stop token; and the parser."""
+FIRST_ALONE = {"gptoss", "gptoss_training", "openai-gpt-oss-120b", "GigaChat3-10B-A1.8B", "GigaChat3.1-10B-A1.8B"}
+"""Templates that silently leave out every call of a turn but the first."""
+
+REFUSED: dict[str, tuple[str, ...]] = {
+    "it begins an earlier turn otherwise than it asked for it": (
+        "trl/deepseek_r1_distill",
+        "trl/deepseek_r1_distill_training",
+        "trl/deepseekv3",
+        "trl/deepseekv3_training",
+        "trl/diffusion_gemma",
+        "trl/diffusion_gemma_training",
+        "axolotl/deepseek_v3",
+        "llama-cpp-python/GLM-4.7-Flash",
+        "llama-cpp-python/NVIDIA-Nemotron-Nano-v2",
+        "llama-cpp-python/Spark2.5",
+        "llama-cpp-python/deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    ),
+    "it rewrites what the model said": (
+        "trl/gptoss",
+        "trl/gptoss_training",
+        "axolotl/command_a_rag",
+        "axolotl/command_a_tool_use",
+        "llama-cpp-python/openai-gpt-oss-120b",
+        "llama-cpp-python/unsloth-Apriel-1.5",
+    ),
+    "not how its assistant turns begin": (
+        "axolotl/gemma4",
+        "axolotl/gemma4_unified",
+        "axolotl/pixtral",
+        "llama-cpp-python/Apriel-1.6-15b-Thinker-fixed",
+        "llama-cpp-python/Cohere2MoE",
+        "llama-cpp-python/CohereForAI-c4ai-command-r-plus-tool_use",
+        "llama-cpp-python/CohereForAI-c4ai-command-r7b-12-2024-tool_use",
+        "llama-cpp-python/Qwen-QwQ-32B",
+        "llama-cpp-python/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+        "llama-cpp-python/deepseek-ai-DeepSeek-V3.2",
+        "llama-cpp-python/google-gemma-4-31B-it",
+        "llama-cpp-python/google-gemma-4-31B-it-interleaved",
+    ),
+    "it rewrites the prompt when the conversation goes on": (
+        "axolotl/mistral_v2v3",
+        "axolotl/mistral_v3_tekken",
+        "llama-cpp-python/Mistral-Small-3.2-24B-Instruct-2506",
+        "llama-cpp-python/mistralai-Mistral-Nemo-Instruct-2407",
+    ),
+    "writes no stop token between an assistant turn and what follows": ("llama-cpp-python/Apertus-8B-Instruct",),
+    "what it writes between turns depends on the rest of the conversation": (
+        "llama-cpp-python/Bielik-11B-v3.0-Instruct",
+        "llama-cpp-python/GigaChat3-10B-A1.8B",
+        "llama-cpp-python/NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
+        "llama-cpp-python/NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+    ),
+}
+"""What a template does that turns cannot be appended to, in the audit's words, and the templates that do it."""
+WRITES_NONE = {"axolotl/command_a", "trl/deepseek_r1_distill", "trl/deepseek_r1_distill_training"} | {
+    f"llama-cpp-python/{name}"
+    for name in (
+        "Kimi-K2-Instruct",
+        "Kimi-K2-Thinking",
+        "llama-cpp-deepseek-r1",
+        "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    )
+}
+"""Their source speaks of calls, and they write none: only where a content is null, by `append` (which transformers
+refuses too), or by a filter that does not take what it is given. Calls stand in the text, in the syntax that is
+recognised."""
+
+
+@cache
+def chat_of(name: str) -> Chat:
+    package, _, short = name.partition("/")
+    source = templates_of(package)[short]
+    tokenizer = tokenizer_for(source, CONTROL.get(name, ()))
+    if short in WITH_TOOLS:
+        tokenizer.tool_template = source
+        tokenizer.chat_template = templates_of("axolotl")[WITH_TOOLS[short]]
+    return Chat(tokenizer, "auto", variables=VARIABLES.get(short), now=datetime(2026, 1, 2))
+
+
+def said(text: str, *calls: tuple[str, dict[str, Any]], turn: int = 0) -> Message:
+    """An assistant message with calls; their ids are those that an episode gives them."""
+    message: Message = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [
+            {"id": f"c{turn:04d}{n:04d}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for n, (name, arguments) in enumerate(calls)
+        ]
+    return message
+
+
+def written(chat: Chat, message: Message, whole: bool = False) -> str:
+    """What the template writes for a turn; where that does not begin as it is asked for (or `whole`), all it adds."""
+    try:
+        if not whole:
+            return chat.assistant_text(message, TOOLS, thinking=False)
+    except TemplateError as error:
+        if "not how its assistant turns begin" not in error.message:
+            raise
+    before, after = (chat.decode(chat.rendered_ids([user("u"), *more], TOOLS)) for more in ([], [message]))
+    text = after[shared_prefix(before, after) :]
+    stops = [] if whole else [at for at in (text.find(stop) for stop in chat.stops.texts) if at >= 0]
+    return text[: min(stops, default=len(text))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_come_back_as_the_template_writes_them(name: str) -> None:
+    """One call, nested arguments, two calls, and text before a call: parsed by the parser that `auto` takes."""
+    if name in NO_END:
+        with pytest.raises(TemplateError, match="writes no control token after an assistant turn"):
+            chat_of(name)
+        return
+    chat, short = chat_of(name), name.partition("/")[2]
+    if not chat.able.calls:
+        assert "tool_calls" not in chat._tool_template.source or name in WRITES_NONE
+        assert chat.reads_calls, "they are written into the text, as the parser reads them"
+        return
+    parser = load_parser(PARTS.get(short, chat.parser.name))
+    if short == "GigaChat3-10B-A1.8B":
+        with pytest.raises(TemplateError, match="does not read the tool calls"):
+            require_calls_read(chat)
+    else:
+        require_calls_read(chat)
+        assert parser is chat.parser
+    for text, calls in (("", [ADD]), ("", [SAY]), ("", [ADD, SAY]), ("Let me see.", [SAY])):
+        try:
+            shown = written(chat, said(text, *calls), whole=short in PARTS)
+        except TemplateError as error:
+            assert len(calls) == 2 and "single tool-calls at once" in error.message
+            continue
+        found = parse_text(shown, parser, TOOLS)
+        wanted = calls[:1] if short in FIRST_ALONE else calls
+        assert [(call.name, call.arguments, call.error) for call in found.calls] == [(*call, None) for call in wanted]
+        assert (
+            short in PARTS or found.content.endswith(text) or text not in shown
+        )  # many drop what is said beside a call
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NO_END])
+def test_appended_turns_are_the_templates_own_or_it_is_refused_with_what_it_does(name: str) -> None:
+    """Three turns: a call and its result, another, an answer. Thinking alone may come and go."""
+    chat = chat_of(name)
+    trait = next((trait for trait, names in REFUSED.items() if name in names), None)
+    if trait is not None:
+        with pytest.raises(TemplateError, match=re.escape(trait)) as caught:
+            chat.require_append_only()
+        assert "model.append_only=true" in caught.value.hint
+        return
+    report = chat.require_append_only()
+    result = [tool("4", "c00000000", "add"), tool("5", "c00010000", "add")]
+    messages = [user("1 + 2.5?"), said("", ADD), result[0], said("", ADD, turn=1), result[1], said("It is 5.")]
+    appended, full = chat.conversation(messages, TOOLS), chat.render(messages, TOOLS)
+    assert [role for role, _, _ in appended.spans] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    got = appended.ids if chat.stops.closing else appended.ids[:-1]
+    if full.ids[: len(got)] == got:
+        return
+    texts = [re.sub(r"\s|<think>\s*</think>", "", chat.decode(ids)) for ids in (full.ids, got)]
+    assert "think>" in chat.decode(got) and texts[0].startswith(texts[1]), report
+
+
+PLAYED = [name for name in NAMES if name not in {*NO_END, *(one for names in REFUSED.values() for one in names)}]
+LOOKED_UP = {"llama-cpp-python/upstage-Solar-Open-100B"}
+"""It finds a result's tool by its call, which a malformed one is not, and an id that is said twice is not one."""
+
+
+@pytest.mark.parametrize("name", PLAYED)
+async def test_an_episode_by_the_real_loop_drifts_in_no_structure(name: str) -> None:
+    """A malformed call and what is said to that, a call and its result, an answer: as the template writes them."""
+    chat, arguments = chat_of(name), {"a": 5, "b": 7}
+    call = chat.assistant_text(said("", ("add", arguments)), [ADD_SCHEMA])
+    answer = chat.assistant_text(said("It is 12"), [ADD_SCHEMA])
+    own = chat.stops.after_call if chat.stops.after_call != chat.stops.texts[0] else ""
+    example = chat.parser.example("add", arguments)
+    broken = call[: max(0, call.find(example[:12]))] + example[:-3] + ("" if chat.stops.closing else own)
+    episode, rollout = await episode_of(chat, [broken, call + own, answer])
+    assert episode.outcome is not None and not episode.outcome.is_error and episode.tool_errors <= 1
+    results = [result.text for turn in episode.turns for result in turn.results]
+    assert results[-1:] == ["12"] or not chat.able.calls
+    assert name in LOOKED_UP or set(rollout.drift.values()) <= {"resegmented", "reserialised", "by_design"}
+
+
+async def test_thinking_that_the_prompt_opened_is_no_drift() -> None:
+    """Nemotron's prompt ends with `<think>`, and its history repeats a content as it is: the content begins with it."""
+    for name in ("trl/nemotron_3_nano", "trl/qwen3_5_think", "llama-cpp-python/StepFun3.5-Flash"):
+        if name not in NAMES:
+            pytest.skip("no templates are to be had")
+        chat = chat_of(name)
+        assert chat.opens.startswith("<think>") and chat_of("trl/qwen3").opens == ""
+        call = f"Hm.\n</think>\n\n{chat.parser.example('add', {'a': 5, 'b': 7})}"
+        episode, rollout = await episode_of(chat, [call, call, "So.\n</think>\n\nIt is 12"])
+        assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
+        assert set(rollout.drift.values()) <= {"reserialised", "by_design"}
+        said = [turn.messages[0] for turn in episode.turns if turn.role == "assistant"]
+        assert all(message["content"].startswith("<think>") for message in said) and len(said[0]["tool_calls"]) == 1
+        unclosed = chat.parse(chat.tokenizer.encode(chat.parser.example("add", {"a": 5, "b": 7})), TOOLS)
+        assert unclosed.calls and unclosed.content == "", "a block that is not closed stays what it was"
+
+
+def test_the_sweep_covers_every_syntax_that_a_template_writes() -> None:
+    if not NAMES:
+        pytest.skip("no templates are to be had")
+    found = {chat_of(name).parser.name for name in NAMES if name not in NO_END and chat_of(name).able.calls}
+    assert set(PARSERS) - found == {"gigachat3", "gemma3_function", "llama3_pythonic"}  # see PARTS and test_parsers.py
+    refused = [name for names in REFUSED.values() for name in names]
+    assert len(refused) == len(set(refused)) and {*refused, *NO_END, *CONTROL, *WRITES_NONE} <= set(NAMES)

@@ -1,0 +1,447 @@
+"""What users get wrong, one by one, through the command line: an exit code, a message, a hint, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.commands import main
+from agentrl_cli.commands.train import _wait_for_run
+from agentrl_cli.errors import RunFailed
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.types import Outcome
+from tests.helpers.train import PAD, TASK_PY, episodes_of, write_model, write_pack, write_project
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "random")
+
+
+@pytest.fixture
+def project(tmp_path: Path, model: Path) -> Path:
+    return write_project(tmp_path / "project", model)
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """`cli(project, ...)` runs a command there: (code, stdout, stderr), and never a traceback."""
+
+    def call(folder: Path, *args: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(folder)
+        capfd.readouterr()
+        code = main(list(args))
+        done = capfd.readouterr()
+        assert "Traceback" not in done.err + done.out and "Something went wrong" not in done.err, done.err
+        if code in (2, 3):
+            _, _, said = done.err.rpartition("Error: ")
+            assert said.strip(), "what happened"
+        return code, done.out, done.err
+
+    return call
+
+
+def store_of(project: Path) -> Store:
+    return Store.open(project / "runs" / "agentrl.db", readonly=True)
+
+
+# --- the configuration -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["train", "rollout", "eval"])
+def test_no_configuration(tmp_path: Path, cli: Cli, command: str) -> None:
+    code, _, err = cli(tmp_path, command)
+    assert code == 2 and "No configuration" in err and "agentrl init" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("train: {learning_rat: 1}", "train.learning_rat"),
+        ("trian: {lr: 1}", "did you mean train"),
+        ("rollout: {group_sise: 8}", "did you mean rollout.group_size"),
+        ("train: {lr: fast}", "train.lr"),
+        ("train: {steps: -3}", "train.steps"),
+        ("rollout: {max_new_tokens: 5000}", "max_new_tokens"),
+        ("train: [", "agentrl.yaml"),
+        ("- a list", "agentrl.yaml"),
+    ],
+)
+def test_a_key_or_value_that_cannot_be(project: Path, cli: Cli, text: str, said: str) -> None:
+    (project / "agentrl.yaml").write_text(text)
+    code, _, err = cli(project, "train")
+    assert code == 2 and said in err
+    assert not (project / "runs").exists()
+
+
+def test_an_unknown_key_on_the_command_line(project: Path, cli: Cli) -> None:
+    code, _, err = cli(project, "train", "--set", "train.stepps=3")
+    assert code == 2 and "train.steps" in err
+
+
+@pytest.mark.parametrize(("pack", "said"), [("calc-tsk", "calc-task"), ("./nowhere", "nowhere"), ("bandit", "pack")])
+def test_an_unknown_pack(project: Path, cli: Cli, pack: str, said: str) -> None:
+    code, _, err = cli(project, "train", "--pack", pack)
+    assert code == 2 and said in err
+
+
+def test_an_unknown_algorithm(project: Path, cli: Cli) -> None:
+    for key, value, near in (("advantage", "grpoo", "grpo"), ("loss", "ppo_clipp", "ppo_clip")):
+        code, _, err = cli(project, "train", "--set", f"algo.{key}={value}")
+        assert code == 2 and value in err and near in err
+
+
+def test_a_hook_that_does_not_exist(project: Path, cli: Cli) -> None:
+    code, _, err = cli(project, "train", "--set", "hooks=[hook.py:Nothing]")
+    assert code == 2 and "hook.py" in err
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_model(project: Path, cli: Cli) -> None:
+    code, _, err = cli(project, "train", "--model", "./no-such-model")
+    assert code == 2 and "no-such-model" in err and "--model tiny" in err
+    (project / "empty").mkdir()
+    code, _, err = cli(project, "train", "--model", "empty")
+    assert code == 2 and "config.json" in err
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("config.json", b"{", "cannot be loaded"),
+        ("config.json", b'{"model_type": "no-such-architecture"}', "cannot be loaded"),
+        ("model.safetensors", b"nonsense", "corrupt"),
+        ("model.safetensors", None, "cannot be loaded"),
+        ("tokenizer.json", b"{", "tokenizer.json"),
+        ("tokenizer.json", None, "tokenizer.json"),
+        ("tokenizer_config.json", b"{", "not JSON"),
+        ("chat_template.jinja", None, "no chat template"),
+        ("chat_template.jinja", b"{% for m in messages %}", "template"),
+    ],
+)
+def test_a_corrupt_model_folder(
+    project: Path, model: Path, cli: Cli, file: str, content: bytes | None, said: str
+) -> None:
+    broken = project / "broken"
+    shutil.copytree(model, broken)
+    (broken / file).unlink() if content is None else (broken / file).write_bytes(content)
+    code, _, err = cli(project, "train", "--model", "broken")
+    assert code == 2 and said in err, err
+    with store_of(project) as store:
+        assert store.runs() == [], "a run that could not begin is none"
+
+
+def test_half_a_weight_file(project: Path, model: Path, cli: Cli) -> None:
+    broken = project / "broken"
+    shutil.copytree(model, broken)
+    whole = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    code, _, err = cli(project, "train", "--model", "broken")
+    assert code == 2 and "broken" in err and "again" in err, err
+
+
+def test_a_tokenizer_of_another_model(project: Path, model: Path, cli: Cli) -> None:
+    """Its ids go beyond the embedding: the message says so, and the episodes are kept as cancelled."""
+    broken = project / "broken"
+    shutil.copytree(model, broken)
+    data = json.loads((broken / "tokenizer.json").read_text())
+    data["model"]["vocab"]["G"] = 9999
+    (broken / "tokenizer.json").write_text(json.dumps(data))
+    code, _, err = cli(project, "train", "--model", "broken")
+    assert code in (1, 2) and "tokenizer" in err.lower(), err
+
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("{", "not JSON"),
+        ("[]", "JSON object"),
+        ('{"id": "x"}', "lacks prompt"),
+        ('{"prompt": "p"}', "lacks id"),
+        ('{"id": "", "prompt": "p"}', "id"),
+        ('{"id": "x", "prompt": 3}', "prompt"),
+        ('{"id": "x", "prompt": []}', "prompt"),
+        ('{"id": "x", "prompt": [{"role": "user"}]}', "prompt"),
+        ('{"id": "train0", "prompt": "p"}', "line 1"),
+    ],
+)
+def test_a_row_that_fails_its_schema(project: Path, cli: Cli, row: str, said: str) -> None:
+    path = project / "data" / "train.jsonl"
+    lines = path.read_text().splitlines()
+    lines.insert(2, row)
+    path.write_text("\n".join(lines) + "\n")
+    code, _, err = cli(project, "train")
+    assert code == 2 and f"{path}:3" in err and said in err, err
+
+
+def test_a_row_that_wants_a_tool_the_pack_lacks(project: Path, cli: Cli) -> None:
+    (project / "data" / "train.jsonl").write_text('{"id": "x", "prompt": "p", "tools": ["calculatr"]}\n')
+    _, _, err = cli(project, "train", "--steps", "1")
+    with store_of(project) as store:
+        errors = {e.error for run in store.runs() for e in episodes_of(store, run)}
+    assert "calculatr" in err or any("calculatr" in error for error in errors)
+
+
+def test_no_row_at_all(project: Path, cli: Cli) -> None:
+    (project / "data" / "train.jsonl").write_text("\n")
+    code, _, err = cli(project, "train")
+    assert code == 2 and "train" in err
+    code, _, err = cli(project, "train", "--set", "task.split_train=tran")
+    assert code == 2 and "train" in err
+
+
+def test_a_pack_whose_code_does_not_import(project: Path, cli: Cli) -> None:
+    (project / "task.py").write_text("import json\nx = 1 / 0\n")
+    code, _, err = cli(project, "train")
+    assert code == 1 and f"{project / 'task.py'}:2" in err and "ZeroDivisionError" in err
+    (project / "task.py").write_text("REWARDS = {}\n")
+    code, _, err = cli(project, "train")
+    assert code == 2 and "even" in err
+
+
+# --- the store -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("args", [("train",), ("ls",), ("replay", "last"), ("show", "last")])
+def test_a_store_from_a_newer_version(project: Path, cli: Cli, args: tuple[str, ...]) -> None:
+    path = project / "runs" / "agentrl.db"
+    with Store.open(path):
+        pass
+    with sqlite3.connect(path) as conn:
+        conn.execute("PRAGMA user_version=999")
+    conn.close()
+    before = path.read_bytes()
+    code, _, err = cli(project, *args)
+    assert code == 3 and "newer" in err and "Upgrade" in err
+    assert path.read_bytes() == before, "nothing was changed"
+
+
+def test_a_store_that_is_none(project: Path, cli: Cli) -> None:
+    path = project / "runs" / "agentrl.db"
+    path.parent.mkdir()
+    path.write_bytes(b"not a database, but long enough to have been one " * 20)
+    for args in (("train",), ("ls",), ("replay", "last")):
+        code, _, err = cli(project, *args)
+        assert code == 3 and "agentrl.db" in err
+    assert path.read_bytes().startswith(b"not a database")
+
+
+def test_a_new_process_whose_store_is_still_being_made(tmp_path: Path) -> None:
+    """`train --watch` in a fresh project looks at a file that is there, and is no store yet."""
+    db, log = tmp_path / "agentrl.db", tmp_path / "log"
+    log.write_text("it broke\n")
+    process = subprocess.Popen(["sleep", "20"])
+
+    def make() -> None:
+        db.touch()
+        time.sleep(0.3)
+        with Store.open(db) as store:
+            store.add_run(RunRow(id="x", name="fox", pid=process.pid))
+
+    maker = threading.Thread(target=make)
+    maker.start()
+    try:
+        assert _wait_for_run(process, "x", db, log) == "fox"
+    finally:
+        maker.join()
+        process.kill()
+        process.wait()
+    with pytest.raises(RunFailed, match="it broke"):
+        _wait_for_run(process, "y", db, log)
+
+
+def test_no_store_yet(project: Path, cli: Cli) -> None:
+    for args in (("ls",), ("replay", "last"), ("show", "last"), ("watch",), ("train", "--resume", "last")):
+        code, _, err = cli(project, *args)
+        assert code == 2 and "agentrl train" in err, args
+    assert not (project / "runs").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1.5 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small tmpfs")
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1536k", "tmpfs", str(folder)], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {made.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_and_a_resume(project: Path, small_disk: Path, cli: Cli) -> None:
+    """The run ends with a message; what was finished is there, and with space it goes on."""
+    (project / "runs").symlink_to(small_disk)
+    code, _, err = cli(project, "train", "--steps", "400")
+    assert code == 3 and "disk is full" in err.lower() and "free some" in err.lower(), err
+    with store_of(project) as store:
+        (run,) = store.runs()
+        finished = [e.id for e in episodes_of(store, run) if e.outcome not in (None, Outcome.CANCELLED)]
+        steps = [row["step"] for row in store.steps(run.id)]
+        assert steps == list(range(1, len(steps) + 1)) and len(finished) >= 8 * len(steps) > 0
+    subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
+    code, _, err = cli(project, "train", "--resume", "last", "--steps", str(len(steps) + 2))
+    assert code == 0, err
+    with store_of(project) as store:
+        (run,) = store.runs()
+        assert (run.status, run.step) == ("finished", len(steps) + 2)
+        kept = {e.id for e in episodes_of(store, run)}
+        assert set(finished) <= kept and len(store.steps(run.id)) == run.step
+
+
+# --- episodes and terminals ------------------------------------------------------------------------------------------
+
+
+def test_episodes_that_do_not_exist_and_no_terminal(project: Path, cli: Cli) -> None:
+    assert cli(project, "train", "--steps", "1")[0] == 0
+    with store_of(project) as store:
+        (run,) = store.runs()
+        episode = episodes_of(store, run)[0].id
+    typo = episode[:-1] + ("0" if episode[-1] != "0" else "1")
+    for args in (("replay", typo), ("show", typo), ("replay", typo, "--plain")):
+        code, out, err = cli(project, *args)
+        assert code == 2 and typo in err and "Did you mean" in err and episode[:9] in err and out == ""
+    code, _, err = cli(project, "replay", "zzz")
+    assert code == 2 and "agentrl ls" in err
+    code, _, err = cli(project, "replay", "last", "--run", "bandit-gpro")
+    assert code == 2 and run.name in err
+    code, _, err = cli(project, "train", "--resume", "bandit-gpro")
+    assert code == 2 and run.name in err
+    code, _, err = cli(project, "eval", "--checkpoint", f"{run.name}@7")
+    assert code == 2 and "7" in err and "last" in err
+    with store_of(project) as store:
+        assert len(store.runs()) == 1, "nothing was evaluated before the mistake was found"
+    # Without a terminal the screens print the same as text.
+    code, out, _ = cli(project, "replay", episode)
+    assert code == 0 and episode in out and "\x1b" not in out
+    code, out, err = cli(project, "watch", run.name, "--once")
+    assert code == 0 and "step 1" in out and "\x1b" not in out
+    code, out, err = cli(project, "watch")
+    assert code == 0 and "step 1" in out
+
+
+# --- what the model and the rewards do -------------------------------------------------------------------------------
+
+
+def test_a_reward_function_that_raises_for_some(tmp_path: Path, model: Path, cli: Cli) -> None:
+    """The run goes on with the others, and says what happened."""
+    project = tmp_path / "project"
+    broken = "    if ctx.task.id.endswith('0'):\n        ctx.no_such_thing\n"
+    write_pack(project, rows=2, code=TASK_PY.replace("ctx):\n    said", f"ctx):\n{broken}    said"))
+    write_project(project, model)
+    code, _, err = cli(project, "train")
+    assert code == 0 and "no_such_thing" in err, err
+    with store_of(project) as store:
+        (run,) = store.runs()
+        bad = [e for e in episodes_of(store, run) if e.task_id.endswith("0")]
+        assert (run.status, run.step, len(bad)) == ("finished", 2, 8)
+        for episode in bad:
+            assert episode.outcome is Outcome.ENV_ERROR and episode.fact == "skipped:env_error"
+            assert "'even'" in episode.error and "AttributeError" in episode.error
+            assert len(episode.tokens) > 0, "what was sampled is kept"
+        texts = [alert["text"] for alert in store.alerts(run.id)] + [line["text"] for line in store.logs(run.id)]
+        assert any("env_error" in text for text in texts), texts
+    code, out, err = cli(project, "rollout", "-n", "2")
+    assert code == 0 and out.count("env_error") == 1 and "no_such_thing" in err
+
+
+def test_a_reward_function_that_always_raises(tmp_path: Path, model: Path, cli: Cli) -> None:
+    """Nothing is graded: the run ends by itself instead of sampling for hours."""
+    project = tmp_path / "project"
+    write_pack(project, code=TASK_PY.replace("    return ctx.part(", "    return ctx.parts("))
+    write_project(project, model, train={"steps": 50})
+    code, _, err = cli(project, "train")
+    assert code == 1 and "AttributeError" in err and "agentrl replay last" in err, err
+    with store_of(project) as store:
+        (run,) = store.runs()
+        assert run.status in ("failed", "stopped") and run.step < 5
+        assert {e.outcome for e in episodes_of(store, run)} == {Outcome.ENV_ERROR}
+    code, _, err = cli(project, "eval")
+    assert code == 1 and "could be graded" in err and "AttributeError" in err
+
+
+def test_a_reward_that_is_not_a_number(tmp_path: Path, model: Path, cli: Cli) -> None:
+    project = tmp_path / "project"
+    write_pack(project, code=TASK_PY.replace("    return episode.trained_tokens", "    return float('nan')"))
+    write_project(project, model)
+    code, out, err = cli(project, "rollout", "-n", "1")
+    assert code == 0 and "env_error" in out and "'length'" in err and "finite" in err
+
+
+def test_a_model_that_says_nothing_but_padding(tmp_path: Path, cli: Cli) -> None:
+    folder = write_model(tmp_path / "padding", only=PAD)
+    project = write_project(tmp_path / "project", folder)
+    code, _, err = cli(project, "train")
+    assert code == 0, err
+    with store_of(project) as store:
+        (run,) = store.runs()
+        episodes = episodes_of(store, run)
+        assert (run.status, len(episodes)) == ("finished", 16)
+        for episode in episodes:
+            said = episode.tokens.ids[episode.tokens.trained_mask]
+            assert said.tolist() == [PAD] * 4, "every token of it is stored"
+            assert episode.fact == "skipped:zero_variance"
+        assert "no_signal" in {alert["name"] for alert in store.alerts(run.id)}
+        assert all(row["frac_reward_zero_std"] == 1 for row in store.steps(run.id))
+    assert cli(project, "replay", "last")[0] == 0
+
+
+@pytest.mark.parametrize("limit", ["rollout.max_tokens", "context"])
+def test_prompts_longer_than_the_context(tmp_path: Path, model: Path, cli: Cli, limit: str) -> None:
+    """Where none fits, the run ends by itself and says why."""
+    project = tmp_path / "project"
+    write_pack(project, rows=2, prompt="long " * 60 + "{n}")
+    long = 96 if limit == "rollout.max_tokens" else 4096  # the model's own context has 256 positions
+    write_project(project, model, rollout={"max_tokens": long}, train={"steps": 50})
+    code, _, err = cli(project, "train")
+    assert code == 1 and "too_long" in err and "does not fit" in err, err
+    with store_of(project) as store:
+        (run,) = store.runs()
+        for episode in episodes_of(store, run):
+            assert (episode.outcome, episode.fact) == (Outcome.TOO_LONG, "skipped:too_long")
+            assert len(episode.tokens) > 300 and episode.trained_tokens == 0 and not episode.reward_parts
+    code, out, _ = cli(project, "rollout", "-n", "1")
+    assert code == 0 and "too_long" in out
+
+
+def test_one_prompt_longer_than_the_context(tmp_path: Path, model: Path, cli: Cli) -> None:
+    """The others are trained on."""
+    project = write_project(tmp_path / "project", model)
+    rows = [{"id": "short", "prompt": "p"}, {"id": "long", "prompt": "long " * 60}]
+    (project / "data" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = cli(project, "train")
+    assert code == 0 and "too_long" in err, err
+    with store_of(project) as store:
+        (run,) = store.runs()
+        facts = {(e.task_id, e.fact) for e in episodes_of(store, run)}
+        assert ("bandit/long", "skipped:too_long") in facts and run.step == 2
+        assert {fact for task, fact in facts if task == "bandit/short"} <= {"trained", "skipped:zero_variance"}
+
+
+def test_a_question_without_a_terminal_is_answered_with_no(project: Path, cli: Cli) -> None:
+    assert cli(project, "train", "--steps", "1")[0] == 0
+    code, _, err = cli(project, "runs", "delete", "bandit-grpo")
+    with store_of(project) as store:
+        assert [run.name for run in store.runs()] == ["bandit-grpo"]
+    assert code == 1 and "--yes" in err

@@ -1,0 +1,318 @@
+"""The frame of the command line: help, errors, exit codes, stdout for data. Commands have tests of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from agentrl_cli import __version__
+from agentrl_cli.commands import COMMANDS, load_command, main, report
+from agentrl_cli.commands.common import data_stdout, echo, echo_json, echo_jsonl
+from agentrl_cli.errors import GateNotMet, NotFound, StoreError
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.types import Episode, Outcome, RewardPart
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def run(*args: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    full = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    command = [sys.executable, "-m", "agentrl_cli", *args]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=full, check=False)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "agentrl.yaml").write_text("train:\n  lr: 0.5\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_project_without_runs_is_told_what_comes_next(project: Path) -> None:
+    said = "This project has no runs yet: `agentrl train --watch` makes the first."
+    assert said in run(cwd=project).stdout
+    (project / "agentrl.yaml").write_text("store: [")
+    broken = run(cwd=project)
+    assert broken.returncode == 0 and said not in broken.stdout and "Usage: agentrl" in broken.stdout
+    (project / "agentrl.yaml").write_text("train: {}\n")
+    Store.open(project / "runs" / "agentrl.db").close()
+    assert said not in run(cwd=project).stdout
+
+
+def test_help_is_cheap() -> None:
+    """At most 0.2 s of CPU; the least of three, because the machine may be busy."""
+    spent = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert run("--help").returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(spent) < 0.2
+
+
+@pytest.mark.parametrize("args", [[], ["--help"], ["-h"]])
+def test_the_front_page_names_every_command(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(args) == 0
+    page = capsys.readouterr().out
+    for name, (panel, _, text) in COMMANDS.items():
+        assert f"\n  {name} " in page and text in page and f"\n{panel}\n" in page
+    assert max(map(len, page.splitlines())) <= 110
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_loads_and_its_help_says_more(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = load_command(name)
+    assert (command.help or "").strip(), f"{name} has no docstring"
+    assert main([name, "--help"]) == 0
+    assert "install-completion" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_help(name: str) -> None:
+    def check(command: object, path: str) -> None:
+        for parameter in getattr(command, "params", []):
+            assert getattr(parameter, "help", None) or parameter.name == "help", f"{path} {parameter.name}"
+        for inner, child in getattr(command, "commands", {}).items():
+            check(child, f"{path} {inner}")
+
+    check(load_command(name), name)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"agentrl {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["trian"], "Did you mean train"),
+        (["--verbos"], "No such option: --verbos"),
+        (["config", "show", "--nope"], "No such option: --nope"),
+        (["config", "shwo"], "show"),
+        (["config", "show", "train.lrr"], "train.lr"),
+        (["init", "cod-task"], "code-task"),
+        (["ls", "chekpoints"], "Did you mean checkpoints?"),
+        (["ls", "run"], "Did you mean runs?"),
+        (["db", "bakup"], "backup"),
+        (["init"], "Which pack?"),
+    ],
+)
+def test_a_mistake_is_exit_2_with_the_nearest(
+    args: list[str], words: str, capsys: pytest.CaptureFixture[str], project: Path
+) -> None:
+    assert main(args) == 2
+    out, err = capsys.readouterr()
+    assert words in err and "Traceback" not in err and out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (NotFound.of("run", "a", ["ab"]), 2, "No run named 'a'.\nDid you mean ab?"),
+        (StoreError("locked"), 3, "locked"),
+        (GateNotMet("0.3 < 0.4"), 4, "0.3 < 0.4"),
+        (KeyboardInterrupt(), 130, "Interrupted"),
+        (typer.Abort(), 130, "Interrupted"),
+        (ModuleNotFoundError("x", name="wandb"), 3, "wandb is not installed"),
+    ],
+)
+def test_errors_become_messages(
+    error: BaseException, code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report(error) == code
+    assert words in capsys.readouterr().err
+
+
+def test_an_unexpected_error_leaves_its_traceback_in_a_log(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        raise ValueError("first line\nsecond")
+    except ValueError as error:
+        assert report(error) == 1
+    err = capsys.readouterr().err
+    (log,) = (project / "runs" / "logs").iterdir()
+    assert "ValueError: first line\n" in err and str(log) in err and "Traceback" not in err
+    assert "Traceback" in log.read_text() and __version__ in log.read_text()
+
+
+def test_debug_shows_the_traceback(project: Path) -> None:
+    (project / "agentrl.yaml").write_text("trian: 1\n")
+    done = run("config", "validate", AGENTRL_DEBUG="1")
+    assert done.returncode == 2 and "Traceback" in done.stderr
+    assert "Traceback" not in run("config", "validate").stderr
+
+
+def test_a_full_disk_is_a_message() -> None:
+    command = [sys.executable, "-m", "agentrl_cli", "config", "schema"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith("Error: The disk is full.\n") and len(done.stderr.splitlines()) == 2
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agentrl_cli", "config", "schema"], stdout=-1, stderr=-1, cwd=ROOT
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait() == 0
+    process.stderr.close()
+
+
+def test_no_configuration_is_told(tmp_path: Path) -> None:
+    done = run("config", "validate", cwd=tmp_path)
+    assert done.returncode == 2 and "No configuration" in done.stderr and "agentrl init" in done.stderr
+
+
+def test_config_show_says_where_values_come_from(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--json", "--set", "train.steps=3"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["train.lr"] == {"value": 0.5, "source": f"file:{project}/agentrl.yaml:2"}
+    assert shown["train.steps"] == {"value": 3, "source": "--set"}
+    assert shown["seed"]["source"] == "default"
+    assert main(["config", "show", "train", "--changed"]) == 0
+    assert capsys.readouterr().out.split() == ["train.lr", "0.5", "agentrl.yaml:2"]
+
+
+def test_config_validate(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "validate"]) == 0
+    (project / "agentrl.yaml").write_text("train:\n  stepz: 1\n")
+    capsys.readouterr()
+    assert main(["config", "validate"]) == 2
+    assert "agentrl.yaml:2: unknown key train.stepz" in capsys.readouterr().err
+    assert main(["config", "validate", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["valid"] is False
+
+
+def test_config_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "schema"]) == 0
+    assert "train" in json.loads(capsys.readouterr().out)["properties"]
+
+
+def test_completion_knows_the_commands() -> None:
+    done = run(_AGENTRL_COMPLETE="complete_bash", COMP_WORDS="agentrl r", COMP_CWORD="1")
+    assert done.stdout.split() == [name for name in COMMANDS if name.startswith("r")]
+
+
+def test_data_stdout_keeps_others_out(capfd: pytest.CaptureFixture[str]) -> None:
+    with data_stdout():
+        print("a tool prints")
+        os.write(1, b"and a child process\n")
+        echo_json({"a": 1})
+    echo("after")
+    out, err = capfd.readouterr()
+    assert out == '{\n  "a": 1\n}\nafter\n'
+    assert err == "a tool prints\nand a child process\n"
+
+
+def test_json_is_plain(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    import numpy as np
+
+    echo_jsonl([{"part": RewardPart("a", 0.5), "path": tmp_path, "n": np.float32(1.5), "bad": float("nan"), "t": (1,)}])
+    row = json.loads(capsys.readouterr().out)
+    assert row["part"]["value"] == 0.5 and row["path"] == str(tmp_path) and row["n"] == 1.5
+    assert row["bad"] is None and row["t"] == [1]
+
+
+def test_ctrl_c_is_130() -> None:
+    code = (
+        "import sys, time\n"
+        "from agentrl_cli.commands import COMMANDS, main\n"
+        "def wait() -> None:\n    print('on', flush=True)\n    time.sleep(30)\n"
+        "COMMANDS['wait'] = ('Run', '__main__:wait', '')\n"
+        "sys.exit(main(['wait']))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, cwd=ROOT, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "on\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130 and "Traceback" not in err
+
+
+def test_rename_tells_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    db = tmp_path / "a.db"
+    with Store.open(db) as store:
+        run = store.add_run(RunRow(id="", name="fox"))
+    assert main(["runs", "rename", "fox", "owl", "--json", "--db", str(db)]) == 0
+    assert json.loads(capsys.readouterr().out) == {"id": run.id, "name": "owl", "before": "fox"}
+
+
+def test_episodes_of_a_dead_run_are_interrupted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Until a resume clears them: then they are cancelled, and those of a training were skipped."""
+    db = tmp_path / "a.db"
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    with Store.open(db) as store:
+        for name, pid in (("dead", process.pid), ("alive", os.getpid())):
+            store.add_run(RunRow(id=name, name=name, pid=pid))
+            for kind in ("train", "eval"):
+                store.start_episode(Episode(f"{name}-{kind}", "t", run_id=name, step=1, group_id=kind, kind=kind))
+
+    def outcomes() -> dict[str, str]:
+        assert main(["ls", "--format", "csv", "--db", str(db)]) == 0
+        return {line.split(",")[0]: line.split(",")[5] for line in capsys.readouterr().out.splitlines()[1:]}
+
+    dead = {"dead-train": "interrupted", "dead-eval": "interrupted"}
+    assert outcomes() == {**dead, "alive-train": "running", "alive-eval": "running"}
+    assert main(["show", "dead-train", "--db", str(db)]) == 0
+    assert "\ninterrupted   reward" in capsys.readouterr().out
+    assert main(["show", "alive-train", "--db", str(db)]) == 0
+    assert "\nrunning   reward" in capsys.readouterr().out
+    with Store.open(db) as store:
+        assert store.clear_live("dead") == 2
+        rows = [store.episode_row(name) for name in dead]
+    assert [(row.outcome, row.fact) for row in rows] == [
+        (Outcome.CANCELLED, "skipped:cancelled"),
+        (Outcome.CANCELLED, ""),
+    ]
+
+
+ROLLOUT = ("rollout", "--model", "scripted", "--json", "--pack", "echo-task", "--pack", "calc-task")
+
+
+@pytest.mark.parametrize(
+    ("args", "packs", "told"),
+    [
+        (["-n", "5"], ["echo-task", "calc-task"] * 2 + ["echo-task"], ""),
+        (["-n", "5", "--set", "task.limit=2"], ["echo-task", "calc-task"] * 2, "has 4 tasks under task.limit; 5 were"),
+    ],
+)
+def test_rollout_takes_packs_in_turn(
+    args: list[str], packs: list[str], told: str, project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*ROLLOUT, *args]) == 0
+    out, err = capfd.readouterr()
+    tasks = [row["task"] for row in json.loads(out)["episodes"]]
+    if not told:
+        rows = json.loads(out)["episodes"]
+        assert main(["ls", "--json", "--limit", "0"]) == 0
+        listed = {row["id"]: row for row in json.loads(capfd.readouterr().out)}
+        for row in rows:
+            same = listed[row["id"]]
+            assert (row["turns"], row["tokens"], row["sampled"]) == (
+                same["n_turns"],
+                same["n_tokens"],
+                same["n_model_tokens"],
+            )
+    assert [task.split("/")[0] for task in tasks] == packs and len(set(tasks)) == len(packs)
+    assert told in err and (told != "" or "were asked for" not in err)
+
+
+@pytest.mark.parametrize(("args", "count"), [([], 3), (["--limit", "4"], 4), (["--set", "eval.limit=2"], 2)])
+def test_eval_heeds_the_limit_of_tasks(
+    args: list[str], count: int, project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The smaller of task.limit and eval.limit; --limit, given here, counts more."""
+    base = ("eval", "--model", "scripted", "-k", "1", "--pack", "echo-task", "--split", "test", "--compare-to", "none")
+    assert main([*base, "--json", "--set", "task.limit=3", *args]) == 0
+    assert json.loads(capfd.readouterr().out)["settings"]["tasks"] == count

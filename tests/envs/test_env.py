@@ -1,0 +1,328 @@
+"""Environments: tools as the world, a simulated user, an Env of one's own, and what must be freed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.config import Config
+from agentrl_cli.envs.tool_env import AssistantTurn, Env, Step, ToolEnv, as_env_error
+from agentrl_cli.errors import EnvError, NotFound, SandboxFault
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.tasks import load_pack
+from agentrl_cli.tools import Tool, as_tool
+from agentrl_cli.types import Message, Outcome, Task, ToolCall, ToolResult
+
+TASK = Task("t", "p", "f", "train", ({"role": "user", "content": "Hi."},), {"answer": "5"})
+BYTES = ByteTokenizer()
+
+
+def add(a: int, b: int) -> int:
+    """Add.
+
+    Args:
+        a: One.
+        b: Other.
+    """
+    return a + b
+
+
+def turn(*calls: ToolCall, content: str = "") -> AssistantTurn:
+    return AssistantTurn(content, calls)
+
+
+def call(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall(f"c-{name}", name, arguments, "")
+
+
+# --- tools -----------------------------------------------------------------------------------------------------------
+
+
+async def test_tools_answer_calls_and_a_turn_without_one_ends() -> None:
+    env = ToolEnv([as_tool(add)])
+    assert await env.reset(TASK) == list(TASK.prompt) and env.schemas[0]["function"]["name"] == "add"
+    step = await env.step(turn(call("add", a=2, b=3)))
+    assert step.messages == [{"role": "tool", "tool_call_id": "c-add", "name": "add", "content": "5"}]
+    assert not step.terminated and step.reward is None
+    last = await env.step(turn(content="5"))
+    assert last.terminated and last.messages == ()
+    assert await env.rewards() == ()
+    await env.close()
+
+
+async def test_tools_run_at_the_same_time() -> None:
+    running = most = 0
+
+    async def wait() -> str:
+        """Wait."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return "waited"
+
+    env = ToolEnv([as_tool(wait)], max_parallel_calls=3)
+    await env.reset(TASK)
+    step = await env.step(turn(*(ToolCall(f"c{n}", "wait", {}, "") for n in range(4))))
+    assert most == 3 and [r.error for r in step.results] == [None, None, None, "too_many_calls"]
+    await env.close()
+
+
+class Opened(Tool):
+    """A tool that says what happens to it."""
+
+    def __init__(self, name: str, seen: list[str], broken: bool = False) -> None:
+        self.schema = {
+            "type": "function",
+            "function": {"name": name, "parameters": {"type": "object", "properties": {}}},
+        }
+        self.name, self.seen, self.broken = name, seen, broken
+
+    async def create(self, ctx: Any) -> str:
+        self.seen.append(f"create {self.name}")
+        return self.name
+
+    async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
+        return ToolResult(state, done=self.name == "done")
+
+    async def reward(self, state: Any) -> float | None:
+        return None if self.name == "silent" else 0.5
+
+    async def release(self, state: Any) -> None:
+        self.seen.append(f"release {self.name}")
+        if self.broken:
+            raise RuntimeError("it does not close")
+
+
+async def test_where_the_sandbox_fails_the_other_calls_end_before_the_session_is_closed() -> None:
+    done: list[str] = []
+
+    async def broken(text: str) -> str:
+        """Break.
+
+        Args:
+            text: What.
+        """
+        raise SandboxFault("the worker died")
+
+    async def slow(text: str) -> str:
+        """Take a while.
+
+        Args:
+            text: What.
+        """
+        await asyncio.sleep(0.05)
+        done.append(text)
+        return text
+
+    env = ToolEnv([as_tool(broken), as_tool(slow)])
+    await env.reset(TASK)
+    with pytest.raises(SandboxFault, match="died"):
+        await env.step(turn(call("broken", text="a"), call("slow", text="b")))
+    assert done == ["b"]
+    await env.close()
+
+
+async def test_a_tool_can_end_the_episode_and_have_an_opinion() -> None:
+    seen: list[str] = []
+    env = ToolEnv([Opened("done", seen), Opened("silent", seen)])
+    await env.reset(TASK)
+    step = await env.step(turn(call("silent"), call("done")))
+    assert step.terminated and [result.text for result in step.results] == ["silent", "done"]
+    assert [(part.name, part.value, part.weight) for part in await env.rewards()] == [("tool:done", 0.5, 0.0)]
+    await env.close()
+    assert seen == ["create done", "create silent", "release done", "release silent"]
+
+
+async def test_one_that_does_not_close_does_not_keep_the_others() -> None:
+    seen: list[str] = []
+    env = ToolEnv([Opened("a", seen, broken=True), Opened("b", seen)])
+    await env.reset(TASK)
+    with pytest.raises(EnvError, match="it does not close"):
+        await env.close()
+    assert seen[-2:] == ["release a", "release b"]
+
+
+class Session:
+    """Stands where a sandbox session would be."""
+
+    def __init__(self, ok: bool = True) -> None:
+        self.ok, self.cells, self.closed = ok, list[str](), 0
+        self.history = self.cells
+
+    async def cell(self, code: str) -> Any:
+        self.cells.append(code)
+
+        class Result:
+            ok = self.ok
+
+            def text(self) -> str:
+                return "NameError: nope"
+
+        return Result()
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+async def test_the_session_is_opened_once_and_late_with_the_set_up_in_it() -> None:
+    sessions: list[Session] = []
+
+    async def open_session() -> Session:
+        sessions.append(Session())
+        return sessions[-1]
+
+    env = ToolEnv([as_tool(add)], open_session=open_session, setup="x = 1")
+    await env.reset(TASK)
+    await env.step(turn(call("add", a=1, b=1)))
+    assert sessions == []  # nobody needed it
+    first, second = await asyncio.gather(env.context.session(), env.context.session())
+    assert first is second is sessions[0] and first.cells == ["x = 1"]
+    await env.close()
+    assert len(sessions) == 1 and sessions[0].closed == 1
+
+
+async def test_a_set_up_that_fails_is_an_error_of_the_task() -> None:
+    session = Session(ok=False)
+
+    async def open_session() -> Session:
+        return session
+
+    env = ToolEnv([], open_session=open_session, setup="nope")
+    await env.reset(TASK)
+    with pytest.raises(EnvError, match="NameError: nope"):
+        await env.context.session()
+    assert session.closed == 1
+    await env.close()
+
+
+# --- a simulated user ------------------------------------------------------------------------------------------------
+
+
+class Patient:
+    """A user who says no twice."""
+
+    def __init__(self) -> None:
+        self.heard: list[list[Message]] = []
+        self.stopped = 0
+
+    async def start(self, task: Task) -> None:
+        self.heard = []
+
+    async def reply(self, messages: Sequence[Message]) -> tuple[str | None, float | None]:
+        self.heard.append([dict(message) for message in messages])
+        return ("No.", 0.25) if len(self.heard) < 3 else (None, 0.5)
+
+    async def stop(self) -> None:
+        self.stopped += 1
+
+
+async def test_a_simulated_user_is_asked_when_no_tool_is_called() -> None:
+    user = Patient()
+    env = ToolEnv([as_tool(add)], interaction=user)
+    await env.reset(TASK)
+    await env.step(turn(call("add", a=1, b=2)))
+    steps = [await env.step(turn(content=f"{n}")) for n in range(3)]
+    assert [step.terminated for step in steps] == [False, False, True]
+    assert list(steps[0].messages) == [{"role": "user", "content": "No."}]
+    said = [(message["role"], message["content"]) for message in user.heard[-1]]
+    assert said == [
+        *(("user", "Hi."), ("assistant", ""), ("tool", "3"), ("assistant", "0"), ("user", "No.")),
+        *(("assistant", "1"), ("user", "No."), ("assistant", "2")),
+    ]
+    assert [(part.name, part.value, part.weight) for part in await env.rewards()] == [("interaction", 1.0, 0.0)]
+    await env.close()
+    assert user.stopped == 1
+
+
+# --- an Env of one's own, in a pack ----------------------------------------------------------------------------------
+
+GUESS = """\
+from agentrl_cli.envs.tool_env import Env, Step
+
+
+class Guess(Env):
+    closed = 0
+
+    async def reset(self, task):
+        self.tries = 0
+        return [{"role": "user", "content": "Guess a digit."}]
+
+    async def step(self, turn):
+        self.tries += 1
+        right = turn.content.strip() == "7"
+        if right or self.tries == 3:
+            return Step(reward=float(right), terminated=True, truncated=not right)
+        return Step([{"role": "user", "content": "No. Again."}], reward=-0.1)
+
+    async def close(self):
+        Guess.closed += 1
+
+
+def make_env(task):
+    if task.data.get("broken"):
+        raise KeyError("no such world")
+    return Guess()
+
+
+def right(episode, ctx):
+    return float(ctx.final_text == "7")
+
+
+REWARDS = {"right": right}
+"""
+
+
+def guess_rollout(tmp_path: Path, replies: list[str], row: str = "") -> tuple[Rollout, Job]:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "task.yaml").write_text("{name: guess, sandbox: false, rewards: {right: {primary: true}}}")
+    (tmp_path / "task.py").write_text(GUESS)
+    (tmp_path / "data" / "train.jsonl").write_text('{"id": "a", "prompt": "p"' + row + "}\n")
+    pack = load_pack(str(tmp_path))
+    config = Config.model_validate({"rewards": {"env": 1.0}})
+    return Rollout(ScriptedPolicy(replies, BYTES), Chat(BYTES), {"guess": pack}, config), Job(pack.tasks("train")[0], 0)
+
+
+async def test_an_env_of_a_pack(tmp_path: Path) -> None:
+    rollout, job = guess_rollout(tmp_path, ["3", "7"])
+    episode = await rollout.episode(job)
+    assert [turn.role for turn in episode.turns] == ["user", "assistant", "user", "assistant"]
+    assert episode.outcome is Outcome.SOLVED
+    # What its steps gave adds up to the part `env`, which counts as the configuration says.
+    assert episode.reward == pytest.approx(1.0 + 0.9)
+    assert rollout.packs["guess"].module.Guess.closed == 1
+
+
+async def test_an_env_may_cut_an_episode_off(tmp_path: Path) -> None:
+    rollout, job = guess_rollout(tmp_path, ["1", "2", "3"])
+    episode = await rollout.episode(job)
+    assert episode.outcome is Outcome.TRUNCATED_TURNS and episode.reward == pytest.approx(-0.2)
+
+
+async def test_an_env_that_cannot_be_made_is_an_env_error(tmp_path: Path) -> None:
+    rollout, job = guess_rollout(tmp_path, ["7"], ', "broken": true')
+    episode = await rollout.episode(job)
+    assert episode.outcome is Outcome.ENV_ERROR and "no such world" in episode.error
+
+
+async def test_the_base_class() -> None:
+    env = Env()
+    assert await env.reset(TASK) == list(TASK.prompt) and await env.rewards() == ()
+    with pytest.raises(NotImplementedError):
+        await env.step(turn())
+    await env.close()
+    assert Step().messages == () and not Step().terminated
+
+
+def test_exceptions_of_tasks_become_env_errors() -> None:
+    own = NotFound("x")
+    assert as_env_error(own) is own
+    assert as_env_error(KeyError("k")).message == "KeyError: 'k'"

@@ -1,0 +1,183 @@
+"""A live episode goes back to turn k, its world with it: in the environment, a chat, a what-if."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.config import Config, SandboxConfig
+from agentrl_cli.envs.tool_env import AssistantTurn, ToolEnv
+from agentrl_cli.errors import SandboxUnavailable
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.sandbox import Sandbox
+from agentrl_cli.servers.chat_session.session import Session
+from agentrl_cli.servers.chat_session.whatif import PARALLEL, run
+from agentrl_cli.servers.tool_server.journal import Journal
+from agentrl_cli.servers.tool_server.trajectories import Call, Trajectories
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.tasks import load_pack
+from agentrl_cli.tools import as_tool
+from agentrl_cli.types import Message, Task, ToolCall
+
+TASK = Task("pack/1", "pack", "", "train", ({"role": "user", "content": "?"},))
+SENT: list[str] = []
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[Sandbox]:
+    try:
+        opened = await Sandbox.open(SandboxConfig(workers=1))
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+    async with opened:
+        yield opened
+
+
+def send(text: str) -> str:
+    """Send a text to somebody outside.
+
+    Args:
+        text: What to send.
+    """
+    SENT.append(text)
+    return "sent"
+
+
+class User:
+    """Says the number of times it was asked, and rewards that."""
+
+    asked = 0
+
+    async def start(self, task: Task) -> None:
+        self.asked = 0
+
+    async def reply(self, messages: Sequence[Message]) -> tuple[str | None, float | None]:
+        self.asked += 1
+        return str(self.asked), 1.0
+
+    async def stop(self) -> None:
+        self.asked = -1
+
+
+async def answer(env: ToolEnv, index: int, name: str, **arguments: Any) -> str:
+    call = ToolCall("c", name, arguments, "")
+    return (await env.step(AssistantTurn("", (call,), index))).results[0].text
+
+
+@pytest.mark.parametrize("keep", [4, 0])
+async def test_an_environment_goes_back_to_before_a_turn(sandbox: Sandbox, keep: int) -> None:
+    tools = [as_tool(name) for name in ("run_python", "bash", "files", "submit", "calculator")]
+    env = ToolEnv(tools, open_session=partial(sandbox.session, keep=keep), setup="x = 0")
+    await env.reset(TASK)
+    await answer(env, 0, "calculator", expression="1 + 1")
+    assert await answer(env, 1, "run_python", code="x += 1; x") == "1"
+    await answer(env, 2, "bash", command="echo a > f")
+    await answer(env, 3, "submit", answer="first")
+    await answer(env, 3, "files", action="write", path="g", text="b")
+    assert env.context.state == {"answer": "first"}
+
+    assert await env.back(3) == () and env.context.state == {}
+    assert await answer(env, 3, "bash", command="ls; cat f") == "f\na"
+    assert await env.back(2) == ()
+    assert await answer(env, 2, "run_python", code="import os; x, os.listdir('.')") == "(1, ['.shm', '.tmp'])"
+    assert await env.back(0) == ()  # before the session was opened: its set-up stays
+    assert await answer(env, 0, "run_python", code="x") == "0"
+    assert await env.back(5) == ()
+    await env.close()
+
+
+async def test_what_cannot_be_taken_back_is_said() -> None:
+    SENT.clear()
+    env = ToolEnv([as_tool(send), as_tool("calculator")], interaction=User())
+    await env.reset(TASK)
+    await env.step(AssistantTurn("hello", (), 0))
+    await answer(env, 1, "send", text="hi")
+    await answer(env, 2, "calculator", expression="2")
+    assert [(part.name, part.value) for part in await env.rewards()] == [("interaction", 1.0)]
+    assert await env.back(2) == ()
+    assert await env.back(1) == ("what send did stays done",)
+    assert await env.back(0) == ("what the simulated user did stays done",) and await env.rewards() == ()
+    assert SENT == ["hi"]
+    await env.close()
+
+
+def python(code: str) -> str:
+    call = json.dumps({"name": "run_python", "arguments": {"code": code}})
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+async def test_undo_takes_the_session_of_a_chat_back(sandbox: Sandbox) -> None:
+    tokenizer, events = ByteTokenizer(), list[dict[str, Any]]()
+    env = ToolEnv([as_tool("run_python"), as_tool(send)], open_session=partial(sandbox.session, keep=4))
+    outside = '<tool_call>\n{"name": "send", "arguments": {"text": "hi"}}\n</tool_call>'
+    replies = [python("x = 1"), "done", python("x += 1\nopen('f', 'w').write('2')"), "done", outside, "done"]
+    made = Session(ScriptedPolicy(replies, tokenizer), Chat(tokenizer), env, events.append, TASK, sandboxed=True)
+    await made.begin([])
+    for text in ("a", "b"):
+        await made.user(text)
+    assert (await made.call("run_python", {"code": "x, open('f').read()"})).text == "(2, '2')"
+    await made.undo()
+    seen = await made.call("run_python", {"code": "import os; x, os.path.exists('f')"})
+    assert seen.text == "(1, False)" and not [event for event in events if event["ev"] == "note"]
+    await made.user("c")
+    await made.undo()
+    assert [e["text"] for e in events if e["ev"] == "note"] == ["what send did stays done"]
+    await made.close()
+
+
+def fill(path: Path) -> str:
+    """A store with an episode of code-task whose first call sets x."""
+    pack, tokenizer, config = load_pack("code-task"), ByteTokenizer(), Config()
+    config.rollout.max_tokens, config.rollout.max_new_tokens = 6000, 1000
+    task = pack.tasks("train", limit=1)[0]
+
+    async def make() -> str:
+        with Store.open(path) as store:
+            store.put_tokenizer(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
+            store.add_tasks([task])
+            settings = config.model_dump(mode="json")
+            row = store.add_run(RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=settings))
+            policy = ScriptedPolicy([python("x = 1"), "Answer: 1"], tokenizer)
+            async with await Sandbox.open(config.sandbox) as sandbox:
+                rollout = Rollout(policy, Chat(tokenizer), {pack.name: pack}, config, store=store, sandbox=sandbox)
+                return (await rollout.run([Job(task, 0, 0, "g", 1, row.id, "train")]))[0].id
+
+    return asyncio.run(make())
+
+
+async def test_samples_of_a_what_if_share_a_world_that_goes_back(sandbox: Sandbox, tmp_path: Path) -> None:
+    db, script, out = tmp_path / "a.db", tmp_path / "script.json", io.StringIO()
+    episode = await asyncio.to_thread(fill, db)
+    with Store.open(db, readonly=True) as store:
+        turn = next(turn.index for turn in store.episode(episode).turns if turn.role == "tool") + 1
+    script.write_text(json.dumps([python("x += 1; x"), "Answer: 2"]))
+    given = ["--db", str(db), "--episode", episode, "--turn", str(turn), "--samples", str(PARALLEL + 3)]
+    assert await run([*given, "--model", "scripted", "--script", str(script)], out) == 0
+    children = [json.loads(line) for line in out.getvalue().splitlines() if '"child"' in line]
+    with Store.open(db, readonly=True) as store:
+        seen = [store.episode(child["episode"]).turns[turn + 1].results[0] for child in children]
+    assert [(result.text, result.level) for result in seen] == [("2", "ns")] * (PARALLEL + 3)
+
+
+async def test_a_tool_server_that_restarts_draws_the_same_numbers_again(sandbox: Sandbox, tmp_path: Path) -> None:
+    code = {"code": "import random; random.random()"}
+    seen = []
+    for key in ("a", "b"):
+        journal = Journal(tmp_path / "j.db")
+        server = Trajectories([as_tool("run_python")], journal, open_session=sandbox.session)
+        await server.open("t", {"seed": 4})
+        seen.append((await server.call(Call("t", key, "run_python", code)))["result"]["text"])
+        await server.shutdown(0.1)
+        journal.close()
+    fresh = await sandbox.session(seed=4)
+    assert [(await fresh.cell(code["code"])).text() for _ in seen] == seen

@@ -1,0 +1,361 @@
+"""What-ifs and chats in worlds that answer by themselves: a simulated user, an environment of the pack's own."""
+
+from __future__ import annotations
+
+import io
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.commands import main
+from agentrl_cli.config import Config
+from agentrl_cli.envs.tool_env import AssistantTurn, ToolEnv
+from agentrl_cli.envs.user_simulator import GuessNumber, Scripted
+from agentrl_cli.errors import UsageError
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.rollout.flags import find_flags
+from agentrl_cli.servers.chat_session.open import make_env
+from agentrl_cli.servers.chat_session.session import Session
+from agentrl_cli.servers.chat_session.whatif import run
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.tasks import Pack, load_pack
+from agentrl_cli.types import Outcome, Sampling, Task
+from tests.helpers.remote import server
+from tests.tui.test_chat import serve
+
+TASK_YAML = """\
+name: door-task
+description: Say the word.
+tools: []
+sandbox: false
+rewards:
+  opened: {weight: 1.0, primary: true}
+row: [word]
+"""
+TASK_PY = """
+from agentrl_cli.envs.tool_env import Env, Step
+
+
+class Door(Env):
+    async def reset(self, task):
+        self.word, self.tries = task.data["word"], 0
+        return [*task.prompt[:-1], {"role": "user", "content": "A door. Say the word."}]
+
+    async def step(self, turn):
+        self.tries += 1
+        if turn.content.strip() == self.word:
+            return Step(reward=1.0, terminated=True)
+        return Step(messages=[{"role": "user", "content": f"{self.tries} wrong"}], reward=-0.1)
+
+
+def make_env(task):
+    if task.data["word"] == "crash":
+        raise ValueError("no such door")
+    return Door()
+
+
+def opened(episode, ctx):
+    return float(ctx.final_text.strip() == ctx.task.data["word"])
+
+
+REWARDS = {"opened": opened}
+"""
+
+
+def door(folder: Path) -> Pack:
+    """A pack with an environment of its own."""
+    (folder / "data").mkdir(parents=True)
+    (folder / "task.yaml").write_text(TASK_YAML)
+    (folder / "task.py").write_text(textwrap.dedent(TASK_PY))
+    rows = [{"id": word, "family": "door", "prompt": "?", "word": word} for word in ("sesame", "crash")]
+    (folder / "data" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_pack(str(folder))
+
+
+def config() -> Config:
+    made = Config()
+    made.rollout.max_tokens, made.rollout.max_new_tokens, made.rollout.max_turns = 4000, 200, 6
+    return made
+
+
+async def play(path: Path, pack: Pack, task: Task, said: list[str], weights: dict[str, float]) -> str:
+    """A store with one episode of a scripted model; returns its id."""
+    tokenizer, settings = ByteTokenizer(), config()
+    settings.rewards = weights
+    with Store.open(path) as store:
+        store.put_tokenizer(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
+        store.add_tasks([task])
+        run_config = settings.model_dump(mode="json")
+        row = store.add_run(RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=run_config))
+        rollout = Rollout(ScriptedPolicy(said, tokenizer), Chat(tokenizer), {pack.name: pack}, settings, store=store)
+        return (await rollout.run([Job(task, 0, 0, "g", 1, row.id, "train")]))[0].id
+
+
+async def what_if(db: Path, episode: str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    out = io.StringIO()
+    code = await run(["--db", str(db), "--episode", episode, *arguments], out)
+    return code, [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def scripted(folder: Path, *said: str) -> list[str]:
+    path = folder / "script.json"
+    path.write_text(json.dumps(said))
+    return ["--model", "scripted", "--script", str(path)]
+
+
+def guess(secret: int = 12) -> tuple[Pack, Task]:
+    pack = load_pack("guess-task")
+    row = {"id": "x", "family": "small", "prompt": "From 1 to 20.", "low": 1, "high": 20, "secret": secret}
+    return pack, pack.task(row, "train")
+
+
+async def test_the_simulated_user_is_asked_again_and_the_rewards_are_the_same(tmp_path: Path) -> None:
+    db, (pack, task) = tmp_path / "a.db", guess()
+    episode = await play(db, pack, task, ["10", "15", "12"], {"quick": 0.25, "interaction": 0.5})
+    code, events = await what_if(db, episode, "--rerun")
+    assert code == 0, events
+    reruns = [event for event in events if event["ev"] == "rerun"]
+    assert [(e["name"], e["turn"], e["before"], e["after"]) for e in reruns] == [
+        ("user", 2, "higher", "higher"),
+        ("user", 4, "lower", "lower"),
+    ]
+    rewards = next(event for event in events if event["ev"] == "rewards")
+    assert rewards["same"] and rewards["total_after"] == pytest.approx(rewards["total_before"])
+    assert {part["name"]: part["value"] for part in rewards["after"]} == pytest.approx(
+        {"right": 1.0, "quick": 1.0, "interaction": 1.2, "env": 1.2}
+    )
+
+
+async def test_a_reroll_goes_on_with_the_simulated_user_from_where_it_was(tmp_path: Path) -> None:
+    db, (pack, task) = tmp_path / "a.db", guess()
+    episode = await play(db, pack, task, ["10", "15", "1", "1", "1", "1"], {})
+    with Store.open(db, readonly=True) as store:
+        assert store.episode(episode).outcome is Outcome.TRUNCATED_TURNS
+    code, events = await what_if(db, episode, "--turn", "4", "--samples", "18", *scripted(tmp_path, "11", "12"))
+    children = [event for event in events if event["ev"] == "child"]
+    assert code == 0 and [event["outcome"] for event in children] == ["solved"] * 18, events[-1]
+    assert not [event for event in events if event["ev"] == "diverged"]
+    with Store.open(db, readonly=True) as store:
+        kept = store.episode(children[-1]["episode"])  # of a lane that was used before
+    said = [turn.messages[0]["content"] for turn in kept.turns if turn.role == "user"]
+    assert said == ["From 1 to 20.", "higher", "higher"]
+    assert [turn.reward for turn in kept.turns if turn.role == "user"] == [None, 0.1, 0.1]
+    values = {part.name: part.value for part in kept.reward_parts}
+    assert values["interaction"] == pytest.approx(1.2) and values["env"] == pytest.approx(1.2)
+
+
+async def test_a_turn_that_was_cut_is_answered_by_nobody(tmp_path: Path) -> None:
+    db, pack = tmp_path / "a.db", load_pack("calc-task")
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+1"}}\n</tool_call>'
+    episode = await play(db, pack, pack.tasks("train")[0], [call + "x" * 300], {})
+    with Store.open(db, readonly=True) as store:
+        made = store.episode(episode)
+    assert made.outcome is Outcome.TRUNCATED_TOKENS and made.tool_calls == 1
+    code, events = await what_if(db, episode, "--rerun")
+    assert code == 0 and not [event for event in events if event["ev"] == "rerun"]
+    code, events = await what_if(db, episode, "--turn", "2", *scripted(tmp_path, call + "x" * 300))
+    (found,) = [event for event in events if event["ev"] == "child"]
+    assert code == 0 and found["outcome"] == "truncated_tokens" and found["turns"] == 3
+
+
+async def test_a_world_that_answers_otherwise_diverges(tmp_path: Path) -> None:
+    db, (pack, task) = tmp_path / "a.db", guess()
+    episode = await play(db, pack, task, ["10", "12"], {})
+    with Store.open(db) as store:
+        store.add_tasks([guess(3)[1]])
+        with store.transaction() as conn:
+            conn.execute("UPDATE tasks SET data=json_set(data, '$.secret', 3)")
+    code, events = await what_if(db, episode, "--turn", "4", *scripted(tmp_path, "3"))
+    told = [event["diverged"] for event in events if event["ev"] == "diverged"]
+    assert code == 0 and told == ["diverged at turn 2 (the user)"]
+    with Store.open(db, readonly=True) as store:
+        kept = store.episode(next(event["episode"] for event in events if event["ev"] == "child"))
+    assert [turn.index for turn in kept.turns if turn.diverged] == [3] and "DIVERGED" in kept.flags
+    (flag,) = [flag for flag in find_flags(kept) if flag.name == "DIVERGED"]
+    assert (flag.turn, flag.evidence) == (3, "diverged at turn 3: run again, the user said otherwise")
+
+
+async def test_an_environment_of_the_packs_own_works_in_what_ifs(tmp_path: Path) -> None:
+    db, pack = tmp_path / "a.db", door(tmp_path / "door")
+    task = pack.tasks("train")[0]
+    episode = await play(db, pack, task, ["open", "please", "sesame"], {"env": 2.0})
+    (tmp_path / "agentrl.yaml").write_text(f"task: {{packs: [{tmp_path / 'door'}]}}\n")
+    project = ["--project", str(tmp_path)]
+    code, events = await what_if(db, episode, "--rerun", *project)
+    assert code == 0, events
+    rewards = next(event for event in events if event["ev"] == "rewards")
+    assert rewards["same"] and rewards["total_after"] == pytest.approx(rewards["total_before"]) == pytest.approx(2.6)
+    given = ["--turn", "3", "--samples", "2", *project, *scripted(tmp_path, "no", "sesame")]
+    code, events = await what_if(db, episode, *given)
+    assert code == 0, events
+    children = [event["episode"] for event in events if event["ev"] == "child"]
+    with Store.open(db, readonly=True) as store:
+        for child in children:
+            kept = store.episode(child)
+            said = [turn.messages[0]["content"] for turn in kept.turns if turn.role == "user"]
+            assert said == ["A door. Say the word.", "1 wrong", "2 wrong"] and kept.solved
+            assert kept.reward == pytest.approx(1.0 + 2.0 * 0.8)
+
+
+async def test_an_environment_that_breaks_is_told(tmp_path: Path) -> None:
+    pack = door(tmp_path / "door")
+    (tmp_path / "agentrl.yaml").write_text(f"task: {{packs: [{tmp_path / 'door'}]}}\n")
+    given = ["--project", str(tmp_path), "--task", "crash", "--db", str(tmp_path / "c.db")]
+    code, events = await serve([], *given, *scripted(tmp_path, "x"))
+    assert pack.name == "door-task" and code == 1 and "ValueError: no such door" in events[-1]["message"], events[-1]
+
+
+def session(env: ToolEnv, task: Task, *said: str) -> tuple[Session, list[dict[str, Any]]]:
+    events: list[dict[str, Any]] = []
+    tokenizer = ByteTokenizer()
+    pack = load_pack("guess-task")
+    limits = Sampling(max_new_tokens=100)
+    policy = ScriptedPolicy(list(said), tokenizer)
+    return Session(policy, Chat(tokenizer), env, events.append, task, pack.rewards, sampling=limits), events
+
+
+async def test_a_chat_with_a_simulated_user_and_a_person_in_its_place() -> None:
+    pack, task = guess()
+    env = make_env(config(), pack, task, None, 0)
+    assert isinstance(env, ToolEnv)
+    made, events = session(env, task, "10", "15", "19", "no", "12")
+    made.max_turns = 2
+    await made.begin(list(task.prompt))
+
+    def said() -> list[str]:
+        return [turn.messages[0]["content"] for turn in made.turns if turn.role == "user"]
+
+    assert said() == ["From 1 to 20.", "higher", "lower"] and "stopped after 2 turns" in events[-1]["text"]
+    made.simulate = False
+    await made.retry()
+    assert made.turns[-1].messages[0]["content"] == "19"
+    await made.user("Colder.")  # in the simulated user's place
+    assert said()[-1] == "Colder." and made.turns[-1].messages[0]["content"] == "no"
+    await made.ask_user()
+    assert said()[-1] == "Guess a number." and made.turns[-1].messages[0]["content"] == "12"
+    with pytest.raises(UsageError):
+        await made.as_tool("x")
+    await made.ask_user()
+    assert made.over and [part.value for part in await made.score()][:1] == [1.0]
+    await made.close()
+
+
+async def test_undo_takes_the_simulated_user_back() -> None:
+    pack, task = guess(5)
+    env = make_env(config(), pack, task, None, 0)
+    assert isinstance(env, ToolEnv)
+    made, events = session(env, task, "10", "7", "8", "5")
+    made.simulate = False
+    await made.begin(list(task.prompt))
+    await made.ask_user()
+    await made.ask_user()
+    assert [turn.reward for turn in made.turns if turn.role == "user"] == [None, 0.1, 0.1]
+    await made.undo()
+    await made.undo()
+    assert len(made.turns) == 3 and made.earned is None
+    assert not [event for event in events if event["ev"] == "note"]
+    await made.ask_user()
+    assert made.turns[-2].messages[0]["content"] == "lower" and made.turns[-2].reward == 0.1
+    assert made.earned == pytest.approx(0.1)
+    await made.close()
+
+
+async def test_an_environment_goes_back_with_its_user() -> None:
+    task = guess(5)[1]
+    env = ToolEnv([], interaction=GuessNumber())
+    await env.reset(task)
+    for index, text in enumerate(["10", "7", "2"]):
+        await env.step(AssistantTurn(text, (), index))
+    assert await env.back(1) == ()
+    assert (await env.step(AssistantTurn("11", (), 1))).reward == -0.1  # 10 was too high already
+    env = ToolEnv([], interaction=Scripted(["a", "b"]))
+    await env.reset(task)
+    answers = [(await env.step(AssistantTurn("x", (), n))).messages[0]["content"] for n in range(2)]
+    await env.back(1)
+    again = (await env.step(AssistantTurn("x", (), 1))).messages[0]["content"]
+    assert (answers, again) == (["a", "b"], "b")
+    await env.close()
+
+
+async def test_undo_makes_an_environment_of_its_own_anew(tmp_path: Path) -> None:
+    door(tmp_path / "door")
+    (tmp_path / "agentrl.yaml").write_text(f"task: {{packs: [{tmp_path / 'door'}]}}\n")
+    given = ["--project", str(tmp_path), "--task", "sesame", "--db", str(tmp_path / "c.db")]
+    requests: list[dict[str, Any] | str] = [
+        {"op": "simulate", "on": False}, {"op": "simulate"}, {"op": "simulate"}, {"op": "undo"}, {"op": "simulate"},
+        {"op": "call", "name": "x"}, {"op": "simulate"}, {"op": "reward"}, {"op": "simulate"},
+    ]  # fmt: skip
+    replies = scripted(tmp_path, *["a", "b", "c", "d", "e", "f", "g", "sesame"])
+    code, events = await serve(requests, *given, *replies)
+    ready = events[0]
+    assert code == 0 and ready["user"] is True and ready["tools"] == []
+    said = [event["content"] for event in events if event["ev"] == "turn" and event["role"] == "user"]
+    # six turns of its own at first: max_turns; then one, one, one taken back, one
+    assert said[0] == "A door. Say the word." and said[-1].endswith("wrong")
+    assert any(event["ev"] == "error" and "x" in event["message"] for event in events)
+    assert any(event["ev"] == "reward" for event in events)
+
+
+async def test_a_task_opens_in_a_chat_as_in_a_rollout(tmp_path: Path) -> None:
+    pack = load_pack("sql-task")
+    task = pack.tasks("train", limit=1)[0]
+    given = ["--pack", "sql-task", "--task", task.id, "--db", str(tmp_path / "c.db")]
+    code, events = await serve([], *given, *scripted(tmp_path, "I do not know."))
+    first = next(event["content"] for event in events if event["ev"] == "turn" and event["role"] == "user")
+    env = make_env(config(), pack, task, None, 0)
+    wanted = (await env.reset(task))[-1]["content"]
+    await env.close()
+    assert code == 0 and first == wanted and "create table" in first
+
+
+def test_a_chat_in_one_command_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*4.5"}}\n</tool_call>'
+    command = ["chat", "--pack", "calc-task", "--db", str(tmp_path / "c.db"), *scripted(tmp_path, call, "54.", "no")]
+    assert main([*command, "--json", "--say", "12*4.5?\nPlease.", "--say", "/tokens", "--say", "/save"]) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    turns = [event for event in events if event["ev"] == "turn"]
+    assert [turn["role"] for turn in turns] == ["system", "user", "assistant", "tool", "assistant"]
+    assert turns[1]["content"] == "12*4.5?\nPlease." and turns[3]["results"][0]["text"] == "54"
+    assert len(turns[4]["ids"]) == len(turns[4]["logp"]) and "tokenizer" not in events[0]
+    with Store.open(tmp_path / "c.db", readonly=True) as store:
+        assert store.episode(events[-2]["episode"]).kind == "chat"
+    assert main([*command, "--json", "--say", "/bogus"]) == 1
+    assert "no command /bogus" in json.loads(capsys.readouterr().out.splitlines()[-1])["message"]
+    assert main([*command, "--say", "12*4.5?"]) == 0
+    assert "54." in capsys.readouterr().out
+    broken = ["chat", "--json", "--say", "x", "--model", "scripted", "--task", "y", "--db", str(tmp_path / "c.db")]
+    assert main(broken) == 2
+    (last,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert last["ev"] == "fatal" and "needs a pack" in last["message"]
+
+
+@pytest.mark.parametrize("mode", ["chat", "completions"])
+async def test_a_chat_with_a_remote_endpoint(tmp_path: Path, mode: str) -> None:
+    seen: list[dict[str, Any]] = []
+
+    async def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/v1/models":  # whether it is there
+            return 200, {"data": []}
+        seen.append(body)
+        if path == "/v1/chat/completions":
+            return 200, {"choices": [{"message": {"content": "It is 54."}, "finish_reason": "stop"}]}
+        return 200, {"choices": [{"text": "It is 54.", "finish_reason": "stop"}]}
+
+    async with server(answer) as url:
+        sets = [f"remote.backend=openai,remote.url={url},remote.mode={mode},remote.model=m".split(",")]
+        given = [word for text in sets[0] for word in ("--set", text)]
+        requests: list[dict[str, Any] | str] = [{"op": "user", "text": "12*4.5?"}]
+        code, events = await serve(requests, "--pack", "calc-task", "--db", str(tmp_path / "c.db"), *given)
+    assert code == 0, events
+    last = [event for event in events if event["ev"] == "turn"][-1]
+    assert last["content"] == "It is 54." and set(last["logp"]) == {None}
+    if mode == "chat":
+        assert [message["role"] for message in seen[0]["messages"]] == ["system", "user"] and seen[0]["tools"]
+    else:
+        assert "12*4.5?" in seen[0]["prompt"] and "calculator" in seen[0]["prompt"]

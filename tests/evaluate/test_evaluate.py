@@ -1,0 +1,500 @@
+"""Evaluation: hand-computed statistics, scores of made-up attempts, and whole evaluations with a scripted policy."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.commands import main
+from agentrl_cli.commands.checkpoints import full_name, trained_by
+from agentrl_cli.config import Config
+from agentrl_cli.errors import NotFound, PolicyError, RunFailed
+from agentrl_cli.evaluate import (
+    Attempt,
+    EvalResult,
+    Settings,
+    compare,
+    difference,
+    estimate,
+    evaluate,
+    evaluate_policy,
+    mcnemar,
+    pass_at_k,
+    pick_tasks,
+    score,
+    spread,
+    wilson,
+)
+from agentrl_cli.evaluate.stats import effective_trials
+from agentrl_cli.policies.protocols import Policy
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rollout import Rollout
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.tasks import Pack, load_pack
+from agentrl_cli.types import Outcome
+
+BYTES = ByteTokenizer()
+CHAT = Chat(BYTES)
+
+# --- statistics ------------------------------------------------------------------------------------------------------
+
+
+def test_pass_at_k_by_hand() -> None:
+    assert pass_at_k(4, 2, 1) == 0.5
+    assert pass_at_k(4, 2, 2) == pytest.approx(1 - 1 / 6)  # of the 6 pairs one has neither
+    assert pass_at_k(4, 1, 4) == 1.0 and pass_at_k(4, 0, 4) == 0.0 and pass_at_k(4, 3, 2) == 1.0
+    assert pass_at_k(10, 3, 5) == pytest.approx(1 - 21 / 252)
+    assert pass_at_k(2000, 1, 1000) == 0.5  # no overflow
+    for n, c, k in ((4, 5, 1), (4, 2, 5), (4, 2, 0), (0, 0, 1)):
+        with pytest.raises(ValueError, match="cannot be"):
+            pass_at_k(n, c, k)
+
+
+def test_pass_at_k_is_unbiased() -> None:
+    """Its mean over all outcomes of 5 attempts, each solved with p = 0.3, is exactly 1 - 0.7^k."""
+    for k in range(1, 6):
+        mean = sum(math.comb(5, c) * 0.3**c * 0.7 ** (5 - c) * pass_at_k(5, c, k) for c in range(6))
+        assert mean == pytest.approx(1 - 0.7**k)
+
+
+def test_wilson_by_hand() -> None:
+    z2 = 1.959964**2
+    assert wilson(0.8, 10) == pytest.approx((0.49016, 0.94331), abs=1e-5)
+    assert wilson(1.0, 10) == pytest.approx((10 / (10 + z2), 1.0))
+    assert wilson(0.0, 10) == pytest.approx((0.0, z2 / (10 + z2)), abs=1e-6)
+
+
+def test_effective_trials_lie_between_tasks_and_attempts() -> None:
+    assert effective_trials([0, 1, 1, 0], 16) == 4  # attempts at a task agree: one trial a task
+    assert effective_trials([1, 1, 1], 12) == 3 and effective_trials([0.5, 0.5], 8) == 2  # no spread says nothing
+    # mean 0.5, variance (2 × 0.0625) / 4: 0.25 × 4 / 0.03125 = 32 trials, more than the 16 attempts
+    assert effective_trials([0.25, 0.5, 0.5, 0.75], 16) == 16
+    # mean 0.5, variance 0.125: 0.25 × 4 / 0.125
+    assert effective_trials([0.0, 0.5, 0.5, 1.0], 16) == pytest.approx(8)
+
+
+def test_estimate_of_single_attempts_is_wilsons() -> None:
+    one = estimate([1] * 8 + [0] * 2)
+    assert (one.value, one.n) == (0.8, 10)
+    assert (one.low, one.high) == pytest.approx((0.49016, 0.94331), abs=1e-5)
+    perfect = estimate([1.0] * 150, 600)
+    assert (perfect.value, perfect.high) == (1.0, 1.0) and perfect.low == pytest.approx(0.97503, abs=1e-5)
+    nothing = estimate([])
+    assert nothing.n == 0 and math.isnan(nothing.value)
+
+
+def test_difference_of_pairs() -> None:
+    """The example of Newcombe 1998 with 36, 12, 2 and 0 pairs: method 10 gives 0.0569 to 0.3404."""
+    before, after = [0] * 2 + [1] * 12 + [1] * 36, [1] * 2 + [0] * 12 + [1] * 36
+    one = difference(after, before)
+    assert one.n == 50
+    assert (one.value, one.low, one.high) == pytest.approx((0.2, 0.0569, 0.3404), abs=5e-5)
+    turned = difference(before, after)
+    assert (turned.low, turned.high) == pytest.approx((-one.high, -one.low))
+    same = difference([0.5, 1.0], [0.5, 1.0])
+    assert same.value == 0 and same.low <= 0 <= same.high
+    assert difference([], []).n == 0
+
+
+def test_mcnemar_by_hand() -> None:
+    assert mcnemar(10, 2) == pytest.approx(2 * (1 + 12 + 66) / 4096)
+    assert mcnemar(2, 10) == mcnemar(10, 2)
+    assert mcnemar(0, 0) == 1.0 and mcnemar(3, 3) == 1.0
+    assert mcnemar(5, 0) == 2 / 32
+    assert 0 < mcnemar(600, 0) < 1e-170 and mcnemar(1100, 1000) < 0.05  # no overflow
+
+
+# --- scores ----------------------------------------------------------------------------------------------------------
+
+
+def attempts(
+    task: str, outcomes: str, *, split: str = "test", family: str = "f", prefix: str = "", pack: str = "pack"
+) -> list[Attempt]:
+    """One attempt a letter: s solved with a call, f failed, e an error of ours."""
+    known = {"s": Outcome.SOLVED, "f": Outcome.FAILED, "e": Outcome.SANDBOX_ERROR}
+    return [
+        Attempt(
+            *(task, pack, family, split, n, f"{prefix}{task}{n}", known[letter], float(letter == "s")),
+            *(None if letter == "e" else float(letter == "s"), int(letter == "s"), 0, 10),
+        )
+        for n, letter in enumerate(outcomes)
+    ]
+
+
+def result(name: str, *groups: Sequence[Attempt], k: int = 4) -> EvalResult:
+    return EvalResult(name, k, 0, 1.0, True, tuple(attempt for group in groups for attempt in group))
+
+
+def test_scores_by_hand() -> None:
+    found = score([*attempts("a", "ssff"), *attempts("b", "ffff"), *attempts("c", "ssss")], 4)
+    assert (found.n_tasks, found.n_attempts) == (3, 12)
+    assert found.pass_at[1].value == pytest.approx((0.5 + 0 + 1) / 3)
+    assert found.pass_at[2].value == pytest.approx((5 / 6 + 0 + 1) / 3)
+    assert found.pass_at[4].value == pytest.approx(2 / 3)
+    assert found.reward == found.tool_call_rate == 0.5 and found.tokens == 10 and found.errors == {}
+    assert all(one.low < one.value < one.high for one in found.pass_at.values())
+
+
+def test_errors_are_counted_apart_and_never_scored() -> None:
+    found = score([*attempts("a", "sse"), *attempts("b", "eee"), *attempts("c", "ffs")], 3)
+    assert (found.n_tasks, found.n_attempts, found.errors) == (2, 5, {"sandbox_error": 4})
+    assert found.pass_at[1].value == pytest.approx((1 + 1 / 3) / 2) and found.pass_at[1].n == 2
+    assert found.pass_at[3].value == 1.0 and found.pass_at[3].n == 1  # only c has three graded attempts
+    nothing = score(attempts("a", "ee"), 2)
+    assert math.isnan(nothing.pass_rate) and nothing.n_tasks == 0
+
+
+def test_splits_and_families_stand_apart() -> None:
+    found = result(
+        "x",
+        attempts("a", "ss", family="sum"),
+        attempts("b", "ff", family="word"),
+        attempts("h", "sf", split="heldout", family="rest"),
+        k=2,
+    )
+    assert found.splits == ("test", "heldout") and found.pass_rate == 0.5
+    assert found.scores["heldout"].pass_rate == 0.5
+    assert {name: one.pass_rate for name, one in found.families("test").items()} == {"sum": 1.0, "word": 0.0}
+    metrics = found.metrics
+    assert metrics["pass@1"] == 0.5 and metrics["heldout/pass@2"] == 1.0 and metrics["heldout/family/rest"] == 0.5
+    row = found.row()
+    assert (row.split, row.n_tasks, row.n_samples, row.pass_rate) == ("test", 2, 2, 0.5)
+    assert row.low is not None and row.high is not None and 0 < row.low < 0.5 < row.high < 1
+    json.dumps(found.report(), allow_nan=False)
+    empty = result("x", attempts("a", "ee"))
+    assert empty.pass_rate is None and empty.row().pass_rate is None
+    json.dumps(empty.report(), allow_nan=False)
+
+
+def test_each_of_several_packs_has_its_own_numbers() -> None:
+    found = result(
+        "x",
+        attempts("a", "ss", family="sum", pack="one"),
+        attempts("b", "ff", family="word", pack="one"),
+        attempts("c", "sf", family="sum", pack="two"),
+        attempts("h", "ff", split="heldout", family="rest", pack="two"),
+        k=2,
+    )
+    assert {name: (one.n_tasks, one.pass_rate) for name, one in found.packs("test").items()} == {
+        "one": (2, 0.5),
+        "two": (1, 0.5),
+    }
+    assert set(found.packs("heldout")) == {"two"}
+    assert found.metrics["pack/one"] == 0.5 and found.metrics["heldout/pack/two"] == 0.0
+    assert set(found.report()["splits"]["test"]["packs"]) == {"one", "two"}
+    assert result("x", attempts("a", "ss"), k=2).packs("test") == {}
+
+
+def test_comparison_finds_flipped_tasks() -> None:
+    before = result(
+        "base",
+        attempts("a", "ffff", prefix="B"),
+        attempts("b", "sfff", prefix="B"),
+        attempts("c", "sssf", prefix="B"),
+        attempts("d", "ssff", prefix="B"),
+        attempts("e", "eeee", prefix="B"),
+    )
+    after = result(
+        "best",
+        attempts("a", "sssf", prefix="A"),
+        attempts("b", "fsss", prefix="A"),
+        attempts("c", "ffff", prefix="A"),
+        attempts("d", "ssff", prefix="A"),  # a tie is unsolved for both
+        attempts("e", "ssss", prefix="A"),  # not graded before: no pair
+    )
+    found = compare(before, after, "test")
+    assert (found.n_tasks, found.gained, found.lost, found.p_value) == (4, 2, 1, 1.0)
+    assert found.difference.value == pytest.approx((0.75 + 0.5 - 0.75 + 0) / 4)
+    assert [(flip.task_id, flip.gained, flip.before, flip.after) for flip in found.flips] == [
+        ("a", True, (0, 4), (3, 4)),
+        ("b", True, (1, 4), (3, 4)),
+        ("c", False, (3, 4), (0, 4)),
+    ]
+    # The episodes to open show what happened: not solved before and solved after, or the reverse.
+    assert [(flip.before_episode, flip.after_episode) for flip in found.flips] == [
+        ("Ba0", "Aa0"),
+        ("Bb1", "Ab1"),
+        ("Bc0", "Ac0"),
+    ]
+    json.dumps(found.report(), allow_nan=False)
+
+
+# --- whole evaluations -----------------------------------------------------------------------------------------------
+
+TASK_YAML = """\
+name: words
+description: Say a word.
+sandbox: false
+tools: []
+rewards:
+  exact: {weight: 1.0, primary: true}
+families: {train: [one, two], heldout: [three]}
+"""
+TASK_PY = """\
+def exact(episode, ctx):
+    if ctx.final_text == "boom":
+        raise RuntimeError("the grader broke")
+    return ctx.part(float(ctx.final_text == ctx.task.data["answer"]))
+
+
+REWARDS = {"exact": exact}
+"""
+
+
+def write_pack(folder: Path, answers: Sequence[str] = ("ant", "bee", "cow", "dog")) -> Path:
+    (folder / "data").mkdir(parents=True)
+    (folder / "task.yaml").write_text(TASK_YAML)
+    (folder / "task.py").write_text(TASK_PY)
+    rows = [
+        {"id": f"t{n}", "family": ("one", "two")[n % 2], "prompt": f"Word {n}?", "answer": answer}
+        for n, answer in enumerate(answers)
+    ]
+    held = [{"id": "h0", "family": "three", "prompt": "Word 9?", "answer": "emu"}]
+    (folder / "data" / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "data" / "heldout.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held))
+    return folder
+
+
+@pytest.fixture
+def packs(tmp_path: Path) -> dict[str, Pack]:
+    return {"words": load_pack(write_pack(tmp_path / "words"))}
+
+
+@dataclass
+class Scripted:
+    """A candidate that answers by the number in the question; `replies` are used up one by one, the last one stays."""
+
+    replies: dict[int, list[str]]
+    fail_after: int | None = None
+    name: str = "scripted"
+    folder: Path | None = None
+    chat: Chat = field(default_factory=lambda: CHAT)
+    asked: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.policy: Policy = ScriptedPolicy(self._reply, BYTES)
+
+    def _reply(self, key: str, ids: Sequence[int]) -> str:
+        if self.fail_after is not None and len(self.asked) >= self.fail_after:
+            raise PolicyError("out of memory")
+        number = int(BYTES.decode(list(ids)).rpartition("Word ")[2][0])
+        texts = self.replies.get(number, [""])
+        self.asked.append(number)
+        return texts.pop(0) if len(texts) > 1 else texts[0]
+
+
+def quiet(**eval_: object) -> Config:
+    """One episode at a time: the order of what happens is the order of the jobs."""
+    return Config.model_validate({"eval": {"k": 2, **eval_}, "rollout": {"concurrency": 1}})
+
+
+def right() -> dict[int, list[str]]:
+    return {0: ["ant"], 1: ["bee"], 2: ["ass", "cow"], 3: ["cat"], 9: ["emu"]}
+
+
+async def test_an_evaluation_is_a_run_of_its_own(packs: dict[str, Pack], tmp_path: Path) -> None:
+    config, candidate = quiet(), Scripted(right())
+    tasks = pick_tasks(packs, ["test", "heldout"])
+    seen: list[Attempt] = []
+    with Store.open(tmp_path / "a.db") as store:
+        found = await evaluate(candidate, packs, config, store, tasks=tasks, on_done=seen.append)
+        (run,) = store.runs()
+        assert (run.kind, run.status, run.model, run.pack) == ("eval", "finished", "scripted", "words")
+        (row,) = store.evals(run.id)
+        episodes = store.episode_rows(store.episode_ids(run=run.id))
+        assert store.tokenizer(run.tokenizer) is not None and store.task("words/t0") is not None
+    assert found.pass_rate == (1 + 1 + 0.5 + 0) / 4 and found.score.pass_at[2].value == 0.75
+    assert found.scores["heldout"].pass_rate == 1.0 and len(seen) == len(found.attempts) == 10
+    assert (row.pass_rate, row.n_tasks, row.n_samples, row.split, row.name) == (0.625, 4, 2, "test", "scripted")
+    assert row.metrics["heldout/pass@1"] == 1.0 and row.metrics["family/one"] == 0.75
+    assert len(episodes) == 10 and {episode.kind for episode in episodes} == {"eval"}
+    assert sorted(e.id for e in episodes) == sorted(a.episode_id for a in found.attempts)
+
+
+async def test_seeds_depend_on_task_and_attempt_alone(packs: dict[str, Pack], tmp_path: Path) -> None:
+    tasks = pick_tasks(packs, ["test"])
+    seeds = []
+    with Store.open(tmp_path / "a.db") as store:
+        for name, some in (("a", tasks), ("b", tasks[::-1])):
+            found = await evaluate(Scripted(right(), name=name), packs, quiet(), store, tasks=some)
+            seeds.append({(a.task_id, a.sample): store.episode_row(a.episode_id).seed for a in found.attempts})
+    assert seeds[0] == seeds[1] and len(set(seeds[0].values())) == 8
+
+
+async def test_an_interrupted_evaluation_goes_on_where_it_stopped(packs: dict[str, Pack], tmp_path: Path) -> None:
+    config, tasks = quiet(), pick_tasks(packs, ["test"])
+    with Store.open(tmp_path / "a.db") as store:
+        with pytest.raises(PolicyError, match="out of memory"):
+            await evaluate(Scripted(right(), fail_after=5), packs, config, store, tasks=tasks)
+        assert [run.status for run in store.runs()] == ["failed"]
+        again = Scripted({0: ["x"], 1: ["x"], 2: ["cow"], 3: ["cat"]})
+        found = await evaluate(again, packs, config, store, tasks=tasks)
+        assert (found.reused, again.asked) == (5, [2, 3, 3])  # what was solved is not asked again
+        assert found.pass_rate == 0.625  # as if nothing had happened
+        (run,) = store.runs()
+        assert run.status == "finished" and len(store.evals(run.id)) == 1
+        assert not store.live(run.id)
+        # Another one with the same settings starts anew; --resume takes what is there.
+        fresh = await evaluate(Scripted(right()), packs, config, store, tasks=tasks)
+        kept = Scripted({})
+        same = await evaluate(kept, packs, config, store, tasks=tasks, resume=True)
+        assert (fresh.reused, same.reused, kept.asked) == (0, 8, [])
+        assert same.run_id == fresh.run_id != found.run_id and same.attempts == fresh.attempts
+        assert len(store.evals(same.run_id)) == 1
+
+
+@pytest.mark.parametrize(
+    "changed", [Settings(2, 0.5), Settings(2, 1.0, 1), Settings(1), Settings(2, with_tools=False)], ids=str
+)
+async def test_other_settings_are_another_evaluation(packs: dict[str, Pack], tmp_path: Path, changed: Settings) -> None:
+    tasks = pick_tasks(packs, ["test"])
+    with Store.open(tmp_path / "a.db") as store:
+        with pytest.raises(PolicyError):
+            await evaluate(Scripted(right(), fail_after=3), packs, quiet(), store, tasks=tasks)
+        found = await evaluate(Scripted(right()), packs, quiet(), store, tasks=tasks, settings=changed)
+        assert found.reused == 0 and len(store.runs()) == 2
+
+
+async def test_changed_weights_or_rewards_are_another_evaluation(packs: dict[str, Pack], tmp_path: Path) -> None:
+    tasks, weights = pick_tasks(packs, ["test"]), tmp_path / "weights"
+    weights.mkdir()
+    (weights / "model.safetensors").write_bytes(b"1")
+    with Store.open(tmp_path / "a.db") as store:
+        await evaluate(Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks)
+        (weights / "model.safetensors").write_bytes(b"12")
+        found = await evaluate(Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks, resume=True)
+        assert found.reused == 0
+        (packs["words"].dir / "task.py").write_text(TASK_PY + "# changed\n")
+        found = await evaluate(Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks, resume=True)
+        assert found.reused == 0
+        found = await evaluate(Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks, resume=True)
+        assert found.reused == 8
+
+
+async def test_errors_are_tried_once_more(packs: dict[str, Pack], tmp_path: Path) -> None:
+    tasks = pick_tasks(packs, ["test"])
+    # Three times a crash in a row for word 0: attempts 0 and 1, then 0 again; its second attempt works at last.
+    candidate = Scripted({0: ["boom", "boom", "boom", "ant"], 1: ["bee"], 2: ["cow"], 3: ["dog"]})
+    seen: list[Attempt] = []
+    with Store.open(tmp_path / "a.db") as store:
+        found = await evaluate(candidate, packs, quiet(), store, tasks=tasks, on_done=seen.append)
+    assert found.retried == 2 and candidate.asked.count(0) == 4
+    assert found.score.errors == {"env_error": 1} and found.score.n_attempts == 7
+    assert found.pass_rate == 1.0 and len(seen) == 8  # progress counts every attempt once
+    assert "the grader broke" in found.attempts[0].error
+
+
+async def test_nothing_graded_is_a_failure_not_a_zero(packs: dict[str, Pack], tmp_path: Path) -> None:
+    candidate = Scripted({n: ["boom"] for n in range(4)})
+    with Store.open(tmp_path / "a.db") as store:
+        with pytest.raises(RunFailed, match=r"None of the 8 attempts could be graded.*the grader broke"):
+            await evaluate(candidate, packs, quiet(), store, tasks=pick_tasks(packs, ["test"]))
+        assert store.runs()[0].status == "failed"
+
+
+async def test_a_trainer_evaluates_its_live_policy(packs: dict[str, Pack], tmp_path: Path) -> None:
+    tasks = pick_tasks(packs, ["test"])
+    with Store.open(tmp_path / "a.db") as store:
+        run = store.add_run(RunRow(id="", name="fox"))
+        rollout = Rollout(Scripted(right()).policy, CHAT, packs, quiet(), store=store, run=run)
+        first = await evaluate_policy(rollout, tasks, 2, 0, run_id=run.id, step=10)
+        again = await evaluate_policy(rollout, tasks, 2, 0, run_id=run.id, step=10)
+        later = await evaluate_policy(rollout, tasks, 1, 0, run_id=run.id, step=20)
+        assert (first.pass_rate, again.reused, again.attempts == first.attempts) == (0.625, 8, True)
+        assert later.reused == 0
+        assert [(row.step, row.name) for row in store.evals(run.id)] == [(10, "step-10"), (20, "step-20")]
+        assert store.finished(run.id, 10) == {}  # nothing that a resume would take for episodes of training
+    bare = await evaluate_policy(
+        Rollout(Scripted(right()).policy, CHAT, packs, quiet()), tasks, 1, 0, run_id=None, step=None
+    )
+    assert (bare.name, bare.pass_rate) == ("scripted", 0.5)
+
+
+def test_tasks_are_taken_evenly(packs: dict[str, Pack]) -> None:
+    assert [task.id for task in pick_tasks(packs, ["test"], limit=2)] == ["words/t0", "words/t2"]
+    assert [t.id for t in pick_tasks(packs, ["test", "heldout"], limit=1)] == ["words/t0", "words/h0"]
+    assert [t.id for t in pick_tasks(packs, ["test", "heldout"], families=["three"])] == ["words/h0"]
+    assert len(pick_tasks(packs, ["test"], limit=99)) == 4
+    many = pick_tasks(packs, ["test"]) * 25
+    assert [many.index(task) for task in spread(many, 4)] == [0, 1, 2, 3] and len(spread(many, 7)) == 7
+    with pytest.raises(NotFound, match="thre"):
+        pick_tasks(packs, ["test"], families=["thre"])
+    with pytest.raises(NotFound, match="tets"):
+        pick_tasks(packs, ["tets"])
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_names_of_checkpoints(tmp_path: Path) -> None:
+    from agentrl_cli.policies.local_load import checkpoint_folder
+
+    with Store.open(tmp_path / "a.db") as store:
+        assert full_name(store, None) is None and full_name(store, "base") is None
+        with pytest.raises(NotFound, match="nothing was trained"):
+            full_name(store, "best")
+        run = store.add_run(RunRow(id="", name="fox", started=1.0))
+        store.add_run(RunRow(id="", name="eval-fox", kind="eval", started=2.0))
+        store.add_checkpoint(run.id, 20, tmp_path, {}, "step")
+        assert full_name(store, None) == "fox@last"
+        store.add_checkpoint(run.id, 10, tmp_path / "ten", {}, "step")  # the run was killed before it wrote its last
+        for which in ("last", "best"):
+            assert trained_by(store, f"fox@{which}") == (store.run("fox"), 20)
+            assert checkpoint_folder(store, "fox", which, Config(), base=tmp_path) == tmp_path
+        store.add_checkpoint(run.id, 20, tmp_path, {}, "best")
+        assert full_name(store, None) == "fox@best" and full_name(store, "20") == "fox@20"
+        assert full_name(store, "owl@last") == "owl@last" and full_name(store, "./folder") == "./folder"
+        assert trained_by(store, "fox@best") == (store.run("fox"), 20) == trained_by(store, "fox@20")
+        assert trained_by(store, "fox@base") == (store.run("fox"), 0) and trained_by(store, "tiny") is None
+
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """`cli(...)` runs a command in a project whose model says "Hello." to everything; (code, stdout, stderr)."""
+    project = write_pack(tmp_path / "project", ["Hello.", "bee", "Hello.", "dog", "Hello."])
+    (project / "agentrl.yaml").write_text("model: {name: scripted}\ntask: {packs: ['.']}\neval: {k: 2}\n")
+
+    def call(*args: str) -> tuple[int, str, str]:
+        code = main([*args, "--project", str(project)])
+        done = capfd.readouterr()
+        return code, done.out, done.err
+
+    return call
+
+
+def test_eval_without_a_training_evaluates_the_base(cli: Cli) -> None:
+    code, out, err = cli("eval")
+    assert code == 0 and "the base alone" in err
+    assert "split test: 5 tasks, 2 attempts each" in out and "held-out families" in out
+    line = next(line for line in out.splitlines() if line.startswith("pass@1"))
+    assert "0.600 [0.231, 0.882]" in line  # Wilson, 3 of 5
+    assert "McNemar" not in out
+
+
+def test_eval_gate_json_and_split(cli: Cli) -> None:
+    code, out, err = cli("eval", "--json", "--fail-under", "0.7", "--split", "test", "-k", "1", "-n", "3")
+    read = json.loads(out)
+    assert code == 4 and "under 0.7" in err
+    assert read["gate"] == {"fail_under": 0.7, "met": False} and read["settings"]["splits"] == ["test"]
+    assert read["results"][0]["splits"]["test"]["pass_at"]["1"]["value"] == pytest.approx(1 / 3)  # t0, t1, t3
+    assert read["results"][0]["splits"]["test"]["tasks"] == 3 and read["comparisons"] == []
+    assert cli("eval", "--fail-under", "0.6")[0] == 0
+
+
+def test_eval_compares_two(cli: Cli) -> None:
+    code, out, err = cli("eval", "--checkpoint", "scripted", "--compare-to", "tinny", "--json")
+    assert code == 2 and "tinny" in err and out == ""
+    code, out, _ = cli("eval", "--checkpoint", "scripted", "--compare-to", "none", "--resume", "--no-tools")
+    assert code == 0 and "without tools" in out
+    assert cli("eval", "--families", "nine")[0] == 2
+    assert cli("eval", "--split", "tets")[0] == 2

@@ -1,0 +1,172 @@
+"""One total import order, between packages and inside them. Heavy packages stay where they belong."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGE = ROOT / "agentrl_cli"
+
+ORDER = (
+    "types errors paths registry config hooks store chat models inference learning policies sandbox tools rewards envs "
+    "tasks compat rollout agents evaluate analysis sft trainer prompts servers tui commands"
+).split()
+"""A package imports only what stands to its left; DESIGN 2 says what each is for."""
+
+ENTRANCES = {"__init__", "__main__", "_version", "runtime", "doctor"}
+"""Top-level modules that put everything together; no package of ORDER but the last three imports them."""
+
+HEAVY = {"torch", "transformers", "peft", "accelerate", "safetensors"}
+MAY_BE_HEAVY = (
+    *("policies/local", "models/", "inference/"),
+    *("learning/packing", "learning/attention", "learning/logprobs", "learning/fused_", "learning/losses"),
+    *("learning/terms", "learning/batch", "learning/optimizers", "learning/update", "learning/value"),
+    *("rewards/model", "sft/", "trainer/"),
+)
+AGAINST = {
+    *("envs/user_simulator.py", "rewards/load.py", "tools/configured.py"),
+    *("learning/fused_forward.py", "learning/fused_layer.py", "learning/optimizers.py", "learning/packing.py"),
+}
+"""Modules that still import against the order. Nothing is added here."""
+
+CIRCLES: set[frozenset[str]] = {
+    frozenset({"chat.audit", "chat.drift", "chat.render"}),
+    frozenset({"chat.parsers", "chat.parsers.base"}),
+    frozenset({"commands.tools", "commands.tools_serve"}),
+    frozenset({"learning.fused_forward", "learning.packing"}),
+    frozenset({"policies.local_bases", "policies.local_cache", "policies.local_kernel", "policies.local_request"}),
+    frozenset({"rewards", "rewards.adapt"}),
+    frozenset({"rollout.attempt", "rollout.run"}),
+    frozenset({"sandbox.grading", "sandbox.pool", "sandbox.session"}),
+    frozenset({"tools", "tools.base"}),
+    frozenset(
+        "tui.chat.screen tui.common.episode_table tui.compare.versus tui.replay.base tui.replay.screen "
+        "tui.runs.episodes tui.whatif.screen".split()
+    ),
+}
+"""Circles that are still to be dissolved. Nothing is added here."""
+
+READERS = ("ls", "show", "replay", "watch", "grep", "query", "export", "runs", "db", "config", "init", "doctor", "chat")
+
+FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+
+
+def dotted(file: Path) -> str:
+    """The module's name without the package's: `store.schema`, `store` for its __init__, '' for the package."""
+    parts = file.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {dotted(file): file for file in FILES}
+
+
+def imports(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import under a node; a module is named itself, not what is taken from it."""
+    for found in ast.walk(node):
+        if isinstance(found, ast.Import):
+            yield from ((found.lineno, alias.name) for alias in found.names)
+        elif isinstance(found, ast.ImportFrom):
+            assert not found.level and found.module, f"line {found.lineno}: imports are absolute"
+            below = found.module.removeprefix("agentrl_cli").lstrip(".")
+            for alias in found.names:
+                inner = f"{below}.{alias.name}".lstrip(".")
+                is_module = found.module.startswith("agentrl_cli") and inner in MODULES
+                yield found.lineno, f"agentrl_cli.{inner}" if is_module else found.module
+
+
+def own_imports(file: Path) -> Iterator[tuple[int, str]]:
+    """(line, module of ours without the package's name), late and type-only imports included."""
+    for line, name in imports(ast.parse((PACKAGE / file).read_text(encoding="utf-8"))):
+        if name.split(".")[0] == "agentrl_cli":
+            yield line, name.removeprefix("agentrl_cli").lstrip(".")
+
+
+def top_level(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Statements that run at import, those under `if TYPE_CHECKING` excepted."""
+    for node in tree.body:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node
+
+
+def test_a_package_imports_only_what_stands_to_its_left() -> None:
+    wrong = []
+    for file in FILES:
+        mine = file.parts[0].removesuffix(".py")
+        if mine in ENTRANCES:
+            continue
+        assert mine in ORDER, f"{file}: say in ORDER (and in DESIGN 2) where it stands"
+        for line, name in own_imports(file):
+            room = name.split(".")[0] or "__init__"
+            late = room in ENTRANCES - {"_version"} and ORDER.index(mine) < ORDER.index("servers")
+            if late or (room in ORDER and ORDER.index(room) > ORDER.index(mine)):
+                wrong.append(f"{file}:{line} imports {name}, which stands to the right of {mine}")
+    assert sorted({entry.partition(":")[0] for entry in wrong} - AGAINST) == [], "\n".join(wrong)
+
+
+def test_there_are_no_circles() -> None:
+    """Neither at import nor hidden by an import inside a function or under TYPE_CHECKING."""
+    graph = {module: {name for _, name in own_imports(file)} & MODULES.keys() for module, file in MODULES.items()}
+    graph.pop("")
+    found = {frozenset(circle) for circle in circles(graph)}
+    assert found <= CIRCLES, [sorted(circle) for circle in found - CIRCLES]
+
+
+def circles(graph: dict[str, set[str]]) -> Iterator[set[str]]:
+    """Strongly connected components of more than one module (Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+
+    def visit(node: str) -> Iterator[set[str]]:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(graph[node] - {node}):
+            if other not in graph:
+                continue
+            if other not in index:
+                yield from visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            component = set(stack[stack.index(node) :])
+            del stack[stack.index(node) :]
+            if len(component) > 1:
+                yield component
+
+    for node in sorted(graph):
+        if node not in index:
+            yield from visit(node)
+
+
+def test_heavy_packages_are_imported_inside_functions() -> None:
+    wrong = []
+    for file in FILES:
+        tree = ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
+        found = [(line, name.split(".")[0]) for node in top_level(tree) for line, name in imports(node)]
+        heavy = set() if str(file).startswith(MAY_BE_HEAVY) else HEAVY
+        screens = set() if file.parts[0] == "tui" else {"textual"}
+        wrong += [f"{file}:{line} imports {name}" for line, name in found if name in heavy | screens]
+    assert not wrong
+
+
+def test_what_runs_in_the_sandbox_uses_the_standard_library_alone() -> None:
+    for path in (ROOT / "sandbox").rglob("*.py"):
+        siblings = {other.stem for other in (ROOT / "sandbox").rglob("*")}
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        named = {name.split(".")[0] for _, name in imports(tree)}
+        assert named - siblings <= set(sys.stdlib_module_names) | {"__future__", "sandbox"}, path
+
+
+def test_readers_import_no_torch() -> None:
+    names = [f"agentrl_cli.commands.{name}" for name in READERS if (PACKAGE / "commands" / f"{name}.py").exists()]
+    code = f"import sys, importlib\nfor n in {names!r}: importlib.import_module(n)\n"
+    code += f"print(sorted({HEAVY!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,64 @@
+"""The README's promises: its script runs and learns, its commands exist, its map is true."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.commands import COMMANDS
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.timeout(300)
+def test_the_script_runs_and_the_agent_learns(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 32
+    (tmp_path / "script.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "products-grpo finished in" in done.stdout
+    calls = [float(share) for share in re.findall(r"^\d+ reward .* calls (\d\.\d\d)$", done.stdout, re.MULTILINE)]
+    assert len(calls) == 20
+    assert sum(calls[-5:]) > sum(calls[:5])
+    assert (tmp_path / "runs" / "agentrl.db").is_file()
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
+def test_every_command_shown_exists(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    shown = re.findall(r"(?:^|`)agentrl ([a-z]+)", text, re.MULTILINE)
+    assert len(shown) > 10
+    assert set(shown) <= set(COMMANDS)
+
+
+def test_the_map_names_what_is_there() -> None:
+    block = README.split("## Where things are")[1].split("```")[1]
+    for name in re.findall(r"^\s*((?:[a-z_]+(?:/|\.py)?(?:[a-z.-]+/)?[ ]?)+)  ", block, re.MULTILINE):
+        for part in name.split():
+            inside = part if part.endswith((".py", "/")) else f"{part}"
+            found = [ROOT / inside, ROOT / "agentrl_cli" / inside, ROOT / "agentrl_cli" / f"{inside}.py"]
+            assert any(path.exists() for path in found), part
+
+
+def test_the_translation_shows_the_same_commands() -> None:
+    def commands(text: str) -> list[str]:
+        return re.findall(r"^(?:agentrl|make) [^#\n]*", text, re.MULTILINE)
+
+    chinese = (ROOT / "README.zh.md").read_text(encoding="utf-8")
+    assert [c.split() for c in commands(README)] == [c.split() for c in commands(chinese)]

@@ -1,0 +1,25 @@
+"""Budgets: a file has at most 400 lines, a function at most 50."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FILES = sorted(
+    path.relative_to(ROOT) for folder in ("agentrl_cli", "sandbox", "tasks") for path in (ROOT / folder).rglob("*.py")
+)
+
+
+def test_budgets() -> None:
+    over = []
+    for file in FILES:
+        text = (ROOT / file).read_text(encoding="utf-8")
+        if text.count("\n") > 400:
+            over.append(f"{file} is too long: split it where a reader would")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > 50:
+                    over.append(f"{file}:{node.lineno} {node.name} has {length} lines")
+    assert not over, "\n".join(over)

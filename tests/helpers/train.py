@@ -1,0 +1,208 @@
+"""What the tests of training share: a tiny random model folder, a bandit pack without tools, a run over both."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.chat.tokenizer import tiny_template
+from agentrl_cli.config import Config
+from agentrl_cli.runtime import new_run, open_runtime
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.types import Episode
+
+if TYPE_CHECKING:
+    from agentrl_cli.trainer import Trainer
+
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
+PAD, STOP = 0, 2
+VOCABULARY = len(SPECIALS) + 256
+
+
+def write_tokenizer(folder: Path, template: str | None = None) -> None:
+    """One token a byte, and the special ones; `template` "" leaves the chat template out."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({text: n for n, text in enumerate([*SPECIALS, *alphabet])}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(list(SPECIALS))
+    data = json.loads(backend.to_str())
+    for token in data["added_tokens"]:
+        token["special"] = token["content"].startswith("<|")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if template != "":
+        (folder / "chat_template.jinja").write_text(template or tiny_template())
+
+
+def write_model(
+    folder: Path, *, layers: int = 1, only: int | None = None, template: str | None = None, head_dim: int = 16
+) -> Path:
+    """A random Qwen3 of hidden size 32; with `only` one that says nothing but this token."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    write_tokenizer(folder, template)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=head_dim,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=STOP,
+        pad_token_id=PAD,
+    )
+    model = Qwen3ForCausalLM(config)
+    if only is not None:
+        with torch.no_grad():
+            for weights in model.parameters():
+                weights.zero_()
+            model.model.embed_tokens.weight.fill_(1.0)
+            model.model.norm.weight.fill_(1.0)
+            model.lm_head.weight[only] = 1.0
+    model.save_pretrained(folder)
+    return folder
+
+
+TASK_YAML = """\
+name: bandit
+description: Say tokens with even ids.
+sandbox: false
+rewards:
+  even: {weight: 1.0, primary: true}
+  length: {weight: 0.0}
+"""
+
+TASK_PY = """\
+def even(episode, ctx):
+    said = episode.tokens.ids[episode.tokens.trained_mask]
+    return ctx.part(float((said % 2 == 0).mean()), f"{len(said)} tokens")
+
+
+def length(episode, ctx):
+    return episode.trained_tokens
+
+
+REWARDS = {"even": even, "length": length}
+"""
+
+
+def write_pack(folder: Path, *, rows: int = 6, code: str = TASK_PY, prompt: str = "Go {n}.") -> Path:
+    """The bandit: half of all tokens have even ids, so a random model gets about one half."""
+    (folder / "data").mkdir(parents=True)
+    (folder / "task.yaml").write_text(TASK_YAML)
+    (folder / "task.py").write_text(code)
+    for split in ("train", "test"):
+        lines = [json.dumps({"id": f"{split}{n}", "family": "even", "prompt": prompt.format(n=n)}) for n in range(rows)]
+        (folder / "data" / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def settings(folder: Path, **sections: Any) -> dict[str, Any]:
+    """A configuration as a mapping: small and quick; `sections` go over it."""
+    base: dict[str, dict[str, Any]] = {
+        "model": {"name": str(folder), "device": "cpu", "dtype": "float32"},
+        "task": {"packs": ["."]},
+        "rollout": {"group_size": 4, "prompts_per_step": 2, "max_new_tokens": 4, "max_tokens": 96},
+        "train": {"steps": 2, "lr": 1e-3, "warmup_steps": 0, "save_every": 50},
+    }
+    for name, values in sections.items():
+        base[name] = {**base.get(name, {}), **values} if isinstance(values, dict) else values
+    return base
+
+
+def write_project(folder: Path, model: Path, **sections: Any) -> Path:
+    """A pack with an agentrl.yaml: what `agentrl init` makes."""
+    if not (folder / "task.yaml").is_file():
+        write_pack(folder)
+    (folder / "agentrl.yaml").write_text(json.dumps(settings(model, **sections)))  # JSON is YAML
+    return folder
+
+
+@asynccontextmanager
+async def trainer_of(
+    project: Path, folder: Path, hooks: Sequence[object] = (), run: RunRow | None = None, **sections: Any
+) -> AsyncIterator[Trainer]:
+    """A trainer of the model in `folder` over the bandit in `project`; `run` is one to go on with."""
+    from agentrl_cli.trainer import Trainer
+
+    if not (project / "task.yaml").is_file():
+        write_pack(project)
+    config = Config.model_validate(settings(folder, **sections))
+    db = project / "runs" / "agentrl.db"
+    async with open_runtime(config, base=project, db=db, trainable=True, hooks=hooks) as runtime:
+        row = run or new_run(
+            config,
+            runtime.store,
+            kind="train",
+            packs=list(runtime.packs),
+            tokenizer=runtime.loaded.hash,
+        )
+        yield Trainer(
+            config, row, runtime.loaded, runtime.packs, runtime.store, sandbox=runtime.sandbox, hooks=runtime.hooks
+        )
+
+
+def episodes_of(store: Store, run: RunRow, step: int | None = None) -> list[Episode]:
+    """The training episodes of a run, oldest first."""
+    where = "kind:train" + (f" step:{step}" if step is not None else "")
+    rows = store.episode_rows(store.episode_ids(where, "time", run=run.id))
+    return [store.episode(row.id) for row in rows]
+
+
+# --- the command line in a process of its own ------------------------------------------------------------------------
+
+
+PRELOADED = [
+    "tests.helpers.train",
+    "agentrl_cli.trainer",
+    "agentrl_cli.commands.train",
+    "agentrl_cli.sandbox",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.qwen3.modeling_qwen3",
+    "tests.helpers.train_warm",
+]
+
+
+def spawn(project: Path, *args: str) -> tuple[int, str]:
+    """`agentrl ARGS` in a process of its own, in `project`: its exit code (minus the signal's number where one killed
+    it) and what it wrote. The heavy imports are made once, in a server that the processes are forked from."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    log = project / "output.txt"
+    process = context.Process(target=_main, args=(str(project), str(log), list(args)))
+    process.start()
+    process.join(90)
+    if process.exitcode is None:
+        process.kill()
+        raise TimeoutError(log.read_text())
+    return process.exitcode, log.read_text()
+
+
+def _main(project: str, log: str, args: list[str]) -> None:
+    import torch
+
+    from agentrl_cli.commands import main
+
+    torch.set_num_threads(1)
+    os.chdir(project)
+    file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.exit(main(args))

@@ -1,0 +1,379 @@
+"""Advantage estimators against numbers worked out by hand, and against what must always hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.learning.advantages import ADVANTAGES, episode_advantage
+from agentrl_cli.learning.estimator_inputs import AdvantageInput
+from agentrl_cli.learning.turn_advantages import discounted, gae_raw, token_rewards, value_targets
+from agentrl_cli.types import Episode, Generation, Origin, RewardPart, StopReason, Tokens, ToolResult, Turn
+
+GROUP_RELATIVE = ["grpo", "dr_grpo", "batch", "rloo", "opo", "pass_at_k", "turn_returns", "mt_grpo", "gigpo"]
+
+
+def given(rewards: list[float], groups: list[int] | None = None, **fields: Any) -> AdvantageInput:
+    n = len(rewards)
+    rows = {"lengths": np.ones(n, np.int64), "eps": 0.0, **fields}
+    return AdvantageInput(np.array(rewards, np.float64), np.array(groups or [0] * n), **rows)
+
+
+def turns(*rows: list[float]) -> tuple[np.ndarray, ...]:
+    return tuple(np.array(row, np.float64) for row in rows)
+
+
+def counts(*rows: list[int]) -> tuple[np.ndarray, ...]:
+    return tuple(np.array(row, np.int64) for row in rows)
+
+
+def scalars(name: str, x: AdvantageInput) -> list[float]:
+    return [float(a[0]) for a in ADVANTAGES[name](x)]
+
+
+def anything(seed: int, groups: list[int] | None = None, scale: float = 1.0, shift: float = 0.0) -> AdvantageInput:
+    """Random input with every optional field that a group-relative estimator reads."""
+    rng = np.random.default_rng(seed)
+    groups = groups or [0, 0, 0, 0, 1, 1, 1, 1]
+    k = [rng.integers(1, 4) for _ in groups]
+    return given(
+        list(scale * rng.normal(size=len(groups)) + shift),
+        groups,
+        lengths=np.array([3 * n for n in k]),
+        turn_lengths=tuple(np.full(n, 3) for n in k),
+        turn_rewards=tuple(np.zeros(n) for n in k),
+        turn_states=tuple(tuple(rng.integers(0, 3, n).tolist()) for n in k),
+    )
+
+
+def test_grpo_by_hand() -> None:
+    # mean 0.25, deviations .75 -.25 -.25 -.25, sample std sqrt(.75/3) = 0.5
+    assert scalars("grpo", given([1, 0, 0, 0])) == [1.5, -0.5, -0.5, -0.5]
+    # eps 0.5 doubles the denominator
+    assert scalars("grpo", given([1, 0, 0, 0], eps=0.5)) == [0.75, -0.25, -0.25, -0.25]
+    # groups apart, in any order: [2, 4] has std sqrt(2)
+    np.testing.assert_allclose(
+        scalars("grpo", given([2, 1, 4, 3], [7, 1, 7, 1])), np.array([-1, -1, 1, 1]) / np.sqrt(2), rtol=1e-6
+    )
+
+
+def test_dr_grpo_batch_and_rloo_by_hand() -> None:
+    assert scalars("dr_grpo", given([1, 0, 0, 0])) == [0.75, -0.25, -0.25, -0.25]
+    # all rewards 1 0 2 4: mean 1.75, squares .5625+3.0625+.0625+5.0625 = 8.75, std sqrt(8.75/3)
+    np.testing.assert_allclose(
+        scalars("batch", given([1, 0, 2, 4], [0, 0, 1, 1])),
+        np.array([0.5, -0.5, -1, 1]) / np.sqrt(8.75 / 3),
+        rtol=1e-6,
+    )
+    # others' means: 0, 1/3, 1/3, 1/3
+    np.testing.assert_allclose(scalars("rloo", given([1, 0, 0, 0])), [1, -1 / 3, -1 / 3, -1 / 3], rtol=1e-6)
+
+
+def test_reinforce_pp_by_hand() -> None:
+    # gamma 1/2, lengths 2 and 1, rewards 1 and 0: returns .5 1 | 0, mean .5, sample variance .25
+    out = ADVANTAGES["reinforce_pp"](given([1, 0], lengths=np.array([2, 1]), gamma=0.5))
+    np.testing.assert_allclose(np.concatenate(out), [0, 1, -1], atol=1e-6)
+
+
+def test_reinforce_pp_baseline_by_hand() -> None:
+    # 1 0 0 0 less .25 over lengths 3 1 1 1: .75×3, -.25×3: mean .25, squares 6×.25 = 1.5, variance 1.5/5 = .3
+    out = ADVANTAGES["reinforce_pp_baseline"](given([1, 0, 0, 0], lengths=np.array([3, 1, 1, 1])))
+    np.testing.assert_allclose(np.concatenate(out), np.array([1, 1, 1, -1, -1, -1]) * 0.5 / np.sqrt(0.3), rtol=1e-6)
+
+
+def test_remax_by_hand() -> None:
+    assert scalars("remax", given([1, 0.25], baseline=np.array([0.5, 0.5]))) == [0.5, -0.25]
+
+
+def test_opo_by_hand() -> None:
+    # lengths 1 and 3, rewards 1 and 0: baseline 1·1/4
+    assert [a.tolist() for a in ADVANTAGES["opo"](given([1, 0], lengths=np.array([1, 3])))] == [[0.75], [-0.25] * 3]
+
+
+def test_gdpo_by_hand() -> None:
+    # each part normalises to ±1/sqrt2; part b is turned round and weighs 1/2, so the sum is ±1/(2 sqrt2), std 1/2
+    parts = np.array([[10, 0.0], [0, 0.1]])
+    x = given([10.0, 0.05], parts=parts, part_weights=np.array([1, 0.5]))
+    np.testing.assert_allclose(scalars("gdpo", x), np.array([1, -1]) / np.sqrt(2), rtol=1e-6)
+
+
+def test_gdpo_leaves_out_a_part_that_does_not_apply() -> None:
+    parts = np.array([[1, 1.0], [0, 0.0], [1, np.nan], [0, np.nan]])
+    x = given([2, 0, 1, 0], [0, 0, 1, 1], parts=parts)
+    # s = 1/sqrt2: sums 2s -2s s -s, std sqrt(10 s²/3) = sqrt(5/3)
+    np.testing.assert_allclose(scalars("gdpo", x), np.array([2, -2, 1, -1]) / np.sqrt(2) / np.sqrt(5 / 3), rtol=1e-6)
+
+
+def test_pass_at_k_by_hand() -> None:
+    # 1 of 4 right, k 2: 3 of 6 pairs hold it: mean 1/2, std 1/2. With it 1; a wrong one has it in 1 of 3 pairs.
+    np.testing.assert_allclose(scalars("pass_at_k", given([0, 1, 0, 0])), [-1 / 3, 1, -1 / 3, -1 / 3], rtol=1e-6)
+    # paper's closed form for 3 of 5 right, k 2: mean 1 - C(2,2)/C(5,2) = .9, std .3, wrong: 1 - C(1,1)/C(4,1) = .75
+    np.testing.assert_allclose(
+        scalars("pass_at_k", given([1, 0, 1, 0, 1])), [1 / 3, -0.5, 1 / 3, -0.5, 1 / 3], rtol=1e-5
+    )
+    # every pair holds a right one: nothing to tell
+    assert scalars("pass_at_k", given([1, 1, 1, 0], eps=1e-4)) == [0, 0, 0, 0]
+
+
+def test_pass_at_k_of_any_reward_against_all_subsets() -> None:
+    from itertools import combinations
+
+    rewards = [0.1, 0.7, 0.4, 0.9, 0.4]
+    subsets = list(combinations(range(5), 3))
+    best = [max(rewards[i] for i in s) for s in subsets]
+    expected = [
+        (np.mean([b for b, s in zip(best, subsets, strict=True) if i in s]) - np.mean(best)) / np.std(best)
+        for i in range(5)
+    ]
+    np.testing.assert_allclose(scalars("pass_at_k", given(rewards, k=3)), expected, rtol=1e-5)
+
+
+def test_pass_at_1_is_grpo_with_the_population_deviation() -> None:
+    x = anything(3)
+    ratio = np.array(scalars("pass_at_k", AdvantageInput(x.returns, x.groups, x.lengths, k=1, eps=0.0)))
+    np.testing.assert_allclose(ratio, np.array(scalars("grpo", x)) * np.sqrt(4 / 3), rtol=1e-5)
+
+
+def test_gae_by_hand() -> None:
+    # gamma .5, lam .5, values .2 .4, reward 1 at the end: deltas 0+.2-.2 = 0, 1-.4 = .6; A = .25·.6, .6
+    x = given([1], lengths=np.array([2]), values=turns([0.2, 0.4]), gamma=0.5, lam=0.5)
+    np.testing.assert_allclose(gae_raw(x)[0], [0.15, 0.6])
+    np.testing.assert_allclose(value_targets(x)[0], [0.35, 1.0])
+    np.testing.assert_allclose(ADVANTAGES["gae"](x)[0], np.array([-1, 1]) / np.sqrt(2), rtol=1e-5)
+    # cut off with value 2 to come: the last delta grows by .5·2
+    cut = given([1], lengths=np.array([2]), values=turns([0.2, 0.4]), gamma=0.5, lam=0.5, bootstrap=np.array([2.0]))
+    np.testing.assert_allclose(gae_raw(cut)[0], [0.4, 1.6])
+
+
+def test_gae_with_lambda_1_is_return_less_value() -> None:
+    x = given([1, 2], lengths=np.array([3, 2]), values=turns([0.1, 0.2, 0.3], [0.5, 0.6]))
+    np.testing.assert_allclose(np.concatenate(gae_raw(x)), [0.9, 0.8, 0.7, 1.5, 1.4])
+
+
+def test_token_rewards_by_hand() -> None:
+    x = given(
+        [1, 5],
+        lengths=np.array([4, 1]),
+        turn_lengths=counts([3, 1], [1]),
+        turn_rewards=turns([0.5, np.nan], [np.nan]),
+        token_penalty=turns([0.1, 0, 0, 0.2], [0]),
+    )
+    np.testing.assert_allclose(token_rewards(x)[0], [-0.1, 0, 0.5, 0.8])
+    np.testing.assert_allclose(token_rewards(x)[1], [5])
+    np.testing.assert_allclose(x.returns, [0.7, 5])
+
+
+def test_turn_returns_by_hand() -> None:
+    # gamma .5. First: turn rewards 1, then 2+0 at the end: 2, 2. Second: 0, then 1: .5, 1. Differences 1.5 and 1.
+    x = given(
+        [2, 1],
+        lengths=np.array([3, 2]),
+        turn_lengths=counts([2, 1], [1, 1]),
+        turn_rewards=turns([1, np.nan], [0, 0]),
+        gamma=0.5,
+    )
+    s = 1 / np.sqrt(2)
+    assert [len(a) for a in ADVANTAGES["turn_returns"](x)] == [3, 2]
+    np.testing.assert_allclose(np.concatenate(ADVANTAGES["turn_returns"](x)), [s, s, s, -s, -s], rtol=1e-6)
+
+
+def test_turn_returns_compare_late_turns_with_where_the_siblings_ended() -> None:
+    x = given([1, 0], lengths=np.array([1, 2]), turn_lengths=counts([1], [1, 1]))
+    s = 1 / np.sqrt(2)
+    np.testing.assert_allclose(np.concatenate(ADVANTAGES["turn_returns"](x)), [s, -s, -s], rtol=1e-6)
+
+
+def test_mt_grpo_by_hand() -> None:
+    # episode ±s; turn rewards at the first turn 0 against 1: ∓s, weighed 2; the last turns have none
+    x = given(
+        [1, 0],
+        lengths=np.array([2, 3]),
+        turn_lengths=counts([1, 1], [2, 1]),
+        turn_rewards=turns([0, np.nan], [1, np.nan]),
+        turn_coef=2.0,
+    )
+    s = 1 / np.sqrt(2)
+    np.testing.assert_allclose(np.concatenate(ADVANTAGES["mt_grpo"](x)), [-s, s, s, s, -s], rtol=1e-6)
+
+
+def test_gigpo_by_hand() -> None:
+    # both start in a; the second comes back to a: returns 1 | 0 0 in state a (mean 1/3, std sqrt(1/3)), b met once
+    x = given(
+        [1, 0],
+        lengths=np.array([2, 2]),
+        turn_lengths=counts([1, 1], [1, 1]),
+        turn_states=(("a", "b"), ("a", "a")),
+        eps=1e-12,
+    )
+    s, u = 1 / np.sqrt(2), np.sqrt(3) / 3
+    np.testing.assert_allclose(np.concatenate(ADVANTAGES["gigpo"](x)), [s + 2 * u, s, -s - u, -s - u], rtol=1e-5)
+
+
+def test_gigpo_counts_what_turns_earned_in_both_of_its_terms() -> None:
+    # rewards only of turns, gamma 1/2: totals 2 and 1, so ±s; both start in a with returns 1 + ½·1 and ½·1, so ±s again
+    x = given(
+        [0, 0],
+        lengths=np.array([2, 2]),
+        turn_lengths=counts([1, 1], [1, 1]),
+        turn_rewards=turns([1, 1], [np.nan, 1]),
+        turn_states=(("a", "b"), ("a", "c")),
+        gamma=0.5,
+        eps=1e-12,
+    )
+    s = 1 / np.sqrt(2)
+    np.testing.assert_allclose(np.concatenate(ADVANTAGES["gigpo"](x)), [2 * s, s, -2 * s, -s], rtol=1e-5)
+
+
+def test_gigpo_does_not_mix_groups() -> None:
+    x = given([1, 0], [0, 1], turn_states=(("a",), ("a",)), eps=1e-4)
+    assert scalars("gigpo", x) == [0, 0]
+
+
+@pytest.mark.parametrize("name", GROUP_RELATIVE)
+def test_a_group_of_one_and_a_group_of_equals_are_zero(name: str) -> None:
+    x = given(
+        [3, 2, 2, 2],
+        [0, 1, 1, 1],
+        turn_rewards=turns([0], [0], [0], [0]),
+        turn_states=(("a",),) * 4,
+        eps=1e-4,
+    )
+    np.testing.assert_allclose(scalars(name, x), 0, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "batch", "rloo"])
+def test_group_mean_is_zero(name: str) -> None:
+    out = np.array(scalars(name, anything(0)))
+    np.testing.assert_allclose([out[:4].sum(), out[4:].sum()], 0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", GROUP_RELATIVE)
+def test_a_constant_added_to_all_rewards_changes_nothing(name: str) -> None:
+    if name in {"turn_returns", "gigpo"}:  # gamma 1: returns shift alike
+        assert anything(0).gamma == 1
+    base, shifted = ADVANTAGES[name](anything(0)), ADVANTAGES[name](anything(0, shift=5))
+    np.testing.assert_allclose(np.concatenate(base), np.concatenate(shifted), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["grpo", "batch", "pass_at_k", "turn_returns", "mt_grpo", "reinforce_pp_baseline"])
+def test_normalised_estimators_ignore_the_scale(name: str) -> None:
+    base, scaled = ADVANTAGES[name](anything(0)), ADVANTAGES[name](anything(0, scale=7))
+    np.testing.assert_allclose(np.concatenate(base), np.concatenate(scaled), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dr_grpo", "rloo", "opo"])
+def test_unnormalised_estimators_follow_the_scale(name: str) -> None:
+    base, scaled = ADVANTAGES[name](anything(0)), ADVANTAGES[name](anything(0, scale=7))
+    np.testing.assert_allclose(7 * np.concatenate(base), np.concatenate(scaled), rtol=1e-4)
+
+
+def test_what_reduces_to_what() -> None:
+    x = given([1, 0, 0.5, 2], lengths=np.full(4, 6), turn_lengths=tuple(np.array([6]) for _ in range(4)))
+    np.testing.assert_allclose(scalars("opo", x), scalars("dr_grpo", x), atol=1e-6)  # equal lengths
+    np.testing.assert_allclose(scalars("turn_returns", x), scalars("grpo", x), atol=1e-6)  # one turn each
+    np.testing.assert_allclose(np.array(scalars("rloo", x)) * 3 / 4, scalars("dr_grpo", x), atol=1e-6)
+    np.testing.assert_allclose(scalars("batch", x), scalars("grpo", x), atol=1e-6)  # one group
+    quiet = given([1, 0], turn_rewards=turns([np.nan], [np.nan]))
+    assert scalars("mt_grpo", quiet) == scalars("grpo", quiet)
+
+
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+def test_every_estimator_gives_one_float_per_trained_token(name: str) -> None:
+    x = anything(1)
+    rng = np.random.default_rng(2)
+    lengths = x.lengths.copy()
+    fields = {name: getattr(x, name) for name in ("turn_lengths", "turn_rewards", "turn_states")}
+    full = AdvantageInput(
+        x.rewards,
+        x.groups,
+        lengths,
+        **fields,
+        parts=rng.normal(size=(8, 2)),
+        baseline=np.zeros(8),
+        values=tuple(rng.normal(size=n) for n in lengths),
+    )
+    out = ADVANTAGES[name](full)
+    assert [len(a) for a in out] == lengths.tolist()
+    assert all(a.dtype == np.float32 and np.isfinite(a).all() for a in out)
+
+
+@pytest.mark.parametrize("name", ["remax", "gdpo", "gae", "mt_grpo", "gigpo"])
+def test_what_is_missing_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        ADVANTAGES[name](given([1, 0]))
+
+
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+def test_nothing_gives_nothing(name: str) -> None:
+    none: tuple[Any, ...] = ()
+    x = AdvantageInput(
+        np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64), None, none, none, np.zeros((0, 1)), None,
+        np.zeros(0), none,
+    )  # fmt: skip
+    assert ADVANTAGES[name](x) == []
+
+
+def test_an_episode_without_trained_tokens_gets_an_empty_array() -> None:
+    x = given([1, 0, 0], lengths=np.array([2, 0, 1]))
+    for name in ("grpo", "opo", "reinforce_pp"):
+        assert [len(a) for a in ADVANTAGES[name](x)] == [2, 0, 1]
+    assert episode_advantage(ADVANTAGES["dr_grpo"](x)).tolist() == pytest.approx([2 / 3, 0, -1 / 3])
+
+
+def test_discounted_by_hand() -> None:
+    np.testing.assert_allclose(discounted(np.array([1.0, 2, 4]), 0.5), [3, 4, 4])
+
+
+def sampled(n: int) -> Tokens:
+    f = np.zeros(n, np.float32)
+    top = np.zeros((n, 5))
+    return Tokens.sampled(
+        Generation(np.arange(n, dtype=np.int32), f, f, f, top.astype(np.int32), top.astype(np.float32),
+                   StopReason.STOP, "v")
+    )  # fmt: skip
+
+
+def test_input_read_off_episodes() -> None:
+    def episode(group: str, answer: float, tool: float | None) -> Episode:
+        tokens = Tokens.concat([
+            Tokens.given([1, 2], [Origin.USER] * 2), sampled(3), Tokens.given([7], [Origin.TOOL]), sampled(2)
+        ])  # fmt: skip
+        result = ToolResult("ok", reward=tool)
+        return Episode(
+            id="e",
+            task_id="t",
+            group_id=group,
+            tokens=tokens,
+            turns=(
+                Turn(0, "user", (), 0, 2),
+                Turn(1, "assistant", (), 2, 5),
+                Turn(2, "tool", (), 5, 6, results=(result, result)),
+                Turn(3, "assistant", (), 6, 8),
+            ),
+            reward_parts=(RewardPart("tests", answer, primary=True), RewardPart("format", 1.0, 0.5)),
+        )
+
+    spoken = episode("g", 1, 0.25)
+    user = replace(spoken.turns[2], role="user", results=(), reward=0.75)
+    both = replace(spoken.turns[2], reward=0.75)
+    ended = replace(spoken.turns[3], reward=2.0)
+    for turn, wanted in ((user, 0.75), (both, 1.25)):
+        turns = (*spoken.turns[:2], turn, ended)
+        found = AdvantageInput.of([spoken.with_(turns=turns)]).turn_rewards
+        assert found is not None and found[0].tolist() == [wanted, 2.0], "what user and environment gave counts too"
+    x = AdvantageInput.of([episode("g", 1, 0.25), episode("g", 0, None), episode("h", 0, None)], gamma=0.9)
+    assert x.gamma == 0.9
+    assert x.rewards.tolist() == [1.5, 0.5, 0.5] and x.groups.tolist() == [0, 0, 1]
+    assert x.lengths.tolist() == [5, 5, 5]
+    assert x.turn_lengths is not None and x.turn_lengths[0].tolist() == [3, 2]
+    assert x.turn_rewards is not None
+    np.testing.assert_array_equal(x.turn_rewards[0], [0.5, np.nan])
+    np.testing.assert_array_equal(x.turn_rewards[1], [np.nan, np.nan])
+    assert x.turn_states is not None and len(set(x.turn_states[0])) == 2
+    assert x.turn_states[0] == x.turn_states[1]
+    assert x.parts is not None and x.parts.tolist() == [[1, 1], [1, 0], [1, 0]]
+    assert x.part_weights is not None and x.part_weights.tolist() == [0.5, 1]

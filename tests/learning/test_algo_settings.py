@@ -1,0 +1,363 @@
+"""Every key of `algo` changes the number that it should, what cannot be is told, and steered coefficients move."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl_cli.commands import main
+from agentrl_cli.config import AlgoConfig, Config, load_config
+from agentrl_cli.errors import ConfigError, NotFound
+from agentrl_cli.learning.advantages import ADVANTAGES, compares_groups, drops_equal, has_signal, needs, options
+from agentrl_cli.learning.losses import AGGREGATIONS, LOSSES
+from agentrl_cli.learning.settings import Coefficients, aggregation_name, loss_config
+from agentrl_cli.learning.update import Learner, Update
+from agentrl_cli.store import Store
+from agentrl_cli.types import Episode, Origin, Outcome, RewardPart, Tokens, ToolResult, Turn
+from tests.helpers.train import write_model, write_project
+from tests.learning.test_update import config, episodes, weights
+
+SPREAD: list[list[float]] = [[0, 1, 1], [1, 0, 0.5]]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(write_model(tmp_path_factory.mktemp("model") / "random"))
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def groups(start: Any) -> list[list[Episode]]:
+    """Two groups of three; the sampler thought half the sampled tokens twice as likely as the policy does."""
+
+    def one(episode: Episode) -> Episode:
+        n, mask = len(episode.tokens), episode.tokens.trained_mask
+        first = int(np.flatnonzero(mask)[0])
+        turns = (Turn(0, "user", (), 0, first), Turn(1, "assistant", (), first, n))
+        outcome = Outcome.TRUNCATED_TOKENS if episode.sample == 1 else Outcome.FAILED
+        shift = np.where(np.arange(n) % 2, np.log(3), -np.log(3)).astype(np.float32)
+        tokens = replace(episode.tokens, logp_sampled=episode.tokens.logp_sampled + shift)
+        return episode.with_(turns=turns, tokens=tokens, outcome=outcome)
+
+    return [[one(episode) for episode in group] for group in episodes(start, SPREAD)]
+
+
+def run(start: Any, groups: list[list[Episode]], algo: Mapping[str, Any], steps: int = 2) -> tuple[Any, list[Update]]:
+    """Some updates from a slightly moved start, so that there is a distance to the reference."""
+    torch.manual_seed(0)
+    model = copy.deepcopy(start)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor += 0.03 * torch.randn_like(tensor)
+    learner = Learner(model, config(algo=algo, train={"lr": 3e-2}), reference=start)
+    baselines = {f"g{g}": 0.25 for g in range(2)}
+    return model, [learner.update(groups, step, baselines) for step in range(steps)]
+
+
+MANY = {"epochs": 3}
+COV = {"loss": "clip_cov", "cov_fraction": 0.5, "cov_low": -100.0, "cov_high": 100.0, **MANY}
+KEYS: dict[str, tuple[dict[str, Any], Any]] = {
+    "advantage": ({}, "rloo"),
+    "gamma": ({"advantage": "reinforce_pp"}, 0.5),
+    "lam": ({"advantage": "gae"}, 0.5),
+    "pass_k": ({"advantage": "pass_at_k"}, 1),
+    "turn_coef": ({"advantage": "gigpo"}, 3.0),
+    "advantage_eps": ({}, 1.0),
+    "loss": (MANY, "sapo"),
+    "aggregation": ({}, "seq_mean"),
+    "clip_low": (MANY, 0.01),
+    "clip_high": (MANY, 0.01),
+    "clip_dual": (MANY, 1.001),
+    "sapo_positive": ({"loss": "sapo", **MANY}, 3.0),
+    "sapo_negative": ({"loss": "sapo", **MANY}, 3.0),
+    "cov_fraction": (COV, 0.1),
+    "cov_low": (COV, 0.5),
+    "cov_high": (COV, 0.0),
+    "cov_kl_coef": ({"loss": "kl_cov", "cov_fraction": 0.5, **MANY}, 0.0),
+    "kl_coef": ({}, 0.5),
+    "kl": ({"kl_coef": 0.5}, "k2"),
+    "kl_in": ({"kl_coef": 0.5, "advantage": "dr_grpo"}, "reward"),
+    "kl_unbiased": ({"kl_coef": 0.5}, True),
+    "kl_target": ({"kl_coef": 0.5}, 1e-6),
+    "entropy_coef": ({}, 0.1),
+    "entropy_target": ({"entropy_coef": 0.1}, 1e-3),
+    "entropy_step": ({"entropy_coef": 0.1, "entropy_target": 100.0}, 0.5),
+    "correction": ({}, "tis"),
+    "correction_cap": ({"correction": "tis"}, 1.1),
+    "correction_floor": ({"correction": "tis"}, 0.9),
+    "value_lr": ({"advantage": "gae"}, 1e-1),
+    "value_clip": ({"advantage": "gae", "epochs": 3, "value_lr": 1e-1}, 1e-3),
+    "value_bootstrap": ({"advantage": "gae", "value_lr": 1e-1}, True),
+    "value_coef": ({"advantage": "gae"}, 0.5),
+    "epochs": ({}, 2),
+    "minibatches": ({}, 2),
+}
+ELSEWHERE = {"drop_zero_variance", "mask_overlong", "overlong_penalty", "overlong_buffer", "length_penalty"}
+"""Keys that decide what is trained on and what it is worth, before any of this."""
+
+
+def test_no_key_is_left_out() -> None:
+    assert set(AlgoConfig.model_fields) - ELSEWHERE == set(KEYS)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_changes_what_is_learned(start: Any, groups: list[list[Episode]], key: str) -> None:
+    base, value = KEYS[key]
+    plain, _ = run(start, groups, base)
+    other, updates = run(start, groups, {**base, key: value})
+    first, second = weights(plain), weights(other)
+    moved = max(float((first[name] - second[name]).abs().max()) for name in first)
+    if key == "value_lr":
+        moved = abs(updates[1].metrics["value/mean"])  # the values of the second step are those that the first taught
+    assert moved > 1e-5
+
+
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+def test_every_estimator_can_be_trained_with(start: Any, groups: list[list[Episode]], name: str) -> None:
+    given = groups
+    if name == "mt_grpo":
+        given = [[_with_tool_reward(episode) for episode in group] for group in groups]
+    _, (update,) = run(start, given, {"advantage": name}, steps=1)
+    for episode in (e for group in given for e in group):
+        mask = episode.tokens.trained_mask
+        assert np.isfinite(update.signals[episode.id].advantage[mask]).all()
+    assert update.metrics["grad_norm"] > 0
+
+
+def _with_tool_reward(episode: Episode) -> Episode:
+    n = len(episode.tokens)
+    answered = Turn(2, "tool", (), n, n, results=(ToolResult("ok", reward=float(episode.sample)),))
+    return episode.with_(turns=(*episode.turns, answered))
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+@pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
+def test_micro_batches_give_the_gradient_of_the_whole(
+    start: Any, groups: list[list[Episode]], loss: str, aggregation: str
+) -> None:
+    """Of every loss with every aggregation, with KL, entropy and a correction per sequence; at 1e-5 of the gradient."""
+    algo = {
+        "loss": loss,
+        "aggregation": aggregation,
+        "kl_coef": 0.1,
+        "entropy_coef": 0.01,
+        "correction": "tis_sequence",
+    }
+    algo |= {"cov_fraction": 0.3, "cov_low": -9.0, "cov_high": 9.0}
+    found = []
+    for budget in (4096, 1):
+        model = copy.deepcopy(start)
+        with torch.no_grad():
+            model.lm_head.weight += 0.1
+        learner: Any = Learner(model, config(algo=algo, train={"token_budget": budget, "lr": 1e3}), reference=start)
+        learner.optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        before = weights(model)
+        learner.update(groups, 0)
+        found.append(torch.cat([(before[name] - p.detach()).flatten() for name, p in model.named_parameters()]))
+    assert float((found[0] - found[1]).norm() / found[0].norm()) < 1e-5
+
+
+def test_options_reach_the_estimator_and_the_loss() -> None:
+    algo = AlgoConfig(gamma=0.9, lam=0.8, pass_k=3, turn_coef=0.7, advantage_eps=0.1)
+    assert options(algo) == {"gamma": 0.9, "lam": 0.8, "k": 3, "turn_coef": 0.7, "eps": 0.1}
+    settings: dict[str, Any] = {
+        "clip_dual": 3.0,
+        "sapo_negative": 1.5,
+        "cov_low": 0.5,
+        "kl": "k1",
+        "correction_cap": 4.0,
+    }
+    c = loss_config(Config(algo=AlgoConfig(**settings, correction="mis_sequence")))
+    assert {name: getattr(c, name) for name in settings} == settings and c.correction == "mis_sequence"
+    truncated = Config.model_validate({"rollout": {"top_k": 5}})
+    assert (loss_config(Config()).correction, loss_config(truncated).correction) == ("none", "tis")
+    truncated.algo.correction = "none"
+    assert loss_config(truncated).correction == "none"
+
+
+def test_the_clip_bounds_that_a_paper_has_where_none_are_set() -> None:
+    def bounds(**keys: Any) -> tuple[float, float]:
+        c = loss_config(Config(algo=AlgoConfig(**keys)))
+        return c.clip_low, c.clip_high
+
+    assert bounds() == bounds(loss="cispo") == (0.2, 0.28)
+    assert bounds(loss="gspo") == (3e-4, 4e-4)
+    assert bounds(loss="gspo", clip_low=0.03, clip_high=0.04) == (0.03, 0.04)
+    assert bounds(loss="gspo", clip_high=0.04) == (3e-4, 0.04)
+
+
+def test_the_aggregation_that_a_paper_pairs_with_its_loss() -> None:
+    def meant(**keys: Any) -> str:
+        return aggregation_name(AlgoConfig(**keys))
+
+    assert meant() == meant(loss="dapo") == meant(loss="cispo") == "token_mean"
+    assert meant(loss="gspo") == meant(loss="sapo") == "seq_mean"
+    assert meant(advantage="dr_grpo") == "seq_mean_norm"
+    assert meant(loss="gspo", aggregation="token_mean") == "token_mean"
+
+
+def test_what_estimators_need(tmp_path: Path) -> None:
+    assert (needs("gae"), needs("remax"), needs("grpo")) == ("values", "baseline", "")
+    own = tmp_path / "own.py"
+    own.write_text(
+        "def mine(x):\n    return x\n\n\nmine.needs = 'values'\n\n\ndef odd(x):\n    return x\n\n\nodd.needs = 3\n"
+    )
+    assert needs(f"{own}:mine") == "values"
+    with pytest.raises(ConfigError, match="needs '3'"):
+        needs(f"{own}:odd")
+
+
+def test_zero_variance_groups_are_dropped_only_where_they_teach_nothing() -> None:
+    def drops(**algo: Any) -> bool:
+        return drops_equal(AlgoConfig(**algo))
+
+    assert drops() and drops(advantage="rloo")
+    assert not drops(drop_zero_variance=False)
+    assert not drops(advantage="gae") and not drops(advantage="reinforce_pp") and not drops(advantage="remax")
+    assert not drops(kl_coef=0.1, kl_in="reward") and drops(kl_coef=0.1)
+
+
+def test_what_counts_as_a_group_with_signal() -> None:
+    """Dynamic sampling asks the estimator: equal rewards teach most of them nothing, but not all."""
+
+    def attempt(sample: int, parts: dict[str, float], turn: float | None = None) -> Episode:
+        tokens = Tokens.given([1, 2, 3], [int(Origin.USER), int(Origin.MODEL), int(Origin.MODEL)])
+        answered = Turn(2, "tool", (), 3, 3, results=(ToolResult("ok", reward=turn),))
+        turns = (Turn(0, "user", (), 0, 1), Turn(1, "assistant", (), 1, 3), answered)
+        given = tuple(RewardPart(name, value, primary=name == "a") for name, value in parts.items())
+        return Episode(f"e{sample}", "t", group_id="g", sample=sample, tokens=tokens, turns=turns, reward_parts=given)
+
+    equal = [attempt(n, {"a": 1.0, "b": 0.0}) for n in range(3)]
+    apart = [attempt(n, {"a": float(n == 0), "b": 0.0}) for n in range(3)]
+    parts = [attempt(n, {"a": float(n == 0), "b": 0.5 * (n != 0), "c": 0.5 * (n != 0)}) for n in range(3)]
+    turns = [attempt(n, {"a": 1.0, "b": 0.0}, turn=float(n)) for n in range(3)]
+
+    def signal(name: str, **more: Any) -> list[bool]:
+        algo = AlgoConfig(advantage=name, **more)
+        return [has_signal(algo, group) for group in (equal, apart, parts, turns, [])]
+
+    for name in ("grpo", "rloo", "dr_grpo", "opo", "pass_at_k", "reinforce_pp_baseline"):
+        assert signal(name) == signal(name, drop_zero_variance=False) == [False, True, False, False, False]
+    assert signal("gdpo") == [False, True, True, False, False]
+    for name in ("turn_returns", "mt_grpo"):
+        assert signal(name) == [False, True, False, True, False]
+    for name in ("gae", "reinforce_pp", "remax"):
+        assert signal(name) == [True, True, True, True, False]
+    assert signal("grpo", kl_coef=0.1, kl_in="reward") == [True, True, True, True, False]
+    assert compares_groups(AlgoConfig()) and not compares_groups(AlgoConfig(advantage="gae"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("algo.kl=k4", "'k1', 'k2' or 'k3'"),
+        ("algo.kl_in=both", "'loss' or 'reward'"),
+        ("algo.correction=mask", "'auto', 'none', 'tis', 'tis_sequence', 'mis' or 'mis_sequence'"),
+        ("algo.gamma=1.5", "less than or equal to 1"),
+        ("algo.clip_dual=0.5", "greater than 1"),
+        ("algo.pass_k=0", "greater than or equal to 1"),
+        ("algo.value_clip=0", "greater than 0"),
+        ("algo.cov_low=6", "must be below algo.cov_high"),
+        ("algo.kl_target=0.1", "algo.kl_coef, which is 0"),
+        ("algo.lamda=1", "algo.lam"),
+        ("algo.clip_ratio=0.2", "algo.clip"),
+    ],
+)
+def test_a_wrong_setting_is_told_what_fits(setting: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(sets=[setting])
+    assert said in caught.value.message and len(caught.value.message) < 300, caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "near"),
+    [("advantage", "gro", "grpo"), ("loss", "gpso", "gspo"), ("aggregation", "seq_men", "seq_mean")],
+)
+def test_a_wrong_name_is_told_the_nearest(start: Any, key: str, name: str, near: str) -> None:
+    with pytest.raises(NotFound, match=name) as caught:
+        Learner(start, config(algo={key: name}))
+    assert near in caught.value.hint
+
+
+@pytest.mark.parametrize("args", [["--dry-run"], ["--steps", "1"]])
+def test_a_wrong_name_is_told_before_anything_is_made(
+    tmp_path: Path, args: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = write_project(tmp_path, write_model(tmp_path / "model"))
+    monkeypatch.chdir(project)
+    assert main(["train", "--set", "algo.advantage=gro", *args]) == 2
+    assert "Did you mean grpo" in capfd.readouterr().err
+    assert not (project / "runs").exists(), "no run of that name was written down"
+
+
+@pytest.mark.parametrize("args", [["--dry-run"], ["--steps", "1"]])
+@pytest.mark.parametrize(
+    ("settings", "said", "code"),
+    [
+        (["--lora", "--set", "model.quantization=4bit"], "quantization=4bit needs a GPU; this run is on cpu", 3),
+        (["--lora", "--set", "model.quantization=8bit"], "leave model.quantization at none", 3),
+        (["--full", "--set", "model.quantization=4bit"], "Train an adapter over them: --lora", 2),
+        (["--set", "train.optimizer=adamw8bit"], "train.optimizer=adamw, or adamw_offload", 3),
+    ],
+)
+def test_what_a_cpu_cannot_train_is_refused_before_anything_is_written(
+    tmp_path: Path,
+    args: list[str],
+    settings: list[str],
+    said: str,
+    code: int,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    project = write_project(tmp_path, write_model(tmp_path / "model"))
+    monkeypatch.chdir(project)
+    assert main(["train", "--set", "model.device=cpu", *settings, *args]) == code
+    assert said in capfd.readouterr().err
+    if (project / "runs" / "agentrl.db").is_file():
+        with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+            assert not store.runs()
+
+
+def test_the_entropy_coefficient_is_steered() -> None:
+    c = Coefficients.of(AlgoConfig(entropy_coef=0.01, entropy_target=0.5, entropy_step=0.002))
+    c.adapt({"entropy": 0.4}, 100)
+    assert c.entropy == pytest.approx(0.012) and c.bonus == pytest.approx(0.012)
+    c.adapt({"entropy": 0.6}, 100)
+    assert c.entropy == pytest.approx(0.010) and c.bonus == 0.0, "above the target the bonus is off"
+    assert c.metrics() == {"entropy_coef": 0.0}
+    again = Coefficients.of(c.algo)
+    again.load(c.state())
+    assert again == c
+
+
+def test_the_kl_coefficient_is_steered() -> None:
+    c = Coefficients.of(AlgoConfig(kl_coef=0.1, kl_target=0.01))
+    c.adapt({"kl": 1.0}, 10_000)
+    assert c.kl == pytest.approx(0.12) and c.metrics() == {"kl_coef": pytest.approx(0.12)}
+    assert c.apply(loss_config(Config())).kl_coef == pytest.approx(0.12)
+    reward = Coefficients.of(AlgoConfig(kl_coef=0.1, kl_in="reward"))
+    assert reward.apply(loss_config(Config())).kl_coef == 0.0
+    reward.adapt({"kl": 1.0}, 10_000)
+    assert reward.kl == 0.1, "without a target it stays"
+
+
+def test_kl_in_the_reward_by_hand(start: Any, groups: list[list[Episode]]) -> None:
+    """dr_grpo of rewards less the coefficient times the sum of log p − log p_ref."""
+    _, (update,) = run(start, groups, {"advantage": "dr_grpo", "kl_coef": 0.5, "kl": "k1", "kl_in": "reward"}, steps=1)
+    for group in groups:
+        returns = []
+        for episode in group:
+            found, mask = update.signals[episode.id], episode.tokens.trained_mask
+            assert found.logp_ref is not None
+            returns.append(episode.reward - 0.5 * float((found.logp_train - found.logp_ref)[mask].sum()))
+        expected = np.array(returns) - np.mean(returns)
+        assert [update.advantages[episode.id] for episode in group] == pytest.approx(expected.tolist(), abs=1e-4)

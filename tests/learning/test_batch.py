@@ -1,0 +1,157 @@
+"""The padded batch: layout by hand, masks, slicing, joining, saving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl_cli.errors import DataError
+from agentrl_cli.learning.batch import Batch
+from agentrl_cli.types import Episode, Generation, Origin, RewardPart, StopReason, Tokens
+
+PAD = 99
+
+
+def sampled(*ids: int) -> Tokens:
+    n = len(ids)
+    logp = -np.arange(1, n + 1, dtype=np.float32)
+    top = np.zeros((n, 5))
+    return Tokens.sampled(
+        Generation(
+            np.array(ids, np.int32),
+            logp,
+            logp,
+            -logp,
+            top.astype(np.int32),
+            top.astype(np.float32),
+            StopReason.STOP,
+            "v",
+        )
+    )
+
+
+def given(origin: Origin, *ids: int) -> Tokens:
+    return Tokens.given(ids, [origin] * len(ids))
+
+
+def episodes() -> list[Episode]:
+    tool = Tokens.concat([given(Origin.USER, 1, 2), sampled(3, 4), given(Origin.TOOL, 5), sampled(6)])
+    plain = Tokens.concat([given(Origin.USER, 7, 8, 9), sampled(10)])
+    forced = Tokens.concat([given(Origin.USER, 11), sampled(12), given(Origin.FORCED, 13)])
+    return [
+        Episode(id=f"e{i}", task_id="t", tokens=tokens, reward_parts=(RewardPart("x", float(i)),))
+        for i, tokens in enumerate((tool, plain, forced))
+    ]
+
+
+def batch() -> Batch:
+    gains = [np.array([1, 2, 3], np.float32), np.array([4], np.float32), np.array([5], np.float32)]
+    return Batch.from_episodes(episodes(), advantages=gains, pad_id=PAD)
+
+
+def same(a: Batch, b: Batch) -> None:
+    assert [n for n, _ in a.items()] == [n for n, _ in b.items()]
+    for (name, x), (_, y) in zip(a.items(), b.items(), strict=True):
+        assert x.dtype == y.dtype and torch.equal(x, y), name
+    assert (a.pad_id, a.episode_ids) == (b.pad_id, b.episode_ids)
+
+
+def test_layout_by_hand() -> None:
+    b = batch()
+    assert b.prompts.tolist() == [[PAD, 1, 2], [7, 8, 9], [PAD, PAD, 11]]
+    assert b.responses.tolist() == [[3, 4, 5, 6], [10, PAD, PAD, PAD], [12, 13, PAD, PAD]]
+    assert b.input_ids.tolist()[0] == [PAD, 1, 2, 3, 4, 5, 6]
+    assert b.attention_mask.tolist() == [[0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 0, 0]]
+    assert b.position_ids.tolist()[0] == [0, 0, 1, 2, 3, 4, 5]
+    assert b.position_ids.tolist()[2] == [0, 0, 0, 1, 2, 3, 4]
+    assert b.rewards is not None and b.rewards.tolist() == [0, 1, 2]
+    assert b.episode_ids == ("e0", "e1", "e2") and len(b) == 3
+
+
+def test_the_mask_is_on_sampled_tokens_only() -> None:
+    b = batch()
+    assert b.response_mask.tolist() == [[1, 1, 0, 1], [1, 0, 0, 0], [1, 0, 0, 0]]
+    assert b.advantages is not None and b.old_log_probs is not None
+    assert b.advantages.tolist() == [[1, 2, 0, 3], [4, 0, 0, 0], [5, 0, 0, 0]]
+    assert b.old_log_probs.tolist() == [[-1, -2, 0, -1], [-1, 0, 0, 0], [-1, 0, 0, 0]]
+    assert int(b.response_mask.sum()) == sum(e.trained_tokens for e in episodes())
+
+
+def test_every_token_survives() -> None:
+    b = batch()
+    for row, episode in enumerate(episodes()):
+        assert b.input_ids[row][b.attention_mask[row] == 1].tolist() == episode.tokens.ids.tolist()
+
+
+def test_slices() -> None:
+    b = batch()
+    assert b[1].episode_ids == ("e1",) and b[-1].prompts.tolist() == [[PAD, PAD, 11]]
+    assert b[1:].episode_ids == ("e1", "e2")
+    assert b[[2, 0]].episode_ids == ("e2", "e0")
+    assert b[torch.tensor([True, False, True])].episode_ids == ("e0", "e2")
+    assert [len(part) for part in b.split(2)] == [2, 1]
+    assert [part.episode_ids for part in b] == [("e0",), ("e1",), ("e2",)]
+
+
+def test_concat_pads_to_the_longest() -> None:
+    gains = [np.array([1, 2, 3], np.float32), np.array([4], np.float32), np.array([5], np.float32)]
+    alone = [Batch.from_episodes([e], advantages=[a], pad_id=PAD) for e, a in zip(episodes(), gains, strict=True)]
+    same(Batch.concat(alone), batch())
+    same(Batch.concat(batch().split(2)), batch())
+
+
+def test_concat_refuses_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="same tensors"):
+        Batch.concat([batch(), Batch.from_episodes(episodes(), pad_id=PAD)])
+    with pytest.raises(ValueError, match="no batches"):
+        Batch.concat([])
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    for b in (batch(), batch()[1:], Batch.from_episodes(episodes())):
+        b.save(tmp_path / "batch.safetensors")
+        same(Batch.load(tmp_path / "batch.safetensors"), b)
+
+
+def test_load_says_what_is_wrong(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    with pytest.raises(DataError, match="Cannot read"):
+        Batch.load(tmp_path / "nothing")
+    (tmp_path / "noise").write_bytes(b"noise")
+    with pytest.raises(DataError, match="Cannot read"):
+        Batch.load(tmp_path / "noise")
+    save_file({"x": torch.zeros(1)}, str(tmp_path / "other"))
+    with pytest.raises(DataError, match="not a batch"):
+        Batch.load(tmp_path / "other")
+
+
+def test_an_episode_with_nothing_sampled_and_no_episodes() -> None:
+    quiet = Episode(id="q", task_id="t", tokens=given(Origin.USER, 1, 2))
+    b = Batch.from_episodes([quiet])
+    assert b.prompts.tolist() == [[1, 2]] and b.responses.shape == (1, 0)
+    assert len(Batch.from_episodes([])) == 0
+
+
+def test_a_model_gives_the_same_numbers_as_the_packed_forward() -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from agentrl_cli.learning.packing import Segment, logprobs, pack
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, initializer_range=0.3, tie_word_embeddings=True,
+    )  # fmt: skip
+    model: Any = Qwen3ForCausalLM(config)
+    model.eval()
+    b = Batch.from_episodes(episodes())
+    with torch.no_grad():
+        logits = model(input_ids=b.input_ids, attention_mask=b.attention_mask, position_ids=b.position_ids).logits
+        every = torch.log_softmax(logits[:, b.prompts.shape[1] - 1 : -1], -1).gather(-1, b.responses[..., None])[..., 0]
+        packed = logprobs(model, pack([[Segment.of(e) for e in episodes()]])).logp
+    torch.testing.assert_close(every[b.response_mask.bool()], packed, rtol=1e-5, atol=1e-5)

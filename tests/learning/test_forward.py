@@ -1,0 +1,343 @@
+"""The packed forward gives the numbers and gradients of one episode at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from agentrl_cli.learning import packing as f
+from agentrl_cli.learning.attention import Block, _mask
+from agentrl_cli.learning.logprobs import head_logprobs
+
+VOCAB = 64
+Mode: Any = TorchDispatchMode  # torch does not say its types
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
+
+
+def tiny(kind: str = "qwen3", **changes: Any) -> Any:
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        MistralConfig,
+        MistralForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )
+
+    if kind in {"falcon", "gemma2"}:
+        return odd(kind)
+    classes: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 8, "tie_word_embeddings": True}),
+        "llama": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": False, "attention_bias": True}),
+        "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 6}),
+    }
+    config, model, extra = classes[kind]
+    torch.manual_seed(0)
+    given: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "initializer_range": 0.3,
+    }
+    return model(config(**{**given, **extra, **changes}, attn_implementation="sdpa")).double().train()
+
+
+def odd(kind: str) -> Any:
+    """Architectures whose attention cannot be packed."""
+    from transformers import FalconConfig, FalconForCausalLM, Gemma2Config, Gemma2ForCausalLM
+
+    torch.manual_seed(0)
+    if kind == "falcon":
+        config = FalconConfig(
+            vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, bos_token_id=0, eos_token_id=0
+        )
+        return FalconForCausalLM(config).double().train()
+    given: dict[str, Any] = {"final_logit_softcapping": 2.0, "attn_implementation": "eager", "sliding_window": 6}
+    config_2 = Gemma2Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        initializer_range=0.3,
+        **given,
+    )
+    return Gemma2ForCausalLM(config_2).double().train()
+
+
+def episode(rng: np.random.Generator, prompt: np.ndarray, n: int, gap: bool = True) -> f.Segment:
+    ids = np.concatenate([prompt, rng.integers(0, VOCAB, n)]).astype(np.int32)
+    trained = np.arange(len(ids)) >= len(prompt)
+    if gap and n > 6:
+        trained[len(prompt) + 2 : len(prompt) + 5] = False  # a tool result in between
+        trained[-1] = False
+    return f.Segment(ids, trained)
+
+
+def batch(seed: int = 0) -> list[list[f.Segment]]:
+    rng = np.random.default_rng(seed)
+    groups = [[episode(rng, prompt, n) for n in (9, 1, 14, 7)] for prompt in rng.integers(0, VOCAB, (2, 11))]
+    twin = episode(rng, rng.integers(0, VOCAB, 5), 8)
+    untrained = f.Segment(twin.ids, np.zeros(len(twin.ids), bool))
+    return [*groups, [twin, twin, untrained], [episode(rng, rng.integers(0, VOCAB, 3), 4)], [untrained]]
+
+
+def one_at_a_time(model: Any, groups: list[list[f.Segment]], temperature: float = 1.0) -> tuple[Any, Any]:
+    logps, entropies = [], []
+    for segment in (s for group in groups for s in group):
+        ids = torch.from_numpy(segment.ids.astype(np.int64))
+        every = torch.log_softmax(
+            model(input_ids=ids[None], use_cache=False).logits[0, :-1] / temperature,
+            -1,
+            torch.promote_types(model.dtype, torch.float32),
+        )
+        where = torch.from_numpy(segment.trained[1:])
+        logps.append(every.gather(-1, ids[1:, None])[:, 0][where])
+        entropies.append(-(every.exp() * every).sum(-1)[where])
+    return torch.cat(logps), torch.cat(entropies)
+
+
+def backward(loss: Any) -> None:
+    loss.backward()
+
+
+def gradients(model: Any, logp: Any, entropy: Any) -> dict[str, torch.Tensor]:
+    """Of a loss that weighs every token differently."""
+    weights = torch.linspace(-1, 1, len(logp), dtype=torch.float64)
+    model.zero_grad()
+    backward((logp * weights).sum() + 0.3 * (entropy * weights.flip(0)).sum())
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(model: Any, groups: list[list[f.Segment]], *, temperature: float = 1.0, **options: Any) -> None:
+    expected = one_at_a_time(model, groups, temperature)
+    wanted = gradients(model, *expected)
+    packed = f.pack(groups, share=options.pop("share", True))
+    got = f.logprobs(model, packed, temperature=temperature, chunk=7, **options)
+    np.testing.assert_allclose(got.logp.detach().numpy(), expected[0].detach().numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got.entropy.detach().numpy(), expected[1].detach().numpy(), rtol=1e-5, atol=1e-5)
+    found = gradients(model, got.logp, got.entropy)
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        assert float((found[name] - gradient).norm() / (gradient.norm() + 1e-12)) < 1e-5, name
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "mistral"])
+@pytest.mark.parametrize("share", [True, False])
+def test_packed_equals_one_at_a_time(kind: str, share: bool) -> None:
+    assert_same(tiny(kind), batch(), share=share)
+
+
+@pytest.mark.parametrize("kind", ["falcon", "gemma2"])
+def test_what_cannot_be_packed_runs_one_at_a_time_and_says_so(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny(kind)
+    assert_same(model, batch(), temperature=0.8)
+    f.logprobs(model, f.pack(batch()))
+    assert caplog.text.count("one episode at a time") == 1
+
+
+def test_an_unknown_kind_of_layer_is_not_trusted(caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny()
+    model.config.layer_types = ["full_attention", "chunked_attention"]
+    with pytest.raises(KeyError):  # Qwen3 has none such either
+        f.logprobs(model, f.pack(batch()))
+    assert "chunked_attention" in caplog.text
+
+
+def test_temperature_and_checkpointing() -> None:
+    model = tiny()
+    assert_same(model, batch(1), temperature=0.7, checkpoint=True)
+    assert model.config._attn_implementation == "sdpa"
+    assert not any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+
+
+def test_checkpointing_leaves_evaluation_mode_alone() -> None:
+    model = tiny().eval()
+    backward(f.logprobs(model, f.pack(batch()), checkpoint=True).logp.sum())
+    assert not any(m.training for m in model.modules())
+
+
+def test_adapter() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(tiny(), LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)).double()
+    assert_same(model, batch())
+    packed = f.pack(batch())
+    with model.disable_adapter(), torch.no_grad():
+        off = f.logprobs(model, packed).logp
+        expected = one_at_a_time(model, batch())[0]
+    torch.testing.assert_close(off.double(), expected, rtol=1e-5, atol=1e-5)
+    assert (off - f.logprobs(model, packed).logp).abs().max() > 0.1
+
+
+def test_adapter_on_the_head() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    base = tiny("llama")
+    config = LoraConfig(r=2, target_modules=["lm_head", "q_proj"], init_lora_weights=False)
+    assert_same(get_peft_model(base, config).double(), batch())
+
+
+def test_bfloat16_is_as_close_as_its_own_rounding() -> None:
+    model = tiny().to(torch.bfloat16)
+    packed = f.pack(batch())
+    got = f.logprobs(model, packed)
+    backward(got.logp.sum())
+    assert got.logp.dtype == torch.float32
+    with torch.no_grad():
+        alone = one_at_a_time(model, batch())[0]
+        exact = one_at_a_time(model.float(), batch())[0]
+        off, rounding = (got.logp - exact).abs(), (alone - exact).abs()
+    assert 0 < off.mean() < 1.5 * rounding.mean()
+
+
+def test_no_episode_sees_another() -> None:
+    model = tiny().eval()
+    groups = batch()
+    changed = [groups[0][:1], *groups[2:]]
+    rng = np.random.default_rng(9)
+    changed[0] = [groups[0][0], *(episode(rng, groups[0][0].ids[:11], 6) for _ in range(3))]
+    n = int(groups[0][0].trained.sum())
+    with torch.no_grad():
+        first, second = (f.logprobs(model, f.pack(g)).logp[:n] for g in (groups, changed))
+    torch.testing.assert_close(first, second, rtol=0, atol=1e-6)
+
+
+def test_sharing_computes_the_prompt_once() -> None:
+    rng = np.random.default_rng(0)
+    rest = [np.r_[np.arange(20), [20 + i], rng.integers(30, 60, 5)].astype(np.int32) for i in range(4)]
+    group = [f.Segment(ids, np.arange(26) > 20) for ids in rest]
+    packed = f.pack([group])
+    assert packed.tokens == 20 + 4 * 5  # the last trained token predicts nothing
+    assert f.pack([group], share=False).tokens == 4 * 25
+    assert packed.blocks == (Block(0, 20, (25, 30, 35, 40)),)
+    assert packed.position_ids[18:27].tolist() == [18, 19, 20, 21, 22, 23, 24, 20, 21]
+
+
+def test_episodes_that_agree_beyond_the_prompt_share_that_too() -> None:
+    same = [np.r_[np.arange(10), tail].astype(np.int32) for tail in ([11, 12], [13, 14])]
+    packed = f.pack([[f.Segment(ids, np.arange(12) >= 6) for ids in same]])
+    assert packed.tokens == 10 + 2
+    assert packed.rows.tolist() == [5, 6, 7, 8, 9, 10, 5, 6, 7, 8, 9, 11]
+
+
+def test_scatter_split_and_gather() -> None:
+    packed = f.pack(batch())
+    flat = np.arange(len(packed.rows), dtype=np.float32)
+    parts = packed.split(flat)
+    segments = [s for group in batch() for s in group]
+    assert [len(p) for p in parts] == [int(s.trained.sum()) for s in segments]
+    np.testing.assert_array_equal(packed.gather(parts), flat)
+    for array, part, segment in zip(packed.scatter(flat), parts, segments, strict=True):
+        np.testing.assert_array_equal(array[segment.trained], part)
+        assert np.isnan(array[~segment.trained]).all()
+    with pytest.raises(ValueError, match="values for"):
+        packed.gather(parts[:2])
+
+
+def test_micro_batches_cover_everything_within_the_budget() -> None:
+    groups = batch()
+    for budget in (12, 30, 60, 10_000):
+        rows = f.micro_batches(groups, budget)
+        assert sorted(pair for row in rows for pair in row) == [(g, m) for g in range(5) for m in range(len(groups[g]))]
+        for row in rows:
+            packed = f.pack(f.chosen(groups, row))
+            assert packed.tokens <= budget or len(row) == 1
+    assert len(f.micro_batches(groups, 10_000)) == 1
+
+
+def test_accumulated_gradient_is_that_of_one_batch() -> None:
+    model = tiny()
+    groups = batch()
+    whole = f.logprobs(model, f.pack(groups)).logp
+    model.zero_grad()
+    backward(whole.square().sum() / len(whole))
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    for row in f.micro_batches(groups, 30):
+        backward(f.logprobs(model, f.pack(f.chosen(groups, row))).logp.square().sum() / len(whole))
+    for name, p in model.named_parameters():
+        assert float((p.grad - wanted[name]).norm() / wanted[name].norm()) < 1e-6, name
+
+
+def test_nothing_to_train() -> None:
+    untrained = f.Segment(np.arange(5, dtype=np.int32), np.zeros(5, bool))
+    packed = f.pack([[untrained]])
+    assert packed.tokens == 0 and packed.split(np.zeros(0))[0].shape == (0,)
+    assert f.logprobs(tiny(), packed).logp.shape == (0,)
+    assert f.pack([]).split(np.zeros(0)) == []
+
+
+def test_a_trained_first_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing precedes"):
+        f.pack([[f.Segment(np.arange(3, dtype=np.int32), np.ones(3, bool))]])
+
+
+def test_head_backward_against_autograd_in_double() -> None:
+    torch.manual_seed(0)
+    head = torch.nn.Linear(6, 11).double()
+    hidden = torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, 11, (9,))
+    weights = torch.randn(2, 9, dtype=torch.float64)
+
+    def grads(chunk: int | None) -> list[torch.Tensor]:
+        if chunk is None:
+            every = torch.log_softmax(head(hidden) / 0.8, -1)
+            logp, entropy = every[torch.arange(9), targets], -(every.exp() * every).sum(-1)
+        else:
+            logp, entropy = head_logprobs(head, hidden, targets, temperature=0.8, softcap=None, chunk=chunk)
+        loss = (weights[0] * logp).sum() + (weights[1] * entropy).sum()
+        return list(torch.autograd.grad(loss, [hidden, head.weight, head.bias]))
+
+    for chunk in (1, 4, 100):
+        for got, wanted in zip(grads(chunk), grads(None), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+class Shapes(Mode):  # type: ignore[misc]
+    """Writes down the shape of every tensor that an operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.seen |= {tuple(t.shape) for t in (out if isinstance(out, (tuple, list)) else [out]) if torch.is_tensor(t)}
+        return out
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_no_tensor_has_the_vocabulary_of_more_tokens_than_a_chunk(frozen: bool) -> None:
+    """In both directions; [32, 97] is the head's weight turned round, which no token has a part in."""
+    model, packed = tiny(vocab_size=97), f.pack(batch())
+    model.get_output_embeddings().weight.requires_grad_(not frozen)
+    with Shapes() as shapes:
+        out = f.logprobs(model, packed, chunk=7)
+        backward(out.logp.sum() + out.entropy.sum())
+    wide = {shape for shape in shapes.seen if 97 in shape[1:]} - {(32, 97)}
+    assert (7, 97) in wide and len(packed.rows) > 28
+    assert max(int(np.prod(shape)) // 97 for shape in wide) == 7
+
+
+def test_soft_capped_head() -> None:
+    head = torch.nn.Linear(4, 7, bias=False)
+    hidden, targets = torch.randn(5, 4) * 20, torch.randint(0, 7, (5,))
+    logp, _ = head_logprobs(head, hidden, targets, temperature=1.0, softcap=3.0, chunk=2)
+    expected = torch.log_softmax(3 * torch.tanh(head(hidden) / 3), -1)[torch.arange(5), targets]
+    torch.testing.assert_close(logp, expected)
+
+
+def test_window_mask_by_hand() -> None:
+    expected = [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
+    assert _mask(3, 5, 2, torch.device("cpu")).int().tolist() == expected

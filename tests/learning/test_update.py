@@ -1,0 +1,291 @@
+"""One training step's arithmetic: micro-batches add up, every token's weight is what it says, and NaN stops it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ConfigError, NotFound, TrainingStopped
+from agentrl_cli.learning.optimizers import move_state
+from agentrl_cli.learning.packing import Segment, trained_logprobs
+from agentrl_cli.learning.update import Learner
+from agentrl_cli.types import TOP_K, Episode, Origin, Outcome, RewardPart, Tokens
+from tests.helpers.train import VOCABULARY, write_model
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(write_model(tmp_path_factory.mktemp("model") / "random"))
+    return model.eval()
+
+
+@pytest.fixture
+def model(start: Any) -> Any:
+    return copy.deepcopy(start)
+
+
+def config(**sections: Any) -> Config:
+    base: dict[str, Any] = {"train": {"lr": 1e-2, "warmup_steps": 0, "max_grad_norm": 1e9}}
+    for name, values in sections.items():
+        base[name] = {**base.get(name, {}), **values}
+    return Config.model_validate(base)
+
+
+def episodes(model: Any, rewards: Sequence[Sequence[float]], seed: int = 0) -> list[list[Episode]]:
+    """Groups of episodes that share a prompt of ten tokens and say three to nine of their own."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for g, values in enumerate(rewards):
+        prompt = rng.integers(5, VOCABULARY, 10)
+        group = []
+        for m, value in enumerate(values):
+            said = rng.integers(5, VOCABULARY, int(rng.integers(3, 10)))
+            ids = np.concatenate([prompt, said]).astype(np.int32)
+            mask = np.arange(len(ids)) >= 10
+            with torch.no_grad():
+                _, out = trained_logprobs(model, [[Segment(ids, mask)]])
+            logp = np.full(len(ids), np.nan, np.float32)
+            logp[mask] = out.logp.numpy()
+            tokens = Tokens(
+                ids,
+                np.where(mask, Origin.MODEL, Origin.USER).astype(np.int8),
+                *(logp, logp.copy(), np.zeros(len(ids), np.float32)),
+                np.full((len(ids), TOP_K), -1, np.int32),
+                np.full((len(ids), TOP_K), np.nan, np.float32),
+            )
+            parts = (RewardPart("r", value, 1.0, True),)
+            group.append(
+                Episode(
+                    f"{g}-{m}",
+                    f"t{g}",
+                    group_id=f"g{g}",
+                    sample=m,
+                    tokens=tokens,
+                    reward_parts=parts,
+                    outcome=Outcome.FAILED,
+                )
+            )
+        groups.append(group)
+    return groups
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], atol: float = 0.0) -> bool:
+    return all(torch.allclose(a[name], b[name], rtol=0, atol=atol) for name in a)
+
+
+SPREAD: list[list[float]] = [[0, 1, 1], [1, 0, 0.5]]
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_an_optimizers_state_that_waits_elsewhere_changes_nothing(start: Any, name: str) -> None:
+    groups, after = episodes(start, SPREAD), []
+    for aside in (False, True):
+        model = copy.deepcopy(start)
+        learner = Learner(model, config(train={"optimizer": name}), aside=aside)
+        for step in range(3):
+            learner.update(groups, step)
+            if step == 1:
+                learner.load_state(learner.state())
+        after.append(weights(model))
+        # what a GPU would get back: every number of the state, counts of steps apart
+        parts = getattr(learner.optimizer, "optimizers", [learner.optimizer])
+        move_state(learner.optimizer, "meta")
+        left = [t for one in parts for state in one.state.values() for t in state.values() if t.device.type == "cpu"]
+        assert sum(t.numel() * t.element_size() for t in left if t.ndim) == 0
+    assert same(after[0], after[1])
+
+
+def test_micro_batches_add_up_to_the_mini_batch(start: Any) -> None:
+    groups, after = episodes(start, SPREAD), []
+    metrics = []
+    for budget in (4096, 24, 1):
+        model = copy.deepcopy(start)
+        learner: Any = Learner(model, config(train={"token_budget": budget}))
+        learner.optimizer = torch.optim.SGD(model.parameters())
+        metrics.append(learner.update(groups, 0).metrics)
+        after.append(weights(model))
+    assert not same(after[0], weights(start))
+    assert same(after[0], after[1], 1e-6) and same(after[0], after[2], 1e-6)
+    for name in ("loss", "grad_norm"):
+        assert metrics[1][name] == pytest.approx(metrics[0][name], abs=1e-5)
+        assert metrics[2][name] == pytest.approx(metrics[0][name], abs=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean"])
+def test_the_weight_of_a_token_is_minus_the_gradient_of_its_log_probability(
+    model: Any, start: Any, aggregation: str
+) -> None:
+    """Of the loss of one on-policy step: advantage over the number of tokens, or over sequences and their lengths."""
+    groups = episodes(model, SPREAD)
+    update = Learner(model, config(algo={"aggregation": aggregation})).update(groups, 0)
+    flat = [episode for group in groups for episode in group]
+    total = sum(episode.trained_tokens for episode in flat)
+    for episode in flat:
+        signals, mask = update.signals[episode.id], episode.tokens.trained_mask
+        share = total if aggregation == "token_mean" else len(flat) * episode.trained_tokens
+        assert signals.weight[mask] == pytest.approx(update.advantages[episode.id] / share, rel=1e-4)
+        assert np.isnan(signals.weight[~mask]).all() and not signals.clipped.any()
+        assert signals.logp_train[mask] == pytest.approx(episode.tokens.logp_policy[mask], abs=1e-4)
+    assert update.metrics["sampling/sampling_logp_difference/max"] < 1e-4
+
+
+def test_advantages_are_relative_to_the_group(model: Any) -> None:
+    groups = episodes(model, [[0, 1], [5, 7]])
+    found = Learner(model, config(algo={"advantage": "dr_grpo"})).update(groups, 0).advantages
+    assert found == pytest.approx({"0-0": -0.5, "0-1": 0.5, "1-0": -1.0, "1-1": 1.0})
+
+
+def test_what_was_rewarded_becomes_more_likely(model: Any) -> None:
+    groups = episodes(model, SPREAD)
+    Learner(model, config()).update(groups, 0)
+    for episode in [episode for group in groups for episode in group]:
+        with torch.no_grad():
+            _, out = trained_logprobs(model, [[Segment.of(episode)]])
+        before = episode.tokens.logp_policy[episode.tokens.trained_mask].sum()
+        if episode.reward != 0.5:
+            assert (float(out.logp.sum()) > before) == (episode.reward == 1)
+
+
+def test_later_epochs_are_clipped_against_the_first_log_probabilities(model: Any) -> None:
+    groups = episodes(model, SPREAD)
+    learner = Learner(model, config(algo={"epochs": 6, "minibatches": 2}, train={"lr": 5e-2}))
+    update = learner.update(groups, 0)
+    assert {int(state["step"]) for state in learner.optimizer.state.values()} == {12}
+    clipped = 0
+    for episode in [episode for group in groups for episode in group]:
+        signals, mask = update.signals[episode.id], episode.tokens.trained_mask
+        assert signals.logp_train[mask] == pytest.approx(episode.tokens.logp_policy[mask], abs=1e-4)
+        ratio, out = signals.ratio[mask], signals.clipped[mask].astype(bool)
+        advantage = update.advantages[episode.id]
+        beyond = ratio > 1.28 if advantage > 0 else ratio < 0.8
+        if advantage:
+            assert (out == beyond).all() and (signals.weight[mask][out] == 0).all()
+        clipped += int(out.sum())
+    assert clipped > 0
+
+
+def test_truncated_sampling_is_corrected(model: Any) -> None:
+    """Where fewer tokens were to be had, the sampler's probability was higher: such tokens count less."""
+    groups = episodes(model, SPREAD)
+    plain = Learner(copy.deepcopy(model), config()).update(groups, 0)
+    higher = [
+        [e.with_(tokens=replace(e.tokens, logp_sampled=e.tokens.logp_sampled + np.float32(np.log(2)))) for e in group]
+        for group in groups
+    ]
+    learner = Learner(model, config(rollout={"top_p": 0.9}))
+    found = learner.update(higher, 0)
+    for name, signals in found.signals.items():
+        mask = ~np.isnan(signals.weight)
+        assert signals.weight[mask] == pytest.approx(plain.signals[name].weight[mask] / 2, rel=1e-3)
+
+
+def test_recomputed_activations_change_nothing(start: Any) -> None:
+    groups, after = episodes(start, SPREAD), []
+    for recompute in (False, True):
+        model = copy.deepcopy(start)
+        metrics = Learner(model, config(), checkpoint=recompute).update(groups, 0).metrics
+        after.append((weights(model), metrics["grad_norm"]))
+    assert after[0][1] == pytest.approx(after[1][1], rel=1e-5) and same(after[0][0], after[1][0], 1e-5)
+
+
+def test_gradients_are_clipped_to_the_norm(start: Any) -> None:
+    moved = []
+    for norm in (1e9, 1e-3):
+        model = copy.deepcopy(start)
+        learner: Any = Learner(model, config(train={"max_grad_norm": norm}))
+        learner.optimizer = torch.optim.SGD(model.parameters())
+        metrics = learner.update(episodes(start, SPREAD), 0).metrics
+        change = [
+            (p.detach() - q.detach()).square().sum()
+            for p, q in zip(model.parameters(), start.parameters(), strict=True)
+        ]
+        moved.append((metrics["grad_norm"], float(torch.stack(change).sum().sqrt())))
+    assert moved[0][0] == pytest.approx(moved[1][0]), "the metric is the norm before clipping"
+    rate = 1e-2
+    assert moved[0][1] == pytest.approx(rate * moved[0][0], rel=1e-2)
+    assert moved[1][1] == pytest.approx(rate * 1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_a_loss_that_is_no_number_leaves_the_weights_alone(model: Any, stop: bool) -> None:
+    groups = episodes(model, SPREAD)
+    with torch.no_grad():
+        model.lm_head.weight[7] = torch.nan
+    before = weights(model)
+    learner = Learner(model, config(train={"stop_on": ["nan"] if stop else []}))
+    if stop:
+        with pytest.raises(TrainingStopped, match="nan") as caught:
+            learner.update(groups, 0)
+        assert "train.lr" in caught.value.hint
+    else:
+        metrics = learner.update(groups, 0).metrics
+        assert not np.isfinite(metrics["grad_norm"]) and not np.isfinite(metrics["loss"])
+    after = weights(model)
+    assert all(torch.equal(after[n].nan_to_num(9), before[n].nan_to_num(9)) for n in before)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_nothing_to_train_on_is_nothing(model: Any) -> None:
+    before = weights(model)
+    update = Learner(model, config()).update([], 0)
+    assert (update.metrics, update.signals, update.advantages) == ({}, {}, {})
+    assert same(weights(model), before)
+
+
+def test_schedules() -> None:
+    def rates(**train: Any) -> list[float]:
+        learner = Learner(torch.nn.Linear(2, 2), config(train={"lr": 1.0, "steps": 6, "warmup_steps": 2, **train}))
+        return [learner.learning_rate(step) for step in range(7)]
+
+    assert rates() == pytest.approx([0.5, 1, 1, 1, 1, 1, 1])
+    assert rates(schedule="linear") == pytest.approx([0.5, 1, 1, 0.75, 0.5, 0.25, 0])
+    assert rates(schedule="cosine") == pytest.approx([0.5, 1, 1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5, 0])
+    assert rates(warmup_steps=0)[0] == 1.0
+
+
+def test_what_cannot_be(model: Any) -> None:
+    with pytest.raises(ConfigError, match="frozen"):
+        Learner(copy.deepcopy(model).requires_grad_(False), config())
+    with pytest.raises(ConfigError, match="temperature"):
+        Learner(model, config(rollout={"temperature": 0}))
+    with pytest.raises(NotFound, match="grpp"):
+        Learner(model, config(algo={"advantage": "grpp"}))
+    with pytest.raises(ConfigError, match="reference"):
+        Learner(model, config(algo={"kl_coef": 0.1})).update(episodes(model, SPREAD), 0)
+
+
+def test_a_reference_pulls_back(model: Any, start: Any) -> None:
+    """With nothing but the KL term the weights stay; away from the reference they move towards it."""
+    groups = episodes(model, [[1, 1]])
+    learner = Learner(model, config(algo={"kl_coef": 1.0}), reference=start)
+    found = learner.update(groups, 0)
+    assert found.metrics["kl"] == pytest.approx(0, abs=1e-6)
+    assert found.signals["0-0"].logp_ref is not None
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor += 0.05 * torch.randn_like(tensor)
+    kl = [learner.update(groups, step).metrics["kl"] for step in range(1, 6)]
+    assert kl[0] > 1e-3 and kl[-1] < kl[0]
+
+
+def test_paths_of_files_are_algorithms_too(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.py").write_text(
+        "import numpy as np\n\n\ndef ones(given):\n    return [np.ones(n, np.float32) for n in given.lengths]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    learner = Learner(model, config(algo={"advantage": "own.py:ones"}))
+    assert learner.estimator.__name__ == "ones"

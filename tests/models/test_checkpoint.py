@@ -1,0 +1,167 @@
+"""A checkpoint is whole or not there, wherever the process that wrote it was killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl_cli.errors import ModelError, StoreError
+from agentrl_cli.policies.local_checkpoint import (
+    load_state,
+    load_weights,
+    replace_folder,
+    save_checkpoint,
+    sweep,
+    whole,
+)
+from tests.helpers.train import write_model
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "random")
+
+
+def model_of(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def dead() -> int:
+    """The number of a process that is gone."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def fake(folder: Path, text: str = "") -> Path:
+    """A folder that looks whole."""
+    folder.mkdir(parents=True)
+    for name in ("trainer.pt", "config.json", "model.safetensors"):
+        (folder / name).write_text(text)
+    return folder
+
+
+def names(parent: Path) -> list[str]:
+    return sorted(path.name for path in parent.iterdir())
+
+
+def test_a_checkpoint_replaces_the_one_before_and_leaves_nothing_else(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints" / "last"
+    model = model_of(source)
+    save_checkpoint(folder, model, source, {"step": 1})
+    with torch.no_grad():
+        model.lm_head.weight.add_(1.0)
+    save_checkpoint(folder, model, source, {"step": 2})
+    assert names(folder.parent) == ["last"] and whole(folder) and load_state(folder) == {"step": 2}
+    fresh = model_of(source)
+    load_weights(fresh, folder)
+    torch.testing.assert_close(fresh.lm_head.weight, model.lm_head.weight, atol=0, rtol=0)
+
+
+def test_a_failed_save_keeps_the_one_before(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "last"
+    save_checkpoint(folder, model_of(source), source, {"step": 1})
+
+    class Full:
+        def save_pretrained(self, folder: Path) -> None:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(StoreError, match="No space left"):
+        save_checkpoint(folder, Full(), source, {"step": 2})  # type: ignore[arg-type]  # a model of which only this is used
+    assert names(tmp_path) == ["last"] and load_state(folder) == {"step": 1}
+
+
+def test_sweeping_puts_back_what_was_aside_and_deletes_the_rest(tmp_path: Path, dead: int) -> None:
+    fake(tmp_path / "last", "new")
+    fake(tmp_path / f".last.old-{dead}", "old")  # killed while the old one was deleted
+    fake(tmp_path / f".best.old-{dead}", "best")  # killed between the two renames
+    fake(tmp_path / f".best.partial-{dead}")
+    (tmp_path / f".step-000004.partial-{dead}").mkdir()  # killed while it was written
+    (tmp_path / f".step-000002.old-{dead}").mkdir()  # not whole: nothing to put back
+    fake(tmp_path / f".step-000006.partial-{os.getppid()}")  # somebody is writing it
+    (tmp_path / ".cache-1").mkdir()  # none of ours
+    sweep(tmp_path)
+    assert names(tmp_path) == [".cache-1", f".step-000006.partial-{os.getppid()}", "best", "last"]
+    assert (tmp_path / "best" / "trainer.pt").read_text() == "best"
+    assert (tmp_path / "last" / "trainer.pt").read_text() == "new"
+    sweep(tmp_path / "missing")
+
+
+def test_saving_sweeps(source: Path, tmp_path: Path, dead: int) -> None:
+    fake(tmp_path / f".last.old-{dead}")
+    fake(tmp_path / f".step-000004.partial-{dead}")
+    save_checkpoint(tmp_path / "best", model_of(source), source, {"step": 1})
+    assert names(tmp_path) == ["best", "last"]
+
+
+def test_the_place_is_never_a_torn_folder(tmp_path: Path, dead: int) -> None:
+    """Killed by SIGKILL while the old folder is deleted: the new one stands there whole."""
+    fake(tmp_path / "last", "old")
+    fake(tmp_path / "next", "new")
+    code = (
+        "import os, shutil, signal\n"
+        "from pathlib import Path\n"
+        "from agentrl_cli.policies import local_checkpoint as at\n"
+        "class Fatal:\n"
+        "    def rmtree(self, path, **rest):\n"
+        "        if Path(path).exists():\n"
+        "            next(Path(path).iterdir()).unlink()\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "at.shutil = Fatal()\n"
+        f"at.replace_folder(Path({str(tmp_path / 'next')!r}), Path({str(tmp_path / 'last')!r}))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent.parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    assert done.returncode == -9
+    assert whole(tmp_path / "last") and (tmp_path / "last" / "trainer.pt").read_text() == "new"
+    sweep(tmp_path)
+    assert names(tmp_path) == ["last"]
+
+
+def test_replacing_what_is_not_there(tmp_path: Path) -> None:
+    replace_folder(fake(tmp_path / "new"), tmp_path / "last")
+    assert names(tmp_path) == ["last"]
+
+
+@pytest.mark.parametrize("gone", ["trainer.pt", "config.json", "model.safetensors"])
+def test_whole(source: Path, tmp_path: Path, gone: str) -> None:
+    folder = tmp_path / "last"
+    save_checkpoint(folder, model_of(source), source, {"step": 1})
+    assert whole(folder)
+    (folder / gone).unlink()
+    assert not whole(folder) and not whole(tmp_path / "missing")
+
+
+def test_every_shard_counts(source: Path, tmp_path: Path) -> None:
+    model_of(source).save_pretrained(tmp_path, max_shard_size="20KB")
+    (tmp_path / "trainer.pt").touch()
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 1 and whole(tmp_path)
+    shards[-1].unlink()
+    assert not whole(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("{")
+    assert not whole(tmp_path)
+
+
+def test_an_adapter_counts_as_weights(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "trainer.pt").touch()
+    shutil.copy(source / "config.json", tmp_path / "adapter_config.json")
+    assert not whole(tmp_path)
+    (tmp_path / "adapter_model.safetensors").touch()
+    assert whole(tmp_path)
+
+
+def test_a_corrupt_state_is_a_message(tmp_path: Path) -> None:
+    (tmp_path / "trainer.pt").write_bytes(b"no")
+    with pytest.raises(ModelError, match="cannot be resumed from"):
+        load_state(tmp_path)

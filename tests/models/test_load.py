@@ -1,0 +1,126 @@
+"""An adapter goes onto the model it was trained on, and loading says nothing that its user cannot help."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl_cli.config import Config
+from agentrl_cli.config.models import LoraConfig, ModelConfig
+from agentrl_cli.errors import ModelError
+from agentrl_cli.paths import bundled_model
+from agentrl_cli.policies.local_load import adapter_base, add_adapter, load_model, load_policy, name_base
+from agentrl_cli.policies.local_loaded import save_model
+from tests.helpers.train import write_model
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CONFIG = ModelConfig(dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "tiny-agent")
+
+
+def adapter(folder: Path, base: Path, model: Path) -> Path:
+    """A fresh adapter of `model` in `folder`, which says that it belongs to `base`."""
+    loaded: Any = add_adapter(
+        load_model(model, CONFIG, base=folder.parent), LoraConfig(enabled=True, r=2), folder.parent
+    )
+    save_model(loaded, model, folder)
+    told = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**told, "base_model_name_or_path": str(base)}))
+    return folder
+
+
+def test_a_model_of_ones_own_named_tiny_agent_is_its_adapters_base(source: Path, tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "adapter", source, source)
+    assert adapter_base(folder, CONFIG, base=tmp_path) == source
+    loaded: Any = load_model(folder, CONFIG, base=tmp_path)
+    own: Any = load_model(source, CONFIG, base=tmp_path)
+    kept = loaded.get_base_model().model.embed_tokens.weight
+    torch.testing.assert_close(kept, own.model.embed_tokens.weight, atol=0, rtol=0)
+
+
+def test_the_bundled_model_stands_in_only_where_the_folder_is_gone(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+
+    def base_of(name: str) -> Path:
+        (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name}))
+        return adapter_base(folder, CONFIG, base=tmp_path)
+
+    assert base_of(str(bundled_model())) == base_of("tiny") == bundled_model()
+    assert base_of(str(tmp_path / "elsewhere" / "tiny-agent")) == bundled_model()
+    shutil.copytree(source, tmp_path / "elsewhere" / "tiny-agent")
+    assert base_of(str(tmp_path / "elsewhere" / "tiny-agent")) == tmp_path / "elsewhere" / "tiny-agent"
+    assert base_of("elsewhere/tiny-agent") == tmp_path / "elsewhere" / "tiny-agent"
+    with pytest.raises(ModelError, match="no model"):
+        base_of(str(tmp_path / "nowhere" / "another"))
+    with pytest.raises(ModelError, match="no model"):
+        base_of("./nowhere/tiny-agent")
+
+
+def test_merging_takes_the_same_base(source: Path, tmp_path: Path) -> None:
+    from agentrl_cli.policies.local_merge import merge
+
+    done = merge(str(adapter(tmp_path / "adapter", source, source)), tmp_path / "out", Config(), base=tmp_path)
+    merged: Any = load_model(done.folder, CONFIG, base=tmp_path)
+    assert merged.config.hidden_size == 32
+
+
+def test_adapters_load_and_save_without_a_word(source: Path, tmp_path: Path) -> None:
+    """Neither bars nor warnings; every warning is an error there."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "from tests.models.test_load import adapter, load_model, CONFIG\n"
+        "model, folder = Path(sys.argv[2]), Path(sys.argv[3])\n"
+        "load_model(adapter(folder, model, model), CONFIG, base=folder.parent)\n"
+    )
+    command = [sys.executable, "-W", "error::FutureWarning", "-c", code, str(ROOT), str(source), str(tmp_path / "a")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_weights_that_are_missing_are_never_made_up(source: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "holes"
+    shutil.copytree(source, folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"not all there: it lacks model.layers.0.mlp.up_proj.weight.$"):
+        load_model(folder, CONFIG, base=tmp_path)
+
+
+def test_the_seed_makes_the_adapter(source: Path, tmp_path: Path) -> None:
+    def first(seed: int) -> torch.Tensor:
+        config = Config.model_validate(
+            {"model": {"device": "cpu"}, "adapter": {"enabled": True, "r": 2}, "seed": seed, "deterministic": True}
+        )
+        torch.rand(3)  # whatever happened before
+        loaded = load_policy(str(source), config, base=tmp_path, trainable=True)
+        found: torch.Tensor = next(p.detach() for name, p in loaded.model.named_parameters() if "lora_A" in name)
+        return found
+
+    assert torch.equal(first(3), first(3)) and not torch.equal(first(3), first(4))
+
+
+def test_an_adapter_of_a_hub_model_names_it_and_not_a_folder_of_this_machine(source: Path, tmp_path: Path) -> None:
+    loaded: Any = add_adapter(load_model(source, CONFIG, base=tmp_path), LoraConfig(enabled=True, r=2), tmp_path)
+    name_base(loaded, "org/name", "v1")
+    save_model(loaded, source, tmp_path / "adapter")  # asks no hub: there is none here
+    told = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (told["base_model_name_or_path"], told["revision"]) == ("org/name", "v1")
+    with pytest.raises(ModelError, match="org/name cannot be had"):
+        adapter_base(tmp_path / "adapter", ModelConfig(offline=True), base=tmp_path)

@@ -1,0 +1,401 @@
+"""Images that tools answer: into the messages, the ids, the forward of sampling and of training, the store, exports."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import json
+import logging
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from agentrl_cli.analysis.export import export_jsonl
+from agentrl_cli.analysis.html import export_html
+from agentrl_cli.analysis.memory_plan import plan
+from agentrl_cli.chat.images import Images, pictured
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.commands import app
+from agentrl_cli.config import Config
+from agentrl_cli.envs.tool_env import ToolEnv
+from agentrl_cli.errors import EnvError, ModelError, PolicyError, TemplateError
+from agentrl_cli.learning.packing import Segment, pack, trained_logprobs
+from agentrl_cli.policies.local_checkpoint import load_weights
+from agentrl_cli.policies.local_load import load_policy
+from agentrl_cli.policies.local_vision import reader_of
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rewards import Reward
+from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.servers.chat_session.session import Session
+from agentrl_cli.store import Store
+from agentrl_cli.store.images import short_runs
+from agentrl_cli.tasks import Pack
+from agentrl_cli.tools import as_tool
+from agentrl_cli.tools.base import as_result
+from agentrl_cli.tui.common.layout import result_notes
+from agentrl_cli.tui.common.load_episode import load_view
+from agentrl_cli.tui.common.related import token_texts
+from agentrl_cli.types import Episode, Generation, Origin, Outcome, Sampling, Task, ToolResult
+from agentrl_cli.types.content import content_text
+from tests.helpers.local import policy_of, tiny
+from tests.helpers.train import episodes_of, trainer_of, write_pack
+from tests.helpers.vision import TEMPLATE, byte_tokenizer, png, vision_folder
+
+pytest.importorskip("PIL")
+RED, BLUE = png(24, 16), png(32, 32, (0, 0, 255))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return vision_folder(tmp_path_factory.mktemp("qwen2-vl"))
+
+
+def look(number: int) -> ToolResult:
+    """Look at a picture.
+
+    Args:
+        number: Which.
+    """
+    return ToolResult(f"picture {number}", images=(RED, BLUE)[number : number + 1])
+
+
+def call(*numbers: int) -> str:
+    said = [json.dumps({"name": "look", "arguments": {"number": n}}) for n in numbers]
+    return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in said)
+
+
+PACK = Pack.of("look", [{"prompt": "What is there?"}], [Reward("r", lambda e, c: float(e.seed % 2))], tools=[look])
+
+
+class Directed:
+    """A local policy whose first turns are forced, so that random weights call tools; what follows is its own."""
+
+    def __init__(self, policy: Any, chat: Chat, turns: Sequence[str]) -> None:
+        self.policy, self.chat, self.turns = policy, chat, turns
+        self.seen: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+    async def generate(self, key: str, ids: Any, sampling: Sampling, **more: Any) -> Generation:
+        number = self.seen[key] = self.seen.get(key, -1) + 1
+        if number < len(self.turns):
+            wanted = [*self.chat.tokenizer.encode(self.turns[number]), self.chat.stop_ids[0]]
+            sampling = replace(sampling, allow=lambda out: wanted[len(out) : len(out) + 1])
+        else:
+            sampling = replace(sampling, max_new_tokens=12)
+        generation: Generation = await self.policy.generate(key, ids, sampling, **more)
+        return generation
+
+
+def whole(model: Any, ids: Any, images: Sequence[bytes]) -> torch.Tensor:
+    """[n, vocabulary] log-probabilities by the model's own forward over everything at once."""
+    given = torch.tensor([list(ids)])
+    reader = reader_of(model)
+    assert reader is not None
+    base = getattr(model, "get_base_model", lambda: model)()
+    base.model.rope_deltas = None
+    pixels = reader.inputs(given[0], images)
+    with torch.no_grad():
+        out = model(input_ids=given, mm_token_type_ids=(given == reader.token).int(), use_cache=False, **pixels)
+    found: torch.Tensor = out.logits[0].float().log_softmax(-1)
+    return found
+
+
+async def episodes(loaded: Any, turns: Sequence[str], count: int = 2, **more: Any) -> list[Episode]:
+    config = Config.model_validate({"rollout": {"max_new_tokens": 200, "max_tokens": 900, "max_turns": 3}})
+    directed: Any = Directed(loaded.policy, loaded.chat, turns)
+    rollout = Rollout(directed, loaded.chat, {"look": PACK}, config, **more)
+    task = PACK.tasks("train")[0]
+    return await rollout.run([Job(task, seed=n, sample=n, group_id="g") for n in range(count)])
+
+
+# --- the chat --------------------------------------------------------------------------------------------------------
+
+
+def test_ids_of_a_conversation_with_images_are_the_processors_own(folder: Path) -> None:
+    """Placeholders become as many tokens as the processor makes patches; the delta is what a full rendering has."""
+    loaded = load_policy(str(folder), Config(), base=folder)
+    chat, reader = loaded.chat, reader_of(loaded.model)
+    assert chat.images is not None and reader is not None and chat.shows_images
+    assert reader.measure(RED) == (24, 16, 6) and reader.measure(BLUE) == (32, 32, 16)
+    from transformers import Qwen2VLProcessor
+
+    # The whole processor cannot be made without torchvision; its own rule can be asked.
+    rule: Any = Qwen2VLProcessor.replace_image_token
+    parts = SimpleNamespace(image_processor=reader.processor, image_token="#")
+    for data in (RED, BLUE):
+        grid = {
+            "image_grid_thw": reader.inputs(torch.tensor([reader.token] * reader.measure(data)[2]), [data])[
+                "image_grid_thw"
+            ]
+        }
+        assert rule(parts, grid, 0) == "#" * reader.measure(data)[2]
+    said = [{"role": "user", "content": "look"}, {"role": "assistant", "content": "yes"}]
+    answers = [{"role": "tool", "name": "look", "content": f"it {n}", "tool_call_id": "c"} for n in range(2)]
+    new, pixels = pictured(answers, [ToolResult("", images=(RED,)), ToolResult("", images=(BLUE,))], chat.images)
+    assert pixels == (RED, BLUE)
+    assert content_text(new[0]["content"]).startswith("[image 24x16 ") and "it 0" in content_text(new[0]["content"])
+    start = chat.prompt(said[:1])
+    model = chat.assistant_ids(said[1])
+    delta = chat.extend(said, new, last_id=model[-1])
+    assert [*start.ids, *model, *delta.ids] == chat.render([*said, *new], add_generation_prompt=True).ids
+    origin = np.array(delta.origin)[np.array(delta.ids) == reader.token]
+    assert len(origin) == 22 and set(origin.tolist()) == {int(Origin.TOOL)}
+    words = [t for t, o in zip(delta.ids, delta.origin, strict=True) if o == Origin.TOOL and t != reader.token]
+    assert chat.decode(words) == "it 0it 1"
+    # Text that looks like a placeholder stays text, from a tool as from a model.
+    fake = chat.extend(said, [{"role": "tool", "name": "look", "content": "<|image_pad|>"}], last_id=model[-1])
+    assert reader.token not in fake.ids and reader.token not in chat.continuation(
+        [{"role": "assistant", "content": "<|image_pad|>"}]
+    )
+    one = Chat(byte_tokenizer(), images=Images(reader.token, reader.measure))
+    with pytest.raises(TemplateError, match="1 places for 0 images"):
+        one.assistant_ids("<|image_pad|>")
+
+
+def test_what_functions_answer_as_pictures() -> None:
+    """A PIL image, and TRL's content blocks; a list that only looks like blocks stays JSON."""
+    from PIL import Image
+
+    image = Image.new("RGB", (24, 16), (255, 0, 0))
+    assert as_result(image) == ToolResult("", images=(RED,))
+    blocks = [{"type": "text", "text": "left"}, {"type": "image", "image": image}, {"type": "text", "text": "right"}]
+    assert as_result(blocks) == ToolResult("left\nright", images=(RED,))
+    assert as_result([{"type": "image", "image": RED}]).images == (RED,)
+    for other in ([{"type": "image", "url": "http://x"}], [{"type": "door"}], []):
+        assert as_result(other) == ToolResult(json.dumps(other))
+
+
+# --- sampling and training ------------------------------------------------------------------------------------------
+
+
+async def test_what_is_sampled_after_an_image_is_what_training_computes(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = Config.model_validate({"adapter": {"enabled": True, "r": 2}})
+    with caplog.at_level(logging.WARNING):
+        loaded = load_policy(str(folder), config, base=folder, trainable=True)
+    engine: Any = loaded.policy
+    assert engine.engine == "plain" and "reads images" in caplog.text and "one by one" in caplog.text
+    with torch.no_grad():
+        for name, weights in loaded.model.named_parameters():
+            if "lora_B" in name:
+                weights.normal_(std=0.2)
+    made = await episodes(loaded, [call(0), call(1, 0)], count=3)
+    for episode in made:
+        assert episode.images == (RED, BLUE, RED) and episode.trained_tokens == 12
+        wanted = whole(loaded.model, episode.tokens.ids, episode.images)
+        trained = np.flatnonzero(episode.tokens.trained_mask)
+        exact = wanted[trained - 1, episode.tokens.ids[trained]].numpy()
+        assert np.abs(episode.tokens.logp_policy[trained] - exact).max() < 1e-4
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        _, out = trained_logprobs(loaded.model, [[Segment.of(e) for e in made]])
+    assert "one episode at a time" in caplog.text
+    sampled = np.concatenate([e.tokens.logp_policy[e.tokens.trained_mask] for e in made])
+    assert np.abs(out.logp.detach().numpy() - sampled).max() < 1e-4
+    total: Any = out.logp.sum()
+    total.backward()
+    grads = {name: w.grad for name, w in loaded.model.named_parameters() if w.requires_grad}
+    assert any(g is not None and g.abs().sum() > 0 for name, g in grads.items() if "visual" in name)
+    await loaded.policy.close()
+
+
+# --- a whole training, the store, replay, exports ---------------------------------------------------------------------
+
+TASK_YAML = """\
+name: looks
+description: Every answer is met with a picture.
+sandbox: false
+rewards: {even: {weight: 1.0, primary: true}}
+"""
+TASK_PY = f"""\
+import json
+from pathlib import Path
+
+from agentrl_cli.envs.tool_env import Env, Step
+from agentrl_cli.types import ToolResult
+
+PICTURES = [bytes.fromhex({RED.hex()!r}), bytes.fromhex({BLUE.hex()!r})]
+
+
+class Looks(Env):
+    async def step(self, turn):
+        image = PICTURES[turn.index % 2]
+        message = {{"role": "tool", "name": "look", "tool_call_id": "c", "content": f"picture {{turn.index}}"}}
+        return Step([message], (ToolResult("", images=(image,)),), terminated=turn.index == 2)
+
+
+def make_env(task):
+    return Looks()
+
+
+def even(episode, ctx):
+    said = episode.tokens.ids[episode.tokens.trained_mask]
+    return float((said % 2 == 0).mean())
+
+
+REWARDS = {{"even": even}}
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Episode]]:
+    """A project after two steps over three turns, two of them after pictures: (its folder, its episodes)."""
+    project = tmp_path_factory.mktemp("looks")
+    write_pack(project, code=TASK_PY)
+    (project / "task.yaml").write_text(TASK_YAML)
+
+    async def run() -> list[Episode]:
+        limits = {"group_size": 4, "prompts_per_step": 1, "max_new_tokens": 16, "max_tokens": 500, "max_turns": 3}
+        async with trainer_of(project, folder, rollout=limits, train={"steps": 2, "checkpointing": "on"}) as trainer:
+            directed: Any = Directed(trainer.loaded.policy, trainer.loaded.chat, ["one", "two"])
+            trainer.rollout.policy = directed
+            row = await trainer.train()
+            assert row.status == "finished", row.error
+            gaps = [m["sampling/sampling_logp_difference/max"] for m in trainer.store.steps(row.id)]
+            assert len(gaps) == 2 and max(gaps) < 1e-4
+            return episodes_of(trainer.store, row)
+
+    return project, asyncio.run(run())
+
+
+def test_a_training_on_pictures(trained: tuple[Path, list[Episode]], folder: Path) -> None:
+    project, made = trained
+    assert len(made) == 8 and {e.outcome for e in made} == {Outcome.TRUNCATED_TOKENS}, made[0].error
+    assert {e.fact for e in made} == {"trained"} and {e.images for e in made} == {(RED, BLUE)}
+    assert {e.trained_tokens for e in made} == {12} and not any("DRIFT" in e.flags for e in made)
+    # What was trained goes on reading pictures: the checkpoint has the processor.
+    (last,) = (project / "runs").glob("*/checkpoints/last")
+    again = load_policy(str(last), Config(), base=project)
+    assert again.chat.images is not None and again.chat.images.measure(BLUE) == (32, 32, 16)
+    # A resume loads it, though the files name the weights otherwise than the model; a plan counts its weights.
+    begun = load_policy(str(folder), Config(), base=project).model
+    load_weights(begun, last)
+    wanted = again.model.state_dict()
+    assert all(torch.equal(weights, wanted[name]) for name, weights in begun.state_dict().items())
+    assert plan(Config(), folder).parameters == sum(weights.numel() for weights in begun.parameters())
+    asyncio.run(again.policy.close())
+
+
+def test_pictures_are_kept_once_and_shown(trained: tuple[Path, list[Episode]], tmp_path: Path) -> None:
+    project, made = trained
+    with contextlib.closing(sqlite3.connect(project / "runs" / "agentrl.db")) as file:
+        kept = file.execute("SELECT media_type, data FROM attachments ORDER BY length(data)").fetchall()
+    assert kept == [("image/png", data) for data in sorted((RED, BLUE), key=len)]
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        view = load_view(store, made[0].id)
+        notes = [text for turn in made[0].turns for _, text in result_notes(turn, view.images)]
+        line = next(text for text in notes if "▣" in text)
+        assert f"image 24x16  {len(RED)} bytes  sha256 {hashlib.sha256(RED).hexdigest()[:8]}" in line
+        assert Path(line.split()[-1]).read_bytes() == RED
+        start = view.texts.index("<|image_pad|>")
+        assert view.texts[start + 1 : start + 6] == ["<|image_pad|>"] * 5  # six are still told one by one
+        export_jsonl(store, [made[0].id], tmp_path / "e.jsonl")
+        export_html(store, [made[0].id], tmp_path / "e.html", token_texts)
+    row = json.loads((tmp_path / "e.jsonl").read_text())
+    shown = [turn for turn in row["turns"] if turn["role"] == "tool"]
+    assert base64.b64decode(shown[0]["results"][0]["images"][0]) == RED and row["tokens"] is not None
+    part = shown[0]["messages"][0]["content"][0]
+    assert part["image"] == f"sha256:{hashlib.sha256(RED).hexdigest()}" and part["tokens"] == 6
+    page = (tmp_path / "e.html").read_text()
+    assert f"data:image/png;base64,{base64.b64encode(RED).decode()}" in page and "img.src = src" in page
+    done = CliRunner().invoke(app, ["show", made[0].id, "--db", str(project / "runs" / "agentrl.db")])
+    assert done.exit_code == 0 and f"▣ image  {len(RED)} bytes" in done.output, done.output
+
+
+def test_what_is_shown_of_many_tokens() -> None:
+    texts = ["a", *["<|image_pad|>"] * 9, "b", "b"]
+    assert short_runs(texts, [1, *[2] * 9, 3, 3]) == ["a", "<|image_pad|>", *["▪"] * 8, "b", "b"]
+
+
+# --- chat and what-if ------------------------------------------------------------------------------------------------
+
+
+async def test_a_chat_whose_tool_answers_with_a_picture(folder: Path) -> None:
+    loaded = load_policy(str(folder), Config(), base=folder)
+    directed: Any = Directed(loaded.policy, loaded.chat, [call(0)])
+    env = ToolEnv([as_tool(look)])
+    events: list[dict[str, Any]] = []
+    session = Session(directed, loaded.chat, env, events.append, Task("t", "p", "", "chat", ()))
+    await session.begin([])
+    await session.user("Look.")
+    assert [turn.role for turn in session.turns] == ["user", "assistant", "tool", "assistant"]
+    episode = session.episode()
+    assert episode.images == (RED,)
+    wanted = whole(loaded.model, episode.tokens.ids, episode.images)
+    trained = np.flatnonzero(episode.tokens.trained_mask)
+    exact = wanted[trained - 1, episode.tokens.ids[trained]].numpy()
+    assert len(trained) == 12 and np.abs(episode.tokens.logp_policy[trained] - exact).max() < 1e-4
+    # A what-if goes on from the stored ids, and the picture is there again.
+    other = Session(directed, loaded.chat, ToolEnv([as_tool(look)]), events.append, Task("t", "p", "", "chat", ()))
+    world = await other.resume(episode, 3)
+    assert [again.same for again in world.reruns] == [True] and other.episode().images == (RED,)
+    await other.close()
+    await session.close()
+    await loaded.policy.close()
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+async def test_what_cannot_be_seen_is_refused(folder: Path) -> None:
+    loaded = load_policy(str(folder), Config(), base=folder)
+    reader = reader_of(loaded.model)
+    assert reader is not None
+    for bad in (b"", b"no image", RED[:40]):
+        with pytest.raises(EnvError, match="cannot be read"):
+            reader.measure(bad)
+    ids = torch.tensor([1, reader.token, 2])
+    with pytest.raises(EnvError, match="take 6 tokens, and its ids have 1"):
+        reader.inputs(ids, [RED])
+    message = {"role": "user", "content": "x"}
+    with pytest.raises(EnvError, match="no tool message"):
+        pictured([message], [ToolResult("", images=(RED,))], loaded.chat.images)
+    await loaded.policy.close()
+    blind = policy_of(tiny())
+    with pytest.raises(PolicyError, match="reads no images"):
+        await blind.generate("a", [1, 2], Sampling(max_new_tokens=2), images=(RED,))
+    await blind.close()
+    segment = Segment(np.arange(6, dtype=np.int32), np.array([0, 0, 0, 0, 1, 1], bool), (RED,))
+    with pytest.raises(ModelError, match="reads text alone"):
+        trained_logprobs(tiny(), [[segment]])
+
+
+async def test_a_template_that_drops_pictures_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dropping = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "")
+    images = Images(7, lambda data: (1, 1, 4))
+    for template in (dropping, None):  # the second one cannot join a list to a text
+        chat = Chat(ByteTokenizer(template), images=images)
+        assert not chat.shows_images
+        policy = ScriptedPolicy([call(0), "a door"], chat.tokenizer)
+        config = Config.model_validate({"rollout": {"max_tokens": 4000}})
+        episode = await Rollout(policy, chat, {"look": PACK}, config).episode(Job(PACK.tasks("train")[0], 1))
+        assert episode.outcome is Outcome.ENV_ERROR and "chat template" in episode.error
+    (folder / "dropping.jinja").write_text(dropping)
+    config = Config.model_validate({"model": {"chat_template": "dropping.jinja"}})
+    with caplog.at_level(logging.WARNING):
+        loaded = load_policy(str(folder), config, base=folder)
+    assert loaded.chat.images is None and reader_of(loaded.model) is None and "reads text alone here" in caplog.text
+    said = await loaded.policy.generate("t", loaded.chat.prompt([{"role": "user", "content": "hi"}]).ids, Sampling())
+    assert len(said.ids)
+    await loaded.policy.close()
+
+
+def test_prefixes_with_pictures_are_not_shared() -> None:
+    ids, trained = np.arange(8, dtype=np.int32), np.arange(8) > 5
+    assert pack([[Segment(ids, trained)] * 2]).tokens == 7
+    row = pack([[Segment(ids, trained, (RED,)), Segment(ids, trained, (BLUE,))]])
+    assert row.tokens == 14 and row.images == ((RED,), (BLUE,))

@@ -1,0 +1,209 @@
+"""Policies that need no model: the scripted one, and remote ones against stand-in servers on loopback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.errors import ModelError, PolicyError
+from agentrl_cli.policies import POLICIES, require_trainable
+from agentrl_cli.policies.protocols import Policy, generation
+from agentrl_cli.policies.remote.policy import OpenAIPolicy, VLLMPolicy
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.types import TOP_K, Sampling, StopReason
+from tests.helpers.remote import server, vllm_answer
+
+BYTES = ByteTokenizer()
+STOP = BYTES.eos_ids[0]
+PROMPT = BYTES.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+
+
+async def test_scripted_goes_through_its_texts_per_episode() -> None:
+    policy = ScriptedPolicy(["one", "<tool_call>x</tool_call>"], BYTES)
+    assert isinstance(policy, Policy)
+    first = await policy.generate("a", PROMPT, Sampling())
+    assert BYTES.decode(first.ids) == "one<|im_end|>"
+    assert first.stop_reason is StopReason.STOP
+    assert first.logp_policy.tolist() == [0.0] * 4 and first.top_ids.shape == (4, TOP_K)
+    other = await policy.generate("b", PROMPT, Sampling())
+    assert other.ids.tolist() == first.ids.tolist()
+    second = await policy.generate("a", PROMPT, Sampling())
+    assert second.ids[0] == BYTES.id_of("<tool_call>")
+    assert (await policy.generate("a", PROMPT, Sampling())).ids.tolist() == [STOP]
+    await policy.release("a")
+    assert (await policy.generate("a", PROMPT, Sampling())).ids.tolist() == first.ids.tolist()
+
+
+async def test_scripted_is_cut_at_its_limits_and_at_stop_tokens() -> None:
+    policy = ScriptedPolicy(["abcdef", "a<|im_end|>b"], BYTES, context_length=len(PROMPT) + 5)
+    cut = await policy.generate("a", PROMPT, Sampling(max_new_tokens=3))
+    assert (BYTES.decode(cut.ids), cut.stop_reason) == ("abc", StopReason.LENGTH)
+    stopped = await policy.generate("a", PROMPT, Sampling())
+    assert BYTES.decode(stopped.ids) == "a<|im_end|>"
+    assert (
+        len(
+            (
+                await ScriptedPolicy(["x" * 50], BYTES, context_length=len(PROMPT) + 5).generate(
+                    "a", PROMPT, Sampling()
+                )
+            ).ids
+        )
+        == 5
+    )
+    with pytest.raises(PolicyError, match="does not fit"):
+        await policy.generate("a", [0] * (len(PROMPT) + 5), Sampling())
+
+
+async def test_scripted_by_function_and_by_mapping() -> None:
+    seen: list[int] = []
+    policy = ScriptedPolicy(lambda key, ids: f"{key}{len(ids)}", BYTES, logp=-0.5)
+    said = await policy.generate("k", PROMPT, Sampling(stop_ids=(0,)), on_token=seen.append)
+    assert BYTES.decode(said.ids[:-1]) == f"k{len(PROMPT)}"
+    assert said.ids[-1] == 0 and seen == said.ids.tolist()
+    assert said.logp_sampled.tolist() == [-0.5] * len(said.ids)
+    mapped = ScriptedPolicy({"a": ["A"]}, BYTES)
+    assert BYTES.decode((await mapped.generate("a", PROMPT, Sampling())).ids) == "A<|im_end|>"
+    assert (await mapped.generate("z", PROMPT, Sampling())).ids.tolist() == [STOP]
+
+
+def test_generation_checks_lengths() -> None:
+    with pytest.raises(ValueError, match="2 log-probs for 3 ids"):
+        generation([1, 2, 3], StopReason.STOP, weights_version="v", logps=[0.0, 0.0])
+    assert set(POLICIES) == {"local", "scripted", "openai", "sglang", "vllm"}
+
+
+async def test_vllm_token_ids_in_and_out() -> None:
+    requests: list[dict[str, Any]] = []
+    out = [*BYTES.encode("ok"), STOP]
+
+    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        requests.append({"path": path, **body})
+        return 200, vllm_answer(out, [-0.1, -0.2, -0.3], new=len(requests) == 1)
+
+    async with server(handler) as url:
+        policy = VLLMPolicy(url, "m", api_key="k")
+        assert isinstance(policy, Policy)
+        require_trainable(policy)
+        for _ in range(2):  # with token_ids, and with token_id: texts only
+            said = await policy.generate(
+                "a", np.asarray(PROMPT, np.int32), Sampling(stop_ids=(STOP,), max_new_tokens=9)
+            )
+            assert said.ids.tolist() == out
+            np.testing.assert_allclose(said.logp_policy, [-0.1, -0.2, -0.3], rtol=1e-6)
+            np.testing.assert_allclose(said.logp_sampled, said.logp_policy)
+            assert said.top_ids[0].tolist() == [out[0], 7, -1, -1, -1]
+            assert said.stop_reason is StopReason.STOP and said.weights_version == "m"
+        await policy.close()
+    request = requests[0]
+    assert request["path"] == "/v1/completions"
+    assert request["prompt"] == PROMPT
+    assert request["return_tokens_as_token_ids"] is True and request["stop_token_ids"] == [STOP]
+    assert "Authorization: Bearer k" in request["_headers"]
+
+
+async def test_vllm_says_what_its_log_probabilities_are() -> None:
+    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return 200, vllm_answer([65], [-0.5], "length")
+
+    async with server(handler) as url:
+        raw, processed = VLLMPolicy(url, "m"), VLLMPolicy(url, "m", processed=True)
+
+        async def known(policy: VLLMPolicy, sampling: Sampling) -> tuple[bool, bool]:
+            said = await policy.generate("a", PROMPT, sampling)
+            assert said.stop_reason is StopReason.LENGTH
+            return not np.isnan(said.logp_sampled[0]), not np.isnan(said.logp_policy[0])
+
+        assert await known(raw, Sampling()) == (True, True)
+        assert await known(raw, Sampling(temperature=0.7)) == (False, False)
+        assert await known(raw, Sampling(top_p=0.9)) == (False, True)
+        assert await known(processed, Sampling(temperature=0.7)) == (True, True)
+        assert await known(processed, Sampling(top_p=0.9)) == (True, False)
+        await raw.close()
+        await processed.close()
+
+
+async def test_remote_errors_are_clear_and_busy_servers_are_tried_again() -> None:
+    answers: list[tuple[int, Any]] = [(429, {"error": "busy"}), (503, b"down"), (200, vllm_answer([STOP], [0.0]))]
+
+    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return answers.pop(0)
+
+    async with server(handler) as url:
+        policy = VLLMPolicy(url, "m", retries=2)
+        assert (await policy.generate("a", PROMPT, Sampling())).ids.tolist() == [STOP]
+        textual = vllm_answer([65], [0.0], new=False)
+        textual["choices"][0]["logprobs"]["tokens"] = ["A"]
+        for answer, reason in (
+            ((404, {"error": "no model m"}), "answered 404.*no model m"),
+            ((200, b"<html>"), "answered no JSON"),
+            ((200, {"choices": []}), "has no choices"),
+            ((200, textual), "does not send token ids"),
+        ):
+            answers.append(answer)
+            with pytest.raises(PolicyError, match=reason):
+                await policy.generate("a", PROMPT, Sampling())
+        await policy.close()
+    gone = VLLMPolicy(url, "m", retries=0)
+    with pytest.raises(PolicyError, match="cannot be reached"):
+        await gone.generate("a", PROMPT, Sampling())
+    await gone.close()
+    with pytest.raises(PolicyError, match="no HTTP address"):
+        VLLMPolicy("localhost:8000", "m")
+
+
+async def test_vllm_adapter_changes_the_version() -> None:
+    paths: list[str] = []
+
+    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        paths.append(f"{path} {body.get('lora_name', body.get('model'))}")
+        return 200, vllm_answer([STOP], [0.0])
+
+    async with server(handler) as url:
+        policy = VLLMPolicy(url, "base")
+        await policy.load_adapter("/tmp/adapter", "step-1")
+        assert (await policy.generate("a", PROMPT, Sampling())).weights_version == "step-1"
+        await policy.close()
+    assert paths == ["/v1/load_lora_adapter step-1", "/v1/completions step-1"]
+
+
+async def test_openai_text_is_for_eval_and_refused_for_training() -> None:
+    chat = Chat(BYTES)
+    requests: list[dict[str, Any]] = []
+    call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+
+    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        requests.append(body)
+        if path.endswith("/chat/completions"):
+            return 200, {
+                "choices": [{"message": {"content": None, "tool_calls": [call]}, "finish_reason": "tool_calls"}]
+            }
+        return 200, {"choices": [{"text": "hello", "finish_reason": "length" if len(requests) > 1 else "stop"}]}
+
+    async with server(handler) as url:
+        policy = OpenAIPolicy(url, "m", chat)
+        assert isinstance(policy, Policy)
+        with pytest.raises(ModelError, match="returns text"):
+            require_trainable(policy)
+        said = await policy.generate("a", PROMPT, Sampling())
+        assert BYTES.decode(said.ids) == "hello<|im_end|>" and np.isnan(said.logp_policy).all()
+        assert requests[0]["prompt"] == BYTES.decode(PROMPT) and requests[0]["stop"] == ["<|im_end|>"]
+        cut = await policy.generate("a", PROMPT, Sampling())
+        assert (BYTES.decode(cut.ids), cut.stop_reason) == ("hello", StopReason.LENGTH)
+        await policy.close()
+        talking = OpenAIPolicy(url, "m", chat, mode="chat")
+        with pytest.raises(PolicyError, match="observe"):
+            await talking.generate("a", PROMPT, Sampling())
+        before = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{**call, "function": {"name": "f", "arguments": {"b": 2}}}],
+        }
+        talking.observe("a", [{"role": "user", "content": "hi"}, before])
+        said = await talking.generate("a", PROMPT, Sampling())
+        assert BYTES.decode(said.ids) == '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
+        assert requests[-1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"b": 2}'
+        await talking.close()

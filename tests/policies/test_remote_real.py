@@ -1,0 +1,87 @@
+"""Training with a real vLLM server, where there is one to start.
+
+    AGENTRL_VLLM=/path/of/a/venv/bin/vllm python -m pytest tests/policies/test_remote_real.py
+
+Whole weights and adapters, a temperature with processed log-probabilities, a model and a key that the server does not
+know. The stand-ins of test_remote.py speak the same formats and run everywhere; this shows that they do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.errors import PolicyError
+from tests.helpers.remote import SILENT
+from tests.helpers.train import STOP, trainer_of, write_model
+
+VLLM = os.environ.get("AGENTRL_VLLM", "")
+STARTING = 180.0  # seconds
+pytestmark = pytest.mark.skipif(not VLLM, reason="AGENTRL_VLLM names no vllm to start")
+
+
+@contextmanager
+def serving(model: Path, log: Path, *options: str) -> Iterator[dict[str, Any]]:
+    """A server of the model, and the section `remote` that means it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [VLLM, "serve", str(model), "--served-model-name", "base", "--dtype", "float32", "--enforce-eager"]
+    command += ["--max-model-len", "256", "--host", "127.0.0.1", "--port", str(port), "--api-key", "k", *options]
+    told = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    told |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=inherited | told) as process:
+        try:
+            ends = time.monotonic() + STARTING
+            while not _healthy(f"http://127.0.0.1:{port}/health"):
+                assert process.poll() is None and time.monotonic() < ends, log.read_text()[-2000:]
+                time.sleep(0.5)
+            url = f"http://127.0.0.1:{port}/v1"
+            yield {"backend": "vllm", "url": url, "model": "base", "api_key_env": "SERVER_KEY", "retries": 0}
+        finally:
+            process.terminate()
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+async def test_training_with_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter: bool) -> None:
+    monkeypatch.setenv("SERVER_KEY", "k")
+    model = write_model(tmp_path / "model", head_dim=32)  # the least that vLLM's attention on a CPU knows
+    (model / "generation_config.json").write_text(json.dumps({**SILENT, "eos_token_id": STOP}))
+    options = ["--enable-lora", "--max-lora-rank", "8"] if adapter else []
+    more: dict[str, Any] = {"adapter": {"enabled": adapter, "r": 2}, "train": {"steps": 3, "lr": 1e-2}}
+    processed = ["--logprobs-mode", "processed_logprobs"] if adapter else []
+    heat = {"temperature": 0.7} if adapter else {}
+    with serving(model, tmp_path / "log", *options, *processed) as remote:
+        remote["processed_logprobs"] = adapter
+        async with trainer_of(tmp_path, model, remote=remote, rollout=heat, **more) as trainer:
+            run = await trainer.train()
+            rows = trainer.store.steps(run.id)
+        assert run.status == "finished"
+        assert [row["sampling/sampling_logp_difference/max"] < 1e-4 for row in rows] == [True] * 3
+        for wrong, match in (({"model": "nobody"}, "404: The model `nobody` does not exist"), ({"key": "x"}, "401")):
+            monkeypatch.setenv("SERVER_KEY", wrong.get("key", "k"))
+            asked = {**remote, **{name: value for name, value in wrong.items() if name == "model"}}
+            off: dict[str, Any] = {"train": {"steps": 1}, "adapter": {"enabled": False}}
+            async with trainer_of(tmp_path / match[:3], model, remote=asked, **off) as trainer:
+                with pytest.raises(PolicyError, match=match):
+                    await trainer.train()

@@ -1,0 +1,135 @@
+"""Each rule with an episode that has it and one that has not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl_cli.rollout.flags import find_flags, flag_names, repetition
+from agentrl_cli.types import (
+    Episode,
+    Generation,
+    Origin,
+    Outcome,
+    StopReason,
+    Tokens,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
+
+
+def sampled(ids: list[int]) -> Tokens:
+    n = len(ids)
+    column = np.full(n, -0.5, np.float32)
+    top = np.zeros((n, 5), np.int32)
+    return Tokens.sampled(
+        Generation(np.array(ids, np.int32), column, column, column, top, top.astype(np.float32), StopReason.STOP, "")
+    )
+
+
+def call(**arguments: Any) -> ToolCall:
+    return ToolCall("c", "calculator", arguments, str(arguments))
+
+
+def episode(*steps: tuple[list[ToolCall], list[ToolResult]], ids: list[int] | None = None, **given: Any) -> Episode:
+    """Assistant and tool turns in turn; a step without results is an answer."""
+    turns: list[Turn] = []
+    spans: list[Tokens] = []
+    end = 0
+    reason = given.pop("stop_reason", StopReason.STOP)
+    for calls, results in steps:
+        tokens = sampled(ids or [1, 2, 3])
+        stop = end + len(tokens)
+        turns.append(Turn(len(turns), "assistant", (), end, stop, calls=tuple(calls), stop_reason=reason))
+        spans.append(tokens)
+        end = stop
+        if results:
+            turns.append(Turn(len(turns), "tool", (), end, end + 2, results=tuple(results)))
+            spans.append(Tokens.given([4, 5], [Origin.TOOL] * 2))
+            end += 2
+    return Episode("e", "t", turns=tuple(turns), tokens=Tokens.concat(spans), outcome=Outcome.FAILED).with_(**given)
+
+
+OK = ToolResult("54.0")
+CLEAN = episode(([call(expr="1+1")], [OK]), ([], []))
+
+
+def test_a_clean_episode_has_no_flags() -> None:
+    assert find_flags(CLEAN) == [] and find_flags(Episode("e", "t")) == []
+
+
+def test_bad_argument_names_tool_and_answer() -> None:
+    bad = ToolResult("expr: expected a string\n, got 4,5", error="bad_arguments")
+    (flag,) = find_flags(episode(([call(expr=1)], [bad]), ([call(expr="2")], [OK]), ([], [])))
+    assert (flag.name, flag.turn) == ("BADARG", 0)
+    assert flag.evidence == "1×, first calculator: expr: expected a string , got 4,5"
+    unknown = ToolResult("no tool calc", error="unknown_tool")
+    assert "BADARG" in flag_names(episode(([call()], [unknown]), ([call()], [OK]), ([], [])))
+
+
+def test_no_tool() -> None:
+    assert flag_names(episode(([], []))) == ("NOTOOL",)
+
+
+@pytest.mark.parametrize(
+    ("steps", "loops"),
+    [
+        ([([call(a=1)], [OK])] * 2, True),  # the same answer twice in a row
+        ([([call(a=1)], [OK]), ([call(a=1)], [ToolResult("other")])], False),  # the world changed
+        ([([call(a=1)], [OK]), ([call(a=2)], [OK])], False),
+        ([([call(a=1)], [ToolResult(str(n))]) for n in range(3)], True),  # three times is too often anyway
+        ([([call(a=1, b=2)], [OK]), ([call(b=2, a=1)], [OK])], True),  # the order of arguments does not matter
+    ],
+)
+def test_loop_of_calls(steps: list[tuple[list[ToolCall], list[ToolResult]]], loops: bool) -> None:
+    assert ("LOOP" in flag_names(episode(*steps, ([], [])))) is loops
+
+
+def test_loop_of_tokens() -> None:
+    assert repetition(np.array([9, *[1, 2, 3] * 12], np.int32)) == (36, 3)
+    assert repetition(np.array([9, *[1, 2, 3] * 12, 0], np.int32)) == (36, 3)  # a stop token behind it
+    assert repetition(np.array([1] * 31, np.int32)) == (0, 0)
+    assert repetition(np.arange(500, dtype=np.int32)) == (0, 0)
+    assert repetition(np.array([], np.int32)) == (0, 0)
+    assert flag_names(episode(([], []), ids=[5, *[1, 2] * 20])) == ("NOTOOL", "LOOP")
+
+
+def test_truncated() -> None:
+    assert flag_names(CLEAN.with_(outcome=Outcome.TRUNCATED_TURNS)) == ("TRUNC",)
+    cut = episode(([call()], [OK]), stop_reason=StopReason.LENGTH)
+    (flag,) = find_flags(cut)
+    assert flag.evidence == "turn 0 was cut after 3 tokens"
+
+
+def test_answered_after_an_error() -> None:
+    failed = ToolResult("SyntaxError", error="exception")
+    assert flag_names(episode(([call(a=1)], [failed]), ([], []))) == ("AFTERERR",)
+    repaired = episode(([call(a=1)], [failed]), ([call(a=2)], [OK]), ([], []))
+    assert flag_names(repaired) == ()
+
+
+def test_malformed_by_call_and_by_result() -> None:
+    broken = ToolCall("c", "", None, "{oops", error="not JSON: line 1")
+    (flag,) = find_flags(episode(([broken], [ToolResult("not JSON", error="malformed_call")]), ([call()], [OK])))
+    assert (flag.name, flag.evidence) == ("MALFORMED", "not JSON: line 1")
+
+
+def test_drift_comes_from_outside_or_from_the_fact() -> None:
+    assert flag_names(CLEAN, drift=["resegmented"]) == ()
+    assert flag_names(CLEAN, drift=["by_design", "structural"]) == ("DRIFT",)
+    assert flag_names(CLEAN.with_(fact="skipped:drift")) == ("DRIFT",)
+
+
+def test_mask_bugs() -> None:
+    origin = CLEAN.tokens.origin.copy()
+    origin[3] = Origin.MODEL  # a token of the tool's turn
+    wrong = replace(CLEAN.tokens, origin=origin)
+    (flag,) = find_flags(CLEAN.with_(tokens=wrong))
+    assert (flag.name, flag.evidence, flag.turn) == ("MASK", "1 tokens of a tool turn count as sampled", 1)
+    bare = Tokens.given([1, 2, 3], [Origin.MODEL] * 3)
+    turn = Turn(0, "assistant", (), 0, 3, calls=(call(),))
+    assert flag_names(Episode("e", "t", turns=(turn,), tokens=bare)) == ("MASK",)

@@ -1,0 +1,619 @@
+"""The agent loop with a scripted policy and a byte tokenizer: every token, every ending, every limit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.rendered import Rendered
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.config import Config
+from agentrl_cli.config.models import DriftConfig
+from agentrl_cli.errors import ConfigError, NotFound, PolicyError, StoreError
+from agentrl_cli.hooks import Hook, HookList
+from agentrl_cli.learning.dispositions import decide
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rewards import Reward
+from agentrl_cli.rollout import Job, Rollout, seed_of
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.tasks import Pack
+from agentrl_cli.tools import Tool, tool
+from agentrl_cli.types import Episode, Fact, Generation, Origin, Outcome, Sampling, StopReason, Task, ToolResult
+
+BYTES = ByteTokenizer()
+CHAT = Chat(BYTES)
+STOP = BYTES.eos_ids[0]
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: One.
+        b: The other.
+    """
+    return a + b
+
+
+def recite(count: int) -> str:
+    """Say the alphabet.
+
+    Args:
+        count: How often.
+    """
+    return "abcdefghijklmnopqrstuvwxyz" * count
+
+
+def fail(text: str) -> str:
+    """Fail.
+
+    Args:
+        text: What to complain of.
+    """
+    raise ValueError(text)
+
+
+COUNT: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "count", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def exact(episode: Episode, ctx: Any) -> Any:
+    return ctx.part(float(ctx.final_text == ctx.task.data.get("answer")), f"said {ctx.final_text!r}")
+
+
+def pack_of(*, tools: Sequence[Any] = (add, recite, fail), reward: Callable[..., Any] = exact, **row: Any) -> Pack:
+    data = {"prompt": "2 + 3?", "answer": "5", **row}
+    return Pack.of("sums", [data], [Reward("exact", reward)], tools=tools, system="Use tools.")
+
+
+def rollout_of(pack: Pack, replies: Any, *, store: Store | None = None, **limits: Any) -> Rollout:
+    given = {"max_tokens": 4000, "max_new_tokens": 400, "max_observation_tokens": 300, **limits}
+    policy = replies if hasattr(replies, "generate") else ScriptedPolicy(replies, BYTES)
+    return Rollout(policy, CHAT, {pack.name: pack}, Config.model_validate({"rollout": given}), store=store)
+
+
+def job_of(pack: Pack, **facts: Any) -> Job:
+    return Job(pack.tasks("train")[0], **{"seed": 1, **facts})
+
+
+async def attempt(pack: Pack, replies: Any, **limits: Any) -> Episode:
+    return await rollout_of(pack, replies, **limits).episode(job_of(pack))
+
+
+def observations(episode: Episode) -> list[ToolResult]:
+    return [result for turn in episode.turns for result in turn.results]
+
+
+async def test_an_image_for_a_model_that_reads_text_is_refused() -> None:
+    def look() -> ToolResult:
+        """Look."""
+        return ToolResult("see", images=(b"\x89PNG",))
+
+    episode = await attempt(pack_of(tools=[look]), [call("look"), "5"])
+    assert episode.outcome is Outcome.ENV_ERROR and "reads text alone" in episode.error and not episode.reward_parts
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_episode_with_a_tool(tmp_path: Path) -> None:
+    pack, said = pack_of(), [call("add", a=2, b=3), "5"]
+    with Store.open(tmp_path / "a.db") as store:
+        run = store.add_run(RunRow(id="", name="fox"))
+        store.add_tasks(pack.tasks("train"))
+        rollout = rollout_of(pack, said, store=store)
+        episode = await rollout.episode(job_of(pack, run_id=run.id, step=3, group_id="g", sample=2, kind="train"))
+        stored = store.episode(episode.id)
+        back = stored.tokens
+        assert stored == episode.with_(tokens=back)
+        for name in ("ids", "origin", "logp_sampled", "logp_policy", "entropy", "top_ids", "top_logps"):
+            assert np.array_equal(getattr(back, name), getattr(episode.tokens, name), equal_nan=name != "ids"), name
+        assert not store.live(run.id)
+    assert (episode.outcome, episode.reward, episode.primary) == (Outcome.SOLVED, 1.0, 1.0)
+    assert [turn.role for turn in episode.turns] == ["system", "user", "assistant", "tool", "assistant"]
+    assert (episode.tool_calls, episode.tool_errors, episode.step, episode.sample) == (1, 0, 3, 2)
+    assert [result.text for result in observations(episode)] == ["5"]
+    # Turns cover the tokens without a gap, and what the model said is there as it was sampled.
+    assert [turn.start for turn in episode.turns] == [0, *(turn.end for turn in episode.turns[:-1])]
+    assert episode.turns[-1].end == len(episode.tokens)
+    for turn, text in zip([t for t in episode.turns if t.role == "assistant"], said, strict=True):
+        span = episode.tokens.slice(turn.start, turn.end)
+        assert span.ids.tolist() == [*BYTES.encode(text), STOP] and set(span.origin) == {Origin.MODEL}
+        assert turn.stop_reason is StopReason.STOP
+    # All of it is what the template would have written, and only the model's tokens are trained.
+    assert episode.tokens.ids.tolist() == CHAT.render(episode.messages, pack.schemas).ids[: len(episode.tokens)]
+    assert episode.trained_tokens == sum(len(BYTES.encode(text)) + 1 for text in said)
+    assert np.isnan(episode.tokens.logp_policy[~episode.tokens.trained_mask]).all()
+    tool_turn = episode.turns[3]
+    origins = episode.tokens.origin[tool_turn.start : tool_turn.end]
+    assert BYTES.decode(episode.tokens.ids[tool_turn.start : tool_turn.end][origins == Origin.TOOL]) == "5"
+    assert episode.flags == () and episode.error == "" and episode.ended >= episode.started > 0
+
+
+async def test_a_cut_turn_is_closed_by_us_and_never_trained_there() -> None:
+    episode = await attempt(pack_of(), ["x" * 50], max_new_tokens=10)
+    assert (episode.outcome, episode.trained_tokens) == (Outcome.TRUNCATED_TOKENS, 10)
+    assert episode.tokens.origin[-1] == Origin.FORCED and episode.tokens.ids[-1] == STOP
+    assert episode.turns[-1].stop_reason is StopReason.LENGTH and "TRUNC" in episode.flags
+    assert episode.reward_parts and episode.reward == 0  # cut by its own limit: scored
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "says"),
+    [
+        ('<tool_call>\n{"name": "add", \n</tool_call>', "malformed_call", ""),
+        (call("ad", a=1, b=2), "unknown_tool", "add"),
+        (call("add", a=1), "bad_arguments", "b"),
+        (call("add", a="one", b=2), "bad_arguments", "a"),
+        (call("fail", text="no way"), "exception", "ValueError: no way"),
+    ],
+)
+async def test_a_bad_call_is_an_observation(text: str, error: str, says: str) -> None:
+    episode = await attempt(pack_of(), [text, "5"])
+    (result,) = observations(episode)
+    assert (result.error, episode.outcome, episode.tool_errors) == (error, Outcome.SOLVED, 1)
+    assert says in result.text and result.text
+    tool_turn = next(turn for turn in episode.turns if turn.role == "tool")
+    assert result.text in BYTES.decode(episode.tokens.ids[tool_turn.start : tool_turn.end])
+
+
+async def test_parallel_calls_are_answered_in_order_and_no_more_than_allowed() -> None:
+    text = "\n".join(call("add", a=n, b=0) for n in range(4))
+    episode = await attempt(pack_of(), [text, "5"], max_parallel_calls=3)
+    results = observations(episode)
+    assert [result.text for result in results[:3]] == ["0", "1", "2"]
+    assert results[3].error == "too_many_calls" and "at most 3" in results[3].text
+    ids = [call_.id for turn in episode.turns for call_ in turn.calls]
+    assert len(set(ids)) == 4
+    assert [m["tool_call_id"] for turn in episode.turns for m in turn.messages if turn.role == "tool"] == ids
+
+
+async def test_a_slow_tool_times_out_and_the_episode_goes_on() -> None:
+    @tool(timeout=0.05)
+    async def sleep(seconds: float) -> str:
+        """Sleep.
+
+        Args:
+            seconds: How long.
+        """
+        await asyncio.sleep(seconds)
+        return "slept"
+
+    episode = await attempt(pack_of(tools=[sleep]), [call("sleep", seconds=9), "5"])
+    assert [result.error for result in observations(episode)] == ["timeout"]
+    assert episode.outcome is Outcome.SOLVED
+
+
+async def test_submit_ends_the_episode_and_the_reward_sees_the_answer() -> None:
+    seen: list[Any] = []
+
+    def reward(episode: Episode, ctx: Any) -> float:
+        seen.append(dict(ctx.state))
+        return 1.0
+
+    episode = await attempt(pack_of(tools=["submit"], reward=reward), [call("submit", answer="5"), "never said"])
+    assert episode.outcome is Outcome.SOLVED and len([t for t in episode.turns if t.role == "assistant"]) == 1
+    assert "5" in str(seen[0]) and observations(episode)[0].done
+
+
+async def test_state_is_made_and_freed_for_every_episode() -> None:
+    events: list[str] = []
+
+    class Counter(Tool):
+        name = "count"
+        schema = COUNT
+
+        async def create(self, ctx: Any) -> list[int]:
+            events.append("create")
+            return [0]
+
+        async def execute(self, state: list[int], arguments: dict[str, Any]) -> ToolResult:
+            state[0] += 1
+            return ToolResult(str(state[0]))
+
+        async def reward(self, state: list[int]) -> float:
+            return float(state[0])
+
+        async def release(self, state: list[int]) -> None:
+            events.append("release")
+
+    pack = pack_of(tools=[Counter()])
+    rollout = rollout_of(pack, [call("count"), call("count"), "5"])
+    episodes = await rollout.run([job_of(pack, sample=n) for n in range(2)])
+    for episode in episodes:
+        assert [result.text for result in observations(episode)] == ["1", "2"]
+        own = next(part for part in episode.reward_parts if part.name == "tool:count")
+        assert (own.value, own.weight) == (2.0, 0.0) and episode.reward == 1.0
+    assert sorted(events) == ["create", "create", "release", "release"]
+
+
+async def test_without_tools_none_is_offered() -> None:
+    pack = pack_of()
+    rollout = Rollout(
+        ScriptedPolicy([call("add", a=2, b=3), "5"], BYTES), CHAT, {"sums": pack}, Config(), with_tools=False
+    )
+    episode = await rollout.episode(job_of(pack))
+    assert "<tools>" not in BYTES.decode(episode.tokens.ids[: episode.turns[0].end])
+    assert [result.error for result in observations(episode)] == ["unknown_tool"]
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+async def test_turns_are_limited() -> None:
+    episode = await attempt(pack_of(), [call("add", a=n, b=1) for n in range(9)], max_turns=3)
+    assert episode.outcome is Outcome.TRUNCATED_TURNS
+    assert sum(turn.role == "assistant" for turn in episode.turns) == 3
+
+
+async def test_a_prompt_that_does_not_fit() -> None:
+    episode = await attempt(pack_of(prompt="x" * 900), ["5"], max_tokens=800)
+    assert (episode.outcome, episode.trained_tokens, episode.reward_parts) == (Outcome.TOO_LONG, 0, ())
+    assert len(episode.tokens) > 900  # all of it is there to be looked at
+    narrow = ScriptedPolicy(["5"], BYTES, context_length=200)
+    assert (await attempt(pack_of(prompt="x" * 300), narrow)).outcome is Outcome.TOO_LONG
+
+
+@pytest.mark.parametrize(
+    ("side", "begins", "ends"), [("left", "[…", "]vwxyz"), ("right", "abcde[…", "]"), ("middle", "ab[…", "]xyz")]
+)
+async def test_long_observations_are_cut(side: str, begins: str, ends: str) -> None:
+    replies = [call("recite", count=20), "5"]
+    episode = await attempt(pack_of(), replies, max_observation_tokens=5, truncate_side=side)
+    (result,) = observations(episode)
+    assert result.truncated and "515 tokens cut" in result.text
+    assert result.text.startswith(begins) and result.text.endswith(ends)
+    tool_turn = next(turn for turn in episode.turns if turn.role == "tool")
+    assert result.text in BYTES.decode(episode.tokens.ids[tool_turn.start : tool_turn.end])
+
+
+@pytest.mark.parametrize(
+    ("overflow", "outcome"), [("stop", Outcome.TRUNCATED_TOKENS), ("truncate_observation", Outcome.SOLVED)]
+)
+async def test_a_result_that_overflows_the_context(overflow: str, outcome: Outcome) -> None:
+    pack = pack_of()
+    prompt = len(CHAT.prompt(pack.tasks("train")[0].prompt, pack.schemas).ids)
+    replies = [call("recite", count=10), "5"]
+    limits = {"max_tokens": prompt + 260, "max_new_tokens": 120, "max_observation_tokens": 1000}
+    episode = await attempt(pack, replies, overflow=overflow, **limits)
+    assert episode.outcome is outcome and len(episode.tokens) <= prompt + 260
+    (result,) = observations(episode)
+    if outcome is Outcome.SOLVED:
+        assert result.truncated and len(result.text) < 260
+    else:  # kept for people, without a token that a model saw or a loss could touch
+        turn = episode.turns[-1]
+        assert (turn.role, turn.start, turn.end) == ("tool", len(episode.tokens), len(episode.tokens))
+        assert result.text == turn.messages[0]["content"] == recite(10) and "DRIFT" not in episode.flags
+
+
+async def test_a_result_that_overflows_is_stored_as_it_was(tmp_path: Path) -> None:
+    pack = pack_of()
+    with Store.open(tmp_path / "a.db") as store:
+        rollout = rollout_of(
+            pack, [call("recite", count=50), "5"], store=store, max_tokens=900, max_observation_tokens=880
+        )
+        episode = await rollout.episode(job_of(pack))
+        stored = store.episode(episode.id)
+    assert episode.turns[-1].role == "tool" and stored == episode.with_(tokens=stored.tokens)
+    assert np.array_equal(stored.tokens.ids, episode.tokens.ids)
+
+
+async def test_an_episode_that_takes_too_long_is_masked() -> None:
+    slow = ScriptedPolicy(["5"], BYTES, delay=5)
+    episode = await attempt(pack_of(), slow, episode_timeout=0.1)
+    assert (episode.outcome, episode.reward_parts) == (Outcome.TIMEOUT, ()) and "0.1 s" in episode.error
+
+
+# --- faults of ours --------------------------------------------------------------------------------------------------
+
+
+async def test_a_grader_that_raises_is_an_env_error_and_never_a_zero() -> None:
+    def broken(episode: Episode, ctx: Any) -> float:
+        raise KeyError("tests")
+
+    def timed_out(episode: Episode, ctx: Any) -> float:
+        raise TimeoutError("the judge")
+
+    for reward in (broken, timed_out):
+        episode = await attempt(pack_of(reward=reward), ["5"])
+        assert (episode.outcome, episode.reward_parts, episode.primary) == (Outcome.ENV_ERROR, (), None)
+        assert "'exact'" in episode.error and episode.trained_tokens == 2  # and what was sampled is kept
+
+
+async def test_a_hook_that_raises_is_an_env_error_and_one_that_answers_is_a_part() -> None:
+    class Bonus:
+        def on_rollout_end(self, rollout: Episode) -> dict[str, float]:
+            if rollout.sample:
+                raise RuntimeError("the hook broke")
+            return {"bonus": 0.5}
+
+    pack = pack_of()
+    rollout = Rollout(ScriptedPolicy(["5"], BYTES), CHAT, {"sums": pack}, Config(), hooks=HookList([Bonus()]))
+    good, bad = await rollout.run([job_of(pack, sample=n) for n in range(2)])
+    assert (good.reward, good.outcome) == (1.5, Outcome.SOLVED)
+    assert bad.outcome is Outcome.ENV_ERROR and "the hook broke" in bad.error
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+async def test_a_part_that_is_no_number_is_an_env_error_whoever_gave_it(value: float) -> None:
+    class Broken:
+        def on_rollout_end(self, rollout: Episode) -> dict[str, float]:
+            return {"bonus": value}
+
+    class Opinion(Tool):
+        name = "count"
+        schema = COUNT
+
+        async def reward(self, state: Any) -> float | None:
+            return value
+
+    pack = pack_of()
+    rollout = Rollout(ScriptedPolicy(["5"], BYTES), CHAT, {"sums": pack}, Config(), hooks=HookList([Broken()]))
+    for episode in (await rollout.episode(job_of(pack)), await attempt(pack_of(tools=[Opinion()]), ["5"])):
+        assert episode.outcome is Outcome.ENV_ERROR and "finite" in episode.error and episode.reward == 0
+
+
+class Sticky(Tool):
+    """Fails when it is freed, and says how often that was."""
+
+    name = "count"
+    schema = COUNT
+    freed = 0
+
+    async def release(self, state: Any) -> None:
+        self.freed += 1
+        raise OSError("it sticks")
+
+
+async def test_what_goes_wrong_at_the_end_does_not_hide_what_ended_the_episode() -> None:
+    sticky = Sticky()
+    pack = pack_of(tools=[sticky])
+    fine = await attempt(pack, ["5"])
+    assert fine.outcome is Outcome.ENV_ERROR and "it sticks" in fine.error
+    late = await attempt(pack, ScriptedPolicy(["5"], BYTES, delay=5), episode_timeout=0.05)
+    assert late.outcome is Outcome.TIMEOUT
+
+    def broken(episode: Episode, ctx: Any) -> float:
+        raise KeyError("tests")
+
+    graded = await attempt(pack_of(tools=[sticky], reward=broken), ["5"])
+    assert "KeyError" in graded.error and sticky.freed == 3
+
+
+async def test_a_cancelled_episode_is_cancelled_even_where_it_cannot_be_freed(tmp_path: Path) -> None:
+    pack = pack_of(tools=[Sticky()])
+    with Store.open(tmp_path / "a.db") as store:
+        run = store.add_run(RunRow(id="", name="fox"))
+        rollout = rollout_of(pack, ScriptedPolicy(["5"], BYTES, delay=30), store=store)
+        running = asyncio.create_task(rollout.run([job_of(pack, run_id=run.id, step=1)]))
+        await asyncio.sleep(0.05)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        (row,) = store.episode_rows(store.episode_ids())
+        assert row.outcome is Outcome.CANCELLED  # a resume makes it again; an error would be kept
+
+
+async def test_a_store_that_fails_ends_the_run_and_masks_nothing(tmp_path: Path) -> None:
+    """A full disk is no fault of the episode: it stays unfinished, and a resume makes it again."""
+
+    class Full(Store):
+        broken = True
+
+        def add_turn(self, *args: Any, **more: Any) -> None:
+            if self.broken:
+                raise StoreError("the disk is full")
+            super().add_turn(*args, **more)
+
+    pack = pack_of()
+    with Full.open(tmp_path / "a.db") as store:
+        run = store.add_run(RunRow(id="", name="fox"))
+        rollout = rollout_of(pack, ["5"], store=store)
+        job = job_of(pack, run_id=run.id, step=1, kind="train")
+        with pytest.raises(StoreError, match="full"):
+            await rollout.run([job])
+        assert store.finished(run.id, 1) == {}
+        store.broken = False
+        (again,) = await rollout.run([job])
+        assert list(store.finished(run.id, 1).values()) == [again.id]
+        assert len(store.episode_ids()) == 1  # the unfinished one gave way
+
+
+async def test_a_model_that_fails_ends_the_run_and_keeps_what_was_finished(tmp_path: Path) -> None:
+    class Fragile(ScriptedPolicy):
+        async def generate(self, key: str, ids: Any, sampling: Sampling, **more: Any) -> Generation:
+            self.asked = getattr(self, "asked", 0) + 1
+            if self.asked > 2:
+                raise PolicyError("out of memory")
+            return await super().generate(key, ids, sampling, **more)
+
+    pack = pack_of()
+    with Store.open(tmp_path / "a.db") as store:
+        run = store.add_run(RunRow(id="", name="fox"))
+        rollout = rollout_of(pack, Fragile(["5"], BYTES), store=store, concurrency=1)
+        done: list[Episode] = []
+        with pytest.raises(PolicyError, match="out of memory"):
+            await rollout.run([job_of(pack, sample=n, run_id=run.id, step=1) for n in range(5)], done.append)
+        rows = store.episode_rows(store.episode_ids(sort="time"))
+        assert [row.outcome for row in rows[:3]] == [Outcome.SOLVED, Outcome.SOLVED, Outcome.CANCELLED]
+        assert {row.outcome for row in rows[3:]} <= {Outcome.CANCELLED}
+        assert [episode.outcome for episode in done] == [Outcome.SOLVED] * 2 and not store.live(run.id)
+
+
+async def test_a_cancelled_run_stores_what_was_running_as_cancelled(tmp_path: Path) -> None:
+    pack = pack_of()
+    with Store.open(tmp_path / "a.db") as store:
+        run = store.add_run(RunRow(id="", name="fox"))
+        rollout = rollout_of(pack, ScriptedPolicy(["5"], BYTES, delay=30), store=store)
+        jobs = [job_of(pack, sample=n, run_id=run.id, step=1) for n in range(3)]
+        running = asyncio.create_task(rollout.run(jobs))
+        await asyncio.sleep(0.1)
+        assert len(store.live(run.id)) == 3
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        rows = store.episode_rows(store.episode_ids())
+        assert [row.outcome for row in rows] == [Outcome.CANCELLED] * 3 and not store.live(run.id)
+
+
+# --- many at once ----------------------------------------------------------------------------------------------------
+
+
+async def test_concurrency_is_bounded_and_episodes_come_in_the_order_of_the_jobs() -> None:
+    class Busy(ScriptedPolicy):
+        running = most = 0
+
+        async def generate(self, key: str, ids: Any, sampling: Sampling, **more: Any) -> Generation:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            await asyncio.sleep(0.001 * (sampling.seed % 7))
+            self.running -= 1
+            return await super().generate(key, ids, sampling, **more)
+
+    pack, policy = pack_of(), Busy(["5"], BYTES)
+    rollout = rollout_of(pack, policy, concurrency=4)
+    episodes = await rollout.run([job_of(pack, sample=n, seed=n) for n in range(20)])
+    assert [episode.sample for episode in episodes] == list(range(20)) and policy.most == 4
+
+
+async def test_seeds_are_the_jobs_own_and_new_for_every_turn() -> None:
+    seeds: dict[int, list[int]] = {}
+
+    class Noting(ScriptedPolicy):
+        async def generate(self, key: str, ids: Any, sampling: Sampling, **more: Any) -> Generation:
+            seeds.setdefault(current[0], []).append(sampling.seed)
+            return await super().generate(key, ids, sampling, **more)
+
+    pack, current = pack_of(), [0]
+    rollout = rollout_of(pack, Noting([call("add", a=1, b=1), "5"], BYTES))
+    for number, seed in enumerate((7, 7, 8)):
+        current[0] = number
+        await rollout.episode(job_of(pack, seed=seed))
+    assert seeds[0] == seeds[1] != seeds[2] and len({*seeds[0], *seeds[2]}) == 4
+
+
+def test_seed_of_depends_on_all_its_parts() -> None:
+    seeds = {seed_of(*parts) for parts in [(0, "train", 1, 2), (0, "train", 12), (1, "train", 1, 2), (0, "eval", 1, 2)]}
+    assert len(seeds) == 4 and all(0 <= seed < 2**63 for seed in seeds)
+    assert seed_of(0, "train", 1, 2) == seed_of(0, "train", 1, 2)
+
+
+async def test_a_task_of_an_unknown_pack() -> None:
+    pack = pack_of()
+    rollout = rollout_of(pack, ["5"])
+    rollout.packs = {"sumz": pack}
+    with pytest.raises(NotFound, match="sums"):
+        await rollout.run([job_of(pack)])
+
+
+# --- the drift guard -------------------------------------------------------------------------------------------------
+
+
+class Lossy(Chat):
+    """Appends the first answer of the world without the separator before it."""
+
+    def extend(self, messages_so_far: Any, new_messages: Any, *args: Any, **more: Any) -> Rendered:
+        whole = super().extend(messages_so_far, new_messages, *args, **more)
+        if sum(message["role"] == "assistant" for message in messages_so_far) > 1:
+            return whole
+        role, start, end = whole.spans[0]
+        return Rendered(whole.ids[1:], whole.origin[1:], ((role, start, end - 1), *whole.spans[1:]), whole.text[1:])
+
+
+async def test_structural_drift_is_found_at_its_turn(tmp_path: Path) -> None:
+    pack = pack_of()
+    with Store.open(tmp_path / "a.db") as store:
+        store.add_tasks(pack.tasks("train"))
+        found: list[list[tuple[str, int]]] = []
+
+        def replies(key: str, ids: Sequence[int]) -> str:
+            store.flush()
+            found.append([(row.kind, row.turn) for row in store.drift(key)])
+            return "5" if len(found) == 3 else call("add", a=2, b=3)
+
+        rollout = rollout_of(pack, ScriptedPolicy(replies, BYTES), store=store)
+        rollout.chat = Lossy(BYTES)
+        episode = await rollout.episode(job_of(pack))
+        rows = [(row.kind, row.turn) for row in store.drift(episode.id)]
+    assert " ".join(turn.role for turn in episode.turns) == "system user assistant tool assistant tool assistant"
+    # Known before the model's second turn; the end adds nothing; the second answer was appended as it should be.
+    assert found == [[], [("structural", 3)], [("structural", 3)]]
+    assert rows == [("structural", 3)] and rollout.drift == {episode.id: "structural"}
+    assert rollout.guard_seconds > 0
+
+
+@pytest.mark.parametrize(("structural", "outcome"), [("skip", Outcome.DRIFT), ("train", Outcome.TRUNCATED_TURNS)])
+async def test_a_training_episode_ends_at_its_first_structural_drift(structural: str, outcome: Outcome) -> None:
+    pack = pack_of()
+    rollout = rollout_of(pack, ScriptedPolicy(lambda key, ids: call("add", a=2, b=3), BYTES), max_turns=3)
+    rollout.config = rollout.config.model_copy(update={"drift": DriftConfig.model_validate({"structural": structural})})
+    rollout.chat = Lossy(BYTES)
+    episode = await rollout.episode(replace(job_of(pack), kind="train"))
+    turns = 1 if structural == "skip" else 3
+    assert episode.outcome is outcome and sum(turn.role == "assistant" for turn in episode.turns) == turns
+    fact = decide([[episode]], drift=rollout.drift, train_drifted=structural == "train", drop_zero_variance=False)
+    if structural == "skip":
+        assert "structural drift: the template writes" in episode.error and episode.reward_parts == ()
+        assert fact == {episode.id: Fact.SKIPPED_DRIFT}
+    else:
+        assert fact == {episode.id: Fact.TRAINED}
+
+
+# --- how turns are sampled -------------------------------------------------------------------------------------------
+
+
+class Draws(Hook):
+    """Forces the first token of the second turn."""
+
+    def on_sample(self, sampling: Sampling, task: Task, turn: int) -> Sampling | None:
+        return replace(sampling, allow=lambda out: [7] if not out else None) if turn == 1 else None
+
+
+async def test_stops_bad_tokens_and_a_hook_reach_the_policy() -> None:
+    seen: list[Sampling] = []
+
+    class Noting(ScriptedPolicy):
+        async def generate(self, key: str, ids: Any, sampling: Sampling, **more: Any) -> Generation:
+            seen.append(sampling)
+            return await super().generate(key, ids, sampling, **more)
+
+    pack = pack_of()
+    policy = Noting([call("add", a=1, b=1), "5"], BYTES)
+    rollout = rollout_of(pack, policy, stop=["Done."], bad_tokens=["<think>", "z"])
+    rollout.hooks = HookList([Draws()])
+    assert rollout.config.rollout.truncates
+    await rollout.episode(job_of(pack))
+    assert [s.stop_strings for s in seen] == [("Done.",)] * 2
+    assert [s.bad_ids for s in seen] == [(BYTES.id_of("<think>"), ord("z"))] * 2
+    assert seen[0].allow is None and seen[1].allow is not None and seen[1].allow(()) == [7]
+    with pytest.raises(ConfigError, match="'no' is 2 tokens, not one"):
+        rollout_of(pack, policy, bad_tokens=["no"])
+
+
+async def test_a_sampling_hook_that_fails_masks_its_episode() -> None:
+    class Wrong(Hook):
+        def on_sample(self, sampling: Sampling, task: Task, turn: int) -> Any:
+            return "no sampling"
+
+    pack = pack_of()
+    rollout = rollout_of(pack, ["5"])
+    rollout.hooks = HookList([Wrong()])
+    episode = await rollout.episode(job_of(pack))
+    assert episode.outcome is Outcome.ENV_ERROR and "it returned str; a Sampling or None" in episode.error

@@ -1,0 +1,346 @@
+"""The hostile programs, the twenty ways to fake a test, and what is left after the host dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.config import SandboxConfig
+from agentrl_cli.errors import DataError, SandboxUnavailable
+from agentrl_cli.sandbox import Sandbox, Status, cgroup, launch
+from agentrl_cli.sandbox.attack_suite import attack, probe
+from agentrl_cli.sandbox.attacks import attacks
+from agentrl_cli.sandbox.runner_process import Process
+
+
+async def opened(level: str) -> Sandbox:
+    try:
+        return await Sandbox.open(SandboxConfig(backend=level, min_level="landlock", workers=1, wall=1.0))
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[Sandbox]:
+    async with await opened("ns") as sandbox:
+        yield sandbox
+
+
+@pytest.mark.parametrize("level", ["ns", "landlock"])
+async def test_every_attack_is_contained(level: str) -> None:
+    assert len(attacks()) >= 45 and len({one.name for one in attacks()}) == len(attacks())
+    chosen = [one for one in attacks() if level == "ns" or (one.quick and not one.strong)]
+    async with await opened(level) as sandbox:
+        verdicts = await attack(sandbox, chosen, wall=0.6 if level == "ns" else 2.0)
+    assert {v.attack: v.problems for v in verdicts if not v.contained} == {}
+    assert len(verdicts) == len(chosen)
+
+
+async def test_an_attack_that_meets_the_clock_before_its_limit_has_time_to_meet_it(sandbox: Sandbox) -> None:
+    one = next(one for one in attacks() if one.name == "fills-the-disk")
+    (verdict,) = await attack(sandbox, [one], wall=0.002)
+    assert (verdict.status, verdict.problems) == ("disk_limit", ())
+
+
+async def test_the_probe_says_what_holds_here(sandbox: Sandbox) -> None:
+    rows = await probe(sandbox)
+    assert {row.name: row.held for row in rows} == dict.fromkeys(
+        ["files", "network", "signals", "processes", "memory", "disk", "output", "system", "state"], True
+    )
+
+
+HONEST = "def add(a, b):\n    return a + b\n"
+TESTS = [{"call": "add", "args": [n, 2 * n], "expect": 3 * n} for n in range(1, 9)]
+
+CHEATS = {
+    "sys.exit(0)": "import sys; sys.exit(0)",
+    "os._exit(0)": "import os; os._exit(0)",
+    "fork and exit": "import os\nif os.fork(): os._exit(0)",
+    "raise SystemExit": "def add(a, b): raise SystemExit(0)",
+    "atexit": "import atexit, os; atexit.register(os._exit, 0)",
+    "excepthook": "import sys, os; sys.excepthook = lambda *a: os._exit(0)",
+    "equal to everything": "class E:\n    def __eq__(self, o): return True\ndef add(a, b): return E()",
+    "an int that equals everything": (
+        "class E(int):\n    def __eq__(self, o): return True\n    __hash__ = int.__hash__\ndef add(a, b): return E(0)"
+    ),
+    "a str that equals everything": "class E(str):\n    def __eq__(self, o): return True\ndef add(a, b): return E()",
+    "a dict with odd keys": "def add(a, b): return {'$int': '0x3'}",
+    "an object tag": "def add(a, b): return {'$object': 'int'}",
+    "prints a marker": "print('PASSED ALL TESTS 8/8'); import os; os._exit(0)",
+    "reads the callers' frames": (
+        "import sys\ndef add(a, b):\n    f = sys._getframe()\n    while f:\n        for v in f.f_locals.values():\n"
+        "            if isinstance(v, dict) and 'expect' in v: return v['expect']\n        f = f.f_back\n"
+    ),
+    "searches the heap": (
+        "import gc\ndef add(a, b):\n    for o in gc.get_objects():\n"
+        "        if isinstance(o, dict) and o.get('expect') and o.get('args') == [a, b]: return o['expect']\n"
+    ),
+    "reads its memory": (
+        "import re\ndef add(a, b):\n    with open('/proc/self/mem', 'rb', 0) as m:\n"
+        "        m.seek(id(add)); t = m.read(1 << 16)\n"
+        "    return int(re.search(rb'expect\": (\\d+)', t)[1])\n"
+    ),
+    "forges replies": (
+        'import os, struct\nh = b\'{"i":0,"status":"ok","nonce":""}\'\n'
+        "m = struct.pack('!II', len(h), 1) + h + b'3'\nfor fd in range(3, 64):\n"
+        "    try: os.write(fd, m * 20)\n    except OSError: pass\n"
+    ),
+    "patches json": "import json\njson.dumps = lambda *a, **k: '3'\ndef add(a, b): return 0",
+    "patches the encoder": (
+        "import sys, gc\nfor o in gc.get_objects():\n"
+        "    if type(o).__name__ == 'function' and o.__name__ == 'same': o.__code__ = (lambda *a: True).__code__\n"
+        "def add(a, b): return 0"
+    ),
+    "a huge nested answer": "def add(a, b):\n    v = []\n    for _ in range(100000): v = [v]\n    return v",
+    "steals a nonce": (
+        "import sys\ndef add(a, b):\n    f = sys._getframe()\n    while f.f_back: f = f.f_back\n"
+        "    s = [v for v in f.f_globals.values() if hasattr(v, 'nonce')] + [f.f_locals.get('self')]\n"
+        "    n = next((v.nonce for v in s if v is not None), '')\n"
+        "    print(n, 'PASSED'); return {'nonce': n, 'status': 'ok'}\n"
+    ),
+    "reads its own source": (
+        "import inspect, linecache, re, sys\ndef add(a, b):\n"
+        "    t = ''.join(''.join(c[2]) for c in linecache.cache.values() if len(c) > 2) + inspect.getsource(add)\n"
+        "    t += repr(sys.argv) + open('/proc/self/cmdline').read()\n"
+        "    return int(re.search('expect.: (\\\\d+)', t)[1])\n"
+    ),
+    "patches ast": "import ast\nast.literal_eval = ast.parse = lambda *a, **k: 3\ndef add(a, b): return 'a + b'",
+    "a huge answer": "def add(a, b): return 'x' * (100 << 20)",
+    "loops for ever": "def add(a, b):\n    while True: pass",
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+async def test_a_cheat_does_not_pass(sandbox: Sandbox, name: str) -> None:
+    session = await sandbox.session()
+    grade = await session.grade(CHEATS[name], TESTS, wall=0.2)
+    assert (grade.passed <= 1, grade.total, grade.ok, grade.fakeable) == (True, 8, False, False), grade
+    # A forged 3 would fit the one test whose answer is 3, and no other.
+    assert grade.passed == 0 or name in ("forges replies", "patches json")
+
+
+async def test_a_slow_solution_passes_within_a_budget_that_is_told(sandbox: Sandbox) -> None:
+    session = await sandbox.session(cpu=0.6)
+    busy = "import time\ndef add(a, b):\n    e = time.process_time() + 0.15\n    while time.process_time() < e: pass\n"
+    slow = busy + "    return a + b\n"
+    grade = await session.grade(slow, TESTS, budget=30.0)  # 1.2 CPU seconds, but each call has its own limit
+    assert grade.ok, grade
+    sleepy = slow.replace("while", "time.sleep(0.2)\n    while")
+    spent = await session.grade(sleepy, TESTS, budget=0.8)
+    assert 0 < spent.passed < 8
+    assert [line for line in spent.failures if "the 0.8 s that all tests have together were over" not in line] == []
+    program = "import time; time.sleep(0.2); print(int(input()) * 2)"
+    tests = [{"stdin": str(n), "stdout": str(2 * n)} for n in range(8)]
+    assert (await session.grade(program, tests)).ok
+    late = await session.grade(program, tests, budget=0.7)
+    assert 0 < late.passed < 8 and "test 8: the 0.7 s that all tests have" in late.failures[-1]
+
+
+async def test_programs_find_no_files_of_each_other(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    count = "import glob, os\nprint(len(glob.glob('n*')))\nopen('n' + input(), 'w').write('x' * 1000)\n"
+    tests = [{"stdin": str(n), "stdout": "0"} for n in range(4)]
+    assert (await session.grade(count, tests)).ok
+    deep = count + "for _ in range(100): os.mkdir('d'); os.chdir('d')"  # what cannot be put back is replaced
+    grade = await session.grade(deep, tests, setup="import sys")
+    assert grade.ok, grade
+
+
+async def test_an_honest_solution_passes_and_types_count(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    grade = await session.grade(HONEST, TESTS)
+    assert (grade.passed, grade.total, grade.score, grade.fakeable, grade.level) == (8, 8, 1.0, False, "ns")
+    code = (
+        "import math\ndef f(x): return x\ndef e(): [][0]\n"
+        "def g(): return (1, [2.0, {3: b'4'}], {5}, math.nan, None, 2 ** 20000)"
+    )
+    same = [
+        {"call": "f", "args": [1], "expect": True}, {"call": "f", "args": [1], "expect": 1.0},
+        {"call": "f", "args": [[1]], "expect": (1,)}, {"call": "f", "args": ["1"], "expect": 1},
+    ]  # fmt: skip
+    right = [
+        {"call": "g", "expect": (1, [2.0, {3: b"4"}], {5}, float("nan"), None, 2**20000)},
+        {"call": "f", "kwargs": {"x": {"$tuple": [1, {"$set": [2]}]}}, "expect": {"$tuple": [1, {"$set": [2]}]}},
+        {"call": "f", "args": [0.1 + 0.2], "expect": 0.3, "close": 1e-9}, {"call": "e", "raises": "IndexError"},
+    ]  # fmt: skip
+    assert (await session.grade(code, same)).passed == 0
+    result = await session.grade(code, right)
+    assert result.passed == 4, result.failures
+
+
+async def test_programs_and_test_code(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    tests = [{"stdin": "4\n", "stdout": "8"}, {"stdin": "5", "stdout": "11"}]
+    program = await session.grade("print(int(input()) * 2)", tests)
+    assert (program.passed, program.fakeable, len(program.failures)) == (1, False, 1)
+    code = await session.grade(HONEST, ["assert add(1, 2) == 3", {"code": "assert add(1, 2) == 4"}])
+    assert (code.passed, code.fakeable) == (1, True)
+    broken = await session.grade("def add(:", TESTS)
+    assert (broken.passed, broken.total, broken.status) == (0, 8, Status.EXCEPTION)
+    assert "SyntaxError" in broken.failures[0]
+    with pytest.raises(DataError, match="Test 1 is no test"):
+        await session.grade(HONEST, [{"call": "add"}])
+
+
+async def test_a_check_judges_apart_from_the_solution(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    check = "def check(answer, n): return sorted(answer) == list(range(n))"
+    tests = [{"call": "f", "args": [3], "check": check}, {"call": "f", "args": [4], "check": check}]
+    grade = await session.grade("def f(n): return {3: [2, 0, 1], 4: [0]}[n]\ndef check(*a): return True", tests)
+    assert (grade.passed, grade.fakeable, len(grade.failures)) == (1, False, 1)
+    with pytest.raises(DataError, match="check of test 1 does not load"):
+        await session.grade(HONEST, [{"call": "add", "args": [1, 2], "check": "def check(:"}])
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("None", "TypeError"), ("object()", "no plain value"), ("[{(1, 2): object()}]", "no plain value"),
+        ("10 ** 9", "timeout"), ("[{}]", "TypeError"),
+    ],
+)  # fmt: skip
+async def test_an_answer_that_breaks_the_check_is_wrong_and_scored(sandbox: Sandbox, answer: str, why: str) -> None:
+    check = (
+        "def check(answer, n):\n    if answer == 10 ** 9:\n        while True: pass\n"
+        "    return sorted(answer)[0] + 1 == n"
+    )
+    session = await sandbox.session()
+    tests = [{"call": "f", "args": [n], "check": check} for n in (2, 3)]
+    grade = await session.grade(f"def f(n): return [1] if n == 2 else {answer}", tests, wall=0.3)
+    assert (grade.passed, grade.total, grade.status) == (1, 2, Status.OK) and why in grade.failures[0], grade
+
+
+async def test_a_broken_setup_is_the_packs_fault(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    for tests in (TESTS, [{"stdin": "", "stdout": "1"}]):
+        with pytest.raises(DataError, match="setup does not load"):
+            await session.grade(HONEST, tests, setup="import nothing_there")
+    grade = await session.grade("print(6 * x)", [{"stdin": "7", "stdout": "42"}], setup="x = int(input())")
+    assert grade.ok, grade
+
+
+async def test_grading_is_apart_from_the_episode(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    await session.cell("open('notes', 'w').write('x'); secret = 1")
+    spy = "import os\ndef look(): return [sorted(os.listdir('.')), 'secret' in globals()]"
+    assert (await session.grade(spy, [{"call": "look", "expect": [[".shm", ".tmp"], False]}])).ok
+    assert (await session.cell("secret")).stdout == "1\n"
+
+
+def test_a_cgroup_holds_memory_where_one_can_be_made() -> None:
+    if cgroup.place() is None:
+        pytest.skip(cgroup.describe())
+    group = cgroup.Cgroup.make(64 << 20)
+    assert group is not None
+    try:
+        for size, code in ((8, 0), (300, -signal.SIGKILL)):
+            program = [sys.executable, "-I", "-S", "-c", f"b = b'x' * ({size} << 20)"]
+            assert subprocess.run(group.command(program), check=False).returncode == code
+    finally:
+        group.remove()
+    assert not group.folder.exists() and "cgroup" in cgroup.describe()
+
+
+def test_a_cgroup_bounds_the_processes_of_a_level_without_namespaces() -> None:
+    """Outside of namespaces RLIMIT_NPROC does not hold root, and a watch may be outrun on a busy machine."""
+    group = cgroup.Cgroup.make(256 << 20, tasks=20) if cgroup.place() else None
+    if group is None or not (group.tasks or (group.folder / "pids.max").exists()):
+        pytest.skip("no cgroup that counts processes can be made here")
+    program = (
+        "import os, time\nmade = []\ntry:\n    for _ in range(60):\n        pid = os.fork()\n"
+        "        if not pid: time.sleep(5); os._exit(0)\n        made.append(pid)\nexcept BlockingIOError: pass\n"
+        "print(len(made))\nfor pid in made: os.kill(pid, 9); os.waitpid(pid, 0)"
+    )
+    try:
+        command = group.command([sys.executable, "-I", "-S", "-c", program])
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and 10 <= int(done.stdout) < 20, done.stderr
+    finally:
+        group.remove()
+    assert not group.folder.exists() and not (group.tasks and group.tasks.exists())
+
+
+class Unbounded(Process):
+    """A level whose processes nothing bounds, as that of the root outside under another name without a cgroup."""
+
+    level = "landlock"
+
+    @property
+    def bounded(self) -> bool:
+        return False
+
+
+async def test_no_fork_bomb_is_tried_where_nothing_would_stop_it() -> None:
+    if os.geteuid() == 0:
+        assert launch.nproc_holds(), "the kernel exempts root, and the runner becomes another user"
+    async with await opened("landlock") as sandbox:
+        assert sandbox.bounded == all(runner.bounded for runner in sandbox._runners[()])
+    try:
+        sandbox = await Sandbox.open(SandboxConfig(backend=f"{__name__}:Unbounded", min_level="landlock", workers=1))
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+    async with sandbox:
+        assert not sandbox.bounded
+        bombs = [one for one in attacks() if one.name.endswith("fork-bomb")]
+        verdicts = await attack(sandbox, bombs)
+    assert len(verdicts) == 2
+    assert all(one.status == "not run" and "root's processes" in one.problems[0] for one in verdicts)
+
+
+HOST = """
+import asyncio, sys
+from agentrl_cli.config import SandboxConfig
+from agentrl_cli.sandbox import Sandbox
+async def main():
+    sandbox = await Sandbox.open(SandboxConfig(backend=sys.argv[1], min_level="landlock", workers=1, wall=60.0))
+    session = await sandbox.session()
+    print("up", flush=True)
+    await session.bash("sleep 45678.5 & setsid sleep 45678.5 & sleep 45678.5")
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("level", ["ns", "landlock"])
+async def test_nothing_is_left_when_the_host_dies(level: str, number: signal.Signals) -> None:
+    await (await opened(level)).close()
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST, level], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    with host:
+        assert host.stdout is not None and host.stdout.readline() == b"up\n"
+        assert _wait(lambda: len(_sleepers()) == 3), _sleepers()
+        host.send_signal(number)
+        host.wait(10)
+    folders = Path(tempfile.gettempdir())
+    assert _wait(lambda: not _sleepers() and not list(folders.glob(f"agentrl-work-{host.pid}-*"))), _sleepers()
+
+
+def _wait(condition: object) -> bool:
+    assert callable(condition)
+    for _ in range(150):
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _sleepers() -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes()
+        except OSError:
+            continue
+        if line.startswith(b"sleep\x0045678.5"):
+            found.append(path.parent.name)
+    return found

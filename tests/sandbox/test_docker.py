@@ -1,0 +1,280 @@
+"""The docker level against a real engine: the same attacks and cheats, neighbours in one container, nothing left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.commands import main
+from agentrl_cli.config import SandboxConfig
+from agentrl_cli.errors import ConfigError, SandboxFault, SandboxUnavailable
+from agentrl_cli.sandbox import Sandbox, Status, container, image, owner
+from agentrl_cli.sandbox.attack_suite import attack
+from agentrl_cli.sandbox.attacks import attacks
+from tests.sandbox.test_attacks import CHEATS, HONEST, HOST, TESTS
+
+
+async def test_without_an_engine_the_message_says_so(tmp_path: Path) -> None:
+    before = os.environ.get("DOCKER_HOST")
+    os.environ["DOCKER_HOST"] = f"unix://{tmp_path}/none.sock"
+    try:
+        with pytest.raises(SandboxUnavailable, match="No Docker engine answers"):
+            await Sandbox.open(SandboxConfig(backend="docker", workers=1))
+    finally:
+        if before is None:
+            del os.environ["DOCKER_HOST"]
+        else:
+            os.environ["DOCKER_HOST"] = before
+
+
+@pytest.fixture(scope="module")
+def api() -> Any:
+    """The engine, with the image built; the tests skip where none answers."""
+    try:
+        engine = container.connect()
+        image.build(engine)
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+async def sandbox(api: Any) -> AsyncIterator[Sandbox]:
+    config = SandboxConfig(backend="docker", min_level="docker", workers=1, wall=2.0)
+    async with await Sandbox.open(config) as opened:
+        yield opened
+
+
+def ours(api: Any) -> list[str]:
+    """Containers of this process."""
+    return [
+        found["Id"]
+        for found in api.containers(all=True, filters={"label": container.LABEL})
+        if found["Labels"]["agentrl.process"].startswith(f"{os.getpid()}-")
+    ]
+
+
+async def test_every_attack_is_contained(sandbox: Sandbox) -> None:
+    verdicts = await attack(sandbox, wall=0.6)
+    assert {v.attack: v.problems for v in verdicts if not v.contained} == {}
+    assert len(verdicts) == len(attacks()) >= 45
+
+
+async def test_no_cheat_passes(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    for name, code in CHEATS.items():
+        grade = await session.grade(code, TESTS, wall=0.2)
+        assert not grade.ok and not grade.fakeable, name
+        assert grade.passed == 0 or (grade.passed == 1 and name in ("forges replies", "patches json")), name
+    honest = await session.grade(HONEST, TESTS)
+    assert (honest.passed, honest.level) == (8, "docker")
+
+
+async def test_a_session_keeps_and_rolls_back(sandbox: Sandbox, api: Any) -> None:
+    session = await sandbox.session(memory_mb=200, keep=2)
+    assert len(ours(api)) == 1
+    assert (await session.cell("x = 1\nb = b'x' * (120 << 20)")).ok
+    assert (await session.cell("import time; time.sleep(0.4); len(b) >> 20")).stdout == "120\n"
+    for code, status in {
+        "x = 2\nwhile True: pass": Status.TIMEOUT, "x = 2\nimport ctypes; ctypes.string_at(0)": Status.CRASHED,
+        "x = 2\nc = bytearray(4 << 30)": Status.MEMORY,
+    }.items():  # fmt: skip
+        result = await session.cell(code, wall=0.4)
+        assert (result.status, result.rolled_back, result.state_kept, result.level) == (status, True, True, "docker")
+    assert (await session.cell("x")).stdout == "1\n"
+    await session.cell("x = 5")
+    assert await session.back(session.cells) == () and (await session.cell("x")).stdout == "1\n"
+    lost = await session.cell("import os; os.kill(-1, 9); os.abort()")
+    assert lost.status is Status.STATE_LOST and (await session.cell("2")).stdout == "2\n"
+
+
+async def test_programs_commands_and_files(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    program = await session.run("import sys\nprint(sys.stdin.read()[::-1])\nsys.exit(3)", "olleh")
+    assert (program.exit_code, program.stdout) == (3, "hello\n")
+    command = await session.bash("#!/bin/bash\necho $0 >&2; cat\nnothing", "in")
+    assert (command.exit_code, command.stdout) == (127, "in")
+    assert command.stderr.startswith("bash\n") and "line 3: nothing" in command.stderr
+    await session.write("data/a.txt", "hello")
+    await session.cell("import os; os.symlink('/etc/passwd', 'l'); open('/tmp/t', 'w').write('tmp')")
+    listed = [(entry.path, entry.kind) for entry in await session.list()]
+    assert listed == [("data", "folder"), ("data/a.txt", "file"), ("l", "link")]
+    assert await session.read("data/a.txt") == b"hello"
+    small = await sandbox.session(disk_mb=1)
+    assert (await small.bash("head -c 5000000 /dev/zero > f; sleep 1")).status is Status.DISK_LIMIT
+    large = await sandbox.session(disk_mb=100)
+    with pytest.raises(ConfigError, match="more disk"):
+        await large.cell("1")
+
+
+async def test_neighbours_in_one_container_are_apart(sandbox: Sandbox) -> None:
+    mine, theirs = await sandbox.session(), await sandbox.session()
+    await mine.cell("secret = 'canary-of-a-neighbour'; open('f', 'w').write(secret)")
+    running = asyncio.ensure_future(mine.bash(": canary-of-a-neighbour; sleep 1; echo alive"))
+    await asyncio.sleep(0.2)
+    spy = await theirs.run(
+        "import glob, os\nseen = []\n"
+        "for p in glob.glob('/proc/[0-9]*'):\n"
+        "    for f in ('cmdline', 'environ', 'mem', 'maps', 'cwd/f', 'root/etc/passwd', 'fd/1'):\n"
+        "        try: seen.append(open(f'{p}/{f}', 'rb').read(4096) if p != f'/proc/{os.getpid()}' else b'')\n"
+        "        except OSError: 0\n"
+        "for slot in range(64):\n"
+        "    try: print('LEAK', os.listdir(f'/box/{slot}')) if not os.getcwd().startswith(f'/box/{slot}/') else 0\n"
+        "    except OSError: 0\n"
+        "    try: open(f'/box/{slot}/x', 'w'); print('LEAK') if not os.getcwd().startswith(f'/box/{slot}/') else 0\n"
+        "    except OSError: 0\n"
+        "print(b'canary' in b''.join(seen), os.getuid() > 1000, os.getgroups())\n"
+        "for p in glob.glob('/proc/[0-9]*'):\n"
+        "    try: os.kill(int(p[6:]), 0); print(p[6:] in (str(os.getpid()), str(os.getppid())) or 'own')\n"
+        "    except OSError: 0\n"
+        "os.kill(-1, 9)"
+    )
+    assert "LEAK" not in spy.stdout and spy.stdout.startswith("False True []\n")
+    assert (await running).stdout == "alive\n"
+    assert (await mine.cell("secret")).stdout == "'canary-of-a-neighbour'\n"
+    assert sandbox.counts[Status.SANDBOX_RESTARTED] == 0
+
+
+async def test_a_slot_is_clean_for_the_next_box(sandbox: Sandbox) -> None:
+    first = await sandbox.session()
+    await first.bash("mkdir -p a/b; echo x > a/b/c; chmod 000 a/b a; setsid sleep 876 & sleep 0.1")
+    (runner,) = sandbox._runners[()]
+    await first.close()
+    for _ in range(container.SLOTS + 1):
+        assert (await sandbox.run("import os; print(os.listdir('..'))")).stdout.count(",") == 0
+    assert runner.alive and (await sandbox.run("import os; print(os.getcwd())")).ok
+
+
+async def test_a_lost_container_is_replaced(sandbox: Sandbox, api: Any) -> None:
+    session = await sandbox.session()
+    await session.cell("x = 41")
+    api.kill(ours(api)[0])
+    await asyncio.sleep(0.5)
+    assert (await session.cell("x + 1")).stdout == "42\n"
+    assert sandbox.counts[Status.SANDBOX_RESTARTED] == 1
+
+
+FORKS = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n"
+
+
+@pytest.mark.parametrize("op", ["run", "cell"])
+async def test_a_fork_bomb_costs_little_more_than_its_wall_limit(sandbox: Sandbox, op: str) -> None:
+    # Few MiB, so that every look at their memory has to be the exact one, which waits for forks.
+    session = await sandbox.session(wall=0.5, memory_mb=256, keep=2)
+    await session.cell("x = 1")
+    await session.cell("y = 2")
+    result = await getattr(session, op)(FORKS)
+    assert result.status in (Status.TIMEOUT, Status.MEMORY) and result.stopped > 8
+    assert result.seconds < 3.5, "the host gives a box up at 5.5 s"
+    assert (result.state_kept, result.rolled_back) == (True, op == "cell")
+    assert (await session.cell("x + y")).stdout == "3\n"  # what was halted with the bomb goes on
+    assert await session.back(2) == () and (await session.cell("'y' in globals()")).stdout == "False\n"
+    assert sandbox.counts[Status.SANDBOX_RESTARTED] == 0
+
+
+async def test_closing_leaves_no_container(api: Any) -> None:
+    opened = await Sandbox.open(SandboxConfig(backend="docker", workers=1))
+    assert len(ours(api)) == 1
+    await opened.close()
+    assert ours(api) == []
+
+
+async def test_what_a_dead_process_left_is_swept(api: Any) -> None:
+    gone = f"999999999-1-{owner.name().split('-')[2]}"
+    labels = {container.LABEL: container._machine(), "agentrl.process": gone}
+    left = api.create_container(image.tag(), ["sleep", "60"], labels=labels)["Id"]
+    mine = {container.LABEL: "another machine", "agentrl.process": gone}
+    other = api.create_container(image.tag(), ["sleep", "60"], labels=mine)["Id"]
+    try:
+        assert container.sweep(api) <= 1  # another test's start may have done it
+        ids = [found["Id"] for found in api.containers(all=True)]
+        assert left not in ids and other in ids
+    finally:
+        api.remove_container(other, force=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_when_the_host_dies(api: Any, number: signal.Signals) -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST, "docker"], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    with host:
+        assert host.stdout is not None and host.stdout.readline() == b"up\n"
+        time.sleep(0.5)
+        host.send_signal(number)
+        host.wait(10)
+    assert _comes(lambda: not _of(api, host.pid), 10), "the container is still there"
+
+
+RUNS = {
+    "rollout": ["--model", "scripted", "-n", "500"],
+    "train": ["train.eval_every=0", "rollout.group_size=2", "rollout.prompts_per_step=1", "rollout.max_new_tokens=64"],
+}
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_a_run_that_is_interrupted_leaves_no_container(api: Any, command: str, tmp_path: Path) -> None:
+    assert main(["init", "code-task", str(tmp_path / "p")]) == 0
+    words = [part for word in RUNS[command] for part in (["--set", word] if "=" in word else [word])]
+    words += ["--set", "sandbox.backend=docker", "--set", "sandbox.workers=1"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+    with open(tmp_path / "log", "wb") as log:
+        run = subprocess.Popen(
+            [sys.executable, "-m", "agentrl_cli", command, *words], cwd=tmp_path / "p", env=env, stdout=log, stderr=log
+        )
+    try:
+        assert _comes(lambda: bool(_of(api, run.pid)) or run.poll() is not None, 60)
+        time.sleep(1.0)  # episodes run in it
+        assert _of(api, run.pid) and run.poll() is None, (tmp_path / "log").read_text()
+        run.send_signal(signal.SIGINT)
+        assert run.wait(60) == 130, (tmp_path / "log").read_text()
+        assert _comes(lambda: not _of(api, run.pid), 10)
+    finally:
+        run.kill()
+        run.wait()
+
+
+def _of(api: Any, pid: int) -> list[str]:
+    """Containers of a process."""
+    found = api.containers(all=True, filters={"label": container.LABEL})
+    return [one["Id"] for one in found if one["Labels"]["agentrl.process"].startswith(f"{pid}-")]
+
+
+def _comes(condition: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_the_tag_says_what_is_inside(api: Any) -> None:
+    assert image.tag() == image.build(api) != image.tag(("numpy",))
+    assert image.tag(("numpy",)) == image.tag(("numpy",))
+
+
+async def test_without_an_image_the_message_says_how_to_make_one(api: Any) -> None:
+    async with await Sandbox.open(SandboxConfig(backend="docker", workers=1)) as sandbox:
+        session = await sandbox.session(imports=("yaml",))
+        with pytest.raises(SandboxFault) as caught:  # in the middle of a run: the episode is masked, not scored
+            await session.cell("1")
+    assert "build-image --import yaml" in caught.value.hint
+
+
+async def test_more_memory_than_a_container_has_is_refused(sandbox: Sandbox) -> None:
+    most = container._memory(sandbox.limits) >> 20
+    with pytest.raises(ConfigError, match=rf"{most + 1} MiB of memory.*{most} MiB for all"):
+        await sandbox.run("1", memory_mb=most + 1)
+    assert (await sandbox.run("print(1)", memory_mb=min(most, 2 * sandbox.limits.memory_mb))).stdout == "1\n"

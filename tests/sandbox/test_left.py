@@ -1,0 +1,227 @@
+"""A real run that is interrupted or killed leaves nothing behind; who waits for a place gets one in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.commands import main
+from agentrl_cli.config import SandboxConfig
+from agentrl_cli.errors import SandboxUnavailable
+from agentrl_cli.sandbox import ExecResult, Sandbox, Session, launch, owner
+from agentrl_cli.sandbox.pool import SPARES
+from agentrl_cli.sandbox.runner_process import AT_ONCE, Process
+
+ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+
+
+async def opened() -> Sandbox:
+    try:
+        return await Sandbox.open(SandboxConfig(backend="ns", workers=1))
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+
+
+async def _open_and_close() -> None:
+    await (await opened()).close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_real_run_that_ends_early_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    asyncio.run(_open_and_close())
+    assert main(["init", "code-task", str(tmp_path / "p")]) == 0
+    command = [sys.executable, "-m", "agentrl_cli", "rollout", "--model", "scripted", "-n", "500"]
+    with open(tmp_path / "log", "wb") as log:
+        run = subprocess.Popen(command, cwd=tmp_path / "p", env=ENV, stdout=log, stderr=log)
+    try:
+        assert _comes(lambda: bool(_rows(tmp_path / "p"))), (tmp_path / "log").read_text()
+        started = {pid: owner.born(str(pid)) for pid in _below(run.pid)}
+        assert any(b"runner.py" in _line(pid) for pid in started), "episodes run, so a runner does"
+        run.send_signal(number)
+        code = run.wait(20)
+    finally:
+        run.kill()
+        run.wait()
+    assert code == (130 if number == signal.SIGINT else -signal.SIGKILL), (tmp_path / "log").read_text()
+    assert _comes(lambda: not [pid for pid, born in started.items() if owner.born(str(pid)) == born])
+    assert _of(Path(tempfile.gettempdir()), run.pid) == []
+    if number == signal.SIGKILL:
+        asyncio.run(_open_and_close())  # the next start sweeps what nobody could take away
+    assert _of(Path("/sys/fs/cgroup"), run.pid) == []
+
+
+def _rows(project: Path) -> list[Path]:
+    """The store, once it holds something."""
+    return [file for file in (project / "runs").glob("agentrl.db-wal") if file.stat().st_size > 400_000]
+
+
+def _of(top: Path, pid: int) -> list[str]:
+    """Folders below `top` that are named after a process of ours."""
+    name = re.compile(rf"agentrl-(runner|work)-{pid}-")
+    if top == Path(tempfile.gettempdir()):
+        return [entry.name for entry in top.iterdir() if name.match(entry.name)]
+    return [folder for _, folders, _ in os.walk(top) for folder in folders if name.match(folder)]
+
+
+def _line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _below(pid: int) -> list[int]:
+    """Descendants of a process, those of its threads included."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(child) for child in task.read_text().split()]
+        except OSError:
+            continue
+    return found + [deeper for child in found for deeper in _below(child)]
+
+
+def _comes(condition: Callable[[], bool]) -> bool:
+    for _ in range(1500):
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+DEEP = """
+import os, time
+os.makedirs("a/shut"); os.chmod("a/shut", 0)
+for _ in range(1500):
+    os.mkdir("d"); os.chdir("d")
+time.sleep(9)
+"""
+SITS = "mkdir -p d/e; cd /; exec env -i sleep 45679.5"
+"""Neither its folder nor its environment tells whose it is."""
+
+
+async def test_what_a_killed_runner_held_goes_with_it() -> None:
+    try:
+        sandbox = await Sandbox.open(SandboxConfig(backend="landlock", min_level="landlock", workers=1, wall=60.0))
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+    async with sandbox:
+        session, deep = await sandbox.session(), await sandbox.session()
+        await session.cell("x = 6")
+        stopped = await deep.run(DEEP)
+        assert (stopped.status, stopped.limit) == ("disk_limit", "inodes"), stopped.text()
+        await deep.close()  # the runner deletes its folder, too deep to be walked, and lives on
+        (runner,) = sandbox._runners[()]
+        assert isinstance(runner, Process) and (await session.cell("x * 7")).stdout == "42\n"
+        sitting = asyncio.ensure_future(session.bash(SITS))
+        assert await _soon(lambda: any(b"45679.5" in _line(pid) for pid in _below(runner.process.pid)))
+        started = {pid: owner.born(str(pid)) for pid in _below(runner.process.pid)}
+        assert runner.alive and not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
+        runner.process.kill()
+        runner.process.wait()
+        await sandbox.inspect()
+        assert not runner.folder.exists()
+        assert await _soon(lambda: not [pid for pid, born in started.items() if owner.born(str(pid)) == born])
+        sitting.cancel()
+        await asyncio.gather(sitting, return_exceptions=True)
+        assert (await session.cell("x * 7")).stdout == "42\n"
+    assert _of(Path(tempfile.gettempdir()), os.getpid()) == []
+
+
+async def test_a_folder_that_a_neighbour_closed_is_opened_again() -> None:
+    try:
+        sandbox = await Sandbox.open(SandboxConfig(backend="landlock", min_level="landlock", workers=1))
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+    async with sandbox:
+        closing, other = await sandbox.session(), await sandbox.session()
+        assert (await closing.cell("import os; x = 6; os.chmod('..', 0)")).ok
+        for _ in range(SPARES + 2):  # more than stand ready
+            assert (await (await sandbox.session()).cell("open('f', 'w').write('1')")).ok
+        assert (await other.run("print(6 * 7)")).stdout == (await closing.cell("print(x * 7)")).stdout == "42\n"
+        await closing.cell("os.chmod('..', 0)")
+        (runner,) = sandbox._runners[()]
+        assert isinstance(runner, Process) and not any(name.startswith("sandbox_") for name in sandbox.counts)
+    assert not runner.folder.exists()
+
+
+async def _soon(condition: Callable[[], bool]) -> bool:
+    for _ in range(250):
+        if condition():
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
+PREY = """
+import asyncio
+from agentrl_cli.sandbox.attack_suite import canaries
+async def main():
+    async with canaries() as prey:
+        print(prey.folder, prey.process.pid, flush=True)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+def test_canaries_of_a_killed_process_are_swept() -> None:
+    host = subprocess.Popen([sys.executable, "-c", PREY], env=ENV, stdout=subprocess.PIPE, text=True)
+    with host:
+        assert host.stdout is not None
+        folder, pid = host.stdout.readline().split()
+        born = owner.born(pid)
+        assert launch.sweep() >= 0 and (Path(folder) / "secret").exists(), "its host lives"
+        host.kill()
+        host.wait()
+    launch.sweep()
+    assert not Path(folder).exists() and born and _comes(lambda: owner.born(pid) != born)
+
+
+CLOCK = "import time; a = time.monotonic(); time.sleep(0.1); print(a, time.monotonic())"
+
+
+async def test_programs_wait_for_a_place_and_get_it_in_turn() -> None:
+    async with await opened() as sandbox:
+        results = await asyncio.gather(*(sandbox.run(CLOCK) for _ in range(4 * AT_ONCE)))
+        spans = [tuple(map(float, result.stdout.split())) for result in results]
+        for start, _ in spans:
+            assert sum(begun <= start < ended for begun, ended in spans) <= AT_ONCE
+        ends = sorted(ended for _, ended in spans)
+        for place, (start, _) in enumerate(spans[AT_ONCE:]):
+            assert ends[place] <= start, "a place has to be free first"
+        assert all(early[0] < late[0] for early, late in zip(spans, spans[AT_ONCE + 1 :], strict=False))
+
+
+async def test_nobody_starves_beside_sessions_that_always_ask() -> None:
+    async with await opened() as sandbox:
+        greedy = [await sandbox.session() for _ in range(3 * AT_ONCE)]
+        newcomer = await sandbox.session()
+        done = 0
+
+        async def ask(session: Session) -> None:
+            nonlocal done
+            while True:
+                assert (await session.cell("import time; time.sleep(0.02)")).ok
+                done += 1
+
+        tasks = [asyncio.ensure_future(ask(session)) for session in greedy]
+        try:
+            while done < 2 * len(greedy):
+                await asyncio.sleep(0.01)
+            before = done
+            result: ExecResult = await newcomer.cell("6 * 7")
+            assert result.stdout == "42\n" and done - before <= 2 * len(greedy), (done, before)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,231 @@
+"""The limits of an execution and of a session: each met by name, counted, and told to the model."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.config import SandboxConfig
+from agentrl_cli.errors import ConfigError, SandboxFault, SandboxUnavailable
+from agentrl_cli.sandbox import Sandbox, Session, Status, cgroup
+from agentrl_cli.sandbox.channel import inside
+from agentrl_cli.sandbox.runner_process import Process
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[Sandbox]:
+    try:
+        opened = await Sandbox.open(SandboxConfig(workers=1, wall=3.0))
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+    async with opened:
+        yield opened
+
+
+@pytest.fixture
+async def session(sandbox: Sandbox) -> Session:
+    return await sandbox.session()
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "detail"),
+    [
+        ("import sys; sys.exit(4)", Status.EXIT, ""),
+        ("import socket; socket.create_connection(('1.1.1.1', 80), 1)", Status.BLOCKED, "net"),
+        ("open('/usr/x', 'w')", Status.BLOCKED, "fs"),
+        ("open('f', 'wb').write(bytes(70 << 20))", Status.DISK_LIMIT, "a file is too large"),
+        ("for n in 'fg': open(n, 'wb').write(bytes(60 << 20))", Status.DISK_LIMIT, "the work folder is full"),
+        ("for i in range(5000): open(str(i), 'w').close()", Status.DISK_LIMIT, "too many files"),
+        ("files = [open('/dev/null') for _ in range(300)]", Status.OPEN_FILES_LIMIT, ""),
+        ("import os\nwhile os.fork(): pass\nimport time; time.sleep(9)", Status.PROCESS_LIMIT, "processes"),
+        ("class E(Exception):\n  def __str__(self): return 1 / 0\nraise E", Status.EXCEPTION, "E"),
+        ("def f(:", Status.EXCEPTION, "SyntaxError"),
+    ],
+)
+async def test_a_cell_that_meets_a_limit_keeps_its_state(
+    session: Session, code: str, status: Status, detail: str
+) -> None:
+    await session.cell("x = 1")
+    result = await session.cell(code)
+    assert (result.status, result.detail, result.state_kept, result.rolled_back) == (status, detail, True, False)
+    assert (await session.cell("x")).stdout == "1\n"
+
+
+def test_a_look_at_memory_ends_in_time() -> None:
+    memory = inside("memory")
+    me = [os.getpid()]
+    assert memory.exceeds(me, 1 << 20, time.monotonic() + 60.0)
+    assert not memory.exceeds(me, 1 << 20, time.monotonic() - 1.0)
+    assert not memory.exceeds(me, 1 << 40, time.monotonic() + 60.0)
+
+
+async def test_cpu_seconds_are_counted_in_programs_and_in_cells(sandbox: Sandbox) -> None:
+    session = await sandbox.session(cpu=0.5, wall=8.0)
+    program = await session.run("while True: pass")
+    cell = await session.cell("while True: pass")
+    assert [(r.status, r.detail) for r in (program, cell)] == [(Status.TIMEOUT, "cpu")] * 2
+    assert max(program.seconds, cell.seconds) < 8 and "0.5 s of CPU time" in cell.text()
+
+
+async def test_memory_of_processes_together_is_watched(sandbox: Sandbox) -> None:
+    session = await sandbox.session(memory_mb=100, wall=5.0)
+    code = "import os\n[os.fork() for _ in range(2)]\nb = b'x' * (60 << 20)\nimport time; time.sleep(3)"
+    assert (await session.run(code)).status is Status.MEMORY
+
+
+async def test_shared_memory_counts(sandbox: Sandbox) -> None:
+    session = await sandbox.session(memory_mb=100, wall=5.0)
+    code = (
+        "import mmap, os, time\n[os.fork() for _ in range(2)]\nm = mmap.mmap(-1, 60 << 20)\n"
+        "m.write(b'x' * (60 << 20))\ntime.sleep(3)"
+    )
+    assert (await session.run(code)).status is (await session.cell(code)).status is Status.MEMORY
+    denied = await session.bash("python3 -S -c 'import os; os.memfd_create(\"x\")'", "in")
+    assert "PermissionError" in denied.stderr
+    assert (await session.run("print(input())", "in")).stdout == "in\n"  # its own memfd for that is no attack
+
+
+async def test_memory_that_a_checkpoint_shares_counts_once(sandbox: Sandbox) -> None:
+    session = await sandbox.session(memory_mb=200)
+    assert (await session.cell("b = b'x' * (120 << 20)")).ok
+    assert (await session.cell("import time; time.sleep(0.4); len(b) >> 20")).stdout == "120\n"
+
+
+async def test_output_is_capped_in_the_middle_and_always_text(sandbox: Sandbox) -> None:
+    session = await sandbox.session(output_kb=1)
+    result = await session.cell("print('a' * 5000 + 'z' * 5000)")
+    assert result.truncated and result.stdout.startswith("a" * 512) and result.stdout.endswith("z" * 511 + "\n")
+    assert "[... 8977 bytes left out ...]" in result.stdout
+    code = r"import sys; print('\ud800\0\x1b[2J'); sys.stdout.flush(); sys.stdout.buffer.write(b'\xff'); None"
+    odd = await session.cell(code)
+    assert odd.stdout == "\\ud800\0\x1b[2J\n\ufffd"
+
+
+async def test_an_unknown_limit_is_refused(sandbox: Sandbox) -> None:
+    with pytest.raises(ConfigError, match="memory"):
+        await sandbox.session(memory=5)
+
+
+@pytest.mark.parametrize(
+    ("command", "limit", "says"),
+    [
+        ("head -c 70000000 /dev/zero > f", "file_mb", "a file may have 64 MiB"),
+        ("dd if=/dev/zero of=f bs=1M count=60 && cp f g", "disk_mb", "all files together may have 64 MiB"),
+        ("for i in $(seq 5000); do echo >$i || exit 1; done", "inodes", "4096 files and folders in all"),
+        ("python3 -S -c 'f = [open(\"/dev/null\") for _ in range(300)]'", "open_files", "the limit is 256 for each"),
+        ("python3 -S -c 'b = bytearray(4 << 30)'", "memory_mb", "out of memory: the limit is 1024 MiB"),
+        ("for i in $(seq 99); do sleep 9 & done", "processes", "too many processes or threads: the limit is 32"),
+        ("(kill -XCPU $BASHPID)", "cpu", "5 s of CPU time"),
+        ("sleep 9", "wall", "timed out after 3 s"),
+        ("yes", "output_kb", "more than 16 MiB of output"),
+    ],
+)
+async def test_a_limit_that_a_command_meets_is_named_and_counted(
+    sandbox: Sandbox, command: str, limit: str, says: str
+) -> None:
+    session = await sandbox.session()
+    result = await session.bash(command)
+    assert (result.limit, result.ours) == (limit, False) and says in result.text(), result
+    assert sandbox.limits_hit == {limit: 1} and sandbox.counts == {result.status: 1}
+    assert (await session.bash("rm -f * && echo next")).stdout == "next\n"
+
+
+def as_command(code: str) -> str:
+    """The shell command that runs Python code in a process of its own."""
+    return f"python3 -S - <<'END'\n{code}\nEND"
+
+
+async def test_cpu_seconds_of_children_count(sandbox: Sandbox) -> None:
+    session = await sandbox.session(cpu=0.6, wall=8.0)
+    loop = "sh -c 'while :; do :; done'"
+    busy = f'import os\nfor _ in range(99): os.system("timeout 0.3 {loop}")'
+    for result in (await session.cell(busy), await session.run(busy), await session.bash(as_command(busy))):
+        assert (result.status, result.detail) == (Status.TIMEOUT, "cpu") and result.seconds < 6, result
+
+
+async def test_each_call_of_a_grader_has_limits_of_its_own(sandbox: Sandbox) -> None:
+    session = await sandbox.session(cpu=0.5, wall=6.0)
+    slow = (
+        "import time\ndef f(n):\n    end = time.process_time() + 0.3\n    while time.process_time() < end: pass\n"
+        "    return n"
+    )
+    grade = await session.grade(slow, [{"call": "f", "args": [n], "expect": n} for n in range(5)])
+    assert (grade.passed, grade.total) == (5, 5), grade
+
+
+HOG = (
+    "import os, time\nfor _ in range(8):\n"
+    "    if os.fork() == 0:\n        b = b'x' * (90 << 20); time.sleep(3); os._exit(0)\n"
+    "for _ in range(8): assert os.wait()[1] == 0\n"
+)
+
+
+async def test_a_burst_of_memory_is_the_codes_own_fault(sandbox: Sandbox) -> None:
+    session = await sandbox.session(memory_mb=100, disk_mb=32)
+    for result in (await session.run(HOG), await session.cell(HOG), await session.bash(as_command(HOG))):
+        assert (result.status, result.limit) == (Status.MEMORY, "memory_mb"), result
+    grade = await session.grade(f"def f():\n    exec({HOG!r})\n", [{"call": "f", "expect": 1}])
+    assert "memory" in grade.failures[0] and sandbox.counts[Status.HOST_RESOURCES] == 0
+    assert (await session.cell("1 + 1")).stdout == "2\n"
+
+
+async def test_a_function_that_dies_after_its_last_answer_keeps_the_answer(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    code = (
+        "import os, threading, time\ndef f(n):\n"
+        "    threading.Thread(target=lambda: (time.sleep(n), os._exit(3))).start()\n    return n"
+    )
+    for later in (0.0, 0.001, 0.005, 0.02):
+        grade = await session.grade(code, [{"call": "f", "args": [later], "expect": later}])
+        assert grade.total == 1 and (grade.passed or "exit" in grade.failures[0] or "crash" in grade.failures[0]), grade
+    assert (await session.cell("1 + 1")).stdout == "2\n"
+
+
+async def test_a_neighbour_that_dies_of_anothers_memory_is_not_at_fault(sandbox: Sandbox) -> None:
+    if cgroup.place() is None:
+        pytest.skip(cgroup.describe())
+    session = await sandbox.session()
+    await session.cell("x = 41")
+    (runner,) = sandbox._runners[()]
+    assert isinstance(runner, Process) and runner.group is not None
+    # Less for all boxes of the runner together than one may have: as where the others hold the rest.
+    cgroup.Cgroup.limit(runner.group.folder, 160 << 20)
+    with pytest.raises(SandboxFault, match="host_resources"):
+        await session.cell("b = b'x' * (300 << 20)")
+    assert sandbox.counts == {Status.OK: 1, Status.HOST_RESOURCES: 2} and not sandbox.limits_hit
+    cgroup.Cgroup.limit(runner.group.folder, 1 << 30)
+    again = await sandbox.session()
+    assert (await again.cell("b = b'x' * (300 << 20); len(b) >> 20")).stdout == "300\n"
+
+
+def test_without_a_cgroup_the_machine_says_that_memory_ran_out(tmp_path: Path) -> None:
+    file = tmp_path / "vmstat"
+    file.write_text("nr_free 5\noom_kill 3\n")
+    kills = inside("memory").Kills([])
+    for fd in kills.fds:
+        os.close(fd)
+    with open(file, "rb") as numbers:
+        kills.fds = [numbers.fileno()]
+        kills.since(over=False)
+        assert kills.since(over=False) == ""
+        file.write_text("nr_free 5\noom_kill 4\n")
+        assert kills.since(over=False) == "others"
+        file.write_text("nr_free 5\noom_kill 5\n")
+        assert kills.since(over=True) == "own"
+
+
+def test_version_two_tells_a_limit_of_ones_own_from_anothers(tmp_path: Path) -> None:
+    file = tmp_path / "memory.events"
+    file.write_text("low 0\nhigh 0\nmax 9\noom 0\noom_kill 0\n")
+    with open(file, "rb") as events:
+        kills = inside("memory").Kills([events.fileno()])
+        kills.mark()
+        file.write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 1\n")
+        assert kills.since(over=False) == "own"
+        file.write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 2\n")
+        assert kills.since(over=True) == "others"
+        assert kills.since(over=True) == ""

@@ -1,0 +1,212 @@
+"""Packages, seeds and limits of sandbox sessions: from packs, tools, the configuration and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.commands import main
+from agentrl_cli.commands.rescore import packages
+from agentrl_cli.config import Config, RolloutConfig, SandboxConfig
+from agentrl_cli.errors import ConfigError, MissingDependency, SandboxUnavailable
+from agentrl_cli.sandbox import Sandbox, Session
+from agentrl_cli.sandbox.options import read_options
+from agentrl_cli.servers.tool_server.journal import Journal
+from agentrl_cli.servers.tool_server.trajectories import Call, Trajectories
+from agentrl_cli.tasks import Pack, load_pack
+from agentrl_cli.tools import as_tool, tool
+
+TASK_PY = "def right(episode, ctx): return 1.0\nREWARDS = {'right': right}\n"
+TASK_YAML = "name: made\ntools: [run_python]\nrewards: {right: {primary: true}}\nsandbox: SANDBOX\n"
+
+
+async def opened(**settings: Any) -> Sandbox:
+    try:
+        return await Sandbox.open(SandboxConfig(workers=1, **settings))
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[Sandbox]:
+    async with await opened() as sandbox:
+        yield sandbox
+
+
+def pack(tmp_path: Path, sandbox: str) -> Pack:
+    folder = tmp_path / "made"
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    (folder / "task.py").write_text(TASK_PY)
+    (folder / "task.yaml").write_text(TASK_YAML.replace("SANDBOX", sandbox))
+    return load_pack(folder)
+
+
+async def session_of(pack: Pack, sandbox: Sandbox, seed: int = 0) -> Session:
+    opener = pack.open_session(sandbox, seed)
+    assert opener is not None and pack.open_session(None, 0) is None
+    session: Session = await opener()
+    return session
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, {}), (True, {}), (False, {}), ({}, {}),
+        ({"imports": ["numpy"], "seed": 3, "wall": 1.5}, {"imports": ("numpy",), "seed": 3, "wall": 1.5}),
+    ],
+)  # fmt: skip
+def test_what_a_pack_says_is_read(value: Any, expected: dict[str, Any]) -> None:
+    assert read_options(value, "task.yaml: sandbox") == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("yes please", "must be true, false, or limits"), ({"import": ["numpy"]}, "import"),
+        ({"imports": "numpy"}, "sandbox.imports"), ({"imports": ["../x"]}, "must be a list of package names"),
+        ({"wall": "long"}, "sandbox.wall"), ({"memory_mb": 1.5}, "sandbox.memory_mb"), ({"wall": -1}, "sandbox.wall"),
+        ({"seed": -1}, "sandbox.seed"), ({"backend": "bare"}, "backend"),
+    ],
+)  # fmt: skip
+def test_what_a_pack_says_wrongly_is_told(value: Any, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_options(value, "task.yaml: sandbox")
+    assert says in caught.value.message
+
+
+async def test_a_packs_sessions_have_its_packages_limits_and_seed(sandbox: Sandbox, tmp_path: Path) -> None:
+    made = pack(tmp_path, "{imports: [numpy], seed: 7, wall: 0.5, memory_mb: 2048}")
+    assert made.sandbox and made.imports == ("numpy",)
+    await sandbox.check(made.imports)
+    session = await session_of(made, sandbox)
+    code = "import numpy, random\nrandom.random(), float(numpy.random.rand()), numpy.random.default_rng is not None"
+    first = await session.cell(code)
+    other = await (await session_of(made, sandbox, seed=99)).cell(code)
+    assert first.stdout == other.stdout and first.stdout.endswith("True)\n")
+    assert first.stdout.startswith("(0.32383276483316237, ")  # random.Random(7).random()
+    slow = await session.cell("while True: pass")
+    assert slow.text().startswith("[timed out after 0.5 s")
+    assert (session.limits.memory_mb, session.limits.wall) == (2048, 0.5)
+    grade = await session.grade("import numpy\ndef f(): return int(numpy.ones(3).sum())", [{"call": "f", "expect": 3}])
+    assert grade.ok, grade
+
+
+async def test_without_a_seed_each_episode_has_its_own_and_draws_the_same_again(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    made = pack(tmp_path, "true")
+    seen = [(await (await session_of(made, sandbox, seed)).cell("import random; random.random()")).stdout
+            for seed in (1, 1, 2)]  # fmt: skip
+    assert seen[0] == seen[1] != seen[2]
+    free = [(await (await sandbox.session()).cell("import random; random.random()")).stdout for _ in range(2)]
+    assert free[0] != free[1]
+
+
+async def test_the_configuration_gives_packages_and_a_seed_to_every_session(tmp_path: Path) -> None:
+    async with await opened(imports=["numpy"], seed=5) as sandbox:
+        assert list(sandbox._runners) == [("numpy",)]  # the bare runner is never needed
+        one = await (await sandbox.session(episode_seed=1)).cell("import numpy, random; random.random()")
+        two = await (await session_of(pack(tmp_path, "true"), sandbox, 2)).cell("import random; random.random()")
+        own = await (await session_of(pack(tmp_path, "{seed: 6}"), sandbox)).cell("import random; random.random()")
+    assert one.stdout == two.stdout != own.stdout
+    with pytest.raises(MissingDependency, match="no_such_package"):
+        await opened(imports=["no_such_package"])
+    with pytest.raises(ConfigError, match="imports must be a list of package names"):
+        await opened(imports=["a,b"])
+
+
+async def test_a_tool_brings_its_packages(sandbox: Sandbox, tmp_path: Path) -> None:
+    @tool
+    def plot(data: str) -> str:
+        """Plot data.
+
+        Args:
+            data: Numbers.
+        """
+        return data
+
+    plot.imports = ("numpy",)
+    rewards = pack(tmp_path, "true").rewards
+    made = Pack.of("made", [{"prompt": "go"}], rewards, tools=[plot, "run_python"], sandbox=True)
+    assert made.imports == ("numpy",)
+    assert (await (await session_of(made, sandbox)).cell("import numpy")).ok
+
+
+def test_the_command_takes_packages_and_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asyncio.run(_available())
+    monkeypatch.chdir(tmp_path)
+    Path("in.txt").write_text("6")
+    Path("p.py").write_text(
+        "import numpy, os\nopen('out.txt', 'w').write(str(7 * int(open('in.txt').read())))\n"
+        "os.symlink('/etc/passwd', 'leak')"
+    )
+    command = ["sandbox", "run", "p.py", "--imports", "numpy", "--in", "in.txt"]
+    assert main([*command, "--out", "out.txt"]) == 0
+    assert Path("out.txt").read_text() == "42" and "wrote out.txt, 2 bytes" in capsys.readouterr().err
+    assert main([*command, "--out", "leak", "--out", "out.txt"]) == 2
+    assert "it is a link, and links are not followed" in capsys.readouterr().err and not Path("leak").exists()
+    os.remove("out.txt")
+    os.symlink("in.txt", "out.txt")
+    assert main([*command, "--out", "out.txt"]) == 2  # nor is a link here
+    assert Path("in.txt").read_text() == "6"
+    assert main(["sandbox", "run", "p.py", "--in", "missing"]) == 2
+    assert main(["sandbox", "run", "p.py", "--imports", "no_such_package"]) == 3
+
+
+async def _available() -> None:
+    await (await opened()).close()
+
+
+async def test_of_a_python_that_is_somebodys_own_only_its_programs_and_libraries_are_there(sandbox: Sandbox) -> None:
+    """Its prefix may be a home folder."""
+    if sys.base_prefix.startswith("/usr") or sandbox.level != "ns":
+        pytest.skip("the interpreter is the system's")
+    seen = await sandbox.run(f"import os; print(*sorted(os.listdir({sys.base_prefix!r})))")
+    assert seen.ok and set(seen.stdout.split()) <= {"bin", "lib", "lib64"}, seen.text()
+    other = await (await sandbox.session()).bash("python3 -c 'import ssl, sqlite3, ctypes; print(6 * 7)'")
+    assert other.stdout == "42\n", other.text()
+
+
+def test_scoring_again_finds_the_packages_of_the_packs(tmp_path: Path) -> None:
+    pack(tmp_path, "{imports: [numpy]}")
+    config = Config()
+    config.task.packs = ["made", "code-task", "gone"]
+    assert packages(config, tmp_path) == ("numpy",)
+
+
+async def test_a_tool_server_holds_calls_to_a_packs_limits_and_to_those_of_a_rollout(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    with contextlib.closing(Journal(tmp_path / "journal.db")) as journal:
+        more: dict[str, Any] = {"open_session": sandbox.session, "limits": RolloutConfig(max_observation_chars=60)}
+        more["sessions"] = {"quick": {"wall": 0.4}, "other": {"wall": 2.5}}
+        server = Trajectories([as_tool("run_python")], journal, **more)
+        try:
+            for pack, says in (("quick", "timed out after 0.4 s"), ("other", "")):
+                await server.open(pack, {"task": {"pack": pack}})
+                code = "import time; time.sleep(0.8)"
+                answer = await server.call(Call(pack, "1", "run_python", {"code": code}))
+                assert says in answer["result"]["text"], answer
+                answer = await server.call(Call(pack, "2", "run_python", {"code": "print('x' * 500)"}))
+                assert answer["result"]["truncated"] and len(answer["result"]["text"]) < 100
+        finally:
+            await server.shutdown()
+
+
+ODD: list[dict[str, Any]] = [{"wall": -1}, {"memory_mb": 0}, {"cpu": "x"}, {"disk_mb": True}, {"cpu": float("nan")}]
+
+
+@pytest.mark.parametrize("limit", ODD)
+async def test_limits_of_a_session_are_numbers_above_nothing(limit: dict[str, Any]) -> None:
+    async with await Sandbox.open(SandboxConfig(backend="bare", min_level="bare")) as sandbox:
+        with pytest.raises(ConfigError, match=f"The limit {next(iter(limit))} is"):
+            await sandbox.session(**limit)

@@ -1,0 +1,305 @@
+"""The pool: many sessions, lost and stuck runners, levels, packages, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.config import SandboxConfig
+from agentrl_cli.errors import ConfigError, MissingDependency, SandboxFault, SandboxUnavailable
+from agentrl_cli.sandbox import Sandbox, Status, cgroup, launch, owner
+from agentrl_cli.sandbox.channel import BoxLost, Channel, inside
+from agentrl_cli.sandbox.pool import SPARES
+from agentrl_cli.sandbox.runner_process import PATIENCE, Process, Runner
+from agentrl_cli.tools.base import ToolContext
+from agentrl_cli.tools.run_python import TOOL as run_python
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[Sandbox]:
+    try:
+        opened = await Sandbox.open(SandboxConfig(workers=1, wall=2.0))
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+    async with opened:
+        yield opened
+
+
+async def test_many_sessions_at_once(sandbox: Sandbox) -> None:
+    sessions = [await sandbox.session() for _ in range(24)]
+    await asyncio.gather(*(s.cell(f"x = {n}") for n, s in enumerate(sessions)))
+    results = await asyncio.gather(*(s.cell("x") for s in sessions))
+    assert [r.stdout for r in results] == [f"{n}\n" for n in range(24)]
+    assert sandbox.counts == {Status.OK: 48}
+
+
+async def test_a_lost_box_is_rebuilt_and_a_second_loss_is_a_fault(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    await session.cell("x = 41")
+    the_process(sandbox).kill()
+    await asyncio.sleep(0.1)
+    assert (await session.cell("x + 1")).stdout == "42\n"
+    assert sandbox.counts[Status.SANDBOX_RESTARTED] == 1
+    await session.close()
+    with pytest.raises(SandboxFault):
+        await session.cell("x")
+
+
+async def test_a_runner_that_is_stuck_is_replaced(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    await session.cell("x = 41")
+    (stuck,) = sandbox._runners[()]
+    process = the_process(sandbox)
+    for pid in (process.pid, *_descendants(process.pid)):
+        os.kill(pid, signal.SIGSTOP)
+    assert (await session.cell("x + 1", wall=0.2)).stdout == "42\n"
+    (runner,) = sandbox._runners[()]
+    assert runner is not stuck and process.poll() is not None and not stuck.alive
+    assert sandbox.counts[Status.SANDBOX_RESTARTED] == 1
+
+
+async def test_a_rebuilt_session_that_differs_is_a_fault(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    await session.cell("import os; os.urandom(8).hex()")
+    the_process(sandbox).kill()
+    await asyncio.sleep(0.1)
+    with pytest.raises(SandboxFault, match="call 1 gave"):
+        await session.cell("1")
+
+
+async def test_a_sandbox_that_starts_no_more_is_a_fault(sandbox: Sandbox) -> None:
+    session = await sandbox.session(imports=("no_such_package",))
+    with pytest.raises(MissingDependency):  # what the user asked for
+        await session.cell("1")
+    for runner in sandbox._runners[()]:
+        await runner.close()
+    session, sandbox.level = await sandbox.session(), "nothing"
+    with pytest.raises(SandboxFault, match="No sandbox could be started"):
+        await session.cell("1")
+    assert sandbox.counts[Status.SANDBOX_UNAVAILABLE] == 2
+
+
+async def test_waiting_for_a_place_is_no_timeout_of_the_tool(sandbox: Sandbox) -> None:
+    contexts = [ToolContext(session_factory=sandbox.session) for _ in range(6)]
+    code = {"code": "import time; time.sleep(0.4)"}
+    results = await asyncio.gather(*(run_python.call(context, code, timeout=0.5) for context in contexts))
+    assert [result.error for result in results] == [None] * 6  # four places: two of them had to wait
+    await asyncio.gather(*(context.close() for context in contexts))
+
+
+async def test_closing_leaves_no_process(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    running = asyncio.ensure_future(session.bash("sleep 987654"))
+    await asyncio.sleep(0.2)
+    assert _running("987654")
+    await session.close()
+    with pytest.raises(SandboxFault):
+        await running
+    for _ in range(100):
+        if not _running("987654"):
+            break
+        await asyncio.sleep(0.02)
+    assert not _running("987654")
+
+
+def _running(word: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes().decode("utf-8", "replace"))
+        except OSError:
+            continue
+    return [line for line in found if word in line and "pytest" not in line]
+
+
+async def test_many_executions_in_a_row_leave_nothing(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+
+    async def batch() -> None:
+        for _ in range(30):
+            assert (await sandbox.run("print(1)")).ok
+            assert (await session.cell("x = 1")).ok
+            assert (await session.run("pass")).ok
+
+    def counts() -> tuple[int, int, int]:
+        jail = [pid for pid in _descendants(the_process(sandbox).pid) if Path(f"/proc/{pid}").exists()]
+        open_there = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in jail)
+        return len(os.listdir("/proc/self/fd")), len(jail), open_there
+
+    async def settled() -> tuple[int, int, int]:
+        await batch()
+        await stocked(sandbox)
+        await asyncio.sleep(0.1)
+        return counts()
+
+    before = await settled()
+    assert await settled() == before
+
+
+def _descendants(pid: int) -> list[int]:
+    found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return found + [deeper for child in found for deeper in _descendants(child)]
+
+
+async def test_packages_are_there_where_they_are_asked_for(sandbox: Sandbox) -> None:
+    plain, numeric = await sandbox.session(), await sandbox.session(imports=("numpy",))
+    assert (await plain.cell("import numpy")).detail == "ModuleNotFoundError"
+    assert (await numeric.cell("import numpy as np, numpy.polynomial; int(np.arange(5).sum())")).stdout == "10\n"
+    assert (await numeric.bash("ls /opt/packages")).stdout == "numpy\nnumpy.libs\n"
+
+
+async def test_a_weaker_level_is_an_error_and_never_a_fallback() -> None:
+    with pytest.raises(SandboxUnavailable, match="weaker than") as caught:
+        await Sandbox.open(SandboxConfig(backend="bare", min_level="ns"))
+    assert "min_level: bare" in caught.value.hint
+    with pytest.raises(ConfigError):
+        await Sandbox.open(SandboxConfig(backend="nothing"))
+
+
+def the_process(sandbox: Sandbox) -> subprocess.Popen[bytes]:
+    """The process of the one runner."""
+    (runner,) = sandbox._runners[()]
+    assert isinstance(runner, Process)
+    return runner.process
+
+
+async def stocked(sandbox: Sandbox) -> Runner:
+    """The one runner, once its spare boxes stand ready."""
+    for _ in range(500):
+        for runner in sandbox._runners[()]:
+            if len(runner.spares) == SPARES:
+                return runner
+        await asyncio.sleep(0.01)
+    raise AssertionError(sandbox._runners)
+
+
+async def test_a_spare_box_has_the_limits_and_the_seed_of_its_session(sandbox: Sandbox) -> None:
+    await sandbox.run("1")
+    for number in range(3):
+        runner = await stocked(sandbox)
+        ready = list(runner.spares)
+        session = await sandbox.session(seed=5, open_files=20 + number, memory_mb=300)
+        result = await session.cell("import random, resource; random.random(), resource.getrlimit(7)[0]")
+        assert result.stdout == f"(0.6229016948897019, {20 + number})\n"
+        assert session._box is not None and session._box[1] in ready
+        large = await sandbox.session(disk_mb=100, file_mb=100)  # its file system has to be made for it
+        assert (await large.run("open('f', 'wb').write(bytes(90 << 20))")).ok
+        await session.close()
+        await large.close()
+
+
+async def test_what_is_idle_is_looked_after(sandbox: Sandbox) -> None:
+    await sandbox.run("1")
+    runner = await stocked(sandbox)
+    assert isinstance(runner, Process)
+    await sandbox.inspect()
+    await sandbox.inspect()  # the answer to the first ping
+    assert sandbox._runners[()] == [runner] and not runner.stuck()
+    for pid in (runner.process.pid, *_descendants(runner.process.pid)):
+        os.kill(pid, signal.SIGSTOP)
+    for spare in runner.spares:
+        spare.heard -= 60.0
+    assert (await sandbox.run("print(1)")).stdout == "1\n"
+    (fresh,) = sandbox._runners[()]
+    assert fresh is not runner and not runner.alive
+    assert sandbox.counts == {Status.OK: 2}  # nobody noticed
+
+    await stocked(sandbox)
+    assert isinstance(fresh, Process)
+    fresh.process.kill()
+    fresh.process.wait()
+    await sandbox.inspect()
+    newest = await stocked(sandbox)
+    assert newest is not fresh and (await sandbox.run("print(1)")).stdout == "1\n"
+    assert sandbox.counts == {Status.OK: 3}
+
+
+async def test_a_runner_that_leaves_pings_unanswered_is_replaced(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    await session.cell("x = 41")
+    (runner,) = sandbox._runners[()]
+    assert isinstance(runner, Process)
+    for pid in _descendants(runner.process.pid):
+        os.kill(pid, signal.SIGSTOP)
+    await sandbox.inspect()
+    runner._asked -= PATIENCE + 1.0
+    await sandbox.inspect()
+    assert not runner.alive and (await session.cell("x + 1")).stdout == "42\n"
+
+
+async def test_an_answer_that_came_while_the_loop_was_busy_is_no_loss() -> None:
+    ours, theirs = socket.socketpair()
+    channel = Channel(1)
+    await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
+    with theirs:
+        answer = asyncio.ensure_future(channel.answer(0.05))
+        await asyncio.sleep(0)
+        theirs.send(inside("wire").pack({"status": "ok"}))
+        time.sleep(0.2)  # as a training step does
+        assert (await answer).header == {"status": "ok"}
+        assert channel.lost is None  # else its whole runner would be ended over it
+        with pytest.raises(BoxLost, match=r"no answer within 0\.05 s"):
+            await channel.answer(0.05)
+        channel.close()
+
+
+class Own(Process):
+    """A backend of a project's own."""
+
+    level = "landlock"
+
+
+async def test_a_backend_of_ones_own() -> None:
+    here = "tests.sandbox.test_pool:"
+    try:
+        sandbox = await Sandbox.open(SandboxConfig(backend=f"{here}Own", min_level="landlock", workers=1))
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
+    async with sandbox:
+        result = await sandbox.run("print(6 * 7)")
+        assert (result.stdout, result.level, sandbox.level) == ("42\n", "landlock", "landlock")
+        assert isinstance(sandbox._runners[()][0], Own)
+    with pytest.raises(SandboxUnavailable, match="weaker than"):
+        await Sandbox.open(SandboxConfig(backend=f"{here}Own"))
+    for wrong in ("Process", "stocked"):
+        with pytest.raises(ConfigError, match="no backend of a sandbox"):
+            await Sandbox.open(SandboxConfig(backend=here + wrong))
+
+
+def test_what_a_killed_process_left_is_swept_wherever_it_was(tmp_path: Path) -> None:
+    left = subprocess.Popen(["sleep", "60"])
+    gone = f"{left.pid}-{owner.born(str(left.pid))}-{owner.name().split('-')[2]}"
+    assert not owner.is_gone(gone) and not owner.is_gone(owner.name()) and not owner.is_gone("12-34")
+    left.kill()
+    left.wait()
+    assert owner.is_gone(f"{gone}-7") and not owner.is_gone(gone.rpartition("-")[0] + "-5")
+    folder = Path(tempfile.gettempdir(), f"agentrl-work-{gone}-1-abc")
+    (folder / "1").mkdir(parents=True)
+    daemon = subprocess.Popen(["sleep", "60"], cwd=folder / "1")
+    assert launch.sweep() >= 1
+    assert daemon.wait(5) == -signal.SIGKILL and not folder.exists()
+    if cgroup.place() is None:
+        return
+    group = cgroup._make(Path("/sys/fs/cgroup/memory"), f"agentrl-runner-{gone}-1", 64 << 20)
+    if group is not None:  # another parent than where ours would be now
+        with subprocess.Popen(group.command(["sleep", "60"])) as hog:
+            assert _comes(lambda: bool((group.folder / "runner" / "cgroup.procs").read_text()))
+            assert cgroup.sweep() >= 1 and hog.wait(5) == -signal.SIGKILL
+        assert not group.folder.exists()
+
+
+def _comes(condition: Callable[[], bool]) -> bool:
+    for _ in range(200):
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False

@@ -1,0 +1,543 @@
+"""The tool server: calls that run exactly once, state that survives a restart, and verl-tool's wire format."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.chat.parsers import load_parser
+from agentrl_cli.compat.trl import environment_tools
+from agentrl_cli.errors import ConfigError, EnvError, NotFound, UsageError
+from agentrl_cli.rollout import Job
+from agentrl_cli.servers.tool_server.app import Busy, ToolServer
+from agentrl_cli.servers.tool_server.journal import Journal
+from agentrl_cli.servers.tool_server.trajectories import Call, Trajectories
+from agentrl_cli.tasks import load_pack
+from agentrl_cli.tools import Tool, ToolContext, as_tool, tool
+from agentrl_cli.tools.remote import connect, remote_tools
+from agentrl_cli.types import Outcome, ToolResult
+from tests.rollout.test_rollout import call, pack_of, rollout_of
+
+aiohttp = pytest.importorskip("aiohttp")
+
+
+class Tally:
+    """A tool with state per trajectory, and a count of how often it really ran."""
+
+    def __init__(self, **marks: Any) -> None:
+        self.ran = 0
+        self.hold = asyncio.Event()
+        self.hold.set()
+
+        async def bump(by: int, ctx: ToolContext) -> str:
+            """Add to the trajectory's total.
+
+            Args:
+                by: How much.
+            """
+            await self.hold.wait()
+            self.ran += 1
+            ctx.state["total"] = ctx.state.get("total", 0) + by
+            return str(ctx.state["total"])
+
+        self.tool = tool(**marks)(bump)
+
+
+@asynccontextmanager
+async def world(path: Path, tools: Sequence[Tool]) -> AsyncIterator[Trajectories]:
+    """One life of a server; leaving it is what a restart does."""
+    journal = Journal(path)
+    trajectories = Trajectories(tools, journal)
+    try:
+        yield trajectories
+    finally:
+        await trajectories.shutdown(0.1)
+        journal.close()
+
+
+def bump(key: str, by: int = 1, trajectory: str = "t") -> Call:
+    return Call(trajectory, key, "bump", {"by": by})
+
+
+async def test_a_key_runs_once_however_often_it_is_sent(tmp_path: Path) -> None:
+    tally = Tally()
+    async with world(tmp_path / "j.db", [tally.tool]) as trajectories:
+        await trajectories.open("t", {})
+        await trajectories.open("t", {})
+        tally.hold.clear()
+        racing = [asyncio.create_task(trajectories.call(bump("a", 5))) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        tally.hold.set()
+        answers = [await task for task in racing] + [await trajectories.call(bump("a", 5))]
+        assert [answer["result"]["text"] for answer in answers] == ["5"] * 4 and tally.ran == 1
+        assert (await trajectories.call(bump("b", 2)))["state"] == {"total": 7}
+        with pytest.raises(UsageError, match="another call"):
+            await trajectories.call(bump("a", 6))
+        with pytest.raises(UsageError, match="another task"):
+            await trajectories.open("t", {"seed": 3})
+        assert trajectories.counts == {("bump", "ok"): 2}
+        assert await trajectories.close("t") and not await trajectories.close("t")
+        with pytest.raises(UsageError, match="closed"):
+            await trajectories.call(bump("c"))
+        with pytest.raises(NotFound):
+            await trajectories.call(bump("c", trajectory="never"))
+
+
+async def test_a_restart_rebuilds_the_state_and_runs_nothing_twice(tmp_path: Path) -> None:
+    async with world(tmp_path / "j.db", [Tally().tool]) as first:
+        await first.open("t", {})
+        await first.call(bump("a", 5))
+        await first.call(bump("b", 2))
+    again = Tally()
+    async with world(tmp_path / "j.db", [again.tool]) as second:
+        # The answer to a retry comes from the journal, before anything is rebuilt.
+        assert (await second.call(bump("b", 2)))["result"]["text"] == "7" and again.ran == 0
+        assert (await second.call(bump("c", 1)))["result"]["text"] == "8" and again.ran == 3
+
+
+async def test_what_was_in_flight_runs_again_unless_it_is_external(tmp_path: Path) -> None:
+    for external in (False, True):
+        journal = Journal(tmp_path / f"{external}.db")
+        journal.open("t", {"tools": ["bump"]})
+        journal.begin("t", "a", "bump", {"by": 1})  # and then the machine went dark
+        journal.close()
+        tally = Tally(external=external)
+        async with world(tmp_path / f"{external}.db", [tally.tool]) as trajectories:
+            if external:
+                with pytest.raises(EnvError, match="in flight"):
+                    await trajectories.call(bump("a"))
+            else:
+                assert (await trajectories.call(bump("a")))["result"]["text"] == "1"
+        assert tally.ran == (0 if external else 1)
+
+
+async def test_finished_external_calls_keep_their_answer_and_their_state(tmp_path: Path) -> None:
+    async with world(tmp_path / "j.db", [Tally(external=True).tool]) as first:
+        await first.open("t", {})
+        await first.call(bump("a", 5))
+    again = Tally(external=True)
+    async with world(tmp_path / "j.db", [again.tool]) as second:
+        assert (await second.call(bump("b", 2)))["result"]["text"] == "7" and again.ran == 1
+
+
+async def test_a_state_that_comes_out_otherwise_is_told(tmp_path: Path) -> None:
+    def dice(ctx: ToolContext) -> str:
+        """Roll."""
+        return os.urandom(8).hex()
+
+    async with world(tmp_path / "j.db", [as_tool(dice)]) as first:
+        await first.open("t", {})
+        await first.call(Call("t", "a", "dice", {}))
+    async with world(tmp_path / "j.db", [as_tool(dice)]) as second:
+        with pytest.raises(EnvError, match=r"diverged at call 0 \(dice\)"):
+            await second.call(Call("t", "b", "dice", {}))
+
+
+async def test_only_pure_tools_are_cached(tmp_path: Path) -> None:
+    ran: list[int] = []
+
+    def square(x: int) -> str:
+        """Square.
+
+        Args:
+            x: A number.
+        """
+        ran.append(x)
+        return str(x * x)
+
+    for pure in (False, True):
+        ran.clear()
+        async with world(tmp_path / f"{pure}.db", [tool(pure=pure)(square)]) as trajectories:
+            for name in ("t", "u"):
+                await trajectories.open(name, {})
+                assert (await trajectories.call(Call(name, "a", "square", {"x": 3})))["result"]["text"] == "9"
+        assert ran == ([3] if pure else [3, 3])
+
+
+async def test_a_tool_that_cannot_be_made_spoils_its_own_calls_only(tmp_path: Path) -> None:
+    """A trajectory is opened with all tools; `search` has no corpus here, and no other tool minds."""
+    async with world(tmp_path / "j.db", [as_tool("search"), as_tool("calculator"), Tally().tool]) as trajectories:
+        assert await trajectories.open("t", {}) == ["search", "calculator", "bump"]
+        answer = await trajectories.call(Call("t", "a", "calculator", {"expression": "6*7"}))
+        assert answer["result"]["text"] == "42"
+        with pytest.raises(EnvError, match="neither a corpus nor a url"):
+            await trajectories.call(Call("t", "b", "search", {"query": "x"}))
+        assert (await trajectories.call(bump("c", 2)))["result"]["text"] == "2"
+        assert await trajectories.rewards("t") == {} and await trajectories.close("t")
+
+
+async def test_two_servers_do_not_share_a_journal(tmp_path: Path) -> None:
+    async with world(tmp_path / "j.db", []):
+        with pytest.raises(UsageError, match="Another tool server"):
+            Journal(tmp_path / "j.db")
+    Journal(tmp_path / "j.db").close()
+
+
+async def test_idle_trajectories_give_back_what_they_hold(tmp_path: Path) -> None:
+    tally = Tally()
+    async with world(tmp_path / "j.db", [tally.tool]) as trajectories:
+        await trajectories.open("t", {})
+        await trajectories.call(bump("a", 5))
+        assert await trajectories.sweep(60) == 0 and len(trajectories) == 1
+        assert await trajectories.sweep(0) == 1 and len(trajectories) == 0
+        assert (await trajectories.call(bump("b")))["result"]["text"] == "6"
+
+
+# -- HTTP -----------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def served(path: Path, tools: Sequence[Tool], **options: Any) -> AsyncIterator[tuple[ToolServer, str]]:
+    from agentrl_cli.commands.tools_serve import listening
+
+    async with world(path / "j.db", tools) as trajectories:
+        server = ToolServer(trajectories, load_parser("hermes"), **{"token": "secret", **options})
+        async with listening(server, "127.0.0.1", 0, None) as address:
+            yield server, address
+
+
+async def test_tools_at_a_server_behave_like_tools_here(tmp_path: Path) -> None:
+    tally = Tally()
+    async with served(tmp_path, [tally.tool]) as (server, address), connect(address, token="secret") as remote:
+        offered = await remote.schemas()
+        (there,) = remote_tools(remote, offered, [tally.tool])
+        ctx = ToolContext()
+        state = await there.create(ctx)
+        assert (await there.call(state, {"by": 2})).text == "2" and (await there.call(state, {"by": 3})).text == "5"
+        assert (await there.call(state, {"by": "x"})).error == "bad_arguments" and tally.ran == 2
+        assert ctx.state["total"] == 5 and len(server.trajectories) == 1
+        assert await there.reward(state) is None
+        await there.release(state)
+        assert len(server.trajectories) == 0
+        with pytest.raises(ConfigError, match="does not offer"):
+            remote_tools(remote, [], [tally.tool])
+        changed = {**offered[0], "function": {**offered[0]["function"], "description": "Else."}}
+        with pytest.raises(ConfigError, match="another schema"):
+            remote_tools(remote, [changed], [tally.tool])
+
+
+async def test_the_token_and_bad_requests(tmp_path: Path) -> None:
+    async with served(tmp_path, [Tally().tool]) as (_, address), aiohttp.ClientSession() as session:
+        for path in ("/v1/call", "/get_observation", "/v1/open"):
+            assert (await session.post(address + path, json={})).status == 401
+        assert (await session.get(f"{address}/metrics")).status == 401
+        assert (await session.get(f"{address}/health")).status == 200
+        with pytest.raises(ConfigError, match="401"):
+            async with connect(address, token="wrong") as remote:
+                await remote.schemas()
+        head = {"Authorization": "Bearer secret"}
+        bad: list[Any] = [b"{", b"[]", b"{}", b'{"calls": [1]}', b'{"calls": [{"trajectory": "t", "arguments": {}}]}']
+        for body in bad:
+            answer = await session.post(f"{address}/v1/call", data=body, headers=head)
+            assert answer.status == 400 and (await answer.json())["error"]["message"], body
+        answer = await session.post(f"{address}/v1/open", json={"tools": ["bmup"]}, headers=head)
+        assert answer.status == 404 and "bump" in (await answer.json())["error"]["hint"]
+
+
+async def test_too_many_calls_are_sent_away_and_come_back(tmp_path: Path) -> None:
+    tally = Tally()
+    async with served(tmp_path, [tally.tool], limit=2) as (server, address), connect(address, token="secret") as remote:
+        await remote.post("/v1/open", {"trajectory": "t"})
+        tally.hold.clear()
+        calls = [{"trajectory": "t", "key": str(n), "name": "bump", "arguments": {"by": 1}} for n in range(5)]
+        waiting = [asyncio.create_task(remote.post("/v1/call", {"calls": [one]})) for one in calls]
+        while not server.refused:
+            await asyncio.sleep(0.01)
+        assert server.active == 2
+        with pytest.raises(Busy):
+            await server.call({"calls": calls[:1]})
+        with pytest.raises(UsageError, match="at most 2"):
+            await server.call({"calls": calls})
+        tally.hold.set()
+        texts = [(await task)["results"][0]["result"]["text"] for task in waiting]
+        assert sorted(texts) == ["1", "2", "3", "4", "5"] and tally.ran == 5
+        assert 'agentrl_tool_calls_total{tool="bump",status="ok"} 5' in server.metrics()
+
+
+async def test_a_batch_is_answered_in_order_whatever_goes_wrong_in_it(tmp_path: Path) -> None:
+    """The typed wire format: calls of several trajectories in one request; a fault is its own call's."""
+    tally = Tally()
+    async with served(tmp_path, [tally.tool]) as (_, address), connect(address, token="secret") as remote:
+        for name in ("t", "u"):
+            opened = await remote.post("/v1/open", {"trajectory": name, "task": {"data": {"n": 1}}, "seed": 3})
+            assert opened == {"trajectory": name, "tools": [tally.tool.schema], "opening": []}
+        calls = [
+            {"trajectory": "t", "key": "1", "name": "bump", "arguments": {"by": 1}},
+            {"trajectory": "gone", "key": "1", "name": "bump", "arguments": {"by": 1}},
+            {"trajectory": "u", "key": "1", "name": "bump", "arguments": {"by": 10}},
+            {"trajectory": "u", "key": "2", "name": "bump", "arguments": {"by": "x"}},
+            {"trajectory": "u", "key": "3", "name": "jump", "arguments": {}},
+        ]
+        first, gone, second, bad, unknown = (await remote.post("/v1/call", {"calls": calls}))["results"]
+        assert (first["result"]["text"], first["state"]) == ("1", {"total": 1})
+        assert gone == {"fault": "usage_error", "message": "No trajectory gone is open."}
+        assert (second["result"]["text"], second["state"], second["result"]["error"]) == ("10", {"total": 10}, None)
+        assert (bad["result"]["error"], unknown["result"]["error"]) == ("bad_arguments", "unknown_tool")
+        assert set(first["result"]) == {
+            "text",
+            "error",
+            "reward",
+            "metrics",
+            "images",
+            "seconds",
+            "level",
+            "truncated",
+            "done",
+        }
+        assert (await remote.post("/v1/rewards", {"trajectories": ["t"]})) == {"rewards": {"t": {}}}
+        assert (await remote.post("/v1/close", {"trajectories": ["t", "u", "gone"]})) == {"closed": ["t", "u"]}
+
+
+async def test_a_tool_runs_as_often_at_once_as_it_says(tmp_path: Path) -> None:
+    running = most = 0
+
+    @tool(concurrency=2)
+    async def narrow() -> str:
+        """Wait in a narrow place."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        return "through"
+
+    @tool()
+    async def wide() -> str:
+        """Wait where there is room."""
+        await asyncio.sleep(0.02)
+        return str(running)
+
+    async with served(tmp_path, [narrow, wide]) as (server, address), connect(address, token="secret") as remote:
+        for n in range(6):
+            await remote.post("/v1/open", {"trajectory": str(n)})
+        calls: list[dict[str, Any]] = [
+            {"trajectory": str(n), "key": k, "name": k, "arguments": {}} for n in range(6) for k in ("narrow", "wide")
+        ]
+        answers = (await remote.post("/v1/call", {"calls": calls}))["results"]
+        assert [a["result"]["text"] for a in answers[::2]] == ["through"] * 6 and most == 2
+        assert server.trajectories.counts == {("narrow", "ok"): 6, ("wide", "ok"): 6}
+
+
+async def test_pictures_travel(tmp_path: Path) -> None:
+    def draw() -> ToolResult:
+        """Draw."""
+        return ToolResult("drawn", images=(b"\x89PNG 1", b"\x89PNG 2"))
+
+    async with served(tmp_path, [as_tool(draw)]) as (_, address), connect(address, token="secret") as remote:
+        (there,) = remote_tools(remote, await remote.schemas(), [as_tool(draw)])
+        state = await there.create(ToolContext())
+        result = await there.call(state, {})
+        assert (result.text, result.images) == ("drawn", (b"\x89PNG 1", b"\x89PNG 2"))
+        await there.release(state)
+
+
+async def test_what_a_world_says_at_its_beginning_comes_from_the_server(tmp_path: Path) -> None:
+    class Counter:
+        def reset(self, **row: Any) -> str:
+            self.count = int(row["start"])
+            return f"The counter is at {self.count}."
+
+        def increment(self, step: int) -> int:
+            """Increment.
+
+            Args:
+                step: By how much.
+            """
+            self.count += step
+            return self.count
+
+        def read(self) -> int:
+            """Read."""
+            return self.count
+
+    ours = environment_tools("here", Counter, tmp_path)
+    async with served(tmp_path, ours) as (server, address), connect(address, token="secret", patience=5) as remote:
+        there = remote_tools(remote, await remote.schemas(), ours)
+        pack = replace(pack_of(tools=[], start=3, answer="5"), tools=there)
+        episode = await rollout_of(pack, [call("increment", step=2), call("read"), "5"]).episode(
+            Job(pack.tasks("train")[0], 1)
+        )
+        assert episode.outcome is Outcome.SOLVED and not len(server.trajectories)
+        assert episode.turns[1].messages[-1]["content"] == "2 + 3?\n\nThe counter is at 3."
+        assert [result.text for turn in episode.turns for result in turn.results] == ["5", "5"]
+        broken = replace(pack_of(tools=[]), tools=there)  # its row has no `start`
+        lost = await rollout_of(broken, ["5"]).episode(Job(broken.tasks("train")[0], 1))
+        assert lost.outcome is Outcome.ENV_ERROR and "422" in lost.error and "start" in lost.error
+
+
+async def test_verl_tools_wire_format(tmp_path: Path) -> None:
+    tally = Tally()
+    async with served(tmp_path, [tally.tool], token="") as (_, address), aiohttp.ClientSession() as session:
+
+        async def observe(**body: Any) -> dict[str, Any]:
+            answer: dict[str, Any] = await (await session.post(f"{address}/get_observation", json=body)).json()
+            return answer
+
+        action = f"I add.\n{call('bump', by=4)}"
+        said = await observe(trajectory_ids=["x", "y"], actions=[action, "no call"], extra_fields=[{}, {}])
+        assert said["observations"] == ["4", {"obs": "", "invalid_reason": "no valid tool found for action"}]
+        assert said["valids"] == [True, False] and said["dones"] == [False, False] and said["processing_time_ms"] > 0
+        said = await observe(trajectory_ids=["x"], actions=[call("bump", by="four")])
+        assert not said["valids"][0] and "by" in said["observations"][0]["invalid_reason"]
+        said = await observe(trajectory_ids=["x"], actions=[r"so \boxed{4}"], finish=[True])
+        assert (said["observations"], said["dones"], said["valids"]) == (["4"], [True], [True])
+        health = await (await session.get(f"{address}/health")).json()
+        assert health["status"] == "healthy" and health["tools"] == ["bump"] and health["concurrent_requests"] == 0
+        assert (await session.post(f"{address}/get_observation", json={"trajectory_ids": ["x"]})).status == 400
+
+
+async def started(folder: Path) -> tuple[asyncio.subprocess.Process, str]:
+    """A server of the project in a folder, on a Unix socket, in a process of its own; and its address."""
+    socket = folder / "tools.sock"
+    socket.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "agentrl_cli", "tools", "serve", "--socket", str(socket), "--token", "secret"]
+    command += ["--journal", str(folder / "j.db"), "--project", str(folder)]
+    server = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert server.stdout is not None and b"unix:" in await server.stdout.readline()
+    assert socket.stat().st_mode & 0o777 == 0o600
+    return server, f"unix:{socket}"
+
+
+async def test_a_rollout_on_a_server_that_is_killed_loses_no_episode(tmp_path: Path) -> None:
+    """State in the sandbox, three calls an episode, `kill -9` in the middle: the server comes back and all end well."""
+    (tmp_path / "agentrl.yaml").write_text("task: {packs: [code-task]}\nsandbox: {min_level: landlock}\n")
+    turns = [call("run_python", code=code) for code in ("n = 20", "n += 1; print(n)", "print(n * 2)")]
+    slow = call("run_python", code="import time; time.sleep(1.5); n += 0")
+    pack = pack_of(tools=["run_python"], answer="42")
+    server, address = await started(tmp_path)
+    try:
+        async with connect(address, token="secret", patience=60) as remote:
+            pack = replace(pack, tools=remote_tools(remote, await remote.schemas(), pack.tools))
+            rollout = rollout_of(pack, [*turns[:1], slow, *turns[1:], "42"])
+            jobs = [Job(pack.tasks("train")[0], sample=n, seed=n) for n in range(4)]
+            running = asyncio.create_task(rollout.run(jobs))
+            with contextlib.closing(sqlite3.connect(tmp_path / "j.db")) as journal:
+                counts = "SELECT count(result), count(*) - count(result) FROM calls"
+                while not all(journal.execute(counts).fetchone()):  # some calls are done, some are running
+                    await asyncio.sleep(0.02)
+            server.send_signal(signal.SIGKILL)
+            await server.wait()
+            server, _ = await started(tmp_path)
+            episodes = await running
+        assert [episode.outcome for episode in episodes] == [Outcome.SOLVED] * 4
+        assert [result.text.strip() for result in episodes[0].turns[-2].results] == ["42"]
+        assert episodes[0].turns[-2].results[0].level in ("ns", "landlock")
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(server.wait(), 20) == 0
+
+
+TASK = """
+from agentrl_cli.tools import tool
+
+@tool(external=True, timeout=60)
+async def send(text: str) -> str:
+    \"\"\"Send a mail.
+
+    Args:
+        text: What.
+    \"\"\"
+    import asyncio
+    await asyncio.sleep(60)
+    return "sent"
+
+TOOLS = [send]
+REWARDS = {"r": lambda episode, ctx: 1.0}
+"""
+
+
+async def test_an_external_call_in_flight_ends_its_episode_and_no_other(tmp_path: Path) -> None:
+    """`kill -9` while a mail is sent: whether it went is not known, so the episode is masked; a sum goes on."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text('{"id": "a", "prompt": "x"}\n')
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "task.yaml").write_text(
+        "name: mail\nsandbox: false\ntools: [send, calculator]\nrewards: {r: {primary: true}}\n"
+    )
+    (tmp_path / "agentrl.yaml").write_text("task: {packs: ['.']}\n")
+    ours = load_pack(str(tmp_path)).tools
+    server, address = await started(tmp_path)
+    try:
+        async with connect(address, token="secret", patience=60) as remote:
+            there = remote_tools(remote, await remote.schemas(), ours)
+            pack = replace(pack_of(tools=[]), tools=there)
+            task = pack.tasks("train")[0]
+            mail = asyncio.create_task(rollout_of(pack, [call("send", text="hi"), "5"]).episode(Job(task, 1)))
+            with contextlib.closing(sqlite3.connect(tmp_path / "j.db")) as journal:
+                while not journal.execute("SELECT count(*) FROM calls").fetchone()[0]:
+                    await asyncio.sleep(0.02)
+            server.send_signal(signal.SIGKILL)
+            await server.wait()
+            server, _ = await started(tmp_path)
+            other = await rollout_of(pack, [call("calculator", expression="2+3"), "5"]).episode(Job(task, 2))
+            lost = await mail
+        assert lost.outcome is Outcome.ENV_ERROR and "in flight" in lost.error and not lost.reward_parts
+        assert other.outcome is Outcome.SOLVED
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(server.wait(), 20) == 0
+
+
+def descendants(pid: int) -> set[int]:
+    """Process ids below one."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    below = {pid}
+    while more := {child for child, parent in parents.items() if parent in below} - below:
+        below |= more
+    return below - {pid}
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and is no corpse that nobody collected yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_a_server_that_is_ended_lets_calls_finish_and_frees_its_sandboxes(tmp_path: Path) -> None:
+    (tmp_path / "agentrl.yaml").write_text("task: {packs: [code-task]}\nsandbox: {min_level: landlock, workers: 1}\n")
+    server, address = await started(tmp_path)
+    try:
+        async with connect(address, token="secret", patience=20) as remote:
+            await remote.post("/v1/open", {"trajectory": "t"})
+            one = {"trajectory": "t", "name": "run_python"}
+            await remote.post("/v1/call", {"calls": [{**one, "key": "a", "arguments": {"code": "n = 41"}}]})
+            boxes = descendants(server.pid)
+            assert boxes
+            slow = {"code": "import time; time.sleep(1); n += 1; print(n)"}
+            answer = asyncio.create_task(remote.post("/v1/call", {"calls": [{**one, "key": "b", "arguments": slow}]}))
+            with contextlib.closing(sqlite3.connect(tmp_path / "j.db")) as journal:
+                while journal.execute("SELECT count(*) FROM calls").fetchone()[0] < 2:
+                    await asyncio.sleep(0.02)
+                server.send_signal(signal.SIGTERM)
+                assert (await answer)["results"][0]["result"]["text"].strip() == "42"
+                assert await asyncio.wait_for(server.wait(), 20) == 0
+                assert journal.execute("SELECT count(result) FROM calls").fetchone()[0] == 2
+        assert not [pid for pid in boxes if runs(pid)]
+        assert not (tmp_path / "tools.sock").exists()
+    finally:
+        if server.returncode is None:
+            server.kill()
+            await server.wait()
+
+
+def test_the_command_refuses_an_open_door(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agentrl_cli", "tools", "serve", "--no-auth", "--host", "0.0.0.0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2 and "Without a token" in done.stderr

@@ -1,0 +1,195 @@
+"""Fine-tuning on the store's best episodes: which ones, by their very ids; training goes on from the result."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl_cli.commands import main
+from agentrl_cli.config.models import ModelConfig
+from agentrl_cli.errors import NotFound, UsageError
+from agentrl_cli.learning.packing import Segment, trained_logprobs
+from agentrl_cli.policies.local_load import load_model
+from agentrl_cli.sft import train as sft
+from agentrl_cli.sft.from_store import batches, choose
+from agentrl_cli.sft.train import _backward
+from agentrl_cli.store import Store
+from agentrl_cli.types import Outcome
+from tests.helpers.train import episodes_of, trainer_of, write_model, write_project
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of the bandit whose store holds a training of three steps."""
+    folder = tmp_path_factory.mktemp("rft")
+    model = write_model(folder / "model")
+
+    async def train() -> None:
+        async with trainer_of(folder / "project", model, train={"steps": 3}) as trainer:
+            await trainer.train()
+
+    asyncio.run(train())
+    return write_project(folder / "project", model)
+
+
+def hash_of(store: Store) -> str:
+    return store.episode_rows(store.episode_ids("", limit=1))[0].tokenizer
+
+
+def test_the_best_of_each_task(project: Path) -> None:
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        every = [e for e in episodes_of(store, store.runs()[0]) if e.outcome is not None]
+        for best_of in (1, 2):
+            found = choose(store, "kind:train", hash_of(store), best_of=best_of)
+            for task in {e.task_id for e in every}:
+                mine = [e for e in every if e.task_id == task]
+                kept = [e for e in found if e.task_id == task]
+                different = {e.tokens.ids.tobytes() for e in mine}
+                assert len(kept) == min(best_of, len(different))
+                left = [e.reward for e in mine if e.tokens.ids.tobytes() not in {k.tokens.ids.tobytes() for k in kept}]
+                assert not left or min(e.reward for e in kept) >= max(left)
+        solved = [e for e in every if e.outcome is Outcome.SOLVED]
+        if solved:
+            assert {e.id for e in choose(store, "", hash_of(store))} <= {e.id for e in solved}
+        with pytest.raises(NotFound, match="No episode to train on matches 'step:99'"):
+            choose(store, "step:99", hash_of(store))
+        with pytest.raises(UsageError, match="another tokenizer"):
+            choose(store, "kind:train", "0" * 64)
+
+
+def test_ids_are_trained_as_they_were_sampled(project: Path) -> None:
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        episodes = choose(store, "kind:train", hash_of(store))
+    count = len(episodes)
+    stream = batches(episodes, count, seed=1)
+    batch = next(stream)
+    drawn = [segment.ids.tobytes() for group in batch for segment in group]
+    assert sorted(drawn) == sorted(e.tokens.ids.tobytes() for e in episodes), "each once an epoch"
+    assert drawn != [segment.ids.tobytes() for group in next(stream) for segment in group]
+    masks = {e.tokens.ids.tobytes(): e.tokens.trained_mask for e in episodes}
+    assert all(np.array_equal(s.trained, masks[s.ids.tobytes()]) for group in batch for s in group)
+    again = next(batches(episodes, count, seed=1))
+    assert [s.ids.tobytes() for g in again for s in g] == drawn
+    few = batches(episodes, 3, seed=1)
+    assert sum(len(group) for _ in range(4) for group in next(few)) == 12
+
+
+def test_micro_batches_add_up(project: Path) -> None:
+    folder = Path(json.loads((project / "agentrl.yaml").read_text())["model"]["name"])
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        groups = [[Segment.of(e)] for e in choose(store, "kind:train", hash_of(store))[:6]]
+    gradients = []
+    for budget in (None, 64):
+        model = load_model(folder, ModelConfig(device="cpu", dtype="float32"), base=folder)
+        loss = _backward(model, groups, budget)
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+        _, out = trained_logprobs(model, groups)
+        assert loss == pytest.approx(-float(out.logp.mean().detach()), abs=1e-5)
+    assert torch.allclose(gradients[0], gradients[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_cold_start_and_then_training(
+    project: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], lora: bool
+) -> None:
+    out = tmp_path / ("cold-lora" if lora else "cold")
+    more = ["--set", "adapter.enabled=true", "--set", "adapter.r=4"] if lora else []
+    args = ["--project", str(project), *more]
+    sft = ["sft", str(out), "--from-store", "kind:train", "--best-of", "1", "--steps", "30", "--lr", "0.02", "--json"]
+    assert main([*sft, *args]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["loss"] < (5.45 if lora else 4.5), "a uniform guess costs ln 261 = 5.56"
+    assert f"tagged sft-{out.name}" in said.err
+    db = project / "runs" / "agentrl.db"
+    with Store.open(db, readonly=True) as store:
+        tagged = store.episode_rows(store.episode_ids(f"tag:sft-{out.name}"))
+        assert {row.id for row in tagged} == {e.id for e in choose(store, "kind:train", hash_of(store), best_of=1)}
+    assert (out / "adapter_model.safetensors").is_file() is lora
+    assert main(["train", "--model", str(out), "--steps", "1", "--json", *args]) == 0
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert rows[-1]["status"] == "finished" and rows[0]["step"] == 1
+
+
+def test_episodes_and_demonstrations_in_one_step(
+    project: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter of every step's sixteen rows are the pack's demonstrations, the rest are episodes by their own ids."""
+    (project / "task.py").write_text((project / "task.py").read_text() + DEMONSTRATIONS)
+    seen: list[list[str]] = []
+    inner = sft._backward
+
+    def look(model: Any, groups: list[list[Segment]], budget: int | None) -> float:
+        seen.append([bytes(i - 5 for i in s.ids if i >= 5).decode("latin1") for group in groups for s in group])
+        return inner(model, groups, budget)
+
+    monkeypatch.setattr(sft, "_backward", look)
+    args = ["sft", str(tmp_path / "both"), "--from-store", "kind:train", "--demonstrations", "0.25", "--steps", "2"]
+    assert main([*args, "--project", str(project), "--lr", "0.01"]) == 0, capfd.readouterr().err
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        count = min(12, len(choose(store, "kind:train", hash_of(store))))
+    assert [len(rows) for rows in seen] == [count + 4] * 2
+    assert len({row for rows in seen for row in rows[-4:]}) > 1, "fresh ones"
+    code = main(["sft", str(tmp_path / "x"), "--demonstrations", "0.5", "--project", str(project)])
+    assert code == 2 and "beside the store's episodes" in capfd.readouterr().err
+
+
+def test_a_cold_start_from_demonstrations_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a pack that has some, in micro-batches of `train.token_budget`; one without says what is missing."""
+    folder = write_project(tmp_path / "project", write_model(tmp_path / "model"), train={"token_budget": 64})
+    args = ["--lr", "0.02", "--json", "--project", str(folder)]
+    assert main(["sft", str(tmp_path / "none"), *args]) == 2
+    assert "has no demonstrations" in capfd.readouterr().err
+    (folder / "task.py").write_text((folder / "task.py").read_text() + DEMONSTRATIONS)
+    budgets: set[int | None] = set()
+    inner = sft._backward
+
+    def look(model: Any, groups: list[list[Segment]], budget: int | None) -> float:
+        budgets.add(budget)
+        return inner(model, groups, budget)
+
+    monkeypatch.setattr(sft, "_backward", look)
+    assert main(["sft", str(tmp_path / "cold"), "--steps", "30", *args]) == 0
+    assert json.loads(capfd.readouterr().out)["loss"] < 5.2, "a uniform guess costs ln 261 = 5.56"
+    assert budgets == {64}
+    again = ["train", "--model", str(tmp_path / "cold"), "--steps", "1", "--json", "--project", str(folder)]
+    assert main(again) == 0
+    assert json.loads(capfd.readouterr().out.splitlines()[-1])["status"] == "finished"
+
+
+DEMONSTRATIONS = """
+
+def generate(seed):
+    while True:
+        seed += 1
+        yield {"prompt": f"say {seed}", "answer": str(seed)}
+
+
+def demonstrate(row, rng, tool_rate):
+    return [{"role": "assistant", "content": row["answer"]}]
+"""
+
+
+def test_options_that_do_not_go_together(project: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for more, said in ((["--recipe", "tiny-agent"], "--recipe"), (["--tool-rate", "0.5"], "--tool-rate")):
+        code = main(["sft", str(tmp_path / "x"), "--best-of", "2", *more, "--project", str(project)])
+        assert code == 2 and said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("below", ["", "below"])
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_a_file_is_no_place_for_a_model(
+    project: Path, tmp_path: Path, below: str, force: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Told before anything is trained."""
+    (tmp_path / "rows.jsonl").write_text("{}")
+    code = main(["sft", str(tmp_path / "rows.jsonl" / below), "--best-of", "2", *force, "--project", str(project)])
+    assert code == 2 and "is no folder" in capfd.readouterr().err
+    assert (tmp_path / "rows.jsonl").read_text() == "{}"

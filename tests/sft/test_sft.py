@@ -1,0 +1,117 @@
+"""Supervised fine-tuning: demonstrations, drills, and that a seed decides the weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import Tokenizer
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.paths import bundled_model
+from agentrl_cli.sft.train import SPECIALS, Recipe, demonstrations, drill, encode, load_recipe, make, rate
+from agentrl_cli.tasks import load_pack
+
+SMALL = Recipe(
+    packs={"echo-task": 1.0},
+    steps=6,
+    rows=4,
+    lr=3e-3,
+    muon_lr=0.02,
+    drills=2,
+    vocabulary=320,
+    texts=150,
+    architecture={
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 16,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+    },
+)
+
+
+def test_a_seed_gives_the_same_weights_and_another_seed_others(tmp_path: Path) -> None:
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        make(dataclasses.replace(SMALL, seed=seed), tmp_path / name)
+    weights = {name: (tmp_path / name / "model.safetensors").read_bytes() for name in "abc"}
+    assert weights["a"] == weights["b"] != weights["c"]
+    assert (tmp_path / "a" / "tokenizer.json").read_bytes() == (tmp_path / "b" / "tokenizer.json").read_bytes()
+
+
+def test_what_it_writes_is_a_hugging_face_folder(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    losses: list[float] = []
+    make(SMALL, tmp_path, lambda step, loss, seconds: losses.append(loss))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert model.config.model_type == "qwen3" and len(losses) == 8
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Say: 12"}], tokenize=False, add_generation_prompt=True
+    )
+    assert text == "<|im_start|>user\nSay: 12<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.encode("<tool_call>", add_special_tokens=False) == [SPECIALS.index("<tool_call>")]
+
+
+def test_training_lowers_the_loss(tmp_path: Path) -> None:
+    losses: list[float] = []
+    torch.manual_seed(0)
+    make(dataclasses.replace(SMALL, steps=60, drills=0, rows=8), tmp_path, lambda step, loss, s: losses.append(loss))
+    assert np.mean(losses[-10:]) < 0.75 * np.mean(losses[:10])
+
+
+def test_only_what_a_model_would_sample_is_trained() -> None:
+    pack = load_pack("calc-task")
+    task = next(task for task in pack.tasks("train") if task.data["probe"])
+    chat = Chat(_tiny())
+    segment = encode(chat, pack, [*task.prompt, *pack.solution(task)])
+    said = chat.decode(segment.ids[segment.trained].tolist())
+    call = '{"name": "calculator", "arguments": {"expression": "' + task.data["expression"] + '"}}'
+    assert said == f"<tool_call>\n{call}\n</tool_call><|im_end|>Answer: {task.data['answer']}<|im_end|>"
+
+
+def test_demonstrations_guess_as_often_as_the_recipe_says_and_avoid_heldout_families() -> None:
+    pack = load_pack("calc-task")
+    recipe = dataclasses.replace(SMALL, packs={"calc-task": 1.0}, tool_rate=0.25)
+    drawn = [messages for _, messages in itertools.islice(demonstrations(recipe, {"calc-task": pack}, 0), 600)]
+    needing = [m for m in drawn if " + " not in m[1]["content"] or len(m[1]["content"]) > 24]
+    share = sum(any(message["role"] == "tool" for message in m) for m in needing) / len(needing)
+    assert 0.2 < share < 0.3
+    assert not any("%" in m[1]["content"] or "**" in m[1]["content"] for m in drawn)
+
+
+def test_a_drill_is_a_copy() -> None:
+    for group in drill(random.Random(1), list(range(20, 30)), 300, 12):
+        (segment,) = group
+        copied = segment.ids[segment.trained][:-1].tolist()
+        before = segment.ids[~segment.trained].tolist()
+        assert any(before[i : i + len(copied)] == copied for i in range(len(before)))
+
+
+def test_rate_warms_up_stays_and_falls_to_a_twentieth() -> None:
+    recipe = Recipe(packs={}, steps=100, warmup=10, decay=0.4)
+    assert rate(recipe, 0) == pytest.approx(0.1)
+    assert rate(recipe, 50) == 1.0
+    assert rate(recipe, 80) == pytest.approx(0.5)
+    assert rate(recipe, 99) == pytest.approx(0.05)
+
+
+def test_the_bundled_recipe_loads_and_a_bad_one_is_named(tmp_path: Path) -> None:
+    assert set(load_recipe().packs) == {"code-task", "calc-task", "echo-task"}
+    (tmp_path / "bad.yaml").write_text("packs: {}\nstep: 3\n")
+    with pytest.raises(ConfigError, match=r"bad\.yaml is no recipe.*step"):
+        load_recipe(tmp_path / "bad.yaml")
+
+
+def _tiny() -> Tokenizer:
+    return Tokenizer.load(bundled_model())

@@ -1,0 +1,513 @@
+"""What is written comes back: episodes token by token, runs, steps, controls, marks."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl_cli.errors import NotFound, StoreError
+from agentrl_cli.store import EvalRow, RunRow, Store, episode_key
+from agentrl_cli.store.maintenance import backup, prunable, prune, status, vacuum
+from agentrl_cli.types import (
+    TOP_K,
+    AgentState,
+    Episode,
+    Fact,
+    Generation,
+    Origin,
+    Outcome,
+    RewardPart,
+    StopReason,
+    Task,
+    Tokens,
+    ToolCall,
+    ToolResult,
+    TrainSignals,
+    Turn,
+    new_id,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "runs" / "agentrl.db") as opened:
+        yield opened
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equality through dataclasses and arrays, bit for bit, NaN equal to NaN."""
+    if isinstance(a, np.ndarray):
+        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
+    if is_dataclass(a) and not isinstance(a, type):
+        return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    if isinstance(a, tuple):
+        return isinstance(b, tuple) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and bool(a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
+
+
+def sampled(rng: np.random.Generator, n: int) -> Tokens:
+    def floats(*shape: int) -> Any:
+        return rng.normal(size=shape).astype(np.float32)
+
+    return Tokens.sampled(
+        Generation(
+            ids=rng.integers(0, 2**31 - 1, n).astype(np.int32),
+            logp_sampled=floats(n),
+            logp_policy=floats(n),
+            entropy=floats(n),
+            top_ids=rng.integers(-1, 512, (n, TOP_K)).astype(np.int32),
+            top_logps=floats(n, TOP_K),
+            stop_reason=StopReason.STOP,
+            weights_version="step-3",
+        )
+    )
+
+
+TEXTS = ["", "4,5", "naïve — 日本語 🙂", "a\nb\x00c", '{"quoted": "\\"}', "\ud800 lone", "%_\\"]
+
+
+def random_episode(rng: np.random.Generator, **given: Any) -> Episode:
+    """Prompt, then assistant and tool turns with anything that can be in them."""
+
+    def text() -> str:
+        return TEXTS[rng.integers(len(TEXTS) - 2)]
+
+    spans: list[Tokens] = [Tokens.given(rng.integers(0, 99, n := int(rng.integers(0, 30))).tolist(), [Origin.USER] * n)]
+    turns = [Turn(0, "user", ({"role": "user", "content": TEXTS[rng.integers(len(TEXTS))]},), 0, n, started=1.5)]
+    for _ in range(rng.integers(0, 4)):
+        calls = tuple(
+            ToolCall(f"c{k}", text(), {"a": [1, None, text()]} if k % 2 else None, text(), text() if k == 2 else None)
+            for k in range(rng.integers(0, 4))
+        )
+        parts = [sampled(rng, int(rng.integers(0, 20))), Tokens.given([7], [Origin.FORCED])]
+        _add(turns, spans, "assistant", Tokens.concat(parts[: rng.integers(1, 3)]), calls=calls, text=text())
+        results = tuple(
+            ToolResult(
+                text(), text() if k % 2 else None, 0.5, {"ms": 1.5, "n": 2}, (b"\x89x",) * k, level="ns", done=k > 1
+            )
+            for k in range(rng.integers(0, len(calls) + 2))
+        )
+        answer = Tokens.given(list(range(5)), [Origin.TOOL] * 5)
+        if rng.random() < 0.8:
+            _add(turns, spans, "tool", answer, results=results, text=text())
+    episode = Episode(
+        id=new_id(),
+        task_id="calc/1",
+        pack="calc",
+        family="add",
+        sample=int(rng.integers(8)),
+        seed=2**40 + 1,
+        weights_version="step-3",
+        turns=tuple(turns),
+        tokens=Tokens.concat(spans),
+        reward_parts=(
+            RewardPart("correct", 0.1 + 0.2, 1.0, primary=True, detail=text()),
+            RewardPart("format", -1.0, 0.3),
+        ),
+        outcome=Outcome.FAILED,
+        error=text(),
+        flags=("LOOP", "BADARG"),
+        fact=Fact.TRAINED.value,
+        advantage=-0.1,
+        started=1.7e9 + 0.123456,
+        ended=1.7e9 + 3.3,
+    )
+    return episode.with_(**given)
+
+
+def _add(turns: list[Turn], spans: list[Tokens], role: str, tokens: Tokens, *, text: str, **rest: Any) -> None:
+    start = turns[-1].end
+    reason = StopReason.LENGTH if role == "assistant" else None
+    messages = ({"role": role, "content": text, "extra": {"z": 1, "a": [True, None, 1.5]}},)
+    turns.append(Turn(len(turns), role, messages, start, start + len(tokens), stop_reason=reason, seconds=0.25, **rest))
+    spans.append(tokens)
+
+
+def write(store: Store, episode: Episode) -> None:
+    """As a rollout does it: start, turn by turn, finish."""
+    store.start_episode(episode.with_(turns=(), tokens=Tokens.empty(), reward_parts=(), fact="", advantage=None))
+    for turn in episode.turns:
+        store.set_live(episode.id, AgentState.GENERATING, turn.index)
+        store.add_turn(episode.id, turn, episode.tokens.slice(turn.start, turn.end))
+    store.finish_episode(episode)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_episode_comes_back_equal(store: Store, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    by_turn, at_once = random_episode(rng), random_episode(rng)
+    write(store, by_turn)
+    store.finish_episode(at_once)
+    for episode in (by_turn, at_once):
+        assert same(store.episode(episode.id), episode)
+    with Store.open(store.path, readonly=True) as reader:
+        assert same(reader.episode(by_turn.id), by_turn)
+
+
+def test_every_array_bit_survives(store: Store) -> None:
+    odd = np.array([np.nan, -0.0, np.inf, -np.inf, 1e-45, 3.4e38, 0.1], np.float32)
+    tokens = Tokens.sampled(
+        Generation(
+            np.arange(7, dtype=np.int32), odd, odd[::-1], odd, np.zeros((7, 5), np.int32), np.tile(odd, (5, 1)).T,
+            StopReason.STOP, "",
+        )
+    )  # fmt: skip
+    episode = Episode(
+        new_id(), "t", turns=(Turn(0, "assistant", (), 0, 7),), tokens=tokens, outcome=Outcome.SOLVED, started=1.0
+    )
+    store.finish_episode(episode)
+    assert same(store.episode(episode.id), episode)
+
+
+def test_row_counts_follow_the_episode(store: Store) -> None:
+    episode = random_episode(np.random.default_rng(5))
+    write(store, episode)
+    row = store.episode_row(episode.id)
+    assert (row.n_turns, row.n_tokens) == (len(episode.turns), len(episode.tokens))
+    assert row.n_model_tokens == episode.trained_tokens
+    assert (row.n_calls, row.n_tool_errors) == (episode.tool_calls, episode.tool_errors)
+    assert row.reward == pytest.approx(0.3 - 0.3) and row.primary_score == 0.1 + 0.2
+    assert row.flags == ("LOOP", "BADARG") and row.seconds == pytest.approx(3.176544, abs=1e-6)
+    assert store.live() == []
+
+
+def test_running_episode_counts_while_it_runs(store: Store) -> None:
+    rng = np.random.default_rng(11)
+    episode = random_episode(rng)
+    store.start_episode(episode)
+    first = episode.turns[0]
+    store.add_turn(episode.id, first, episode.tokens.slice(first.start, first.end))
+    store.set_live(episode.id, AgentState.PROCESSING_TOOLS, 1, "x" * 9000)
+    (live,) = store.live()
+    assert (live.state, live.turn, len(live.text), live.task_id) == ("processing_tools", 1, 4000, "calc/1")
+    row = store.episode_row("last")
+    assert (row.running, row.reward, row.n_turns, row.n_tokens) == (True, None, 1, first.end)
+    assert store.episode(episode.id).outcome is None
+
+
+def test_changed_and_withdrawn_turns_are_rewritten_at_the_end(store: Store) -> None:
+    rng = np.random.default_rng(3)
+    episode = next(e for e in iter(lambda: random_episode(rng), None) if len(e.turns) > 4)
+    write(store, episode)
+    shorter = episode.with_(turns=episode.turns[:3], tokens=episode.tokens.slice(0, episode.turns[2].end))
+    store.finish_episode(shorter)
+    assert same(store.episode(episode.id), shorter)
+
+
+def test_a_prompt_waits_for_the_first_turn_and_comes_back_equal(store: Store) -> None:
+    episode = random_episode(np.random.default_rng(5))
+    prompt, rest = episode.turns[0], episode.turns[1:]
+    store.start_episode(episode)
+    store.add_turn(episode.id, prompt, episode.tokens.slice(prompt.start, prompt.end), later=True)
+    with Store.open(store.path, readonly=True) as other:
+        assert other.episode_ids() == []  # its start waits, too: nothing is seen without what it belongs to
+        store.add_turn(episode.id, rest[0], episode.tokens.slice(rest[0].start, rest[0].end))
+        (row,) = other.episode_rows(other.episode_ids())
+        assert (row.n_turns, row.n_tokens) == (2, rest[0].end)
+    store.finish_episode(episode)
+    assert same(store.episode(episode.id), episode)
+    with pytest.raises(ValueError, match="spans"):
+        store.add_turn(episode.id, prompt, Tokens.empty(), later=True)
+
+
+@pytest.mark.parametrize("changed", [{}, {"started": 7.0}, {"step": 9}, {"task_id": "another"}, {"group_id": None}])
+def test_an_end_sets_every_column_whatever_its_start_said(store: Store, changed: dict[str, Any]) -> None:
+    episode = random_episode(np.random.default_rng(6))
+    store.start_episode(episode, split="train", tokenizer="hash")
+    ended = episode.with_(**changed)
+    store.finish_episode(ended)
+    (row,) = store.episode_rows(store.episode_ids())
+    assert same(store.episode(episode.id), ended) and (row.split, row.tokenizer) == ("train", "hash")
+
+
+def test_span_and_tokens_must_agree(store: Store) -> None:
+    store.start_episode(Episode("e1", "t"))
+    with pytest.raises(ValueError, match=r"0\.\.3 but has 2"):
+        store.add_turn("e1", Turn(0, "user", (), 0, 3), Tokens.given([1, 2], [2, 2]))
+    assert store.turns("e1") == []
+
+
+def test_signals_are_split_by_turn_and_come_back(store: Store) -> None:
+    rng = np.random.default_rng(8)
+    episode = next(e for e in iter(lambda: random_episode(rng), None) if e.trained_tokens > 10)
+    write(store, episode)
+    assert store.signals(episode.id) is None
+    trained, n = episode.tokens.trained_mask, len(episode.tokens)
+
+    def column() -> Any:
+        return np.where(trained, rng.normal(size=n), np.nan).astype(np.float32)
+
+    clipped = (trained & (rng.random(n) < 0.5)).astype(np.int8)
+    signals = TrainSignals(column(), column(), column(), clipped, column(), logp_ref=column())
+    store.add_signals(episode.id, signals)
+    assert same(store.signals(episode.id), signals)
+    with pytest.raises(ValueError, match="signals have 0 tokens"):
+        none = np.zeros(0, np.float32)
+        store.add_signals(episode.id, TrainSignals(none, none, none, clipped[:0], none))
+    with pytest.raises(NotFound):
+        store.add_signals("nosuch", signals)
+
+
+def test_signals_of_nothing_are_not_the_same_as_no_signals(store: Store) -> None:
+    episode = random_episode(np.random.default_rng(2))
+    store.finish_episode(episode)
+    nan = np.full(len(episode.tokens), np.nan, np.float32)
+    signals = TrainSignals(nan, nan, nan, np.zeros(len(nan), np.int8), nan)
+    store.add_signals(episode.id, signals)
+    assert same(store.signals(episode.id), signals)
+
+
+def test_facts_set_advantage_and_survive_a_second_finish(store: Store) -> None:
+    episode = random_episode(np.random.default_rng(4), fact="", advantage=None)
+    store.finish_episode(episode)
+    store.set_facts([(episode.id, Fact.SKIPPED_ZERO_VARIANCE, None)])
+    assert store.episode_row(episode.id).fact == "skipped:zero_variance"
+    store.set_facts([(episode.id, Fact.TRAINED, np.float32(0.5))])  # type: ignore[list-item]  # numpy numbers are fine
+    store.finish_episode(episode)
+    row = store.episode_row(episode.id)
+    assert (row.fact, row.advantage) == ("trained", 0.5)
+
+
+def test_runs_by_name_prefix_and_id(store: Store) -> None:
+    first = store.add_run(RunRow(id="", name="grpo", config={"seed": 1, "nested": {"lr": 1e-5}}))
+    second = store.add_run(RunRow(id="", name="grpo"))
+    assert (first.name, second.name) == ("grpo", "grpo-2")
+    assert store.run("grpo") == first and store.run(second.id[:-1]) == second and store.run("last") == second
+    assert [run.name for run in store.runs()] == ["grpo-2", "grpo"]
+    with pytest.raises(NotFound, match="could be several"):
+        store.run("gr")
+    with pytest.raises(NotFound) as missing:
+        store.run("grop")
+    assert "grpo" in missing.value.hint
+    store.update_run(first.id, status="finished", step=3)
+    assert (store.run(first.id).state, store.run(first.id).alive) == ("finished", False)
+    assert store.run(second.id).state == "running"
+    store.update_run(second.id, pid=2**22 + 1)
+    assert store.run(second.id).state == "interrupted"
+    with pytest.raises(NotFound, match="statsu"):
+        store.update_run(first.id, statsu="x")
+
+
+def test_steps_merge_and_keep_nan_and_infinity(store: Store) -> None:
+    run = store.add_run(RunRow(id="r1", name="a"))
+    store.add_step("r1", 1, {"reward": 0.25, "kl": math.nan})
+    store.add_step("r1", 2, {"reward": np.float32(0.5)})  # type: ignore[dict-item]  # numpy numbers are fine
+    store.add_step("r1", 1, {"eval": math.inf})
+    one, two = store.steps("r1")
+    assert (one["step"], one["reward"], one["eval"]) == (1, 0.25, math.inf) and math.isnan(one["kl"])
+    assert store.steps("r1", since=2) == [two] and two["reward"] == 0.5
+    assert store.run(run.id).step == 2
+    assert store.db.execute("SELECT json_extract(metrics, '$.reward') FROM steps").fetchall() == [(0.25,), (0.5,)]
+
+
+def test_controls_are_taken_once_and_leave_events(store: Store) -> None:
+    store.add_run(RunRow(id="r1", name="a"))
+    with Store.open(store.path) as watcher:
+        watcher.add_control("r1", "set", {"train.lr": 1e-5})
+        watcher.add_control("r1", "stop")
+    taken = store.take_controls("r1")
+    assert [(item.action, dict(item.data)) for item in taken] == [("set", {"train.lr": 1e-5}), ("stop", {})]
+    assert store.take_controls("r1") == []
+    assert [event["kind"] for event in store.tail_events("r1")] == ["control:set", "control:stop"]
+    assert all(item.taken for item in store.controls("r1"))
+
+
+def test_logs_alerts_evals_checkpoints_drift_tokenizer(store: Store) -> None:
+    store.add_run(RunRow(id="r1", name="a"))
+    for n in range(5):
+        store.add_log("r1", "info", f"line {n}")
+    lines = store.logs("r1", limit=2)
+    assert [line["text"] for line in lines] == ["line 3", "line 4"]
+    assert store.logs("r1", since=lines[-1]["id"]) == []
+    store.add_alert("r1", "warn", "tool_errors", 0.3, 0.2, "look")
+    assert store.alerts("r1")[0]["value"] == 0.3
+    store.add_eval(EvalRow("r1", 20, "step-20", n_tasks=150, n_samples=4, pass_rate=0.5, metrics={"pass@4": math.nan}))
+    (row,) = store.evals("r1")
+    assert (row.pass_rate, row.n_tasks) == (0.5, 150) and math.isnan(row.metrics["pass@4"])
+    for step in (10, 20):
+        store.add_checkpoint("r1", step, f"ckpt/{step}", {"reward": 0.1}, "step")
+        store.add_checkpoint("r1", step, f"ckpt/{step}", {"reward": 0.1}, "last")
+    assert [(c.kind, c.step) for c in store.checkpoints("r1")] == [("step", 10), ("step", 20), ("last", 20)]
+    store.remove_checkpoint("r1", "ckpt/10")
+    assert len(store.checkpoints("r1")) == 2
+    store.put_tokenizer("h", '{"a": "é"}', "{{ x }}", {"eos_token": "<|im_end|>"})
+    found = store.tokenizer("h")
+    assert found is not None and (found.tokenizer_json, found.specials) == ('{"a": "é"}', {"eos_token": "<|im_end|>"})
+    assert store.tokenizer("none") is None
+    store.start_episode(Episode("e1", "t"))
+    store.add_drift("e1", kind="structural", turn=1, position=9, expected="\n", got="")
+    assert store.drift("e1")[0].position == 9
+
+
+def test_tasks_give_their_split_to_episodes(store: Store) -> None:
+    task = Task("calc/1", "calc", "add", "heldout", ({"role": "user", "content": "?"},), {"answer": 4}, ("calculator",))
+    store.add_tasks([task])
+    assert store.task("calc/1") == task and store.task("calc/1", "other") is None
+    episode = random_episode(np.random.default_rng(0))
+    store.start_episode(episode)
+    assert store.episode_row(episode.id).split == "heldout"
+    store.finish_episode(episode)
+    assert store.episode_row(episode.id).split == "heldout"
+
+
+def test_siblings_children_and_resume_keys(store: Store) -> None:
+    rng = np.random.default_rng(1)
+    store.add_run(RunRow(id="r1", name="a", tokenizer="hash"))
+    group = [random_episode(rng, run_id="r1", step=4, group_id="g", sample=n, kind="train") for n in (2, 0, 1)]
+    for episode in group:
+        write(store, episode)
+    child = random_episode(rng, run_id="r1", group_id="g", kind="whatif", parent_id=group[0].id, parent_turn=1)
+    store.add_episodes([child])
+    assert [row.sample for row in store.siblings(group[0].id)] == [0, 1, 2]
+    assert [row.id for row in store.children(group[0].id)] == [child.id]
+    assert store.finished("r1", 4) == {f"r1/4/g/{e.sample}": e.id for e in group}
+    assert store.episode_row(child.id).tokenizer == "hash"
+    assert store.group_stats("g", "r1")[0] == 4
+
+
+def test_an_unfinished_attempt_is_replaced_by_the_next_with_its_key(store: Store) -> None:
+    store.add_run(RunRow(id="r1", name="a"))
+    old, new = (Episode(new_id(), "t", run_id="r1", step=1, group_id="g", kind="train") for _ in range(2))
+    assert episode_key(old) == episode_key(new) == "r1/1/g/0"
+    store.start_episode(old)
+    store.start_episode(new)
+    assert [row.episode_id for row in store.live("r1")] == [new.id]
+    assert len(store.episode_ids()) == 1
+    assert store.clear_live("r1") == 1
+    assert store.episode_row(new.id).outcome is Outcome.CANCELLED and store.live("r1") == []
+
+
+def test_resolve_episode(store: Store) -> None:
+    with pytest.raises(NotFound, match="no last episode"):
+        store.resolve_episode("last")
+    for n, (name, value) in enumerate([("aaa1", 0.0), ("aaa2", 1.0), ("bbb1", 0.5)]):
+        store.finish_episode(
+            Episode(name, "t", reward_parts=(RewardPart("r", value),), outcome=Outcome.FAILED, started=1.0 + n)
+        )
+    store.finish_episode(Episode("err", "t", outcome=Outcome.ENV_ERROR, started=9.0))
+    named = {name: store.resolve_episode(name) for name in ("last", "best", "worst", "b", "AAA2", "agentrl:aaa1@t2.31")}
+    assert list(named.values()) == ["err", "aaa2", "aaa1", "bbb1", "aaa2", "aaa1"]
+    with pytest.raises(NotFound, match="several") as several:
+        store.resolve_episode("aaa")
+    assert "aaa1, aaa2" in several.value.hint
+    with pytest.raises(NotFound) as missing:
+        store.episode("bbb2")
+    assert "bbb1" in missing.value.hint and missing.value.exit_code == 2
+
+
+def test_tags_and_notes(store: Store) -> None:
+    episode = random_episode(np.random.default_rng(0))
+    store.finish_episode(episode)
+    for tag in ("seen", "keep", "seen"):
+        store.add_tag(episode.id, tag)
+    store.remove_tag(episode.id, "keep")
+    store.set_note(episode.id, "locale comma")
+    row = store.episode_row(episode.id)
+    assert (row.tags, row.note) == (("seen",), "locale comma")
+    store.set_note(episode.id, "")
+    assert store.episode_row(episode.id).note == "" and store.tag_counts() == {"seen": 1}
+
+
+def test_deleting_a_run_leaves_nothing_of_it(store: Store) -> None:
+    rng = np.random.default_rng(6)
+    store.add_run(RunRow(id="r1", name="a"))
+    store.add_run(RunRow(id="r2", name="b"))
+    for n in range(6):
+        write(store, random_episode(rng, run_id=f"r{1 + n % 2}", step=1, group_id="g", sample=n))
+    store.add_log("r1", "info", "x")
+    store.add_step("r1", 1, {"a": 1.0})
+    assert store.delete_run("r1") == 3
+    counts = status(Path(store.path)).rows
+    assert (counts["runs"], counts["episodes"], counts["logs"], counts["steps"], counts["groups"]) == (1, 3, 0, 0, 1)
+    left = {row.id for row in store.episode_rows(store.episode_ids())}
+    for table in ("turns", "turn_tokens", "reward_parts", "tool_calls"):
+        assert {row[0] for row in store.db.execute(f"SELECT episode_id FROM {table}")} <= left
+    assert store.db.execute("PRAGMA foreign_key_check").fetchall() == []
+
+
+def test_an_unknown_run_is_refused_and_holds_nothing_back(store: Store) -> None:
+    with pytest.raises(StoreError):
+        store.finish_episode(random_episode(np.random.default_rng(0), run_id="nosuch"))
+    store.add_log("nosuch", "info", "bad")
+    store.add_log(None, "info", "good")
+    assert [line["text"] for line in store.logs(None)] == ["good"]
+    with pytest.raises(StoreError, match="refused"):
+        store.add_log(None, "info", "next")
+    assert len(store.logs(None)) == 2
+
+
+def test_transaction_is_all_or_nothing(store: Store) -> None:
+    store.add_run(RunRow(id="r1", name="a"))
+
+    def half_a_step() -> None:
+        with store.transaction():
+            store.add_step("r1", 1, {"a": 1.0})
+            store.add_log("r1", "info", "inside")
+            raise RuntimeError("crash")
+
+    store.add_log("r1", "info", "before")
+    with pytest.raises(RuntimeError):
+        half_a_step()
+    assert store.steps("r1") == [] and [line["text"] for line in store.logs("r1")] == ["before"]
+
+
+def test_an_inner_transaction_that_fails_is_taken_back_alone(store: Store) -> None:
+    episode = random_episode(np.random.default_rng(0))
+    turn = Turn(0, "user", (), 0, 3)
+    with store.transaction():
+        store.add_log(None, "info", "kept")
+        with pytest.raises(ValueError, match="spans"):
+            store.finish_episode(episode.with_(turns=(turn,), tokens=Tokens.given([1], [2])))
+        store.finish_episode(episode.with_(id="other"))
+    assert [row.id for row in store.episode_rows(store.episode_ids())] == ["other"]
+    assert [line["text"] for line in store.logs(None)] == ["kept"]
+
+
+def test_queued_writes_reach_other_readers_by_themselves(store: Store) -> None:
+    store.add_run(RunRow(id="r1", name="a"))
+    with Store.open(store.path, readonly=True) as reader:
+        version = reader.data_version()
+        store.add_log("r1", "info", "hello")
+        assert reader.logs("r1") == []  # it waits
+        end = time.monotonic() + 5
+        while reader.data_version() == version and time.monotonic() < end:
+            time.sleep(0.05)
+        assert [line["text"] for line in reader.logs("r1")] == ["hello"]
+        with pytest.raises(StoreError, match="reading only"):
+            reader.add_log("r1", "info", "no")
+
+
+def test_prune_backup_vacuum(store: Store, tmp_path: Path) -> None:
+    rng = np.random.default_rng(9)
+    episodes = [random_episode(rng, group_id="g", sample=n) for n in range(6)]
+    for n, episode in enumerate(episodes):
+        store.finish_episode(episode.with_(reward_parts=(RewardPart("r", n / 5, 1.0, primary=True),)))
+    spared = prunable(store, keep=("best", "worst"), older_days=1)
+    assert spared == [episode.id for episode in episodes[1:5]]
+    first, kept = episodes[1], episodes[0]
+    assert prune(store, spared, "half") == 4
+    half = store.episode(first.id).tokens
+    np.testing.assert_allclose(half.logp_policy, first.tokens.logp_policy, rtol=1e-3, equal_nan=True)
+    prune(store, spared, "half")  # twice changes nothing
+    assert same(store.episode(first.id).tokens, half)
+    copy = tmp_path / "copy.db"
+    assert backup(Path(store.path), copy) == copy.stat().st_size
+    prune(store, spared, "numbers")
+    bare = store.episode(first.id).tokens
+    assert (
+        np.array_equal(bare.ids, first.tokens.ids) and np.isnan(bare.logp_policy).all() and (bare.top_ids == -1).all()
+    )
+    assert same(store.episode(kept.id).tokens, kept.tokens)
+    prune(store, spared, "episodes")
+    assert len(store.episode_ids()) == 2
+    before, after = vacuum(Path(store.path))
+    assert after <= before and status(Path(store.path), check=True).check == "ok"
+    with Store.open(copy, readonly=True) as other:
+        assert same(other.episode(first.id).tokens, half)

@@ -1,0 +1,484 @@
+"""Tools: schemas from functions, checked calls, limits, and the built-in ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict
+
+import pytest
+
+from agentrl_cli.errors import ConfigError, NotFound, SandboxFault
+from agentrl_cli.tools import TOOLS, FunctionTool, Tool, ToolContext, as_tool, refused, tool, tool_schema
+from agentrl_cli.tools.base import in_thread
+from agentrl_cli.tools.calculator import CalculatorError, compute, show
+from agentrl_cli.types import ToolCall, ToolResult
+
+SANDBOXED = ("run_python", "bash", "files")  # their examples run in tests/tools/test_session_tools.py
+CONFIGURED = ("search", "fetch_page")  # nothing to look in, and off, until configured: tests/tools/test_real_tools.py
+
+
+class Point(TypedDict):
+    x: int
+    y: int
+
+
+def everything(
+    text: str,
+    count: int,
+    mode: Literal["fast", "slow"],
+    points: list[Point],
+    weights: dict[str, float],
+    note: Annotated[str, "A remark."] = "",
+    maybe: int | None = None,
+) -> str:
+    """Do everything
+    at once.
+
+    More that the model does not see.
+
+    Args:
+        text: The text, over
+            two lines.
+        count (int): How many.
+        mode: How fast.
+
+    Returns:
+        Nothing of use.
+    """
+    return f"{text}{count}{mode}{points}{weights}{note}{maybe}"
+
+
+def test_schema_from_hints_and_docstring() -> None:
+    function = tool_schema(everything)["function"]
+    assert function["name"] == "everything"
+    assert function["description"] == "Do everything at once."
+    properties = function["parameters"]["properties"]
+    assert properties["text"] == {"type": "string", "description": "The text, over two lines."}
+    assert properties["count"] == {"type": "integer", "description": "How many."}
+    assert properties["mode"] == {"type": "string", "enum": ["fast", "slow"], "description": "How fast."}
+    point = {
+        "type": "object",
+        "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
+        "required": ["x", "y"],
+    }
+    assert properties["points"] == {"type": "array", "items": point}
+    assert properties["weights"] == {"type": "object", "additionalProperties": {"type": "number"}}
+    assert properties["note"] == {"type": "string", "description": "A remark."}
+    assert properties["maybe"] == {"type": ["integer", "null"]}
+    assert function["parameters"]["required"] == ["text", "count", "mode", "points", "weights"]
+
+
+def test_schema_equals_that_of_transformers_where_both_know_the_types() -> None:
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    def search(query: str, limit: int = 3) -> str:
+        """Search the corpus.
+
+        Args:
+            query: What to look for.
+            limit: How many results.
+        """
+        return query * limit
+
+    theirs = get_json_schema(search)
+    assert theirs["function"].pop("return") == {"type": "string"}  # costs tokens and says nothing to a model
+    assert tool_schema(search) == theirs
+
+
+def test_schema_mistakes_say_what_to_do() -> None:
+    def nothing(x: str) -> str:
+        return x
+
+    def untyped(x) -> str:  # type: ignore[no-untyped-def]  # the mistake under test
+        """Do."""
+        return str(x)
+
+    def odd(x: complex) -> str:
+        """Do."""
+        return str(x)
+
+    for function, reason in ((nothing, "no docstring"), (untyped, "x has no type"), (odd, "cannot be written as JSON")):
+        with pytest.raises(ConfigError, match=reason):
+            tool_schema(function)
+
+
+async def call(tool: Tool, arguments: dict[str, Any], ctx: ToolContext | None = None) -> ToolResult:
+    state = await tool.create(ctx or ToolContext())
+    try:
+        return await tool.call(state, arguments)
+    finally:
+        await tool.release(state)
+
+
+async def test_plain_functions_are_tools() -> None:
+    def double(x: int) -> dict[str, int]:
+        """Double a number."""
+        return {"twice": 2 * x}
+
+    async def seed(ctx: ToolContext) -> int:
+        """The seed."""
+        return ctx.seed
+
+    assert (await call(as_tool(double), {"x": 4})).text == '{"twice": 8}'
+    tool = as_tool(seed)
+    assert tool.schema["function"]["parameters"] == {"type": "object", "properties": {}}
+    assert (await call(tool, {}, ToolContext(seed=7))).text == "7"
+    with pytest.raises(ConfigError, match="is no tool"):
+        as_tool(3)
+    with pytest.raises(NotFound) as caught:
+        as_tool("calculater")
+    assert "calculator" in caught.value.hint
+
+
+def test_the_decorator_only_wraps() -> None:
+    @tool
+    def bare(x: int) -> int:
+        """Do."""
+        return x
+
+    @tool(name="other", timeout=5, pure=True)
+    def limited(x: int) -> int:
+        """Do."""
+        return x
+
+    assert isinstance(bare, FunctionTool) and bare.name == "bare" and bare.timeout is None
+    assert (limited.name, limited.timeout, limited.pure) == ("other", 5, True)
+    assert limited.schema["function"]["name"] == "other"
+
+
+async def test_failures_are_observations() -> None:
+    def divide(a: int, b: int) -> float:
+        """Divide."""
+        return a / b
+
+    tool = as_tool(divide)
+    bad = await call(tool, {"a": 1, "b": "2"})
+    assert (bad.error, bad.text) == (
+        "bad_arguments",
+        'Bad tool call: argument "b" must be an integer, not a string ("2").',
+    )
+    failed = await call(tool, {"a": 1, "b": 0})
+    assert (failed.error, failed.text) == ("exception", "Error: ZeroDivisionError: division by zero")
+
+    async def own_timeout() -> str:
+        """Raise it."""
+        raise TimeoutError("mine")
+
+    assert (await call(as_tool(own_timeout), {})).error == "exception"
+
+    async def broken_sandbox() -> str:
+        """Raise it."""
+        raise SandboxFault("ours")
+
+    with pytest.raises(SandboxFault):
+        await call(as_tool(broken_sandbox), {})
+
+
+async def test_timeout_concurrency_and_rate() -> None:
+    running = most = 0
+
+    async def slow(seconds: float) -> str:
+        """Sleep."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(seconds)
+        running -= 1
+        return "done"
+
+    late = await call(FunctionTool(slow, timeout=0.02), {"seconds": 5})
+    assert (late.error, late.text) == ("timeout", "Error: slow took longer than 0.02 s.")
+    running = most = 0
+    narrow = FunctionTool(slow, concurrency=2)
+    await asyncio.gather(*(call(narrow, {"seconds": 0.01}) for _ in range(6)))
+    assert most == 2
+    started = time.perf_counter()
+    paced = FunctionTool(slow, rate=100)
+    await asyncio.gather(*(call(paced, {"seconds": 0}) for _ in range(5)))
+    assert time.perf_counter() - started >= 0.04
+
+
+def test_limits_belong_to_a_loop_and_tools_outlive_it() -> None:
+    async def nap() -> str:
+        """Nap."""
+        await asyncio.sleep(0.001)
+        return "ok"
+
+    tool = FunctionTool(nap, concurrency=1, rate=1000)
+
+    async def both() -> list[ToolResult]:
+        return list(await asyncio.gather(call(tool, {}), call(tool, {})))
+
+    for _ in range(2):
+        assert [result.text for result in asyncio.run(both())] == ["ok", "ok"]
+
+
+class Counter(Tool):
+    """State per episode."""
+
+    name = "count"
+    schema = {"type": "function", "function": {"name": "count", "description": "Count.", "parameters": {}}}  # noqa: RUF012
+
+    async def create(self, ctx: ToolContext) -> dict[str, int]:
+        return {"n": 0}
+
+    async def execute(self, state: dict[str, int], arguments: dict[str, Any]) -> ToolResult:
+        state["n"] += 1
+        return ToolResult(str(state["n"]))
+
+    async def reward(self, state: dict[str, int]) -> float:
+        return state["n"] / 10
+
+
+async def test_state_is_kept_per_episode() -> None:
+    tool = as_tool(Counter)
+    one, two = await tool.create(ToolContext()), await tool.create(ToolContext())
+    texts = [(await tool.call(state, {})).text for state in (one, one, two)]
+    assert texts == ["1", "2", "1"]
+    assert await tool.reward(one) == 0.2
+
+
+def test_refused_names_the_class_of_failure() -> None:
+    names = {"add": 1}
+    for name, arguments, kind in (
+        ("", None, "malformed_call"),
+        ("ad", {}, "unknown_tool"),
+        ("add", {}, "bad_arguments"),
+    ):
+        result = refused(ToolCall("c", name, arguments, "raw", "what was wrong"), names)
+        assert (result.error, result.text) == (kind, "what was wrong")
+
+
+@pytest.mark.parametrize("name", [name for name in TOOLS if name not in SANDBOXED + CONFIGURED])
+async def test_examples_of_builtin_tools_work(name: str) -> None:
+    tool = as_tool(name)
+    assert tool.name == name == tool.schema["function"]["name"]
+    assert tool.examples
+    for example in tool.examples:
+        result = await call(tool, dict(example))
+        assert result.error is None and result.text
+
+
+async def test_submit_and_finish_end_the_episode() -> None:
+    ctx = ToolContext()
+    assert (await call(as_tool("submit"), {"answer": "42"}, ctx)).done
+    assert (await call(as_tool("finish"), {}, ctx)).done
+    assert ctx.state == {"answer": "42", "finished": True}
+
+
+@dataclass
+class Cell:
+    """What a sandbox session answers, as run_python sees it."""
+
+    status: str = "ok"
+    ours: bool = False
+    seconds: float = 0.1
+    level: str = "ns"
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+    def text(self) -> str:
+        return "42" if self.ok else f"Error: {self.status}"
+
+
+class Session:
+    """A session that plays given answers."""
+
+    def __init__(self, *cells: Cell) -> None:
+        self.cells = list(cells)
+        self.codes: list[str] = []
+        self.closed = False
+
+    async def cell(self, code: str) -> Cell:
+        self.codes.append(code)
+        return self.cells.pop(0)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def test_run_python_uses_one_lazily_opened_session() -> None:
+    session = Session(Cell(), Cell("memory"), Cell("protocol_error", ours=True))
+    opened = 0
+
+    async def factory() -> Session:
+        nonlocal opened
+        opened += 1
+        return session
+
+    ctx = ToolContext(session_factory=factory)
+    tool = as_tool("run_python")
+    assert tool.schema["function"]["parameters"]["required"] == ["code"]
+    state = await tool.create(ctx)
+    assert ctx.opened is None
+    first, second = await tool.call(state, {"code": "6*7"}), await tool.call(state, {"code": "x"})
+    assert (first.text, first.error, first.level, first.seconds) == ("42", None, "ns", 0.1)
+    assert (second.text, second.error) == ("Error: memory", "memory")
+    with pytest.raises(SandboxFault, match="protocol_error"):
+        await tool.call(state, {"code": "y"})
+    assert opened == 1 and session.codes == ["6*7", "x", "y"]
+    await ctx.close()
+    assert session.closed and ctx.opened is None
+    with pytest.raises(ConfigError, match="needs a sandbox"):
+        await call(tool, {"code": "1"})
+
+
+@pytest.mark.parametrize(
+    ("expression", "shown"),
+    [
+        ("0.1 + 0.2", "0.3"),
+        ("10 / 4 * 4", "10"),
+        ("2 ** 100", "1267650600228229401496703205376"),
+        ("-3 // 2", "-2"),
+        ("-7 % 3", "2"),
+        ("2 ** -3", "0.125"),
+        ("22 / 7", "3.14285714285714"),
+        ("sqrt(16) + sqrt(2.25)", "5.5"),
+        ("4 ** 0.5", "2"),
+        ("round(2.675, 2)", "2.68"),
+        ("max(1, 2.5, -3) * abs(-2)", "5"),
+        ("gcd(12, 18) + lcm(4, 6) + factorial(5)", "138"),
+        ("12 × 3 − 6 ÷ 2", "33"),
+        ("-0.05", "-0.05"),
+        ("(-1) ** 999999999999", "-1"),
+        ("1e-300 * 1e300", "1"),
+        ("-" * 900 + "1", "1"),
+    ],
+)
+def test_calculator_is_exact(expression: str, shown: str) -> None:
+    assert show(compute(expression)) == shown
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        ("", "empty"),
+        ("1 +", "cannot read"),
+        ("1 / 0", "division by zero"),
+        ("0 ** -1", "division by zero"),
+        ("3 ^ 2", r"write \*\* for powers"),
+        ("1,234 + 1", "without commas"),
+        ("x + 1", "no variables"),
+        ("().__class__", "not arithmetic"),
+        ("__import__('os')", "not arithmetic"),
+        ("open(1)", "no function open"),
+        ("'a' * 9", "not arithmetic"),
+        ("True + 1", "not arithmetic"),
+        ("1j", "not arithmetic"),
+        ("[1] * 9", "not arithmetic"),
+        ("(lambda: 1)()", "not arithmetic"),
+        ("9 ** 9 ** 9", "too large"),
+        ("2 ** 99999", "too large"),
+        ("(10 ** 1000) ** 10", "too large"),
+        ("2 ** 0.5 ** -99999", "too large|division"),
+        ("factorial(401)", "0 to 400"),
+        ("factorial(1.5)", "whole"),
+        ("sqrt(-1)", "negative"),
+        ("1e400 * 1e9000", "too large"),
+        ("9" * 1001, "more than 1000"),
+        ("(" * 400 + "1" + ")" * 400, "cannot read|nested"),
+        ("1 if 1 else 2", "not arithmetic"),
+        ("sqrt(1, 2)", "takes 1"),
+        ("round(1, 10 ** 9)", "at most"),
+    ],
+)
+def test_calculator_refuses(expression: str, reason: str) -> None:
+    started = time.perf_counter()
+    with pytest.raises(CalculatorError, match=reason):
+        compute(expression)
+    assert time.perf_counter() - started < 0.5
+
+
+async def test_calculator_answers_errors_in_words() -> None:
+    result = await call(as_tool("calculator"), {"expression": "1/0"})
+    assert (result.text, result.error) == ("Error: division by zero", "exception")
+    assert compute("1/3") == Fraction(1, 3)
+
+
+def agentrl(*arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `agentrl tools …`."""
+    from typer.testing import CliRunner
+
+    from agentrl_cli.commands.tools import app
+
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_command_lists_shows_and_calls(tmp_path: Path) -> None:
+    with contextlib.chdir(tmp_path):
+        look_and_call(tmp_path)
+
+
+def look_and_call(folder: Path) -> None:
+    code, out, _ = agentrl("list", "--json")
+    assert code == 0 and {row["name"] for row in json.loads(out)} >= set(TOOLS)
+    code, out, _ = agentrl("show", "calculator")
+    assert code == 0 and "expression (string)" in out and "pure True" in out
+    code, out, err = agentrl("call", "calculator", '{"expression": "6*7"}')
+    assert (code, out) == (0, "42\n") and err.startswith("ok, ")
+    code, out, _ = agentrl("call", "calculator", '{"expr": "6*7"}', "--json")
+    assert code == 1 and json.loads(out)["error"] == "bad_arguments"
+    (folder / "mine.py").write_text('def shout(text: str) -> str:\n    """Shout."""\n    return text.upper()\n')
+    code, out, _ = agentrl("call", "mine.py:shout", '{"text": "hi"}')
+    assert (code, out) == (0, "HI\n")
+
+
+async def test_many_plain_functions_wait_at_the_same_time() -> None:
+    """More than asyncio's own pool has threads for, which is a few more than there are cores."""
+
+    def wait() -> str:
+        """Wait."""
+        time.sleep(0.3)
+        return "waited"
+
+    made = as_tool(wait)
+    started = time.monotonic()
+    results = await asyncio.gather(*(made.call(ToolContext(), {}) for _ in range(64)))
+    assert all(result.text == "waited" for result in results) and time.monotonic() - started < 2.4  # 4 s in eight rows
+
+
+async def test_what_a_thread_of_a_tool_raises_arrives() -> None:
+    """Also what no exception handler expects: a script's exit, and the end of an iterator."""
+
+    def leaves() -> str:
+        raise SystemExit(3)
+
+    def ends() -> str:
+        return str(next(iter(())))
+
+    with pytest.raises(SystemExit):
+        await in_thread(leaves)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await in_thread(ends)
+    assert await in_thread(lambda a: a + 1, a=1) == 2
+
+
+def test_a_tool_that_hangs_does_not_hold_the_process() -> None:
+    """Its time is over, the episode went on, and Python ends without it."""
+    code = """
+import asyncio, time
+from agentrl_cli.tools.base import in_thread
+async def go():
+    try:
+        async with asyncio.timeout(0.1):
+            await in_thread(time.sleep, seconds=60)
+    except TimeoutError:
+        print("late")
+time.sleep, sleep = (lambda seconds: sleep(seconds)), time.sleep
+asyncio.run(go())
+"""
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "")
+    assert time.monotonic() - started < 30

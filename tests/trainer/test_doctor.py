@@ -1,0 +1,151 @@
+"""`agentrl doctor`: every check answers, and says what to do where something is missing."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from agentrl_cli import doctor
+from agentrl_cli.commands import main
+from agentrl_cli.config.remote import RemoteConfig
+from agentrl_cli.doctor import Check, check_machine, sandbox_level
+from agentrl_cli.policies.remote.policy import VLLM
+from tests.helpers.train import write_tokenizer
+
+
+def test_every_check_answers(tmp_path: Path) -> None:
+    checks = {check.name: check for check in check_machine(tmp_path / "runs" / "agentrl.db")}
+    assert list(checks) == [
+        "python",
+        "packages",
+        "machine",
+        "disk",
+        "sandbox",
+        "packs",
+        "model",
+        "store",
+        "torch",
+        "engine",
+    ]
+    assert checks["engine"] == Check("engine", "ok", "fused for tiny")
+    assert checks["python"].status == checks["torch"].status == checks["packs"].status == "ok"
+    assert checks["store"] == Check("store", "ok", f"none yet; it will be {tmp_path}/runs/agentrl.db")
+    assert all(check.fix for check in checks.values() if check.status == "fail")
+
+
+def test_the_minimum_of_the_project_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    level, *_ = sandbox_level()
+    if level in (None, "docker"):
+        pytest.skip("nothing here is weaker than docker")
+    (tmp_path / "agentrl.yaml").write_text("sandbox: {min_level: docker}\n")
+    (tmp_path / "program.py").write_text("print(1)")
+    starts = main(["sandbox", "run", str(tmp_path / "program.py"), "--project", str(tmp_path)]) == 0
+    capsys.readouterr()
+    code = main(["doctor", "--json", "--project", str(tmp_path)])
+    found = next(check for check in json.loads(capsys.readouterr().out) if check["name"] == "sandbox")
+    if starts:  # an engine with the image: where code runs, doctor says so
+        assert found["status"] == "ok" and found["detail"].startswith("docker;")
+    else:
+        assert code == 3 and found["status"] == "fail" and "sandbox.min_level is docker" in found["detail"]
+        assert found["detail"].rstrip(": ") == found["detail"] and not found["fix"].startswith(" ")  # it says why
+
+
+def test_the_backend_of_the_project_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(settings: str) -> tuple[str, str, str]:
+        (tmp_path / "agentrl.yaml").write_text(f"sandbox: {settings}\n")
+        main(["doctor", "--json", "--project", str(tmp_path)])
+        check = next(check for check in json.loads(capsys.readouterr().out) if check["name"] == "sandbox")
+        return check["status"], check["detail"], check["fix"]
+
+    if sandbox_level()[0] not in ("ns", "docker"):
+        pytest.skip("no strong sandbox starts here")
+    status, detail, fix = told("{backend: landlock}")  # every command that runs code refuses it
+    assert status == "fail" and "weaker than sandbox.min_level ns" in detail and "min_level: landlock" in fix
+    status, detail, _ = told("{backend: nothing}")
+    assert status == "fail" and "Unknown sandbox backend 'nothing'" in detail
+    status, detail, _ = told("{backend: bare, min_level: bare}")
+    assert status == "warn" and "isolates NOTHING" in detail and "sandbox.backend is bare" in detail
+
+
+def test_a_store_that_is_none_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "s.db").write_text("this is no database, only text that is long enough to be looked at" * 20)
+    assert main(["doctor", "--json", "--db", str(tmp_path / "s.db")]) == 3
+    store = next(check for check in json.loads(capsys.readouterr().out) if check["name"] == "store")
+    assert store["status"] == "fail"
+
+
+def test_a_template_is_audited(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["doctor", "--template", "tiny", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["append_only"] and report["stop_token_trained"] and report["problems"] == []
+    write_tokenizer(
+        tmp_path,
+        "{% for m in messages %}<|im_start|>{{ m.role if loop.last else 'x' }}{{ m.content }}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}",
+    )
+    capsys.readouterr()
+    assert main(["doctor", "--template", str(tmp_path)]) == 1
+    told = capsys.readouterr().out
+    assert "turns can be appended: False" in told and "model.append_only=true" in told
+    assert main(["doctor", "--template", str(tmp_path / "none")]) == 2
+    assert "no model folder" in capsys.readouterr().err
+
+
+def test_the_sandbox_is_attacked_and_the_matrix_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    level, *_ = sandbox_level()
+    if level not in ("ns", "docker"):
+        pytest.skip(f"only {level} starts here")
+    assert main(["doctor", "--sandbox", "--level", level, "--json"]) == 0
+    rows = {row["name"]: row["status"] for row in json.loads(capsys.readouterr().out)}
+    assert rows.pop("hard limit") in ("ok", "warn") and set(rows.values()) == {"ok"} and len(rows) == 9
+    assert main(["doctor", "--sandbox", "--level", "bare", "--json"]) == 3
+    assert main(["doctor", "--sandbox", "--level", "nothing"]) == 2
+    assert main(["doctor", "--level", level]) == 2  # it would be read and change nothing
+
+
+class _Models(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_the_server_that_samples_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(url: str, backend: str = "vllm") -> Check:
+        remote = RemoteConfig.model_validate({"backend": backend, "url": url})
+        checks = check_machine(tmp_path / "agentrl.db", remote=remote)
+        return next(check for check in checks if check.name == "server")
+
+    for name in ("_sandbox", "_torch", "_engine"):  # slow, and tested above
+        monkeypatch.setattr(doctor, name, lambda *given: Check("left out", "ok", ""))
+    gone = asked("http://127.0.0.1:9/v1")
+    assert gone.status == "fail" and "cannot be reached" in gone.detail and "agentrl-cli[vllm]" in gone.fix
+    assert "vllm" not in asked("http://127.0.0.1:9/v1", "openai").fix
+    with HTTPServer(("127.0.0.1", 0), _Models) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}/v1"
+            for installed, status in (("", "ok"), (f"{VLLM}.3", "ok"), ("0.14.0", "warn")):
+                monkeypatch.setattr(doctor, "version", partial(_version, installed))
+                check = asked(url)
+                assert (check.status, bool(check.fix)) == (status, status == "warn"), installed
+                assert check.detail.startswith(f"vllm answers at {url}")
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _version(installed: str, name: str) -> str:
+    if name == "vllm" and not installed:
+        raise PackageNotFoundError(name)
+    return installed if name == "vllm" else version(name)

@@ -1,0 +1,276 @@
+"""A training that is killed or interrupted anywhere, and resumed, ends where an uninterrupted one ends: to the bit."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.types import Outcome
+from tests.helpers.train import episodes_of, spawn, write_model, write_project
+
+STEPS, EPISODES = 4, 8
+
+HOOK = """\
+import json
+import os
+from pathlib import Path
+
+PLAN = Path("plan.json")
+
+
+class Saboteur:
+    '''At the n-th call of an event, sends this process a signal; once for each plan.'''
+
+    def __init__(self):
+        self.calls = {}
+
+    def seen(self, event):
+        self.calls[event] = self.calls.get(event, 0) + 1
+        if not PLAN.is_file():
+            return
+        plan = json.loads(PLAN.read_text())
+        if (plan["event"], plan["call"]) == (event, self.calls[event]):
+            PLAN.unlink()
+            os.kill(os.getpid(), plan["signal"])
+
+    def on_rollout_end(self, rollout):
+        self.seen("rollout")
+
+    def on_batch(self, batch):
+        self.seen("batch")
+
+    def on_update(self, metrics):
+        self.seen("update")
+
+    def on_eval(self, result):
+        self.seen("eval")
+
+    def on_checkpoint(self, path):
+        self.seen("checkpoint")
+
+
+class Twice(Saboteur):
+    '''Two signals, one after the other.'''
+
+    def seen(self, event):
+        before = PLAN.is_file()
+        super().seen(event)
+        if before and not PLAN.is_file():
+            import signal
+
+            os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "random")
+
+
+def project_of(folder: Path, model: Path, hook: str = "Saboteur", **sections: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "hook.py").write_text(HOOK)
+    train = {"steps": STEPS, "save_every": 2, "eval_every": 2, "eval_tasks": 2, "eval_samples": 1, "lr": 1e-2}
+    given: dict[str, Any] = {"rollout": {"concurrency": 3}, "train": train, "algo": {"drop_zero_variance": False}}
+    given = {"deterministic": True, "hooks": [f"hook.py:{hook}"], **given, **sections}
+    return write_project(folder, model, **given)
+
+
+def plan(project: Path, event: str, call: int, number: int = signal.SIGKILL) -> None:
+    (project / "plan.json").write_text(json.dumps({"event": event, "call": call, "signal": number}))
+
+
+def only_run(store: Store) -> RunRow:
+    (run,) = [run for run in store.runs() if run.kind == "train"]
+    return run
+
+
+def ending(project: Path) -> dict[str, Any]:
+    """All that must not depend on interruptions: weights and optimizer as bytes, what was sampled, what was trained."""
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        run = only_run(store)
+        assert (run.status, run.step, run.error) == ("finished", STEPS, "")
+        assert not store.live(run.id)
+        last = next(Path(c.path) for c in store.checkpoints(run.id) if c.kind == "last")
+        kept = [episode for episode in episodes_of(store, run) if episode.outcome is not Outcome.CANCELLED]
+        sampled = {(e.step, e.group_id, e.sample): (e.tokens.ids.tolist(), e.reward, e.fact, e.advantage) for e in kept}
+        assert len(sampled) == len(kept) == STEPS * EPISODES, "every attempt is there once"
+        metrics = [
+            {name: value for name, value in row.items() if not name.startswith(("time/", "at"))}
+            for row in store.steps(run.id)
+        ]
+        return {
+            "weights": (last / "model.safetensors").read_bytes(),
+            "sampled": sampled,
+            "metrics": metrics,
+            "evals": [(row.step, row.pass_rate) for row in store.evals(run.id)],
+            "checkpoints": sorted((c.kind, c.step) for c in store.checkpoints(run.id)),
+        }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, Any]:
+    """How the uninterrupted run ends."""
+    project = project_of(tmp_path_factory.mktemp("whole") / "project", model)
+    code, said = spawn(project, "train")
+    assert code == 0, said
+    return ending(project)
+
+
+def test_the_same_run_again_is_the_same(tmp_path: Path, model: Path, whole: dict[str, Any]) -> None:
+    project = project_of(tmp_path / "project", model)
+    assert spawn(project, "train")[0] == 0
+    assert ending(project) == whole
+
+
+@pytest.mark.parametrize(
+    ("event", "call"),
+    [
+        ("rollout", 3),  # within the first step
+        ("batch", 2),  # all of the second step is sampled, and it is not trained yet
+        ("rollout", 2 * EPISODES + 2),  # within the first evaluation
+        ("eval", 1),  # after an evaluation, before its weights are kept as the best
+        ("checkpoint", 2),  # right after a checkpoint: the best one, then that of step 2
+        ("update", 3),  # after a step, before its checkpoint
+        ("rollout", 3 * EPISODES + 2 + 5),  # within the last step, one step after a checkpoint
+    ],
+)
+def test_killed_and_resumed_is_never_interrupted(
+    tmp_path: Path, model: Path, whole: dict[str, Any], event: str, call: int
+) -> None:
+    project = project_of(tmp_path / "project", model)
+    plan(project, event, call)
+    code, said = spawn(project, "train")
+    assert code == -signal.SIGKILL, said
+    with Store.open(project / "runs" / "agentrl.db") as store:
+        run = only_run(store)
+        assert run.state == "interrupted"
+        done = {e.id: e for e in episodes_of(store, run) if e.outcome is not None}
+    code, said = spawn(project, "train", "--resume", "last")
+    assert code == 0, said
+    assert ending(project) == whole
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        for episode in done.values():
+            after = store.episode(episode.id)  # what was finished is still there, and was not made again
+            assert after.outcome is episode.outcome and after.tokens.ids.tolist() == episode.tokens.ids.tolist()
+
+
+@pytest.mark.parametrize(("event", "call"), [("rollout", EPISODES + 3), ("batch", 3)])
+def test_killed_while_it_samples_ahead(tmp_path: Path, model: Path, event: str, call: int) -> None:
+    """What was finished stays and is not made again, and every attempt of every step is there once, and decided on."""
+    ahead: dict[str, Any] = {"rollout": {"concurrency": 3, "async_staleness": 1}, "deterministic": False}
+    project = project_of(tmp_path / "project", model, **ahead)
+    plan(project, event, call)
+    code, said = spawn(project, "train")
+    assert code == -signal.SIGKILL, said
+    with Store.open(project / "runs" / "agentrl.db") as store:
+        run = only_run(store)
+        assert run.state == "interrupted"
+        done = {e.id: e for e in episodes_of(store, run) if e.outcome not in (None, Outcome.CANCELLED)}
+    code, said = spawn(project, "train", "--resume", "last")
+    assert code == 0, said
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        run = only_run(store)
+        assert (run.status, run.step) == ("finished", STEPS)
+        assert [row["step"] for row in store.steps(run.id)] == list(range(1, STEPS + 1))
+        kept = {e.id: e for e in episodes_of(store, run) if e.outcome is not Outcome.CANCELLED}
+        places = {(e.step, e.group_id, e.sample) for e in kept.values()}
+        assert len(places) == len(kept) == STEPS * EPISODES and all(e.fact for e in kept.values())
+        for name, episode in done.items():
+            assert kept[name].tokens.ids.tolist() == episode.tokens.ids.tolist()
+
+
+def test_killed_again_and_again(tmp_path: Path, model: Path, whole: dict[str, Any]) -> None:
+    project = project_of(tmp_path / "project", model)
+    plan(project, "rollout", 5)
+    assert spawn(project, "train")[0] == -signal.SIGKILL
+    for event, call in (("rollout", 2), ("update", 2), ("batch", 1)):
+        plan(project, event, call)
+        code, said = spawn(project, "train", "--resume", "last")
+        assert code == -signal.SIGKILL, said
+    code, said = spawn(project, "train", "--resume", "last")
+    assert code == 0, said
+    assert ending(project) == whole
+
+
+def test_torn_checkpoints(tmp_path: Path, model: Path, whole: dict[str, Any]) -> None:
+    """Checkpoints that lost a file, or a file's end, are skipped, and the steps since the one before, or since the
+    start, are made again from the store."""
+    project = project_of(tmp_path / "project", model)
+    plan(project, "rollout", 3 * EPISODES + 2 + 5)
+    assert spawn(project, "train")[0] == -signal.SIGKILL
+    torn = sorted((project / "runs").glob("*/checkpoints/*/trainer.pt"))
+    assert [path.parent.name for path in torn] == ["best", "step-000002"]
+    torn[0].unlink()
+    torn[1].write_bytes(torn[1].read_bytes()[:1000])
+    code, said = spawn(project, "train", "--resume", "last")
+    assert code == 0 and said.count("not whole") == 2, said
+    assert ending(project) == whole
+
+
+def test_a_lora_run_resumes_too(tmp_path: Path, model: Path) -> None:
+    adapter = {"enabled": True, "r": 4}
+    weights = []
+    for name, after in (("whole", 0), ("before its first checkpoint", 1), ("after one", 3)):
+        project = project_of(tmp_path / name, model, adapter=adapter)
+        if after:
+            plan(project, "update", after)
+            assert spawn(project, "train")[0] == -signal.SIGKILL
+        code, said = spawn(project, "train", *(("--resume", "last") if after else ()))
+        assert code == 0, said
+        with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+            last = next(Path(c.path) for c in store.checkpoints(only_run(store).id) if c.kind == "last")
+        weights.append((last / "adapter_model.safetensors").read_bytes())
+    assert weights[0] == weights[1] == weights[2]
+
+
+def test_the_first_interrupt_finishes_the_step_and_saves(tmp_path: Path, model: Path, whole: dict[str, Any]) -> None:
+    project = project_of(tmp_path / "project", model)
+    plan(project, "rollout", EPISODES + 3, signal.SIGINT)
+    code, said = spawn(project, "train")
+    assert code == 130 and "stopping after this step" in said and "Traceback" not in said
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        run = only_run(store)
+        assert (run.status, run.step) == ("stopped", 2)
+        assert ("last", 2) in {(c.kind, c.step) for c in store.checkpoints(run.id)}
+        assert {e.outcome for e in episodes_of(store, run)} <= {
+            Outcome.FAILED,
+            Outcome.SOLVED,
+            Outcome.TRUNCATED_TOKENS,
+        }
+    code, said = spawn(project, "train", "--resume", "last")
+    assert code == 0 and "resumed at step 2" in said, said
+    assert ending(project)["weights"] == whole["weights"]
+
+
+def test_the_second_interrupt_stops_now(tmp_path: Path, model: Path, whole: dict[str, Any]) -> None:
+    project = project_of(tmp_path / "project", model, "Twice")
+    plan(project, "rollout", EPISODES + 2, signal.SIGINT)
+    code, said = spawn(project, "train")
+    assert "Traceback" not in said, said
+    assert code == 130, said
+    assert "stopped after step 1: stopped at once. agentrl train --resume" in said, said
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        run = only_run(store)
+        assert (run.status, run.step) == ("stopped", 1)
+        assert not store.live(run.id) and all(e.outcome is not None for e in episodes_of(store, run))
+    code, said = spawn(project, "train", "--resume", "last")
+    assert code == 0, said
+    assert ending(project)["weights"] == whole["weights"]
+
+
+def test_a_finished_run_goes_on_to_more_steps(tmp_path: Path, model: Path, whole: dict[str, Any]) -> None:
+    project = project_of(tmp_path / "project", model)
+    assert spawn(project, "train", "--steps", "2")[0] == 0
+    code, said = spawn(project, "train", "--resume", "last")
+    assert code == 0 and "has done its 2 steps: nothing left to do" in said and "--steps 4` goes on" in said, said
+    with Store.open(project / "runs" / "agentrl.db") as store:
+        store.add_control(only_run(store).id, "stop")  # a watcher's, too late: it is not for the next start
+    code, said = spawn(project, "train", "--resume", "last", "--steps", str(STEPS))
+    assert code == 0 and "stop was asked of the run before it ended" in said, said
+    assert ending(project)["weights"] == whole["weights"]

@@ -1,0 +1,533 @@
+"""The trainer over a tiny random model: every episode has a fact, what was computed is stored, and it learns."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl_cli.errors import ConfigError, NotFound, TemplateError
+from agentrl_cli.learning.packing import Segment, trained_logprobs
+from agentrl_cli.policies import local_make
+from agentrl_cli.policies.local_load import load_model
+from agentrl_cli.store import Store
+from agentrl_cli.types import Episode, Fact, Outcome
+from tests.helpers.graph_tape import record, tapes
+from tests.helpers.train import TASK_PY, episodes_of, trainer_of, write_model, write_pack
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "random")
+
+
+async def test_every_episode_has_a_fact_and_every_step_its_metrics(tmp_path: Path, model: Path) -> None:
+    seen: list[tuple[int, dict[str, float]]] = []
+    async with trainer_of(tmp_path, model) as trainer:
+        trainer.on_step = lambda step, metrics: seen.append((step, metrics))
+        run = await trainer.train()
+        store = trainer.store
+        assert (run.status, run.step, run.error) == ("finished", 2, "") and run.ended > run.started
+        assert [step for step, _ in seen] == [1, 2]
+        for step, metrics in seen:
+            episodes = episodes_of(store, run, step)
+            assert len(episodes) == 8 and all(e.kind == "train" and e.outcome is not None for e in episodes)
+            facts = [e.fact for e in episodes]
+            assert set(facts) <= {str(fact) for fact in Fact}
+            for fact in set(facts):
+                assert metrics[f"facts/{fact}"] == facts.count(fact)
+            assert metrics["reward"] == pytest.approx(np.mean([e.reward for e in episodes]))
+            assert metrics["rewards/length/mean"] == pytest.approx(np.mean([e.trained_tokens for e in episodes]))
+            assert metrics["solved"] == np.mean([e.outcome is Outcome.SOLVED for e in episodes])
+            assert metrics["learning_rate"] == 1e-3 and metrics["grad_norm"] > 0 and math.isfinite(metrics["loss"])
+            # What the policy said of its tokens while sampling is what training finds: the same weights.
+            assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
+            assert metrics["time/step"] >= metrics["time/rollout"] > 0
+            stored = next(row for row in store.steps(run.id) if row["step"] == step)
+            assert {name: stored[name] for name in metrics} == pytest.approx(metrics)
+        assert [row["step"] for row in store.steps(run.id)] == [1, 2]
+        assert not store.live(run.id)
+        (kept,) = store.checkpoints(run.id)
+        assert (kept.kind, kept.step) == ("last", 2)
+
+
+async def test_signals_are_stored_and_read_back(tmp_path: Path, model: Path) -> None:
+    async with trainer_of(tmp_path, model, train={"steps": 1}) as trainer:
+        run = await trainer.train()
+        trained = [e for e in episodes_of(trainer.store, run) if e.fact == Fact.TRAINED]
+        skipped = [e for e in episodes_of(trainer.store, run) if e.fact != Fact.TRAINED]
+        assert trained and all(trainer.store.signals(e.id) is None for e in skipped)
+        groups: dict[str | None, list[float]] = {}
+        for episode in trained:
+            signals = trainer.store.signals(episode.id)
+            assert signals is not None
+            mask = episode.tokens.trained_mask
+            assert np.isnan(signals.advantage[~mask]).all() and not np.isnan(signals.advantage[mask]).any()
+            assert signals.advantage[mask] == pytest.approx(episode.advantage, abs=1e-6)
+            assert signals.ratio[mask] == pytest.approx(1.0) and not signals.clipped.any()  # one on-policy update
+            assert signals.logp_train[mask] == pytest.approx(episode.tokens.logp_policy[mask], abs=1e-4)
+            assert signals.logp_ref is None and signals.value is None
+            # Token mean: every token of the step weighs advantage / number of tokens.
+            total = sum(e.trained_tokens for e in trained)
+            assert signals.weight[mask] == pytest.approx(signals.advantage[mask] / total, rel=1e-4)
+            groups.setdefault(episode.group_id, []).append(episode.advantage or 0.0)
+        assert all(sum(advantages) == pytest.approx(0, abs=1e-4) for advantages in groups.values())
+
+
+async def test_learning_still_works(tmp_path: Path, model: Path) -> None:
+    """One token a turn, one half of them right by chance: twenty steps must find out which half."""
+    rewards: list[float] = []
+    rollout = {"group_size": 8, "prompts_per_step": 4, "max_new_tokens": 1}
+    async with trainer_of(tmp_path, model, rollout=rollout, train={"steps": 20, "lr": 2e-2}) as trainer:
+        trainer.on_step = lambda step, metrics: rewards.append(metrics["reward"])
+        await trainer.train()
+    assert 0.3 < np.mean(rewards[:2]) < 0.7
+    assert np.mean(rewards[-4:]) > 0.85
+
+
+async def test_without_spread_nothing_is_trained_and_an_alert_says_so(tmp_path: Path, model: Path) -> None:
+    write_pack(tmp_path, code=TASK_PY.replace("float((said % 2 == 0).mean())", "0.25"))
+    async with trainer_of(tmp_path, model, train={"steps": 3, "stop_on": ["no_signal"]}) as trainer:
+        before = {name: tensor.clone() for name, tensor in trainer.loaded.model.state_dict().items()}
+        run = await trainer.train()
+        assert (run.status, run.step, run.error) == ("stopped", 1, "no_signal")
+        assert {e.fact for e in episodes_of(trainer.store, run)} == {"skipped:zero_variance"}
+        assert "no_signal" in [alert["name"] for alert in trainer.store.alerts(run.id)]
+        assert trainer.store.steps(run.id)[0]["frac_reward_zero_std"] == 1.0
+        after = trainer.loaded.model.state_dict()
+        assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+async def test_errors_are_masked_and_counted(tmp_path: Path, model: Path) -> None:
+    broken = "    if ctx.task.id.endswith('0'):\n        raise RuntimeError('the grader broke')\n"
+    write_pack(tmp_path, rows=2, code=TASK_PY.replace("ctx):\n    said", f"ctx):\n{broken}    said"))
+    async with trainer_of(tmp_path, model) as trainer:
+        run = await trainer.train()
+        assert run.status == "finished"
+        for step in (1, 2):
+            episodes = episodes_of(trainer.store, run, step)
+            bad = [e for e in episodes if e.task_id.endswith("0")]
+            good = [e for e in episodes if not e.task_id.endswith("0")]
+            assert len(bad) == len(good) == 4
+            assert {(e.outcome, e.fact) for e in bad} == {(Outcome.ENV_ERROR, "skipped:env_error")}
+            assert all("the grader broke" in e.error for e in bad)
+            metrics = trainer.store.steps(run.id)[step - 1]
+            assert metrics["outcomes/env_error"] == metrics["facts/skipped:env_error"] == 4
+            assert metrics["reward"] == pytest.approx(np.mean([e.reward for e in good]))  # never a zero
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+async def test_checkpoints_rotate_and_load_in_transformers(tmp_path: Path, model: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    train = {"steps": 4, "save_every": 1, "keep_last": 2, "eval_every": 2, "eval_tasks": 3, "eval_samples": 2}
+    async with trainer_of(tmp_path, model, train=train) as trainer:
+        run = await trainer.train()
+        store, weights = trainer.store, trainer.loaded.model.state_dict()
+        kept = {(c.kind, c.step): Path(c.path) for c in store.checkpoints(run.id)}
+        evals = {row.step: row.pass_rate or 0.0 for row in store.evals(run.id)}
+    best = max(evals, key=lambda step: (evals[step], -(step or 0)))
+    assert set(kept) == {("step", 2), ("step", 3), ("best", best), ("last", 4)} and set(evals) == {2, 4}
+    folders = {path.name for path in (Path(run.dir) / "checkpoints").iterdir()}
+    assert folders == {path.name for path in kept.values()}, "nothing else is left there"
+    last = kept["last", 4]
+    loaded = AutoModelForCausalLM.from_pretrained(last).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in weights.items())
+    assert AutoTokenizer.from_pretrained(last).chat_template
+    untrained = load_model(model, trainer.config.model, base=tmp_path).state_dict()
+    assert any(not torch.equal(untrained[name], tensor) for name, tensor in weights.items())
+
+
+async def test_a_lora_run_leaves_a_peft_adapter(tmp_path: Path, model: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    async with trainer_of(tmp_path, model, adapter={"enabled": True, "r": 4, "alpha": 8}) as trainer:
+        base = {n: p.clone() for n, p in trainer.loaded.model.named_parameters() if "lora" not in n}
+        run = await trainer.train()
+        own = dict(trainer.loaded.model.named_parameters())
+        assert all(torch.equal(own[name], tensor) for name, tensor in base.items()), "only the adapter moves"
+        folder = next(Path(c.path) for c in trainer.store.checkpoints(run.id) if c.kind == "last")
+        assert (folder / "adapter_config.json").is_file() and not (folder / "model.safetensors").exists()
+        fresh = AutoModelForCausalLM.from_pretrained(model)
+        adapted = PeftModel.from_pretrained(fresh, folder).eval()
+        ids = torch.arange(10, 30)[None]
+        with torch.no_grad():
+            ours, theirs = trainer.loaded.model.eval()(ids).logits, adapted(ids).logits
+            with adapted.disable_adapter():
+                bare = adapted(ids).logits
+        assert torch.allclose(ours, theirs, atol=1e-6) and not torch.allclose(ours, bare, atol=1e-6)
+
+
+# --- the update ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+async def test_the_reference_is_the_model_before_training(tmp_path: Path, model: Path, lora: bool) -> None:
+    sections: dict[str, Any] = {"algo": {"kl_coef": 0.1}, "adapter": {"enabled": lora, "r": 4}}
+    async with trainer_of(tmp_path, model, train={"steps": 2, "lr": 1e-2}, **sections) as trainer:
+        run = await trainer.train()
+        store = trainer.store
+        start = load_model(model, trainer.config.model, base=tmp_path)
+        kl = [row["kl"] for row in store.steps(run.id)]
+        assert kl[0] == pytest.approx(0, abs=1e-6) and kl[1] > 1e-5
+        moved = 0.0
+        for episode in episodes_of(store, run, 2):
+            signals = store.signals(episode.id)
+            if signals is None:
+                continue
+            assert signals.logp_ref is not None
+            mask = episode.tokens.trained_mask
+            with torch.no_grad():
+                _, out = trained_logprobs(start, [[Segment.of(episode)]])
+            assert signals.logp_ref[mask] == pytest.approx(out.logp.numpy(), abs=1e-4)
+            moved = max(moved, float(np.abs(signals.logp_ref[mask] - signals.logp_train[mask]).max()))
+        assert moved > 1e-3
+
+
+async def test_epochs_and_minibatches_are_optimizer_steps(tmp_path: Path, model: Path) -> None:
+    algo = {"epochs": 2, "minibatches": 2, "drop_zero_variance": False}
+    rollout = {"prompts_per_step": 4}
+    async with trainer_of(tmp_path, model, algo=algo, rollout=rollout, train={"steps": 1, "lr": 5e-2}) as trainer:
+        run = await trainer.train()
+        counts = {int(state["step"]) for state in trainer.learner.optimizer.state.values()}
+        assert counts == {4}
+        (metrics,) = trainer.store.steps(run.id)
+        every = [(e, trainer.store.signals(e.id)) for e in episodes_of(trainer.store, run)]
+        ratios = np.concatenate([s.ratio[e.tokens.trained_mask] for e, s in every if s is not None])
+        assert len(every) == 16 and all(signals is not None for _, signals in every)
+        assert np.abs(ratios - 1).max() > 1e-3, "the last epoch is off-policy"
+        for episode, signals in every:
+            assert signals is not None
+            mask = episode.tokens.trained_mask
+            # The log-probabilities before the first optimizer step, not those of the last epoch.
+            assert signals.logp_train[mask] == pytest.approx(episode.tokens.logp_policy[mask], abs=1e-4)
+            clipped = signals.clipped[mask].astype(bool)
+            assert (signals.weight[mask][clipped] == 0).all()
+        assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
+
+
+@pytest.mark.parametrize(("schedule", "expected"), [("constant", [1, 1, 1]), ("linear", [1, 2 / 3, 1 / 3])])
+async def test_warm_up_and_schedule(tmp_path: Path, model: Path, schedule: str, expected: list[float]) -> None:
+    train = {"steps": 5, "lr": 1e-3, "warmup_steps": 2, "schedule": schedule}
+    async with trainer_of(tmp_path, model, train=train) as trainer:
+        rates = [trainer.learner.learning_rate(step) for step in range(5)]
+    assert rates == pytest.approx([5e-4, 1e-3, *(1e-3 * share for share in expected)])
+
+
+async def test_greedy_sampling_cannot_train(tmp_path: Path, model: Path) -> None:
+    with pytest.raises(ConfigError, match="temperature"):
+        async with trainer_of(tmp_path, model, rollout={"temperature": 0.0}):
+            pass
+
+
+# --- drift -----------------------------------------------------------------------------------------------------------
+
+SHIFTING = """\
+{%- for m in messages %}<|im_start|>{{ m.role }}{{ ' now' if loop.last and m.role == 'user' and 'Go' in m.content }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""A last user message with "Go" gets a word that is gone once the model has answered: no audit foresees that."""
+ALWAYS_SHIFTING = SHIFTING.replace(" and 'Go' in m.content", "")
+
+
+@pytest.mark.parametrize(("structural", "fact"), [("skip", "skipped:drift"), ("train", "trained")])
+async def test_structural_drift(tmp_path: Path, model: Path, structural: str, fact: str) -> None:
+    (tmp_path / "shifting.jinja").write_text(SHIFTING)
+    changed = {"chat_template": "shifting.jinja"}
+    drift, algo = {"structural": structural}, {"drop_zero_variance": False}
+    async with trainer_of(tmp_path, model, model=changed, drift=drift, algo=algo, train={"steps": 1}) as trainer:
+        run = await trainer.train()
+        episodes = episodes_of(trainer.store, run)
+        assert [e.fact for e in episodes] == [fact] * 8
+        for episode in episodes:
+            found = [row for row in trainer.store.drift(episode.id) if row.kind == "structural"]
+            assert found and " now" in found[0].got
+        assert trainer.store.alerts(run.id), "structural drift is an alert"
+
+
+async def test_a_template_that_cannot_be_appended_to_is_refused_or_accepted(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "shifting.jinja").write_text(ALWAYS_SHIFTING)
+    changed: dict[str, Any] = {"chat_template": "shifting.jinja"}
+    with pytest.raises(TemplateError, match="cannot be extended by appending") as refused:
+        async with trainer_of(tmp_path, model, model=changed):
+            pass
+    assert "model.append_only=true" in refused.value.hint and refused.value.message.count("begin") == 1
+    changed |= {"append_only": True}
+    algo = {"drop_zero_variance": False}
+    async with trainer_of(tmp_path, model, model=changed, algo=algo, train={"steps": 1}) as trainer:
+        run = await trainer.train()
+        episodes = episodes_of(trainer.store, run)
+        kinds = {row.kind for episode in episodes for row in trainer.store.drift(episode.id)}
+        told = [line["text"] for line in trainer.store.logs(run.id) if "by design" in line["text"]]
+    assert [e.fact for e in episodes] == ["trained"] * 8
+    assert "by_design" in kinds and "structural" not in kinds and len(told) == 1
+
+
+# --- hooks and controls ----------------------------------------------------------------------------------------------
+
+
+class Diary:
+    """Writes down what it is called with."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def on_run_start(self, run: Any) -> None:
+        self.lines.append("run start")
+
+    async def on_step_start(self, step: int) -> None:
+        self.lines.append("step")
+
+    def on_rollout_end(self, rollout: Episode) -> dict[str, float]:
+        self.lines.append("rollout")
+        return {"extra": 1.0}
+
+    def on_batch(self, batch: Any, step: int) -> None:
+        assert batch.input_ids.shape == batch.attention_mask.shape and int(batch.response_mask.sum()) > 0
+        self.lines.append("batch")
+
+    def on_update(self, metrics: dict[str, float]) -> None:
+        self.lines.append(f"update {'loss' in metrics}")
+
+    def on_eval(self, result: Any, step: int) -> None:
+        self.lines.append(f"eval {result.n_tasks if hasattr(result, 'n_tasks') else len(result.attempts)}")
+
+    async def on_checkpoint(self, path: Path, step: int) -> None:
+        self.lines.append(f"checkpoint {path.name}")
+
+    def on_run_end(self, error: BaseException | None) -> None:
+        self.lines.append(f"run end {error}")
+
+
+async def test_hooks_are_called_in_order(tmp_path: Path, model: Path) -> None:
+    diary = Diary()
+    train = {"steps": 2, "eval_every": 2, "eval_tasks": 1, "eval_samples": 1, "save_every": 1}
+    async with trainer_of(tmp_path, model, [diary], algo={"drop_zero_variance": False}, train=train) as trainer:
+        run = await trainer.train()
+        extra = [part for part in episodes_of(trainer.store, run)[0].reward_parts if part.name == "extra"]
+    assert [part.value for part in extra] == [1.0]
+    step = ["step", *["rollout"] * 8, "batch", "update True"]
+    evaluated = ["rollout", "eval 1", "checkpoint best"]
+    assert diary.lines == [
+        *("run start", *step, "checkpoint step-000001", *step, *evaluated, "checkpoint last", "run end None"),
+    ]
+
+
+class Asking:
+    """Asks the run for something through the store, as the watch screen does, once after its first step."""
+
+    def __init__(self, db: Path, *controls: tuple[str, dict[str, Any]]) -> None:
+        self.db, self.controls = db, list(controls)
+
+    def on_update(self, run: Any) -> None:
+        with Store.open(self.db) as store:
+            row = store.runs()[0]
+            for action, data in self.controls:
+                store.add_control(row.id, action, data)
+        self.controls = []
+
+
+async def test_controls_set_checkpoint_evaluate_and_stop(tmp_path: Path, model: Path) -> None:
+    asking = Asking(
+        tmp_path / "runs" / "agentrl.db",
+        ("set", {"key": "train.lr", "value": 0.25}),
+        ("set", {"key": "train.lr", "value": -1}),
+        ("set", {"key": "model.name", "value": "x"}),
+        ("checkpoint", {}),
+        ("evaluate", {}),
+    )
+    algo, train = {"drop_zero_variance": False}, {"steps": 2, "eval_tasks": 2, "eval_samples": 1}
+    async with trainer_of(tmp_path, model, [asking], algo=algo, train=train) as trainer:
+        run = await trainer.train()
+        store = trainer.store
+        assert [row["learning_rate"] for row in store.steps(run.id)] == [1e-3, 0.25]
+        refused = [alert for alert in store.alerts(run.id) if alert["name"] == "set_refused"]
+        assert len(refused) == 2 and "model.name" in refused[1]["text"]
+        assert ("step", 1) in {(c.kind, c.step) for c in store.checkpoints(run.id)}
+        assert [row.step for row in store.evals(run.id)] == [1]
+        # What was changed is written down: a resume goes on with it.
+        assert run.config["train"]["lr"] == 0.25 and trainer.config.train.lr == 0.25
+        assert "lr: 0.25" in (Path(run.dir) / "config.yaml").read_text()
+        assert run.status == "finished" and store.take_controls(run.id) == []
+
+
+async def test_a_control_stops_the_run_after_its_step(tmp_path: Path, model: Path) -> None:
+    asking = Asking(tmp_path / "runs" / "agentrl.db", ("stop", {}))
+    async with trainer_of(tmp_path, model, [asking], train={"steps": 5}) as trainer:
+        run = await trainer.train()
+        assert (run.status, run.step) == ("stopped", 1) and "control" in run.error
+        assert [(c.kind, c.step) for c in trainer.store.checkpoints(run.id)] == [("last", 1)]
+
+
+async def test_stop_now_does_not_wait_for_the_step(tmp_path: Path, model: Path) -> None:
+    """The policy waits until it is cancelled: without that the step would never end."""
+
+    class Stuck:
+        async def on_rollout_start(self, **_: Any) -> None:
+            with Store.open(tmp_path / "runs" / "agentrl.db") as store:
+                run = store.runs()[0].id
+                if not store.controls(run):
+                    store.add_control(run, "stop", {"now": True})
+            await asyncio.sleep(300)
+
+    async with trainer_of(tmp_path, model, [Stuck()], train={"steps": 5}) as trainer:
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.create_task(trainer.train()), 60)
+        run = trainer.store.run(trainer.run.id)
+        assert (run.status, run.error, run.step) == ("stopped", "stopped at once", 0)
+        assert [row["kind"] for row in trainer.store.tail_events(run.id)] == ["control:stop"]
+        assert not trainer.store.waiting_controls(run.id)
+
+
+async def test_a_paused_run_waits(tmp_path: Path, model: Path) -> None:
+    db = tmp_path / "runs" / "agentrl.db"
+    async with trainer_of(tmp_path, model, [Asking(db, ("pause", {}))]) as trainer:
+        training = asyncio.create_task(trainer.train())
+        while not any(row["kind"] == "control:pause" for row in trainer.store.tail_events(trainer.run.id, 0)):
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        assert trainer.step == 1 and not training.done()
+        with Store.open(db) as screen:
+            screen.add_control(trainer.run.id, "resume")
+        run = await asyncio.wait_for(training, 60)
+    assert (run.status, run.step) == ("finished", 2)
+
+
+async def test_evaluations_can_be_switched_on_while_it_runs(tmp_path: Path, model: Path) -> None:
+    asking = Asking(tmp_path / "runs" / "agentrl.db", ("set", {"key": "train.eval_every", "value": 1}))
+    async with trainer_of(tmp_path, model, [asking], train={"eval_tasks": 3, "eval_samples": 1}) as trainer:
+        run = await trainer.train()
+        assert [(row.step, row.n_tasks) for row in trainer.store.evals(run.id)] == [(2, 3)]
+
+
+async def test_a_changed_setting_is_never_applied_to_steps_from_before_it(tmp_path: Path, model: Path) -> None:
+    """Killed after the change and before the next checkpoint: the steps of the old rate are not made again."""
+    asking = Asking(tmp_path / "runs" / "agentrl.db", ("set", {"key": "train.lr", "value": 0.25}))
+    async with trainer_of(tmp_path, model, [asking], train={"steps": 4, "save_every": 50}) as trainer:
+        await trainer.train()
+        saved = [c.step for c in trainer.store.checkpoints(trainer.run.id) if c.kind == "step"]
+    assert saved == [1]
+
+
+async def test_signals_are_given_back_after_the_run(tmp_path: Path, model: Path) -> None:
+    async with trainer_of(tmp_path, model, train={"steps": 1}) as trainer:
+        await trainer.train()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            assert not asyncio.get_running_loop().remove_signal_handler(number)
+
+
+async def test_what_is_stored_counts_only_for_the_same_task_and_seed(tmp_path: Path, model: Path) -> None:
+    """The data changed between a kill and the resume: what was finished then is no attempt at what is asked now."""
+    async with trainer_of(tmp_path, model, train={"steps": 1}) as trainer:
+        run = await trainer.train()
+        jobs = trainer.collector.jobs(0)
+        assert len(trainer.collector.finished(0, jobs)) == len(jobs)
+        other = [replace(jobs[0], seed=jobs[0].seed + 1), replace(jobs[1], task=replace(jobs[1].task, id="else"))]
+        assert len(trainer.collector.finished(0, [*other, *jobs[2:]])) == len(jobs) - 2
+        assert run.status == "finished"
+
+
+async def test_tasks_of_several_packs(tmp_path: Path, model: Path) -> None:
+    """A pack may lack the split, or the families, that another one has; the limit is each pack's."""
+    for name in ("one", "two"):
+        write_pack(tmp_path / name)
+        text = (tmp_path / name / "task.yaml").read_text()
+        (tmp_path / name / "task.yaml").write_text(text.replace("name: bandit", f"name: {name}"))
+    odd = tmp_path / "two" / "data" / "train.jsonl"
+    odd.write_text(odd.read_text().replace('"even"', '"odd"'))
+    (tmp_path / "one" / "data" / "test.jsonl").unlink()
+    task = {"packs": ["one", "two"], "limit": 2}
+    async with trainer_of(tmp_path, model, task=task, train={"eval_every": 1}) as trainer:
+        assert [item.pack for item in trainer.tasks] == ["one", "one", "two", "two"]
+        assert {item.pack for item in trainer.eval_tasks} == {"two"}
+        run = await trainer.train()
+        told = [row["text"] for row in trainer.store.logs(run.id) if row["text"].startswith("step 1/")]
+        assert re.search(r"  solved by pack one [\d.]+, two [\d.]+  [\d.]+ s$", told[0])
+    async with trainer_of(tmp_path, model, task={**task, "families": ["odd"]}) as trainer:
+        assert [item.pack for item in trainer.tasks] == ["two", "two"]
+    with pytest.raises(NotFound, match="odds"):
+        async with trainer_of(tmp_path, model, task={**task, "families": ["odds"]}):
+            pass
+
+
+async def test_memory_of_sampling_is_free_while_training(tmp_path: Path, model: Path) -> None:
+    held: list[float] = []
+
+    class Weigher:
+        def on_step_start(self) -> None:
+            policy: Any = trainer.loaded.policy
+            held.append(policy.metrics["rollout/kv_blocks"])
+
+    async with trainer_of(tmp_path, model, [Weigher()]) as trainer:
+        await trainer.train()
+    assert held == [0, 0]
+
+
+async def test_more_steps_can_be_asked_for(tmp_path: Path, model: Path) -> None:
+    asking = Asking(tmp_path / "runs" / "agentrl.db", ("set", {"key": "train.steps", "value": 3}))
+    async with trainer_of(tmp_path, model, [asking]) as trainer:
+        run = await trainer.train()
+    assert (run.status, run.step, run.total_steps) == ("finished", 3, 3)
+
+
+async def test_recorded_steps_sample_what_is_trained(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An optimizer's steps leave recordings valid; where recording ends on the way, the run's log says so."""
+    works = [True]
+
+    def capture(step: Callable[[], None]) -> Callable[[], None]:
+        if not works[0]:
+            raise RuntimeError("no more")
+        return record(step)
+
+    monkeypatch.setattr(local_make, "recorder", lambda config, device: lambda: capture)
+    recorded: list[list[Any]] = []
+
+    def seen(step: int, metrics: dict[str, float]) -> None:
+        assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
+        recorded.append(list(policy._batch.steps.graphs.values()))
+        if step == 2:
+            works[0] = False
+            policy._batch.steps.drop()
+
+    async with trainer_of(tmp_path, model, train={"steps": 3}) as trainer:
+        policy: Any = trainer.loaded.policy
+        trainer.on_step = seen
+        run = await trainer.train()
+        lines = [row["text"] for row in trainer.store.logs(run.id) if row["text"].startswith("engine")]
+    first, second, third = recorded
+    assert first and all(graph in second for graph in first) and not third
+    assert lines[0].startswith("engine shared with CUDA graphs") and len(lines) == 2
+    assert lines[1].endswith("no CUDA graphs: recording a step failed (RuntimeError: no more))")
+
+
+async def test_recorded_steps_of_a_sampler_that_runs_ahead(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin's weights are copied in their place, while the trained ones are at work in another thread."""
+    monkeypatch.setattr(local_make, "recorder", lambda config, device: tapes)
+    async with trainer_of(tmp_path, model, train={"steps": 3}, rollout={"async_staleness": 1}) as trainer:
+        steps = []
+        policy: Any = trainer.loaded.policy
+        trainer.on_step = lambda step, metrics: steps.append(policy._batch.steps.captures)
+        run = await trainer.train()
+        assert trainer.loaded.sampler is not None and "with CUDA graphs" in policy.engine_line
+        versions = {turn.weights_version for e in episodes_of(trainer.store, run) for turn in e.turns}
+    assert run.status == "finished" and len(versions) > 1
+    assert policy._batch.steps.plays > 0 < steps[-1] and not policy._batch.steps.why

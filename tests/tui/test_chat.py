@@ -1,0 +1,383 @@
+"""Chat: the session's rules about tokens, the child process and its protocol, the line mode and the screen."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.envs.tool_env import ToolEnv
+from agentrl_cli.errors import NotFound, UsageError
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rewards import Reward
+from agentrl_cli.servers.chat_session.child import Server, run
+from agentrl_cli.servers.chat_session.session import Answer, Session
+from agentrl_cli.store import Store
+from agentrl_cli.tools import as_tool
+from agentrl_cli.tui.app import AgentApp
+from agentrl_cli.tui.chat.client import ChatClient, complete, parse_command
+from agentrl_cli.tui.chat.line_input import ChatLine, read_history
+from agentrl_cli.tui.chat.screen import ChatScreen
+from agentrl_cli.tui.chat.view import event_lines, turn_view
+from agentrl_cli.tui.common.reader import Reader
+from agentrl_cli.tui.common.token_text import TokenTexts
+from agentrl_cli.types import Origin, Outcome, Sampling, Task, ToolCall
+from tests.helpers.tui import until, until_text, visible
+
+CALL = 'Let me see.\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*4.5"}}\n</tool_call>'
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def session(replies: Sequence[str], **options: Any) -> tuple[Session, list[dict[str, Any]]]:
+    tokenizer = ByteTokenizer()
+    events: list[dict[str, Any]] = []
+    task = options.pop("task", Task("t/1", "t", "", "chat", ()))
+    policy = ScriptedPolicy(replies, tokenizer)
+    env = ToolEnv([as_tool("calculator")])
+    made = Session(policy, Chat(tokenizer), env, events.append, task, sampling=Sampling(max_new_tokens=500), **options)
+    return made, events
+
+
+async def test_a_turn_is_prompt_call_result_answer_and_ids_stay_what_was_sampled() -> None:
+    made, events = session([CALL, "54."])
+    await made.begin([SYSTEM])
+    await made.user("12*4.5?")
+    assert [turn.role for turn in made.turns] == ["system", "user", "assistant", "tool", "assistant"]
+    episode = made.episode()
+    spoken = [turn for turn in episode.turns if turn.role == "assistant"]
+    sampled = episode.tokens.slice(spoken[0].start, spoken[0].end)
+    assert made.chat.decode(sampled.ids.tolist()) == CALL + "<|im_end|>"
+    assert set(sampled.origin.tolist()) == {Origin.MODEL}
+    assert episode.turns[3].results[0].text == "54"
+    assert episode.trained_tokens == sum(turn.end - turn.start for turn in spoken)
+    assert len([event for event in events if event["ev"] == "turn"]) == 5
+    assert [turn.start for turn in episode.turns[1:]] == [turn.end for turn in episode.turns[:-1]]
+    await made.close()
+
+
+async def test_what_a_person_writes_for_the_model_is_never_trained_and_its_calls_run() -> None:
+    made, _ = session(["unused", "54."])
+    await made.begin([])
+    with pytest.raises(UsageError):
+        await made.as_model("nobody has asked")
+    await made.user("12*4.5?")
+    assert made.messages[-1]["content"] == "unused"
+    await made.as_model(CALL)  # in the place of what the model has said already
+    forced = made.parts[1]
+    assert set(forced.origin.tolist()) == {Origin.FORCED}
+    assert [turn.role for turn in made.turns] == ["user", "assistant", "tool", "assistant"]
+    assert made.turns[2].results[0].text == "54"
+
+
+async def test_undo_and_retry_take_turns_back_together_with_their_tokens() -> None:
+    made, events = session(["one", "two", "three"])
+    await made.begin([SYSTEM])
+    await made.user("a")
+    before = made.ids
+    await made.user("b")
+    assert await made.undo() == 3 and made.ids == before
+    assert events[-1] == {"ev": "cut", "turns": 3}
+    await made.retry()
+    assert made.messages[-1]["content"] == "three" and len(made.turns) == 3
+    await made.undo()
+    assert made.turns == [] and made.ids == []
+    with pytest.raises(UsageError):
+        await made.undo()
+
+
+@pytest.mark.parametrize(
+    ("answer", "roles"),
+    [
+        (Answer(run=True), ["user", "assistant", "tool", "assistant"]),
+        (Answer(run=False), ["user", "assistant"]),
+        (Answer(run=False, text="99"), ["user", "assistant", "tool", "assistant"]),
+    ],
+)
+async def test_calls_run_only_when_approved(answer: Answer, roles: list[str]) -> None:
+    asked: list[tuple[ToolCall, ...]] = []
+
+    async def approve(calls: tuple[ToolCall, ...]) -> Answer:
+        asked.append(calls)
+        return answer
+
+    made, _ = session([CALL, "done"], approve=approve)
+    await made.begin([])
+    await made.user("?")
+    assert [turn.role for turn in made.turns] == roles and asked[0][0].name == "calculator"
+    if answer.text:
+        assert made.turns[2].results[0].text == "99"
+
+
+async def test_a_refused_call_can_still_be_answered_as_the_tool() -> None:
+    async def no(calls: tuple[ToolCall, ...]) -> Answer:
+        return Answer(run=False)
+
+    made, _ = session([CALL, "so it is 7"], approve=no)
+    await made.begin([])
+    await made.user("?")
+    await made.as_tool("7")
+    assert made.messages[-2]["content"] == "7" and made.messages[-1]["content"] == "so it is 7"
+
+
+async def test_a_tool_by_hand_is_not_part_of_the_conversation() -> None:
+    made, _ = session(["hi"])
+    await made.begin([])
+    await made.user("?")
+    assert (await made.call("calculator", {"expression": "6*7"})).text == "42"
+    assert (await made.call("calculator", {"nope": 1})).error == "bad_arguments"
+    with pytest.raises(NotFound):
+        await made.call("calc", {})
+    assert len(made.turns) == 2
+
+
+async def test_scored_by_the_pack_and_saved_as_an_episode_of_kind_chat(tmp_path: Path) -> None:
+    task = Task("t/1", "t", "f", "test", (), data={"answer": "54."})
+    right = Reward("correct", lambda episode, ctx: float(ctx.final_text == ctx.task.data["answer"]), primary=True)
+    made, _ = session([CALL, "54."], task=task, rewards=[right])
+    await made.begin([])
+    await made.user("12*4.5?")
+    assert [part.value for part in await made.score()] == [1.0]
+    with Store.open(tmp_path / "s.db") as store:
+        saved = made.save(store)
+        assert made.save(store) == saved
+        row, episode = store.episode_row(saved), store.episode(saved)
+        assert row.kind == "chat" and row.outcome is Outcome.SOLVED and row.n_calls == 1
+        assert episode.tokens.ids.tolist() == made.ids
+        stored = store.tokenizer(row.tokenizer)
+        assert stored is not None
+        decoder = TokenTexts(stored.tokenizer_json)
+        assert decoder.text(episode.tokens.ids) == made.chat.decode(made.ids)
+
+
+async def test_a_chat_without_task_takes_a_persons_score_and_one_without_score_is_no_failure(tmp_path: Path) -> None:
+    made, _ = session(["hi"])
+    await made.begin([])
+    await made.user("?")
+    with pytest.raises(UsageError):
+        await made.score()
+    with Store.open(tmp_path / "s.db") as store:
+        assert store.episode(made.save(store)).outcome is Outcome.CANCELLED
+        made.give(0.25)
+        assert store.episode(made.save(store)).reward == 0.25
+
+
+async def serve(requests: Sequence[dict[str, Any] | str], *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    """The child's main loop in this process: what it writes for these requests."""
+    lines: asyncio.Queue[str | None] = asyncio.Queue()
+    for request in requests:
+        lines.put_nowait(request if isinstance(request, str) else json.dumps(request))
+    lines.put_nowait(None)
+    out = io.StringIO()
+    code = await run([*arguments], lines, out)
+    return code, [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> list[str]:
+    path = tmp_path / "replies.json"
+    path.write_text(json.dumps([CALL, "It is 54."]), "utf-8")
+    return ["--model", "scripted", "--script", str(path), "--db", str(tmp_path / "c.db")]
+
+
+async def test_protocol_says_ready_and_idle_and_survives_nonsense(script: list[str]) -> None:
+    requests: list[Any] = ["not json", {"op": "nope"}, {"op": "undo"}, {"op": "user", "text": "hi"}, {"op": "save"}]
+    code, events = await serve(requests, *script)
+    kinds = [event["ev"] for event in events]
+    assert code == 0 and kinds[0] == "ready" and kinds.count("idle") == 5
+    assert [event["message"] for event in events if event["ev"] == "error"] == [
+        "not a request: Expecting value: line 1 column 1 (char 0)",
+        "unknown request 'nope'",
+        "There is nothing to take back.",
+    ]
+    assert "saved" in kinds and "token" in kinds
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "/no/such/model"], "no model"),
+        (["--model", "scripted", "--pack", "calc-tusk"], "calc-tusk"),
+        (["--model", "scripted", "--task", "x"], "needs a pack"),
+    ],
+)
+async def test_what_cannot_be_opened_is_told(tmp_path: Path, arguments: list[str], said: str) -> None:
+    code, events = await serve([], *arguments, "--db", str(tmp_path / "c.db"))
+    assert code == 2 and events[-1]["ev"] == "fatal" and said in events[-1]["message"]
+
+
+async def test_an_answer_that_never_comes_does_not_hang(script: list[str]) -> None:
+    server = Server(io.StringIO())
+    asking = asyncio.create_task(server.ask(()))
+    await asyncio.sleep(0)
+    lines: asyncio.Queue[str | None] = asyncio.Queue()
+    lines.put_nowait(None)
+    await server.serve(lines)
+    assert (await asking).run is False
+
+
+def test_commands_are_read() -> None:
+    assert parse_command("hello /there").values == {"text": "hello /there"}
+    assert parse_command('/call run {"a": 1}').values == {"name": "run", "arguments": {"a": 1}}
+    assert "no JSON" in parse_command("/call run {a}").problem
+    assert parse_command("/reward 0.5").values == {"value": 0.5} and parse_command("/reward").op == "reward"
+    assert parse_command("y").op == "user" and parse_command("y", asked=True).values == {"run": True}
+    assert parse_command("/as-tool 54", asked=True).values == {"run": False, "text": "54"}
+    assert "/retry" in parse_command("/retri").problem
+    assert parse_command("/set temperature x").problem and parse_command("/set lr 1").problem
+    assert parse_command("  ").op == "" and parse_command("/mask").local == "mask"
+
+
+def test_mask_and_logprobs_show_under_the_tokens() -> None:
+    tokenizer = ByteTokenizer()
+    event = {"ev": "turn", "role": "assistant", "ids": tokenizer.encode("ok<|im_end|>"), "origin": [4, 4, 5],
+             "logp": [-0.01, -3.0, None], "calls": [], "results": [], "content": "ok"}  # fmt: skip
+    decoder = TokenTexts(tokenizer.json)
+    assert turn_view(event, decoder).texts == ["o", "k", "<|im_end|>"]
+    masked = "\n".join(text.plain for text in event_lines(event, decoder, "mask", 60))
+    assert "TTffffffffff" in masked
+    likely = "\n".join(text.plain for text in event_lines(event, decoder, "logprobs", 60))
+    assert "_#" in likely and "least likely p 0.0498" in likely
+
+
+def test_a_pipe_drives_the_whole_thing(script: list[str], tmp_path: Path) -> None:
+    lines = 'what is 12*4.5?\n/call calculator {"expression": "1+1"}\n/reward 1\n/save\n/bogus\n/quit\n'
+    command = [sys.executable, "-m", "agentrl_cli", "chat", "--pack", "calc-task", *script]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=60)
+    for shown in ("tools: calculator", "▸ calculator", "54", "It is 54.", "(by hand)", "person", "no command /bogus"):
+        assert shown in done.stdout, shown
+    with Store.open(tmp_path / "c.db", readonly=True) as store:
+        assert store.episode("last").kind == "chat" and store.episode("last").reward == 1.0
+
+
+async def test_the_screen_streams_approves_and_shows_tokens(script: list[str], tmp_path: Path) -> None:
+    Store.open(tmp_path / "c.db").close()
+    client = ChatClient([*script, "--pack", "calc-task", "--approve"])
+    app = AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client))
+    async with app.run_test(size=(100, 40)) as pilot:
+        await until_text(pilot, "your turn")
+        await pilot.press(*"hi", "enter")
+        await until_text(pilot, "run this?")
+        await pilot.press("y", "enter")
+        text = await until_text(pilot, "It is 54.")
+        assert "▸ calculator" in text
+        await until_text(pilot, "your turn")
+        await pilot.press("f3")
+        await until_text(pilot, "TTTTTTTTT")
+        await pilot.press("f3", *"/undo", "enter")
+        await until_text(pilot, "turns left")
+        assert "It is 54." not in visible(app)
+
+
+async def test_what_is_typed_while_the_model_loads_is_sent_when_it_is_there(script: list[str], tmp_path: Path) -> None:
+    Store.open(tmp_path / "c.db").close()
+    client = ChatClient([*script, "--pack", "calc-task"])
+    app = AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client))
+    async with app.run_test(size=(100, 40)) as pilot:
+        await pilot.press(*"hi", "enter")
+        screen = pilot.app.screen
+        assert isinstance(screen, ChatScreen) and list(screen.waiting) == ["hi"]
+        await until_text(pilot, "It is 54.")
+        assert not screen.waiting
+
+
+async def test_a_model_that_cannot_be_loaded_is_told_on_the_screen(tmp_path: Path) -> None:
+    Store.open(tmp_path / "c.db").close()
+    client = ChatClient(["--model", "scripted", "--task", "x", "--db", str(tmp_path / "c.db")])
+    async with AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client)).run_test(size=(80, 24)) as pilot:
+        await until_text(pilot, "A task needs a pack")
+
+
+def test_completion_knows_commands_tools_and_settings() -> None:
+    tools = ["calculator", "call_me", "run_python"]
+    assert complete("/unk", tools) == ("/unk", []) and complete("hello", tools) == ("hello", [])
+    assert complete("/und", tools) == ("/undo ", ["/undo"])
+    assert complete("/as", tools) == ("/as-", ["/as-model", "/as-tool", "/as-user"])
+    assert complete("/call ca", tools) == ("/call cal", ["calculator", "call_me"])
+    assert complete("/set t", tools)[1] == ["temperature", "top_k", "top_p"]
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24)], ids=["120x40", "80x24"])
+async def test_several_lines_history_completion_editing_and_the_exact_ids(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps(["one", "two", "three"]))
+    client = ChatClient(["--model", "scripted", "--script", str(script), "--db", str(tmp_path / "c.db")])
+    app = AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client))
+    async with app.run_test(notifications=True, size=size) as pilot:
+        await until(pilot, lambda: "your turn" in visible(app), seconds=30)
+        await pilot.press(*"hi", "ctrl+j", *"you", "enter")
+        text = await until_text(pilot, "one")
+        assert "hi" in text and "you" in text
+        await until_text(pilot, "your turn")
+        await pilot.press("f5")
+        assert "CHAT TEMPLATE" in await until_text(pilot, "CONTEXT 14 tokens") and "<|im_start|>" in visible(app)
+        await pilot.press("f5", "up")
+        line = app.screen.query_one(ChatLine)
+        assert line.text == "hi\nyou"
+        await pilot.press("up", "up", "down", "down", *["ctrl+u"] * 2)
+        line.put("/und")
+        await pilot.press("tab")
+        assert line.text == "/undo "
+        line.put("/edit")
+        await pilot.press("enter")
+        await until(pilot, lambda: line.text == "hi\nyou")
+    kept = tmp_path / "chat-history.jsonl"
+    assert kept.stat().st_mode & 0o777 == 0o600 and read_history(kept) == ["hi\nyou", "/edit"]
+    later = ChatScreen(Reader(tmp_path / "c.db"), client)
+    assert later._history == ["hi\nyou", "/edit"] and later._at == 2
+    kept.write_text("{")
+    assert read_history(kept) == [] == read_history(tmp_path / "none")
+
+
+def test_a_project_with_a_server_talks_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentrl_cli.commands.chat import _at_server
+
+    project, more = tmp_path / "agentrl.yaml", tmp_path / "more.yaml"
+    project.write_text("task: {packs: [calc-task]}\n")
+    more.write_text("remote: {backend: vllm, url: 'http://127.0.0.1:9'}\n")
+    assert not _at_server(tmp_path, None) and _at_server(tmp_path, [more])
+    monkeypatch.setenv("AGENTRL_REMOTE__BACKEND", "")
+    assert not _at_server(tmp_path, [more])
+
+
+async def test_a_chat_goes_on_from_a_stored_episode(tmp_path: Path) -> None:
+    from tests.analysis.test_whatif import fill as fill_calc
+
+    db, script = tmp_path / "a.db", tmp_path / "script.json"
+    script.write_text(json.dumps(["It is 3."]))
+    episode = await asyncio.to_thread(fill_calc, db)
+    given = ["--db", str(db), "--episode", episode, "--turn", "2", "--model", "scripted", "--script", str(script)]
+    client = ChatClient(given)
+    await client.start()
+    events = client.events()
+    seen: list[dict[str, Any]] = []
+    async for event in events:
+        seen.append(event)
+        if event["ev"] in ("idle", "fatal"):
+            break
+    assert [event["index"] for event in seen if event["ev"] == "turn"] == [0, 1], seen[-1]
+    await client.send("retry")
+    async for event in events:
+        if event["ev"] == "idle":
+            break
+        seen.append(event)
+    assert [event["content"] for event in seen if event["ev"] == "turn"][-1] == "It is 3."
+    await client.send("save")
+    async for event in events:
+        if event["ev"] == "saved":
+            saved = event["episode"]
+            break
+    await client.stop()
+    with Store.open(db, readonly=True) as store:
+        row = store.episode_row(saved)
+    assert (row.kind, row.parent_id, row.parent_turn) == ("chat", episode, 2)

@@ -1,0 +1,316 @@
+"""What replay does beyond one episode, the runs screen, comparing: driven as a person would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.analysis.html import export_html, page_object
+from agentrl_cli.store import EvalRow, RunRow, Store
+from agentrl_cli.tui import demo
+from agentrl_cli.tui.app import AgentApp
+from agentrl_cli.tui.common import related
+from agentrl_cli.tui.common.layers import PALETTES, palette_name, shade
+from agentrl_cli.tui.common.settings import read_settings
+from agentrl_cli.tui.common.token_view import TokenView
+from agentrl_cli.tui.compare.data import compare_runs
+from agentrl_cli.tui.compare.versus import VersusScreen
+from agentrl_cli.tui.replay.screen import ReplayScreen
+from agentrl_cli.tui.runs.episodes import EpisodesScreen
+from agentrl_cli.tui.runs.screen import RunsScreen
+from agentrl_cli.types import Episode, Outcome, RewardPart
+from tests.helpers.tui import until, until_text, visible
+
+WIDE, SMALL = (120, 40), (80, 24)
+EP = "ep0120003"
+
+
+def fill(path: Path) -> None:
+    """The invented run, the same task at two earlier steps and in another run that ended."""
+    demo.fill(path)
+    words = demo.Words()
+    with Store.open(path) as store:
+        for step in (100, 110):
+            for sample in (3, 4):
+                episode = demo.episode(words, sample, solved=step == 110, step=step)
+                store.finish_episode(episode)
+                store.add_signals(episode.id, demo.signals_of(episode))
+        config = {"train": {"lr": 1e-4}, "rollout": {"group_size": 8}}
+        store.add_run(
+            RunRow("run6", "grpo-06", status="finished", started=1.0, ended=60.0, config=config, model="tiny")
+        )
+        store.add_step("run6", 1, {"reward": 0.25})
+        store.add_eval(EvalRow("run6", 1, "step-1", "test", 150, 4, 0.2, 0.1, 0.3))
+        for sample in (1, 2):
+            episode = demo.episode(words, sample, solved=sample == 2, step=1, run_id="run6")
+            store.finish_episode(episode.with_(id=f"old{sample}"))
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("more") / "agentrl.db"
+    fill(path)
+    return path
+
+
+def replay(db: Path, episode: str = EP) -> AgentApp:
+    return AgentApp(db, lambda reader: ReplayScreen(reader, episode))
+
+
+async def test_brackets_move_through_the_steps_at_the_same_place(db: Path) -> None:
+    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        await pilot.press("J", "left_square_bracket")
+        assert "TOKEN 2/" in await until_text(pilot, "step 110")
+        await pilot.press("left_square_bracket")
+        await until_text(pilot, "ep0100003")
+        await pilot.press("left_square_bracket")
+        await until_text(pilot, "not tried at an earlier step")
+        await pilot.press("right_square_bracket", "right_square_bracket")
+        await until_text(pilot, "ep0120003")
+
+
+def test_steps_and_checkpoints_are_found_by_task(db: Path) -> None:
+    with Store.open(db, readonly=True) as store:
+        assert related.at_step(store, EP, -1) == "ep0110003" and related.at_step(store, EP, 1) == "ep_live"
+        rows = related.versions(store, EP)
+        assert [row.id for row in rows] == ["old2", "ep0100003", "ep0110003", EP] or EP in [row.id for row in rows]
+        place = related.other_version(rows, EP)
+        assert place is not None and rows[place].id != EP
+        assert related.same_flag(store, EP) == ("flag:BADARG step:120", "run7")
+    assert related.quoted('a "b"') == '"a \\"b\\""'
+
+
+@pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x40", "80x24"])
+async def test_two_checkpoints_side_by_side(db: Path, size: tuple[int, int]) -> None:
+    async with replay(db).run_test(notifications=True, size=size) as pilot:
+        await until_text(pilot, "I need the total")
+        await pilot.press("V")
+        text = await until_text(pilot, "checkpoints tried this task")
+        await until_text(pilot, "DIFF  they part at token")
+        assert "step-119" in text or "step-119" in visible(pilot.app)
+        screen = pilot.app.screen
+        assert isinstance(screen, VersusScreen) and screen.fork is not None
+        assert screen.tokens(0).cursor == screen.fork.position
+        before = screen.sides[0]
+        await pilot.press("l")
+        await until(pilot, lambda: screen.sides[0] != before)
+        await pilot.press("tab", "j", "k", "right", "down", "up", "3", "v")
+        assert screen.side == 1 and screen.tokens(1).lens == "logp"
+        await pilot.press("enter")
+        await until_text(pilot, "ep0" if size == WIDE else "group")
+
+
+async def test_marks_are_kept(tmp_path: Path) -> None:
+    db = tmp_path / "a.db"
+    demo.fill(db, steps=2)
+    async with replay(db, "ep0002003").run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        await pilot.press("t", *"bad keep", "enter")
+        await until_text(pilot, "TAGS bad, keep")
+        await pilot.press("b")
+        await until_text(pilot, "TAGS bad, keep, mark")
+        await pilot.press("b", "t", *"-bad", "enter")
+        await until(pilot, lambda: "TAGS keep" in visible(pilot.app))
+        await pilot.press("m", *"a comma", "enter")
+        await until_text(pilot, "NOTE a comma")
+        await pilot.press("x")
+        assert "flag:BADARG step:2" in await until_text(pilot, "5 episodes")
+        assert isinstance(pilot.app.screen, EpisodesScreen)
+    with Store.open(db, readonly=True) as store:
+        row = store.episode_row("ep0002003")
+        assert row.tags == ("keep",) and row.note == "a comma"
+
+
+async def test_a_sibling_beside_the_transcript_where_there_is_room(db: Path) -> None:
+    async with replay(db).run_test(notifications=True, size=(180, 45)) as pilot:
+        await until_text(pilot, "DIFF with sibling")
+        await until(pilot, lambda: pilot.app.screen.query_one("#other", TokenView).view is not None)
+        text = visible(pilot.app)
+        assert "12 * 4.5 + 3.9" in text and "12 * 4,5 + 3.9" in text
+        assert "BESIDE #1  reward 1.20" in text and "BY STEP  this task in training" in text
+        await pilot.resize_terminal(120, 40)
+        await until(pilot, lambda: "12 * 4.5 + 3.9" not in visible(pilot.app))
+
+
+async def test_export_asks_in_which_form_and_palettes_change(
+    db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        for key, name in (
+            ("1", f"{EP}.jsonl"),
+            ("2", f"{EP}.html"),
+            ("4", f"{EP}-group.html"),
+            ("5", f"{EP}-group.jsonl"),
+        ):
+            await pilot.press("e")
+            await until_text(pilot, "one HTML page")
+            await pilot.press(key)
+            await until(pilot, (tmp_path / name).exists)
+        first, *others = PALETTES
+        for name in [*others, first]:  # all the way round, so that later tests see the usual colours
+            await pilot.press("P")
+            await until_text(pilot, f"colours {name}")
+    assert palette_name() == "blue-orange" and shade("#123456") == "#123456"
+    assert all(color != shade(color) for color in PALETTES["grey"]) is False
+
+
+def test_the_page_holds_everything_and_asks_for_nothing(db: Path, tmp_path: Path) -> None:
+    with Store.open(db, readonly=True) as store:
+        assert export_html(store, [EP], tmp_path / "e.html", related.token_texts, title="<x>") == 1
+        facts = page_object(store, EP, related.token_texts)
+    text = (tmp_path / "e.html").read_text("utf-8")
+    assert "&lt;x&gt;" in text and "http://" not in text and "https://" not in text and "src=" not in text
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    assert data == [facts] and "".join(facts["tokens"]["texts"]).startswith("<|im_start|>system")
+    assert len(facts["tokens"]["weight"]) == len(facts["tokens"]["ids"]) == 147
+    assert facts["parts"][0][:2] == ["correct", 0.0] and facts["masked"] is False
+
+
+def test_a_secret_takes_the_tokens_with_it(tmp_path: Path) -> None:
+    words = demo.Words()
+    episode = demo.episode(words, 3, solved=False)
+    turn = episode.turns[1]
+    secret = {"role": "user", "content": "my key is sk-abcdefghijklmnopqrstuvwx"}
+    with Store.open(tmp_path / "s.db") as store:
+        turns = (episode.turns[0], type(turn)(1, "user", (secret,), turn.start, turn.end), *episode.turns[2:])
+        store.finish_episode(episode.with_(id="secret", run_id=None, turns=turns))
+        facts = page_object(store, "secret", related.token_texts)
+    assert facts["masked"] and facts["tokens"] is None and "sk-abc" not in json.dumps(facts)
+    assert "[masked:api-key]" in facts["turns"][1]["messages"][0]
+
+
+def test_export_writes_the_page(db: Path, tmp_path: Path) -> None:
+    target = tmp_path / "g.html"
+    command = [sys.executable, "-m", "agentrl_cli", "export", EP, "--group", "--format", "html", "--db", str(db)]
+    done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "8 episodes" in done.stderr, done.stderr
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 2
+
+
+def test_settings_file(tmp_path: Path) -> None:
+    path = tmp_path / "screens.yaml"
+    assert read_settings(path).problem == ""
+    path.write_text("palette: grey\nkeys:\n  replay.tag: ctrl+t\n")
+    found = read_settings(path)
+    assert (found.palette, dict(found.keys), found.problem) == ("grey", {"replay.tag": "ctrl+t"}, "")
+    for text, said in (("palette: gray", "grey"), ("- 1", "must hold"), ("keys: 3", "must map"), ("a: [", "read")):
+        path.write_text(text)
+        assert said in read_settings(path).problem
+
+
+async def test_keys_of_ones_own(db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "screens.yaml"
+    path.write_text("keys:\n  replay.tag: ctrl+t\n")
+    monkeypatch.setenv("AGENTRL_SCREENS", str(path))
+    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        await pilot.press("ctrl+t")
+        await until_text(pilot, "tags, with a minus")
+        await pilot.press("escape", "ctrl+p", *"bookmark")
+        await until_text(pilot, "replay.bookmark")
+
+
+@pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x40", "80x24"])
+async def test_runs_are_listed_and_lead_everywhere(db: Path, size: tuple[int, int]) -> None:
+    async with AgentApp(db, RunsScreen).run_test(notifications=True, size=size) as pilot:
+        text = await until_text(pilot, "grpo-06")
+        assert "2 runs" in text and "120/400" in text and "grpo-07" in text
+        assert "checkpoints: best 100" in await until_text(pilot, "REWARD")
+        await pilot.press("c")
+        await until_text(pilot, "runs/grpo-07/checkpoints/step_100")
+        await pilot.press("escape", "enter")
+        await until_text(pilot, "agentrl watch")
+        await pilot.press("q", "e")
+        await until_text(pilot, "run grpo-07")
+        await pilot.press("q", "D")
+        await until_text(pilot, "is running: stop it first")
+        await pilot.press("slash", *"06", "enter")
+        await until_text(pilot, "holding '06'")
+        await pilot.press("slash", "backspace", "backspace", "enter")
+        await pilot.press("C")
+        await until_text(pilot, "agentrl compare")
+        assert "grpo-06" in await until_text(pilot, "METRICS") or size == SMALL
+
+
+async def test_deleting_a_run_asks_and_takes_its_folder(tmp_path: Path) -> None:
+    db = tmp_path / "a.db"
+    fill(db)
+    folder = tmp_path / "grpo-06"
+    folder.mkdir()
+    with Store.open(db) as store:
+        store.update_run("run6", dir="grpo-06", heartbeat=1.0)
+    async with AgentApp(db, RunsScreen).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "grpo-06")
+        for answer in ("n", "y"):
+            await pilot.press("G", "D")
+            await until_text(pilot, "Delete grpo-06?")
+            assert folder.exists()
+            await pilot.press(answer)
+        await until_text(pilot, "1 runs")
+    assert not folder.exists()
+    with Store.open(db, readonly=True) as store:
+        assert [run.name for run in store.runs()] == ["grpo-07"] and not store.episode_ids("id:old1")
+
+
+async def test_the_list_shows_the_test_split_of_an_evaluation(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "a.db") as store:
+        run = store.add_run(RunRow("e", "judged", kind="eval", status="finished", model="tiny"))
+        for split, rate in (("train", 0.91), ("test", 0.42)):
+            store.add_eval(EvalRow(run.id, 5, f"base-{split}", split, 10, 1, rate, rate - 0.1, rate + 0.1))
+            part = (RewardPart("correct", rate, primary=True),)
+            episode = Episode(f"e{split}", "t", run_id=run.id, step=5, kind="eval", reward_parts=part)
+            store.finish_episode(episode.with_(outcome=Outcome.FAILED), split=split)
+    async with AgentApp(tmp_path / "a.db", RunsScreen).run_test(notifications=True, size=WIDE) as pilot:
+        text = await until_text(pilot, "judged")
+        row = next(line for line in text.splitlines() if "judged" in line and "eval" in line)
+        assert "0.420" in row and " 0.42 " in row and "0.91" not in row and "        2 " in row
+        text = await until_text(pilot, "base-train")
+        assert "base-train train step 5: 0.910 [0.81, 1.01]" in text and "base-test test step 5: 0.420" in text
+
+
+async def test_a_store_that_cannot_be_read_is_told_once_and_in_place(tmp_path: Path) -> None:
+    (tmp_path / "junk.db").write_text("hello", "utf-8")
+    async with AgentApp(tmp_path / "junk.db", RunsScreen).run_test(notifications=True, size=SMALL) as pilot:
+        await until(pilot, lambda: "Name another with --db." in " ".join(visible(pilot.app).split()))
+        text = " ".join(visible(pilot.app).split())
+        assert "is not a store: it is no SQLite file" in text and "No runs yet" not in text
+        screen = pilot.app.screen
+        assert isinstance(screen, RunsScreen)
+        for _ in range(3):
+            screen.poll()
+            await pilot.app.workers.wait_for_complete()
+        await pilot.press("j", "enter", "w", "e", "c", "C", "D", "m", "space", "k")
+        assert not list(pilot.app._notifications)
+
+
+async def test_no_runs_yet_says_what_to_do(tmp_path: Path) -> None:
+    Store.open(tmp_path / "e.db").close()
+    async with AgentApp(tmp_path / "e.db", RunsScreen).run_test(notifications=True, size=SMALL) as pilot:
+        await until_text(pilot, "agentrl rollout -n 16")
+        await pilot.press("j", "enter", "w", "e", "c", "C", "D", "m", "space", "k", "question_mark")
+
+
+def test_comparing_two_runs(db: Path) -> None:
+    with Store.open(db, readonly=True) as store:
+        found = compare_runs(store, "grpo-06", "grpo-07")
+    assert found.source == "all attempts" and [line.task_id for line in found.tasks] == ["calc/0417"]
+    assert found.tasks[0].before == (1, 2) and found.tasks[0].after == (5, 12) and found.tasks[0].flip == ""
+    assert dict((name, (a, b)) for name, a, b in found.metrics)["reward"][0] == 0.25
+    assert ("train.lr", 1e-4, None) in found.settings or any(name == "train" for name, _, _ in found.settings)
+    assert found.evals[0][1] is not None and found.evals[0][1].pass_rate == 0.2
+    assert found.difference is not None and found.difference[0] == pytest.approx(5 / 12 - 1 / 2)
+
+
+def test_compare_prints_and_speaks_json(db: Path) -> None:
+    command = [sys.executable, "-m", "agentrl_cli", "compare", "grpo-06", "grpo-07", "--db", str(db)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "1 tasks tried by both" in text and "test, newest" in text and "calc/0417" in text
+    row = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
+    assert row["tasks"][0]["before"] == [1, 2] and row["metrics"]["reward"]["before"] == 0.25

@@ -1,0 +1,403 @@
+"""Replay and the list of episodes, driven as a person would, and printed without a screen."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from textual.app import App
+
+from agentrl_cli.store import Store
+from agentrl_cli.tui import demo
+from agentrl_cli.tui.app import AgentApp
+from agentrl_cli.tui.common.dialogs import Prompt
+from agentrl_cli.tui.common.episode_table import Browse, EpisodeTable
+from agentrl_cli.tui.common.token_view import TokenView
+from agentrl_cli.tui.replay.screen import ReplayScreen
+from agentrl_cli.tui.runs.episodes import EpisodesScreen
+from agentrl_cli.types import Episode, Outcome, RewardPart, Tokens, Turn
+from tests.helpers.tui import until, until_text, visible
+
+WIDE, SMALL = (120, 40), (80, 24)
+EP = "ep0120003"
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("replay") / "agentrl.db"
+    demo.fill(path)
+    return path
+
+
+def replay(db: Path, episode: str = EP) -> AgentApp:
+    return AgentApp(db, lambda reader: ReplayScreen(reader, episode))
+
+
+def tokens(app: App[int]) -> TokenView:
+    return app.screen.query_one(TokenView)
+
+
+async def test_three_panes_show_group_transcript_and_numbers(db: Path) -> None:
+    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
+        text = await until_text(pilot, "DIFF with sibling #1")
+        for shown in (
+            "> 3  0.00 -0.77",  # the group, this episode marked
+            "> 2 asst +tool",  # the turns, the cursor's marked
+            "I need the total price, so multiply 12 by 4,5 and",
+            "▸ calculator",
+            "expr: 12 * 4,5 + 3.9",
+            "ERROR bad_arguments",
+            "*correct     0.00    1  0.00",
+            "BADARG",
+            "advantage    -0.77",
+            "most likely",
+            "MAP  147 tokens, 78 sampled",
+            "first fork turn 2, token 59",
+        ):
+            assert shown in text, shown
+
+
+async def test_cursor_moves_by_token_line_turn_and_to_the_ends(db: Path) -> None:
+    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        view = tokens(pilot.app)
+        start = view.cursor
+        await pilot.press("J", "right")
+        assert view.cursor == start + 2
+        assert "TOKEN 3/64" in visible(pilot.app)
+        await pilot.press("K", "left", "j")
+        assert "TOKEN 1/22" in visible(pilot.app) and "not trained" in visible(pilot.app)
+        await pilot.press("g")
+        assert view.cursor == 0
+        await pilot.press("G")
+        assert view.cursor == 146
+        await pilot.press("up")
+        assert 0 < view.cursor < 146
+        await pilot.press("g", "k", "down", "pagedown", "pageup")
+        assert view.cursor >= 0
+
+
+async def test_siblings_keep_the_place_and_episodes_follow_the_list(db: Path) -> None:
+    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        await pilot.press("J", "J", "l")
+        text = await until_text(pilot, "4 of 8")
+        assert "TOKEN 3/64" in text and "reward 1.20" in text
+        await pilot.press("h", "h")
+        await until_text(pilot, "2 of 8")
+        screen = pilot.app.screen
+        assert isinstance(screen, ReplayScreen)
+        await until(pilot, lambda: screen.browse.ids is not None)
+        before = screen.episode_id
+        await pilot.press("n")
+        await until(pilot, lambda: screen.episode_id != before)
+
+
+@pytest.mark.parametrize(
+    ("key", "glyphs", "legend"), [("3", "_-=#!", "p ≥ .9"), ("6", "T", "sampled"), ("7", "tso", "tool")]
+)
+async def test_layers_change_glyphs_and_legend(db: Path, key: str, glyphs: str, legend: str) -> None:
+    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        await pilot.press(key)
+        text = await until_text(pilot, legend)
+        assert any(glyph * 3 in text for glyph in glyphs)
+
+
+async def test_search_moves_to_matches_and_says_how_many(db: Path) -> None:
+    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        await pilot.press("slash", *"total", "enter")
+        await until_text(pilot, "matches, . for the next")
+        assert '" total"' in visible(pilot.app)
+        first = tokens(pilot.app).cursor
+        await pilot.press("full_stop")
+        assert tokens(pilot.app).cursor != first
+
+
+async def test_fold_diff_flagged_copy_and_help(db: Path) -> None:
+    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "DIFF with sibling #1")
+        await pilot.press("v")
+        assert tokens(pilot.app).cursor == 59
+        await pilot.press("space")
+        assert "I need the total" not in visible(pilot.app)
+        await pilot.press("space", "apostrophe")
+        assert "I need the total" in visible(pilot.app)
+        await pilot.press("y")
+        assert "4  episode id" in await until_text(pilot, "copy")
+        await pilot.press("4")
+        assert pilot.app.clipboard == EP
+        await pilot.press("question_mark")
+        await until_text(pilot, "next token worth a look")
+
+
+async def test_filter_typo_is_told_and_a_filter_opens_its_first_episode(db: Path) -> None:
+    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        await pilot.press("f")
+        assert "fields: adv calls ckpt" in await until_text(pilot, "enter: go")  # the dialog says what there is
+        await pilot.press(*"rewar:<1", "enter")
+        await until_text(pilot, "Did you mean reward")
+        assert isinstance(pilot.app.screen, Prompt)  # a typo does not get past the dialog
+        await pilot.press(*["backspace"] * 8, *"reward:>1", "enter")
+        assert "ep ep0120006" in await until_text(pilot, "reward 1.20")
+
+
+async def test_small_terminal_shows_one_pane_with_strip_and_status(db: Path) -> None:
+    async with replay(db).run_test(notifications=True, size=SMALL) as pilot:
+        text = await until_text(pilot, "1* 2. 3> 4*")
+        assert "I need the total" in text and "logp -0.130 p .878  trained yes" in text and "GROUP" not in text
+        assert "step 120 > calc/0417 > 3 of 8   reward 0.00   failed   adv -0.77   trained" in text
+        await pilot.press("tab")
+        assert "REWARD" in visible(pilot.app) and "I need the total" not in visible(pilot.app)
+        assert "WHY IT FAILED" not in visible(pilot.app)
+        await pilot.press("pagedown", "pagedown")  # scrolls what is shown, not the transcript behind it
+        assert "BADARG" in await until_text(pilot, "WHY IT FAILED")
+        await pilot.press("tab")
+        assert "GROUP calc/0417" in visible(pilot.app)
+        await pilot.press("tab")
+        assert "I need the total" in visible(pilot.app)
+
+
+async def test_resizing_changes_the_layout_and_keeps_the_cursor(db: Path) -> None:
+    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        await pilot.press("J")
+        at = tokens(pilot.app).cursor
+        await pilot.resize_terminal(50, 12)
+        await until_text(pilot, "too small")
+        await pilot.resize_terminal(100, 30)
+        await until_text(pilot, "TOKEN 2/64")
+        assert tokens(pilot.app).cursor == at
+
+
+async def test_unknown_episode_is_told_with_the_nearest(db: Path) -> None:
+    async with replay(db, "nothing").run_test(notifications=True, size=WIDE) as pilot:
+        assert "No episode named 'nothing'" in await until_text(pilot, "No episode")
+        await pilot.press("j", "l", "n", "v", "y", "escape", "3")
+
+
+def half_written(path: Path) -> None:
+    """Episodes as a run leaves them when it is killed, or before it has trained."""
+    tokenizer = demo.Words()
+    done = demo.episode(tokenizer, 1, solved=True)
+    nan = np.full(3, np.nan, np.float32)
+    odd = Tokens(
+        np.arange(3, dtype=np.int32),
+        np.full(3, 4, np.int8),
+        nan,
+        nan,
+        nan,
+        np.full((3, 5), -1, np.int32),
+        np.full((3, 5), np.nan, np.float32),
+    )
+    with Store.open(path) as store:
+        store.start_episode(Episode("begun", "t/1"))
+        store.start_episode(Episode("nan", "t/2"))
+        store.add_turn("nan", Turn(0, "assistant", ({"role": "assistant", "content": None},), 0, 3), odd)
+        store.start_episode(Episode("cut", "t/3", turns=()))
+        for turn in done.turns[:2]:
+            store.add_turn("cut", turn, done.tokens.slice(turn.start, turn.end))
+
+
+@pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x40", "80x24"])
+@pytest.mark.parametrize("episode", ["begun", "nan", "cut"])
+async def test_half_written_episodes_open(tmp_path: Path, episode: str, size: tuple[int, int]) -> None:
+    half_written(tmp_path / "half.db")
+    async with replay(tmp_path / "half.db", episode).run_test(notifications=True, size=size) as pilot:
+        assert "RUNNING" in await until_text(pilot, "RUNNING")
+        for key in ("j", "k", "J", "K", "down", "up", "G", "g", "v", "apostrophe", "space", *"123456789", "l", "tab"):
+            await pilot.press(key)
+        if size == WIDE:
+            await until_text(pilot, "not graded yet")
+
+
+async def test_a_running_episode_is_followed(tmp_path: Path) -> None:
+    half_written(tmp_path / "half.db")
+    done = demo.episode(demo.Words(), 1, solved=True)
+    async with replay(tmp_path / "half.db", "cut").run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "RUNNING")
+        screen = pilot.app.screen
+        assert isinstance(screen, ReplayScreen)
+        await until(pilot, lambda: screen._version is not None)
+        turn = done.turns[2]
+        with Store.open(tmp_path / "half.db") as store:
+            store.add_turn("cut", turn, done.tokens.slice(turn.start, turn.end))
+        await until(pilot, lambda: screen.view is not None and len(screen.view.blocks) == 3)
+
+
+async def test_list_shows_sorts_filters_and_opens(db: Path) -> None:
+    async with AgentApp(db, lambda reader: EpisodesScreen(reader, Browse())).run_test(
+        notifications=True, size=WIDE
+    ) as pilot:
+        text = await until_text(pilot, "9 episodes")
+        assert "ep_live" in text and "running" in text
+        await pilot.press("o", "o")
+        await until_text(pilot, "sort -reward")
+        await pilot.press("f", *"rewrd:>1", "enter")
+        assert "reward" in await until_text(pilot, "rewrd")
+        await pilot.press(*["backspace"] * 8, *"reward:>1", "enter")
+        await until_text(pilot, "3 episodes")
+        await pilot.press("j", "enter")
+        await until_text(pilot, "agentrl replay")
+        await pilot.press("q")
+        await until_text(pilot, "agentrl episodes")
+
+
+async def test_list_of_an_empty_store_says_what_to_do(tmp_path: Path) -> None:
+    Store.open(tmp_path / "e.db").close()
+    async with AgentApp(tmp_path / "e.db", EpisodesScreen).run_test(notifications=True, size=SMALL) as pilot:
+        await until_text(pilot, "no episodes yet")
+        await pilot.press("j", "k", "G", "g", "enter", "pagedown")
+
+
+async def test_list_reads_only_what_is_visible(tmp_path: Path) -> None:
+    path = tmp_path / "many.db"
+    with Store.open(path) as store, store.transaction():
+        for number in range(1500):
+            store.start_episode(Episode(f"e{number:05d}", "t/0", started=1.0 + number))
+    async with AgentApp(path, lambda reader: EpisodesScreen(reader, Browse(sort="time"))).run_test(
+        notifications=True, size=SMALL
+    ) as pilot:
+        await until_text(pilot, "e00000")
+        table = pilot.app.screen.query_one(EpisodeTable)
+        assert len(table.rows) < 200
+        await pilot.press("G")
+        await until_text(pilot, "e01499")
+        assert len(table.rows) < 600
+
+
+def test_plain_prints_the_first_episode_of_a_filter(db: Path) -> None:
+    with Store.open(db, readonly=True) as store:
+        wanted = store.episode_rows(store.episode_ids("reward:<0.5", "reward"))[0].id
+    out = cli("replay", "--plain", "--filter", "reward:<0.5", "--sort", "reward", "--db", str(db)).stdout
+    assert wanted in out.splitlines()[0]
+    assert "No episode matches" in cli("replay", "--plain", "-f", "reward:>99", "--db", str(db), code=2).stderr
+
+
+def cli(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrl_cli", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_plain_prints_the_same(db: Path) -> None:
+    out = cli("replay", EP, "--plain", "--db", str(db)).stdout
+    for shown in (
+        "> 3  0.00 -0.77",
+        "--- TURN 2/4 assistant",
+        "▸ calculator",
+        "*correct",
+        "DIFF with sibling #1",
+        "! BADARG",
+    ):
+        assert shown in out, shown
+    assert "=====" in out
+
+
+def test_plain_needs_no_textual_and_a_pipe_is_plain(db: Path) -> None:
+    code = (
+        "import sys; from agentrl_cli.commands import main\n"
+        "try: main()\n"
+        "finally: assert not {'textual', 'torch', 'transformers', 'tokenizers'} & set(sys.modules)"
+    )
+    arguments = [sys.executable, "-c", code, "replay", "best", "--layer", "logp", "--db", str(db)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "reward 1.20" in done.stdout, done.stderr
+
+
+def test_tokens_are_json_lines_with_all_numbers(db: Path) -> None:
+    rows = [json.loads(line) for line in cli("replay", EP, "--tokens", "--db", str(db)).stdout.splitlines()]
+    assert len(rows) == 147 and rows[0]["logp_policy"] is None
+    sampled = next(row for row in rows if row["origin"] == "model")
+    assert sampled["advantage"] == pytest.approx(-0.77) and len(sampled["top"]) == 5
+
+
+def test_svg_is_written_without_a_terminal(db: Path, tmp_path: Path) -> None:
+    cli("replay", EP, "--svg", str(tmp_path / "r.svg"), "--db", str(db))
+    assert "calculator" in (tmp_path / "r.svg").read_text("utf-8")
+
+
+def test_without_colours_the_glyphs_say_the_same(db: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "r.svg"
+    command = [sys.executable, "-m", "agentrl_cli", "replay", EP, "--svg", str(picture), "--db", str(db)]
+    subprocess.run(command, env={**os.environ, "NO_COLOR": "1"}, check=True, capture_output=True)
+    text = picture.read_text("utf-8")
+    assert "=====" in text and "~~~~" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["replay", "zzz"], "No episode named 'zzz'"),
+        (["replay", EP, "--plain", "--layer", "nope"], "weight, advantage"),
+        (["replay", EP, "--filter", "rewrd:<1", "--svg", "x.svg"], "reward"),
+    ],
+)
+def test_mistakes_get_a_message(db: Path, arguments: list[str], said: str) -> None:
+    done = cli(*arguments, "--db", str(db), code=2)
+    assert said in done.stderr and "Traceback" not in done.stderr
+
+
+async def test_following_goes_on_to_the_newest_episode_until_something_moves(tmp_path: Path) -> None:
+    db = tmp_path / "a.db"
+    demo.fill(db, steps=2)
+    words = demo.Words()
+    async with replay(db, "ep0002003").run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        screen = pilot.app.screen
+        assert isinstance(screen, ReplayScreen)
+        await pilot.press("L")
+        assert "FOLLOWING" in await until_text(pilot, "FOLLOWING")
+        await until(pilot, lambda: screen.episode_id != "ep0002003" and screen._version is not None)
+        newer = demo.episode(words, 5, solved=True, step=3).with_(id="newer", started=4e9, ended=4e9)
+        with Store.open(db) as store:
+            store.clear_live("run7")
+            store.finish_episode(newer)
+        await until(pilot, lambda: screen.episode_id == "newer" and screen.view is not None)
+        await until(pilot, lambda: tokens(pilot.app).cursor == len(newer.tokens) - 1)
+        assert "FOLLOWING" in visible(pilot.app)
+        await pilot.press("K")
+        await until(pilot, lambda: "FOLLOWING" not in visible(pilot.app))
+        with Store.open(db) as store:
+            store.finish_episode(newer.with_(id="newest", started=5e9))
+        await pilot.pause(1.2)
+        assert screen.episode_id == "newer"
+
+
+async def test_the_screen_says_what_else_failed_so_and_how_the_task_went_by_step(db: Path) -> None:
+    from agentrl_cli.tui.common import related
+    from agentrl_cli.tui.common.panels import step_lines
+
+    with Store.open(db, readonly=True) as store:
+        assert related.same_failure(store, EP) == ("BADARG", 5, 8)
+        assert related.same_failure(store, "ep0120001") is None
+        assert related.by_step(store, EP) == ("", [])
+    async with replay(db).run_test(notifications=True, size=(120, 60)) as pilot:
+        text = await until_text(pilot, "in step 120")
+        assert "BADARG: 5 of 8 in step 120" in text and "BY STEP" not in text
+    many = [(step, step / 100, 4) for step in range(0, 100, 10)]
+    title, line = step_lines("eval", many, 90, 40)
+    assert title.plain.startswith("BY STEP  this task in evaluations") and line.plain.split() == [
+        "60:0.60", "70:0.70", "80:0.80", "90:0.90"
+    ]  # fmt: skip
+
+
+def test_best_is_what_is_typical_and_not_a_fluke(tmp_path: Path) -> None:
+    part = (RewardPart("r", 1.0, primary=True),)
+    rows = [("lone", 2.5, ()), ("odd", 0.3, ("NOTOOL",)), ("often", 0.4, ()), ("untrained", None, ())]
+    with Store.open(tmp_path / "b.db") as store:
+        for n, (name, advantage, flags) in enumerate(rows):
+            store.finish_episode(
+                Episode(name, "t", reward_parts=part, outcome=Outcome.SOLVED, advantage=advantage, flags=flags,
+                        started=1.0 + n)
+            )  # fmt: skip
+        assert store.resolve_episode("best") == "often"

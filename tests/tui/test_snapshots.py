@@ -1,0 +1,115 @@
+"""Every screen at 120x40 and 80x24 as text and a digest of its colours, over an invented run whose clock stands.
+
+A change of a screen fails here with the text that is new; where it was meant:
+
+    AGENTRL_SNAPSHOTS=update python -m pytest tests/tui/test_snapshots.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.app import App
+
+from agentrl_cli.tui.app import AgentApp
+from agentrl_cli.tui.compare.screen import CompareScreen
+from agentrl_cli.tui.replay.screen import ReplayScreen
+from agentrl_cli.tui.runs.episodes import EpisodesScreen
+from agentrl_cli.tui.runs.screen import RunsScreen
+from agentrl_cli.tui.watch.screen import WatchScreen
+from tests.helpers.tui import steady, until_text, visible
+from tests.helpers.tui_shots import MORE, Make, fill_still, reroll, versus
+
+FOLDER = Path(__file__).with_name("snapshots")
+SIZES = ((120, 40), (80, 24))
+SCREENS: dict[str, tuple[Make, tuple[str, ...], str]] = {
+    "runs": (RunsScreen, (), "took 83 min"),
+    "episodes": (EpisodesScreen, (), "ep0120003"),
+    "replay": (lambda reader: ReplayScreen(reader, "ep0120003"), (), "TURN 2"),
+    "replay-logp": (lambda reader: ReplayScreen(reader, "ep0120003"), ("3", "j"), "TURN 3"),
+    "replay-help": (lambda reader: ReplayScreen(reader, "ep0120003"), ("question_mark",), "gradient weight"),
+    "versus": (versus, (), "they part at"),
+    "compare": (lambda reader: CompareScreen(reader, "grpo-06", "grpo-07"), (), "EVALUATIONS"),
+    "watch": (lambda reader: WatchScreen(reader, "grpo-07"), (), "worth a look"),
+    "watch-charts": (lambda reader: WatchScreen(reader, "grpo-07"), ("2",), "grad_norm"),
+    "watch-episodes": (lambda reader: WatchScreen(reader, "grpo-07"), ("3",), "ep0120003"),
+    "watch-groups": (lambda reader: WatchScreen(reader, "grpo-07"), ("4",), "GROUPS 2"),
+    "watch-tokens": (lambda reader: WatchScreen(reader, "grpo-07"), ("5",), "sampled tokens"),
+    "watch-tools": (lambda reader: WatchScreen(reader, "grpo-07"), ("6",), "calculator"),
+    "watch-log": (lambda reader: WatchScreen(reader, "grpo-07"), ("7",), "LOG"),
+    "watch-config": (lambda reader: WatchScreen(reader, "grpo-07"), ("8",), "prompts_per_step"),
+    "watch-health": (lambda reader: WatchScreen(reader, "grpo-07"), ("9",), "disk left"),
+    "watch-help": (lambda reader: WatchScreen(reader, "grpo-07"), ("question_mark",), "attaches again"),
+    "runs-help": (RunsScreen, ("question_mark",), "flipped tasks"),
+    "episodes-help": (EpisodesScreen, ("question_mark",), "open the episode"),
+    "compare-help": (lambda reader: CompareScreen(reader, "grpo-06", "grpo-07"), ("question_mark",), "every metric"),
+    "versus-help": (versus, ("question_mark",), "both to the first"),
+    "whatif-help": (reroll, ("question_mark",), "Nothing here touches"),
+    "palette": (lambda reader: ReplayScreen(reader, "ep0120003"), ("ctrl+p", *"bookmark"), "replay.bookmark"),
+    **MORE,
+}
+"""name → (screen, keys, text that tells it is painted)."""
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The invented run, in a project."""
+    folder = tmp_path_factory.mktemp("shots") / "project" / "runs"
+    folder.mkdir(parents=True)
+    path = folder / "agentrl.db"
+    fill_still(path)
+    return path
+
+
+def shot(app: App[Any]) -> str:
+    """The text, what depends on the machine struck out, and under it a digest of the colours."""
+    text = visible(app)
+    text = re.sub(r"\d\d \d\d:\d\d:\d\d", "dd hh:mm:ss", text)
+    text = re.sub(r"\d\d:\d\d:\d\d", "hh:mm:ss", text)
+    text = re.sub(r"[\d,.]+ (GiB|MiB)", r"n \1", text)
+    runs: list[str] = []
+    for strip in app.screen._compositor.render_strips():
+        for segment in strip:
+            style = segment.style
+            mark = f"{style.color} {style.bgcolor} {style.bold} {style.reverse}" if style is not None else ""
+            if not runs or runs[-1] != mark:
+                runs.append(mark)
+    return f"{text}\n-- colours {hashlib.sha256('|'.join(runs).encode()).hexdigest()[:16]}\n"
+
+
+CASES = [*((name, size) for name in SCREENS for size in SIZES)]
+CASES += [(name, (160, 50)) for name in ("replay", "watch", "watch-charts")]
+
+
+@pytest.mark.parametrize(("name", "size"), CASES, ids=[f"{name}-{size[0]}x{size[1]}" for name, size in CASES])
+async def test_the_screen_is_as_it_was(name: str, size: tuple[int, int], db: Path) -> None:
+    make, keys, marker = SCREENS[name]
+    app = AgentApp(db, make)
+    async with app.run_test(size=size) as pilot:
+        early = "grpo-07" if name.startswith(("runs", "compare")) else "calc"
+        early = "step 120/400" if name.startswith("watch") else early
+        early = "agentrl what if" if name.startswith("whatif") else early
+        await until_text(pilot, early)
+        await app.reader.call(lambda store: None)
+        await pilot.pause()
+        for key in keys:
+            await pilot.press(key)
+        await until_text(pilot, marker) if size[0] > 80 or name == "palette" else None
+        for _ in range(3):
+            await app.reader.call(lambda store: None)
+            await pilot.pause(0.05)
+        steady(app)
+        app.screen.refresh()  # what is under a dialog may have been painted before it was complete
+        await pilot.pause(0.05)
+        found = shot(app)
+    path = FOLDER / f"{name}-{size[0]}x{size[1]}.txt"
+    if os.environ.get("AGENTRL_SNAPSHOTS") == "update":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(found, "utf-8")
+    assert path.is_file(), f"no {path.name}: AGENTRL_SNAPSHOTS=update makes it"
+    assert found == path.read_text("utf-8")

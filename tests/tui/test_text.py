@@ -1,0 +1,194 @@
+"""The pure parts of the screens: exact token texts, layers, line breaking, curves."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.tui import demo
+from agentrl_cli.tui.common import charts, episode_view, panels
+from agentrl_cli.tui.common.layers import LAYERS, map_line
+from agentrl_cli.tui.common.layout import Kind, Layout, call_notes
+from agentrl_cli.tui.common.token_text import PARTIAL, TokenTexts, visible
+from agentrl_cli.types import Episode, Origin, Tokens, ToolCall, TrainSignals, Turn
+
+
+def signals(n: int, **arrays: list[float]) -> TrainSignals:
+    nan = np.full(n, np.nan, np.float32)
+    given = {name: np.asarray(values, np.float32) for name, values in arrays.items()}
+    clipped = given.pop("clipped", np.zeros(n)).astype(np.int8)
+    base = {"advantage": nan, "logp_train": nan, "ratio": nan, "weight": nan, **given}
+    return TrainSignals(clipped=clipped, **base)
+
+
+def model_tokens(origin: list[int], logp: list[float] | None = None) -> Tokens:
+    given = Tokens.given(list(range(len(origin))), np.asarray(origin, np.int8))
+    known = given.logp_policy if logp is None else np.asarray(logp, np.float32)
+    return Tokens(given.ids, given.origin, known, known, known, given.top_ids, given.top_logps)
+
+
+def test_texts_join_to_the_decoded_text_and_partial_characters_show_where_they_end() -> None:
+    tokenizer = ByteTokenizer()
+    ids = tokenizer.encode("é日<tool_call>x\n")
+    texts = TokenTexts(tokenizer.json).texts(ids)
+    assert texts == [PARTIAL, "é", PARTIAL, PARTIAL, "日", "<tool_call>", "x", "\n"]
+    assert "".join(texts).replace(PARTIAL, "") == tokenizer.decode(ids)
+
+
+def test_a_byte_level_vocabulary_needs_no_library() -> None:
+    words = demo.Words()
+    ids = words.encode("<|im_start|>user\nThe total is 57.9 é\n<|im_end|>")
+    code = (
+        "import sys, json; from agentrl_cli.tui.common.token_text import TokenTexts\n"
+        "ids, data = json.loads(sys.stdin.read())\n"
+        "print(TokenTexts(data).text(ids), end='')\n"
+        "assert 'tokenizers' not in sys.modules"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps([ids, words.json()]), capture_output=True, text=True, check=True
+    )
+    assert out.stdout == "<|im_start|>user\nThe total is 57.9 é\n<|im_end|>"
+
+
+def test_a_vocabulary_that_is_not_byte_level_goes_through_tokenizers() -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"hello": 0, "world": 1, "?": 2}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    assert TokenTexts(tokenizer.to_str()).texts([0, 1]) == ["hello", "world"]
+
+
+@pytest.mark.parametrize("broken", [None, "", "{", "{}", '{"model": 3}', '{"model": {"vocab": null}}'])
+def test_without_a_usable_tokenizer_tokens_show_as_ids(broken: str | None) -> None:
+    decoder = TokenTexts(broken)
+    assert decoder.texts([5, 70000]) == ["⟨5⟩", "⟨70000⟩"]
+    assert decoder.problem
+
+
+def test_visible_shows_what_is_not_printable() -> None:
+    assert visible("a\n\tb\x01") == "a⏎⇥b␀1"
+
+
+def test_weight_layer_tells_direction_strength_and_clipping() -> None:
+    tokens = model_tokens([0, 4, 4, 4, 4, 4, 3])
+    found = LAYERS["weight"].classify(
+        tokens, signals(7, weight=[math.nan, 1.0, 0.2, -0.2, -0.9, 0.0, math.nan], clipped=[0, 0, 0, 0, 0, 1, 0])
+    )
+    assert "".join(LAYERS["weight"].levels[level].glyph for level in found) == ".#+-=~."
+
+
+def test_every_layer_survives_missing_numbers_and_has_one_glyph_per_class() -> None:
+    tokens = model_tokens([0, 4, 5, 9])
+    for layer in LAYERS.values():
+        assert len({level.glyph for level in layer.levels}) == len(layer.levels), layer.name
+        for given in (None, signals(4)):
+            found = layer.classify(tokens, given)
+            assert found.shape == (4,) and found.max() < len(layer.levels), layer.name
+
+
+def test_logp_layer_bins_by_probability() -> None:
+    tokens = model_tokens([4, 4, 4, 4, 4, 0], [math.log(p) for p in (0.95, 0.6, 0.2, 0.05, 0.001)] + [math.nan])
+    found = LAYERS["logp"].classify(tokens, None)
+    assert "".join(LAYERS["logp"].levels[level].glyph for level in found) == "_-=#!."
+
+
+def test_mask_layer_finds_weight_on_a_token_that_was_not_sampled() -> None:
+    found = LAYERS["mask"].classify(model_tokens([0, 4, 5]), signals(3, weight=[0.1, 0.1, math.nan]))
+    assert "".join(LAYERS["mask"].levels[level].glyph for level in found) == "XTf"
+
+
+def test_map_keeps_a_lone_trained_token() -> None:
+    classes = np.zeros(1000, np.int8)
+    classes[503] = 3
+    line = map_line(classes, 7, 50)
+    assert len(line) == 50 and line.count(3) == 1 and line.index(3) == 25
+
+
+def view_of(text: str, width: int, **options: object) -> tuple[episode_view.EpisodeView, Layout]:
+    tokenizer = ByteTokenizer()
+    ids = tokenizer.encode(text)
+    turn = Turn(0, "assistant", (), 0, len(ids))
+    tokens = Tokens.given(ids, [Origin.MODEL] * len(ids))
+    view = episode_view.make_view(Episode("e", "t", turns=(turn,), tokens=tokens), TokenTexts(tokenizer.json))
+    return view, Layout(view, width, **options)  # type: ignore[arg-type]  # options of Layout, by name
+
+
+@pytest.mark.parametrize("width", [8, 13, 40])
+def test_lines_hold_every_token_once_and_never_exceed_the_width(width: int) -> None:
+    _, layout = view_of("def f(x):\n\treturn x\n\n日本語日本語 <tool_response> the end", width)
+    pieces = [piece for kind, a, b in layout.lines if kind == Kind.TEXT for piece in range(a, b)]
+    assert pieces == list(range(len(layout.piece_token)))
+    assert set(layout.piece_token) == set(range(len(layout.view.tokens)))
+    for kind, a, b in layout.lines:
+        if kind == Kind.TEXT:
+            assert sum(layout.piece_cells[a:b]) <= width
+    for token in range(len(layout.view.tokens)):
+        line = layout.line_of(token)
+        assert layout.token_at(line, layout.cell_of(token)) == token
+
+
+def test_glyph_rows_follow_sampled_lines_only_when_asked() -> None:
+    assert sum(kind == Kind.GLYPH for kind, _, _ in view_of("a\nb", 20, glyphs="sampled")[1].lines) == 2
+    assert sum(kind == Kind.GLYPH for kind, _, _ in view_of("a\nb", 20, glyphs="none")[1].lines) == 0
+
+
+def test_a_folded_turn_is_its_header() -> None:
+    _, layout = view_of("a\nb\nc", 20, folded=frozenset({0}))
+    assert layout.lines == [(Kind.HEAD, 0, 0)] and layout.line_of(2) == 0
+
+
+def test_blocks_cover_every_token_of_a_half_written_episode() -> None:
+    turns = [Turn(0, "user", (), 0, 3), Turn(2, "tool", (), 5, 99)]
+    blocks = episode_view.blocks_of(turns, 8)
+    assert [(b.role, b.start, b.end) for b in blocks] == [("user", 0, 3), ("tokens", 3, 5), ("tool", 5, 8)]
+    assert episode_view.blocks_of([], 0) == ()
+
+
+def test_arrays_of_another_length_are_padded_not_fatal() -> None:
+    fitted = episode_view.fit_signals(signals(2, weight=[1.0, 2.0]), 4)
+    assert fitted is not None
+    np.testing.assert_array_equal(fitted.weight, np.asarray([1, 2, np.nan, np.nan], np.float32))
+    assert fitted.clipped.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("a", "b", "at"), [([1, 2, 3], [1, 9, 3], 1), ([1, 2], [1, 2, 3], 2), ([1], [1], None)])
+def test_first_difference(a: list[int], b: list[int], at: int | None) -> None:
+    assert episode_view.first_difference(np.asarray(a, np.int32), np.asarray(b, np.int32)) == at
+
+
+def test_token_facts_say_what_is_stored() -> None:
+    ep = demo.episode(demo.Words(), 3, solved=False)
+    given = demo.signals_of(ep)
+    view = episode_view.make_view(ep, TokenTexts(), signals=given)
+    token = next(b.start for b in view.blocks if b.role == "assistant")
+    facts = dict(panels.token_facts(view, token))
+    assert facts["advantage"] == "-0.77" and facts["weight"] == f"{given.weight[token]:+.4g}"
+    assert facts["trained"].startswith("yes") and facts["origin"] == "model"
+    assert dict(panels.token_facts(view, 0)) == {"origin": "template", "trained": "no"}
+    assert len(panels.top_alternatives(view, token)) == 5
+
+
+def test_call_notes_show_code_on_its_own_lines_and_errors() -> None:
+    code = ToolCall("1", "run_python", {"code": "a = 1\nprint(a)"}, "")
+    assert [text.strip() for _, text in call_notes(code)] == ["▸ run_python", "code:", "│ a = 1", "│ print(a)"]
+    assert call_notes(ToolCall("1", "", None, "{", "not JSON"))[1] == ("error", "  not JSON")
+
+
+def test_curves_have_the_right_size_and_gaps() -> None:
+    rows = charts.braille([(0, 0.0), (1, math.nan), (2, 1.0)], 10, 3, (0, 1))
+    assert [len(row) for row in rows] == [10, 10, 10]
+    lines = charts.chart("x", [(0, 0.1), (10, 0.9)], 30, 4, unit=True, marks=[5])
+    assert len(lines) == 6 and "┴" in lines[-1].plain and all(line.cell_len <= 30 for line in lines)
+    assert "no data yet" in charts.chart("x", [(0, math.nan)], 30, 4)[1].plain
+    assert charts.sparkline([0, 1, 2, math.nan], 4) == "▁▅█ "
+
+
+def test_numbers_are_short() -> None:
+    assert [charts.short(v) for v in (0.41234, 1234.5, 1e-5, math.nan, None)] == ["0.412", "1,234", "1e-05", "-", "-"]
+    assert [charts.span(s) for s in (3.2, 37, 720, 10380)] == ["3.2 s", "37 s", "12 min", "2 h 53"]

@@ -1,0 +1,300 @@
+"""What trying the screens in a real terminal showed: each was a fault once."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+from textual.binding import Binding
+
+from agentrl_cli.analysis.html import PAGE
+from agentrl_cli.errors import StoreError
+from agentrl_cli.store import Store
+from agentrl_cli.trainer.controls import CHANGEABLE
+from agentrl_cli.tui import demo
+from agentrl_cli.tui.app import HARMLESS, AgentApp, unknown_key
+from agentrl_cli.tui.common.episode_table import row_text
+from agentrl_cli.tui.common.episode_view import make_view
+from agentrl_cli.tui.common.layers import LAYERS
+from agentrl_cli.tui.common.layout import Kind, Layout
+from agentrl_cli.tui.common.palette import said
+from agentrl_cli.tui.common.panels import token_facts, turn_lines
+from agentrl_cli.tui.common.token_text import TokenTexts
+from agentrl_cli.tui.compare.screen import CompareScreen
+from agentrl_cli.tui.replay.screen import ReplayScreen
+from agentrl_cli.tui.watch.data import load
+from agentrl_cli.tui.watch.panels import now_lines
+from agentrl_cli.tui.watch.screen import KNOBS, WatchScreen
+from agentrl_cli.types import AgentState, Fact, Outcome, RewardPart, ToolCall
+from tests.helpers.tui import until, until_text
+
+WIDE, SMALL = (120, 40), (80, 24)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    """The invented run, whose process is this one, so that it counts as alive."""
+    path = tmp_path / "agentrl.db"
+    demo.fill(path, steps=40)
+    return path
+
+
+def test_the_page_has_every_layer_of_the_screen_in_its_order_and_no_colour_without_a_mark() -> None:
+    text = PAGE.read_text("utf-8")
+    table = text[text.index("const LAYERS = {") : text.index("const el = ")]
+    assert re.findall(r"^  (\w+): \[", table, re.M) == list(LAYERS)
+    assert all(f'"{layer.title}"' in table for layer in LAYERS.values())
+    marks = re.findall(r"^\.c\d \{ background: [^;]+; text-decoration: ([^;]+);", text, re.M)
+    assert len(marks) == len(set(marks)) == 9
+
+
+def test_the_knobs_are_those_that_the_trainer_takes() -> None:
+    assert set(KNOBS) == set(CHANGEABLE)
+
+
+def test_an_evaluation_is_not_taken_for_the_next_step(db: Path) -> None:
+    with Store.open(db) as store:
+        going = store.episode("ep_live").with_(id="ev1", kind="eval", task_id="calc/test-1", step=40, group_id="ge")
+        store.finish_episode(going.with_(id="ev0", outcome=Outcome.FAILED, reward_parts=(RewardPart("r", -3.0),)))
+        store.start_episode(going)
+        store.set_live("ev1", AgentState.GENERATING, 1, "")
+        store.finish_episode(store.episode("ep_live").with_(outcome=Outcome.FAILED))
+        flat = store.episode("ep0040002").with_(id="flat", advantage=None, fact=Fact.SKIPPED_ZERO_VARIANCE, step=41)
+        store.finish_episode(flat)
+        data = load(store, "run7")
+    assert data.evaluating and data.done == 1
+    assert now_lines(data, 80, 4, 0)[0].plain == "NOW EVALUATION after step 40: 1 done, 1 run"
+    assert {row.kind for _, row in data.notable} == {"train"}  # of the step itself, not of what judges it
+    assert 0.0 in data.advantages  # a group without spread: no advantage was stored, and it teaches nothing
+
+
+async def test_nothing_that_was_said_steers_the_terminal(db: Path) -> None:
+    """A note of several lines tore the screen; what a tool printed could clear it."""
+    words = demo.Words()
+    episode = demo.episode(words, 3, solved=False)
+    call = ToolCall("", "calc\x1b[2J", None, "x", "cut off. Expected:\n<tool_call>\n\x1b]0;title\x07\tend")
+    turns = tuple(replace(turn, calls=(call,)) if turn.calls else turn for turn in episode.turns)
+    view = make_view(episode.with_(turns=turns), TokenTexts(words.json()), live="first\nsecond 漢字漢字")
+    layout = Layout(view, 24)
+    assert all(text.isprintable() for _, text in layout.notes)
+    shown = [text for _, text in layout.notes]
+    assert "  <tool_call>" in shown and "second 漢字漢字" in shown and not any("\n" in text for text in shown)
+    assert all(sum(2 if ord(c) > 0x2E80 else 1 for c in text) <= 24 for text in shown)
+    assert [kind for kind, *_ in layout.lines].count(Kind.NOTE) == len(shown)
+    async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        pilot.app.screen.query_one("#why").update(Text("a\x1b[2Jb\x07c\x9bd"))  # type: ignore[attr-defined]
+        await until_text(pilot, "a[2Jbcd")
+        assert HARMLESS in pilot.app.get_line_filters()
+
+
+def test_the_list_tells_tags_kinds_and_parents(db: Path) -> None:
+    with Store.open(db) as store:
+        child = store.episode("ep0040003").with_(id="child", kind="whatif", parent_id="ep0040003", flags=("LOOP",))
+        store.finish_episode(child)
+        store.add_tag("child", "seen")
+        store.set_note("child", "why?")
+        row = store.episode_row("child")
+    assert row_text(row, 160).rstrip().endswith("LOOP #seen note whatif of ep0040003")
+
+
+async def test_keys_move_the_choice_of_a_comparison_whatever_has_the_focus(db: Path) -> None:
+    from agentrl_cli.tui.compare.data import compare_runs
+
+    async with AgentApp(db, lambda reader: CompareScreen(reader, "grpo-07", "grpo-07")).run_test(size=SMALL) as pilot:
+        screen = pilot.app.screen
+        assert isinstance(screen, CompareScreen)
+        await until(pilot, lambda: screen.found is not None)
+        found = screen.found
+        assert found is not None and len(found.tasks) == 1
+        screen.found = replace(found, tasks=found.tasks * 30)
+        for key, place in (("down", 1), ("pagedown", 11), ("up", 10), ("pageup", 0)):
+            await pilot.press(key)
+            assert screen.cursor == place, key
+        await pilot.press("pagedown")
+        await until_text(pilot, "calc/0417")  # in sight, where it is
+    with Store.open(db, readonly=True) as store:
+        assert compare_runs(store, "grpo-07", "grpo-07").gained == 0
+
+
+def test_the_palette_says_which_way() -> None:
+    cases = {
+        ("turn(-1)", "turn"): "previous turn",
+        ("line(15)", ""): "next line ×15",
+        ("end(0)", ""): "first",
+        ("rate(1.5)", "raise the rate"): "raise the rate",
+        ("layer('kl')", "KL"): "KL",
+    }
+    assert {key: said(Binding("x", *key)) for key in cases} == cases
+
+
+def test_what_was_never_to_be_trained_does_not_wait_for_it() -> None:
+    words = demo.Words()
+    episode = demo.episode(words, 3, solved=False).with_(kind="eval", fact="")
+    view = make_view(episode, TokenTexts(words.json()))
+    assert dict(token_facts(view, 60))["trained"] == "no: an evaluation"
+    assert "sampled" in turn_lines(view, 2)[3].plain
+
+
+def test_last_with_a_filter_is_the_last_that_it_lets_through(db: Path) -> None:
+    command = [sys.executable, "-m", "agentrl_cli", "replay", "last", "--plain", "--db", str(db)]
+    done = subprocess.run([*command, "-f", "outcome:solved"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "solved" in done.stdout.splitlines()[0], done.stderr
+
+
+async def test_a_damaged_episode_is_told_and_the_next_one_opens(db: Path) -> None:
+    with sqlite3.connect(db) as conn:
+        conn.execute("UPDATE turn_tokens SET top_ids=x'0102030405' WHERE episode_id='ep0040003' AND idx=2")
+        conn.execute("UPDATE turns SET messages='{bad' WHERE episode_id='ep0040002' AND idx=1")
+        conn.execute("UPDATE turn_tokens SET ratio=x'01' WHERE episode_id='ep0040001' AND idx=2")
+    conn.close()
+    with Store.open(db, readonly=True) as store:
+        for name in ("ep0040003", "ep0040002"):
+            with pytest.raises(StoreError, match=f"Episode {name} is damaged"):
+                store.episode(name)
+        with pytest.raises(StoreError, match="What training left of episode ep0040001 is damaged"):
+            store.signals("ep0040001")
+    async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(size=SMALL) as pilot:
+        await until_text(pilot, "Episode ep0040003 is damaged")
+        await pilot.press("n", "n", "N", "q")
+
+
+async def test_a_click_goes_to_a_sibling_a_turn_and_a_place_on_the_map(db: Path) -> None:
+    async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(size=WIDE) as pilot:
+        screen = pilot.app.screen
+        assert isinstance(screen, ReplayScreen)
+        await until_text(pilot, "TOKEN 1/64")
+        await until_text(pilot, "BADARG: 5 of 8")
+        await pilot.click("#turns", offset=(3, 2))
+        assert screen.view is not None and screen.view.block_of(screen.tokens.cursor) == 1
+        await pilot.click("#map", offset=(5, 1))
+        assert screen.tokens.cursor == 0
+        await pilot.click("#group", offset=(3, 3))
+        await until(pilot, lambda: screen.episode_id == "ep0040001")
+        await pilot.click("#group", offset=(3, 0))  # its title
+        assert screen.episode_id == "ep0040001"
+
+
+def test_a_key_id_that_no_screen_has_is_told() -> None:
+    assert unknown_key({"replay.tag": "ctrl+t", "watch.control.pause": "P", "chat.side": "f6"}) == ""
+    assert "did you mean replay.tag?" in unknown_key({"replay.tagg": "z"})
+
+
+def test_an_export_that_cannot_be_written_is_an_error_and_no_crash(db: Path, tmp_path: Path) -> None:
+    """Neither can what was begun be removed there."""
+    from agentrl_cli.analysis.export import export_jsonl
+    from agentrl_cli.analysis.html import export_html
+    from agentrl_cli.tui.common.related import token_texts
+
+    (tmp_path / "file").write_text("")
+    with Store.open(db, readonly=True) as store:
+        with pytest.raises(StoreError, match="could not be written"):
+            export_jsonl(store, ["ep0040003"], tmp_path / "file" / "x.jsonl")
+        with pytest.raises(StoreError, match="could not be written"):
+            export_html(store, ["ep0040003"], tmp_path / "file" / "x.html", token_texts)
+
+
+def with_a_secret(path: Path) -> None:
+    """A store with an episode `plain` and one in which somebody tells a key."""
+    episode = demo.episode(demo.Words(), 3, solved=False)
+    turn = replace(episode.turns[1], messages=({"role": "user", "content": "my key is sk-abcdefghijklmnopqrstuvwx"},))
+    with Store.open(path) as store:
+        store.finish_episode(episode.with_(id="plain", run_id=None, group_id="a"))
+        turns = (episode.turns[0], turn, *episode.turns[2:])
+        store.finish_episode(episode.with_(id="telling", run_id=None, group_id="b", turns=turns))
+
+
+async def test_a_picture_of_a_secret_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with_a_secret(tmp_path / "s.db")
+    for name, asks in (("plain", False), ("telling", True)):
+        app = AgentApp(tmp_path / "s.db", lambda reader, name=name: ReplayScreen(reader, name))  # type: ignore[misc]
+        target = tmp_path / f"replay-{name}.svg"
+        async with app.run_test(size=WIDE, notifications=True) as pilot:
+            await until_text(pilot, "TOKEN 1/")
+            await pilot.press("s")
+            if asks:
+                await until_text(pilot, "A picture masks nothing")
+                await pilot.press("n", "s")
+                await until_text(pilot, "A picture masks nothing")
+                assert not target.exists()
+                await pilot.press("y")
+            await until(pilot, target.exists)
+        assert "masks" not in target.read_text("utf-8")
+
+
+def test_a_picture_of_a_secret_needs_a_flag(tmp_path: Path) -> None:
+    with_a_secret(tmp_path / "s.db")
+    target = tmp_path / "r.svg"
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "agentrl_cli", "replay", *more, "--db", str(tmp_path / "s.db")]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    refused = run("telling", "--svg", str(target))
+    assert refused.returncode == 2 and "--no-mask" in refused.stderr and not target.exists()
+    assert run("telling", "--svg", str(target), "--no-mask").returncode == 0 and target.is_file()
+    assert run("plain", "--svg", str(tmp_path / "p.svg")).returncode == 0 and (tmp_path / "p.svg").is_file()
+    assert run("plain", "--no-mask").returncode == 2
+
+
+async def test_a_picture_of_watch_is_asked_for_where_its_log_tells_a_secret(
+    db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(db.parent)
+    async with AgentApp(db, lambda reader: WatchScreen(reader, "run7")).run_test(size=WIDE) as pilot:
+        await until_text(pilot, "worth a look")
+        await pilot.press("s")
+        await until(pilot, (db.parent / "watch-run7.svg").exists)
+    (db.parent / "watch-run7.svg").unlink()
+    with Store.open(db) as store:
+        store.add_log("run7", "warn", "no answer from https://me:hunter22@example.org")
+    async with AgentApp(db, lambda reader: WatchScreen(reader, "run7")).run_test(size=WIDE) as pilot:
+        await until_text(pilot, "worth a look")
+        await pilot.press("s")
+        await until_text(pilot, "A picture masks nothing")
+        assert not (db.parent / "watch-run7.svg").exists()
+
+
+async def test_help_and_palette_show_the_keys_of_ones_own(
+    db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "screens.yaml"
+    path.write_text("keys:\n  replay.tag: ctrl+t\n  runs.watch: W\n")
+    monkeypatch.setenv("AGENTRL_SCREENS", str(path))
+    async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/")
+        await pilot.press("question_mark")
+        text = await until_text(pilot, "Your own keys")
+        assert re.search(r"ctrl\+t +tag", text) and not re.search(r"W +watch", text)
+        await pilot.press("z", "ctrl+p", *"replay.tag")
+        assert "ctrl+t   replay.tag" in await until_text(pilot, "   replay.tag")
+
+
+async def test_the_palette_offers_no_picture_that_nobody_asked_about(db: Path) -> None:
+    app = AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003"))
+    async with app.run_test(size=WIDE):
+        assert {"Quit"} <= (titles := {item.title for item in app.get_system_commands(app.screen)})
+        assert "Screenshot" not in titles
+
+
+async def test_pages_keep_their_colours_and_the_chosen_group_is_marked(db: Path) -> None:
+    async with AgentApp(db, lambda reader: WatchScreen(reader, "grpo-07")).run_test(size=WIDE) as pilot:
+        await until_text(pilot, "worth a look")
+        await pilot.press("4")
+        await until_text(pilot, "rewards by sample")
+        await pilot.press("down")
+        await pilot.pause()
+        colours: dict[str, str] = {}
+        for strip in pilot.app.screen._compositor.render_strips():
+            for segment in strip:
+                name = (segment.text.split() or [""])[0]
+                if segment.style is not None and segment.style.color is not None:
+                    colours.setdefault(name, segment.style.color.name)
+        assert (colours["GROUPS"], colours["40"], colours["41"]) == ("#8fbfff", "#ffd75f", "#8a8a8a")
