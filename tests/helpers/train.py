@@ -186,7 +186,7 @@ def spawn(project: Path, *args: str) -> tuple[int, str]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     log = project / "output.txt"
-    process = context.Process(target=_main, args=(str(project), str(log), list(args)))
+    process = context.Process(target=agentrl_process, args=(str(project), str(log), list(args)))
     process.start()
     process.join(90)
     if process.exitcode is None:
@@ -195,7 +195,8 @@ def spawn(project: Path, *args: str) -> tuple[int, str]:
     return process.exitcode, log.read_text()
 
 
-def _main(project: str, log: str, args: list[str]) -> None:
+def agentrl_process(project: str, log: str, args: list[str]) -> None:
+    """What the process runs: `agentrl ARGS` in `project`, its output to `log`."""
     import torch
 
     from agentrl_cli.commands import main

@@ -1,0 +1,111 @@
+"""kill -9 at random moments over every kind of command; resumed or run again, it must end as if never killed."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.store import Store
+from benchmarks.fault_trials.commands import MODES, Command, differences, ending, project_of, run
+from tests.helpers.train import write_model
+
+ONE_SHOT = {
+    "sft": ("sft", "out", "--from-store", "kind:train", "--steps", "6", "--lr", "0.01", "--seed", "0"),
+    "merge": ("merge", "last", "out"),
+    "eval": ("eval", "--checkpoint", "last", "--samples", "2", "--tasks", "6"),
+}
+"""Commands on a finished training that are not resumed: killed, they are run again from the start."""
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def trial(args: argparse.Namespace, work: Path) -> tuple[dict[str, Any], bool]:
+    """A row of trials, kills and what was wrong for each kind of command; half of the resumes are killed again."""
+    rng = random.Random(args.seed)
+    model = write_model(work / "model")
+    table: dict[str, Any] = {}
+    share = max(1, args.trials // (len(MODES) + len(ONE_SHOT)))
+    for mode in MODES:
+        table[mode] = _kill_trainings(rng, work / mode, model, mode, share)
+        print(mode, json.dumps(table[mode]), flush=True)
+    for name, command in ONE_SHOT.items():
+        table[name] = _kill_commands(rng, work / "sync" / "whole", work / name, command, share)
+        print(name, json.dumps(table[name]), flush=True)
+    return table, not any(row["wrong"] for row in table.values())
+
+
+def _kill_trainings(rng: random.Random, work: Path, model: Path, mode: str, trials: int) -> dict[str, Any]:
+    whole = project_of(work / "whole", model, mode)
+    began = time.monotonic()
+    code, said = run(whole, "train")
+    if code:
+        raise SystemExit(said)
+    seconds, want = time.monotonic() - began, ending(whole)
+    count, wrong = 0, []
+    for trial in range(trials):
+        project = project_of(work / f"trial-{trial}", model, mode)
+        args: tuple[str, ...] = ("train",)
+        while rng.random() < (0.5 if count and args[1:] else 1.0):
+            alive = Command(project, *args).kill(rng.uniform(0.0, seconds))
+            count += alive
+            with Store.open(project / "runs" / "agentrl.db") as store:
+                begun = any(row.kind == "train" for row in store.runs())
+            args = ("train", "--resume", "last") if begun else ("train",)
+            if not alive:
+                break
+        code, said = run(project, *args)
+        bad = [f"exit {code}: {said[-300:]}"] if code else differences(mode, ending(project), want)
+        wrong += [f"trial {trial}: {text}" for text in bad]
+        shutil.rmtree(project)
+    return {"trials": trials, "kills": count, "wrong": wrong}
+
+
+def _kill_commands(
+    rng: random.Random, trained: Path, work: Path, command: tuple[str, ...], trials: int
+) -> dict[str, Any]:
+    def fresh(name: str) -> Path:
+        shutil.copytree(trained, work / name)
+        return work / name
+
+    whole = fresh("whole")
+    began = time.monotonic()
+    code, said = run(whole, *command)
+    if code:
+        raise SystemExit(said)
+    seconds, want = time.monotonic() - began, _products(whole)
+    count, wrong = 0, []
+    for trial in range(trials):
+        project = fresh(f"trial-{trial}")
+        alive = Command(project, *command).kill(rng.uniform(0.0, seconds))
+        count += alive
+        if alive and (project / "out" / "model.safetensors").is_file() and _products(project)["out"] != want["out"]:
+            wrong.append(f"trial {trial}: a killed command left an output that looks whole and is not")
+        again = (*command, "--force") if command[0] in ("sft", "merge") else command
+        code, said = run(project, *again)
+        if code or (alive and _products(project) != want):
+            wrong.append(f"trial {trial}: exit {code}, {said[-300:]}")
+        shutil.rmtree(project)
+    return {"trials": trials, "kills": count, "wrong": wrong}
+
+
+def _products(project: Path) -> dict[str, Any]:
+    """Outputs by checksum, and the evaluations with the number of their episodes."""
+    out = sorted((project / "out").glob("*.safetensors")) if (project / "out").is_dir() else []
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        evals = [row for run_id in (None, *(r.id for r in store.runs())) for row in store.evals(run_id)]
+        episodes = Counter(one.kind for one in store.episode_rows(store.episode_ids("", "time")))
+    return {
+        "out": {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in out},
+        "evals": sorted((row.name, row.split, row.pass_rate) for row in evals),
+        "episodes": episodes["eval"],
+    }
