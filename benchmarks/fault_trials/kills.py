@@ -19,7 +19,7 @@ from tests.helpers.train import write_model
 ONE_SHOT = {
     "sft": ("sft", "out", "--from-store", "kind:train", "--steps", "6", "--lr", "0.01", "--seed", "0"),
     "merge": ("merge", "last", "out"),
-    "eval": ("eval", "--checkpoint", "last", "--samples", "2", "--tasks", "6"),
+    "eval": ("eval", "--checkpoint", "last", "-k", "2", "--limit", "6"),
 }
 """Commands on a finished training that are not resumed: killed, they are run again from the start."""
 
@@ -34,7 +34,7 @@ def trial(args: argparse.Namespace, work: Path) -> tuple[dict[str, Any], bool]:
     rng = random.Random(args.seed)
     model = write_model(work / "model")
     table: dict[str, Any] = {}
-    share = max(1, args.trials // (len(MODES) + len(ONE_SHOT)))
+    share = -(-args.trials // (len(MODES) + len(ONE_SHOT)))
     for mode in MODES:
         table[mode] = _kill_trainings(rng, work / mode, model, mode, share)
         print(mode, json.dumps(table[mode]), flush=True)
