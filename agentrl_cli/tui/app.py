@@ -14,10 +14,13 @@ from textual.color import Color
 from textual.filter import LineFilter
 from textual.screen import Screen
 
+from agentrl_cli.errors import nearest
+from agentrl_cli.registry import resolve
 from agentrl_cli.tui.common.dialogs import picture
 from agentrl_cli.tui.common.layers import DEFAULT_PALETTE, use_palette
 from agentrl_cli.tui.common.palette import KeyCommands
 from agentrl_cli.tui.common.reader import Reader
+from agentrl_cli.tui.common.router import SCREENS
 from agentrl_cli.tui.common.settings import read_settings, settings_path
 from agentrl_cli.tui.common.token_text import CONTROL
 
@@ -85,19 +88,8 @@ class AgentApp(App[int]):
 
 def unknown_key(keys: Mapping[str, str]) -> str:
     """What is wrong with the ids of a keymap: the first that no screen has, and the nearest; empty where none is."""
-    from agentrl_cli.errors import nearest
-    from agentrl_cli.tui.chat import screen as chat
-    from agentrl_cli.tui.compare import screen as compare
-    from agentrl_cli.tui.compare import versus
-    from agentrl_cli.tui.replay import keys as replay_keys
-    from agentrl_cli.tui.runs import episodes
-    from agentrl_cli.tui.runs import screen as runs
-    from agentrl_cli.tui.watch import keys as watch_keys
-    from agentrl_cli.tui.whatif import screen as whatif
-
-    screens = (chat.ChatScreen, compare.CompareScreen, episodes.EpisodesScreen, runs.RunsScreen,
-               versus.VersusScreen, whatif.WhatIfScreen, replay_keys, watch_keys)  # fmt: skip
-    ids = [str(key.id) for screen in screens for key in screen.BINDINGS if isinstance(key, Binding)]
+    classes = (resolve("screens", SCREENS, name) for name in SCREENS)
+    ids = [str(key.id) for screen in classes for key in screen.BINDINGS if isinstance(key, Binding)]
     wrong = next((name for name in keys if name not in ids), "")
     near = nearest(wrong, ids) if wrong else []
     hint = f"; did you mean {near[0]}?" if near else "; ctrl+p shows them"

@@ -43,10 +43,6 @@ CIRCLES: set[frozenset[str]] = {
     frozenset({"rollout.attempt", "rollout.run"}),
     frozenset({"sandbox.grading", "sandbox.pool", "sandbox.session"}),
     frozenset({"tools", "tools.base"}),
-    frozenset(
-        "tui.chat.screen tui.common.episode_table tui.compare.versus tui.replay.base tui.replay.screen "
-        "tui.runs.episodes tui.whatif.screen".split()
-    ),
 }
 """Circles that are still to be dissolved. Nothing is added here."""
 

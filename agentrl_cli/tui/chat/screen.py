@@ -235,10 +235,8 @@ class ChatScreen(AgentScreen):
             await self._send(command.op, command.values)
 
     def _open_replay(self, episode: str) -> None:
-        from agentrl_cli.tui.replay.screen import ReplayScreen
-
         self._replay_when_saved = False
-        self.app.push_screen(ReplayScreen(self.reader, episode))
+        self.open_screen("replay", episode)
 
     # -- keys -----------------------------------------------------------------------------------------------------
 

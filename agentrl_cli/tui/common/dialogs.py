@@ -18,17 +18,25 @@ from textual.worker import Worker, WorkerState
 
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.common.palette import said
+from agentrl_cli.tui.common.reader import Reader
+from agentrl_cli.tui.common.router import screen
 from agentrl_cli.tui.common.settings import read_settings, settings_path
 
 
 class AgentScreen(Screen[None]):
-    """A screen whose workers may fail as the store may: locked, gone, an episode deleted meanwhile.
+    """A screen over the store, whose workers may fail as the store may: locked, missing, an episode deleted meanwhile.
 
-    Such an error is told and the screen stays; a mistake of ours still ends the application with its traceback.
+    Such an error is shown and the screen stays; a bug still ends the application with its traceback.
     """
 
+    reader: Reader
+
+    def open_screen(self, name: str, *args: Any, **options: Any) -> None:
+        """Opens another screen over this one, by its name in `router.SCREENS`, with the same reader."""
+        self.app.push_screen(screen(name, self.reader, *args, **options))
+
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
-        """Tells an AgentRLError of a worker, raises anything else."""
+        """Shows an AgentRLError of a worker, raises anything else."""
         if event.state is not WorkerState.ERROR or event.worker.error is None:
             return
         error = event.worker.error

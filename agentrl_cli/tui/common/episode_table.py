@@ -230,9 +230,7 @@ class ListingScreen(AgentScreen):
         self.table.add_rows(rows)
 
     def on_episode_table_opened(self, event: EpisodeTable.Opened) -> None:
-        from agentrl_cli.tui.replay.screen import ReplayScreen
-
-        self.app.push_screen(ReplayScreen(self.reader, event.row.id, self.browse))
+        self.open_screen("replay", event.row.id, self.browse)
 
     def next_sort(self) -> None:
         """Reads the list in the next order."""

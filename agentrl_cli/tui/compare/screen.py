@@ -106,14 +106,12 @@ class CompareScreen(AgentScreen):
 
     @work(exclusive=True, group="open", exit_on_error=False)
     async def action_open(self) -> None:
-        from agentrl_cli.tui.compare.versus import VersusScreen
-
         if self.found is None or not self.found.tasks:
             return
         line: TaskLine = self.found.tasks[self.cursor]
         ids = (line.episode_before, line.episode_after)
         rows = await self.reader.call(lambda store: [store.episode_row(name) for name in ids])
-        self.app.push_screen(VersusScreen(self.reader, rows, (0, 1)))
+        self.open_screen("versus", rows, (0, 1))
 
     def action_metrics(self) -> None:
         self.every = not self.every

@@ -173,12 +173,10 @@ class VersusScreen(AgentScreen):
                 self.tokens(side).move_to(self.fork.position)
 
     def action_open(self) -> None:
-        from agentrl_cli.tui.replay.screen import ReplayScreen
-
         view = self.views[self.side]
         if view is not None:
             place = place_of(view, self.tokens(self.side).cursor)
-            self.app.push_screen(ReplayScreen(self.reader, view.episode.id, place=place))
+            self.open_screen("replay", view.episode.id, place=place)
 
     def action_help(self) -> None:
         self.app.push_screen(Help("side by side", HELP))

@@ -131,9 +131,7 @@ class ReplayScreen(ReplayBase):
             self.tokens.move_to(len(self.view.tokens) - 1)
 
     def action_list(self) -> None:
-        from agentrl_cli.tui.runs.episodes import EpisodesScreen
-
-        self.app.push_screen(EpisodesScreen(self.reader, self.browse))
+        self.open_screen("episodes", self.browse)
 
     # -- other episodes -------------------------------------------------------------------------------------------
 
@@ -152,25 +150,21 @@ class ReplayScreen(ReplayBase):
     @work(exclusive=True, group="browse", exit_on_error=False)
     async def action_versions(self) -> None:
         """Two checkpoints on this task, side by side."""
-        from agentrl_cli.tui.compare.versus import VersusScreen
-
         rows = await self.reader.call(related.versions, self.episode_id)
         other = related.other_version(rows, self.episode_id)
         if other is None:
             self.notify("Only one checkpoint tried this task: `agentrl eval` makes more.", timeout=4)
             return
         here = next(n for n, row in enumerate(rows) if row.id == self.episode_id)
-        self.app.push_screen(VersusScreen(self.reader, rows, (min(here, other), max(here, other))))
+        self.open_screen("versus", rows, (min(here, other), max(here, other)))
 
     @work(exclusive=True, group="browse", exit_on_error=False)
     async def action_same_flag(self) -> None:
         """All episodes of this step with the same flag."""
         from agentrl_cli.tui.common.episode_table import Browse
-        from agentrl_cli.tui.runs.episodes import EpisodesScreen
-
         text, run = await self.reader.call(related.same_flag, self.episode_id)
         if text:
-            self.app.push_screen(EpisodesScreen(self.reader, Browse(text, "-time", run)))
+            self.open_screen("episodes", Browse(text, "-time", run))
         else:
             self.notify("This episode has no flag.", timeout=2)
 
@@ -220,22 +214,16 @@ class ReplayScreen(ReplayBase):
         self.app.push_screen(Rewrite("edit", settings, text, WHATIF, whatif_arguments), done)
 
     def _whatif(self, text: str, edit: str | None = None) -> None:
-        from agentrl_cli.tui.whatif.screen import WhatIfScreen
-
         arguments = whatif_arguments(text) + ([] if edit is None else ["--edit", edit])
-        self.app.push_screen(WhatIfScreen(self.reader, self.episode_id, arguments))
+        self.open_screen("whatif", self.episode_id, arguments)
 
     def _children(self) -> None:
         from agentrl_cli.tui.common.episode_table import Browse
-        from agentrl_cli.tui.runs.episodes import EpisodesScreen
-
-        self.app.push_screen(EpisodesScreen(self.reader, Browse(f"parent:{self.episode_id}")))
+        self.open_screen("episodes", Browse(f"parent:{self.episode_id}"))
 
     def action_chat(self) -> None:
         """A chat that starts with everything before the cursor's turn."""
         from agentrl_cli.tui.chat.client import ChatClient
-        from agentrl_cli.tui.chat.screen import ChatScreen
-
         if self.view is None or not self.view.blocks:
             return
         turn = whatif_turn(self.view, self.tokens.cursor)
@@ -243,7 +231,7 @@ class ReplayScreen(ReplayBase):
         arguments = ["--db", str(self.reader.path), "--episode", self.episode_id, "--turn", str(place)]
         if self.view.episode.kind == "train":
             arguments += ["--model", f"{self.view.run}@last"]
-        self.app.push_screen(ChatScreen(self.reader, ChatClient(arguments)))
+        self.open_screen("chat", ChatClient(arguments))
 
     # -- marks ----------------------------------------------------------------------------------------------------
 

@@ -214,22 +214,16 @@ class RunsScreen(AgentScreen):
             self.action_watch()
 
     def action_watch(self) -> None:
-        from agentrl_cli.tui.watch.screen import WatchScreen
-
         if self.chosen is not None:
-            self.app.push_screen(WatchScreen(self.reader, self.chosen.run.id))
+            self.open_screen("watch", self.chosen.run.id)
 
     def action_episodes(self) -> None:
         from agentrl_cli.tui.common.episode_table import Browse
-        from agentrl_cli.tui.runs.episodes import EpisodesScreen
-
         if self.chosen is not None:
-            self.app.push_screen(EpisodesScreen(self.reader, Browse(run=self.chosen.run.id)))
+            self.open_screen("episodes", Browse(run=self.chosen.run.id))
 
     def action_all_episodes(self) -> None:
-        from agentrl_cli.tui.runs.episodes import EpisodesScreen
-
-        self.app.push_screen(EpisodesScreen(self.reader))
+        self.open_screen("episodes")
 
     def action_checkpoints(self) -> None:
         if self.chosen is not None:
@@ -244,8 +238,6 @@ class RunsScreen(AgentScreen):
 
     def action_compare(self) -> None:
         """The marked run against this one; without a mark, the run before this one."""
-        from agentrl_cli.tui.compare.screen import CompareScreen
-
         chosen, runs = self.chosen, self.runs
         if chosen is None:
             return
@@ -254,7 +246,7 @@ class RunsScreen(AgentScreen):
         if not other:
             self.notify("space marks the other run first.", timeout=3)
             return
-        self.app.push_screen(CompareScreen(self.reader, other, chosen.run.id))
+        self.open_screen("compare", other, chosen.run.id)
 
     def action_filter(self) -> None:
         def done(text: str | None) -> None:

@@ -57,14 +57,13 @@ class WatchScreen(WatchBase):
 
     def action_open(self) -> None:
         """Replay of the chosen episode; a running one is followed there. Of an alert the episodes that it is about."""
-        from agentrl_cli.tui.replay.screen import ReplayScreen
         from agentrl_cli.tui.watch.panels import alert_filter
 
         if self.tab == "episodes":
             self.table.open_current()
             return
         if self.tab == "groups" and self._line < len(self.pages.groups):
-            self.app.push_screen(ReplayScreen(self.reader, self.pages.groups[self._line].best))
+            self.open_screen("replay", self.pages.groups[self._line].best)
             return
         if self.data is None or self.tab != "overview":
             return
@@ -74,7 +73,7 @@ class WatchScreen(WatchBase):
             self.browse.filter = about or self.browse.filter
             self.action_tab("episodes" if about else "health")
         elif chosen:
-            self.app.push_screen(ReplayScreen(self.reader, chosen[min(self.cursor, len(chosen) - 1)]))
+            self.open_screen("replay", chosen[min(self.cursor, len(chosen) - 1)])
 
     def on_click(self, event: Click) -> None:
         """A click on a tab shows it, one on an episode of the overview chooses it, a second one opens it."""

@@ -120,16 +120,12 @@ class WhatIfScreen(AgentScreen):
         self.paint()
 
     def action_open(self) -> None:
-        from agentrl_cli.tui.replay.screen import ReplayScreen
-
         if self.cursor < len(self.stored):
-            self.app.push_screen(ReplayScreen(self.reader, self.stored[self.cursor]))
+            self.open_screen("replay", self.stored[self.cursor])
 
     def action_list(self) -> None:
         from agentrl_cli.tui.common.episode_table import Browse
-        from agentrl_cli.tui.runs.episodes import EpisodesScreen
-
-        self.app.push_screen(EpisodesScreen(self.reader, Browse(f"parent:{self.episode_id}")))
+        self.open_screen("episodes", Browse(f"parent:{self.episode_id}"))
 
     def action_help(self) -> None:
         self.app.push_screen(Help("what if", HELP))
