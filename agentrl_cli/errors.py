@@ -74,12 +74,14 @@ class NotFound(UsageError):
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> NotFound:
         """A message that names the nearest known names."""
-        known = list(known)
+        known = [item for item in known if item]
         near = nearest(name, known)
         if near:
             hint = f"Did you mean {' or '.join(near)}?" + (f" {hint}" if hint else "")
         elif known and len(known) <= 12:
             hint = f"There are: {', '.join(known)}." + (f" {hint}" if hint else "")
+        elif not known:
+            hint = "There is none." + (f" {hint}" if hint else "")
         return cls(f"No {kind} named {name!r}.", hint=hint)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl_cli.errors import ConfigError, EnvironmentProblem
+from agentrl_cli.errors import ConfigError, EnvironmentProblem, NotFound
 
 PROJECT_FILE = "agentrl.yaml"
 """The file that makes a folder a project."""
@@ -50,6 +50,20 @@ def pack_path(name: str, base: Path | None = None) -> Path | None:
             return shipped
     given = (base or Path.cwd()) / Path(name).expanduser()
     return given.resolve() if (given / "task.yaml").is_file() else None
+
+
+def find_pack(name: str, base: Path | None = None) -> Path:
+    """The folder of a pack, as `pack_path`. Raises NotFound: for a path it says which file or folder is missing."""
+    found = pack_path(name, base)
+    if found is not None:
+        return found
+    given = (base or Path.cwd()) / Path(name).expanduser()
+    hint = "`agentrl init --list` shows the packs that ship; a folder with a task.yaml is one, too."
+    if given.is_dir():
+        raise NotFound(f"There is no task.yaml in {given.resolve()}, so it is not a pack.", hint=hint)
+    if "/" in name or name.startswith("."):
+        raise NotFound(f"The pack folder {given} does not exist.", hint=hint)
+    raise NotFound.of("pack", name, pack_names(), hint=hint)
 
 
 def pack_names() -> list[str]:

@@ -35,7 +35,14 @@ def resolve(kind: str, table: Mapping[str, str | object], name: str, *, base: Pa
     if name in points:
         return _load(kind, points[name].value, base)
     hint = f'Anything else is written "module:object" or "file.py:object", or registered under agentrl.{kind}.'
-    raise NotFound.of(kind.removesuffix("s"), name, sorted({*table, *points}), hint=hint)
+    raise NotFound.of(_one(kind), name, sorted({*table, *points}), hint=hint)
+
+
+def _one(kind: str) -> str:
+    """The singular of a kind: loss of losses, policy of policies, tool of tools."""
+    if kind.endswith("ies"):
+        return f"{kind[:-3]}y"
+    return kind.removesuffix("es") if kind.endswith("sses") else kind.removesuffix("s")
 
 
 def names(kind: str, table: Mapping[str, str | object]) -> list[str]:

@@ -54,6 +54,8 @@ async def check_pack(pack: Pack, sandbox: Sandbox | None, *, every: bool = False
         tasks += good
         where = pack.source(split).label.removeprefix(f"{pack.dir}/")
         problems += [Problem(f"{where}:{line.number}", line.text) for line in bad]
+        if not good and not bad:
+            problems.append(Problem(where, f"the split {split} has no rows"))
     problems += _families(pack, tasks)
     problems += _twice(tasks, ("setup", *getattr(pack.module, "WORLD", ())))
     problems += _tools(pack)

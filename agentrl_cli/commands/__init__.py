@@ -20,7 +20,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from agentrl_cli._version import __version__
-from agentrl_cli.errors import AgentRLError, nearest
+from agentrl_cli.errors import AgentRLError, UsageError, nearest
+from agentrl_cli.types.plain import is_text, shown
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # name: (panel, module:object, help)
@@ -157,10 +158,18 @@ def load_command(name: str) -> Any:
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code (DESIGN 6)."""
     try:
+        _require_text(sys.argv[1:] if args is None else args)
         code = get_command(app).main(args=args, prog_name="agentrl", standalone_mode=False)
     except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001  the boundary: what nobody expected goes to a log
         return report(error)
     return code if isinstance(code, int) else 0
+
+
+def _require_text(args: Sequence[str]) -> None:
+    """Raise UsageError for an argument with bytes that are not UTF-8: no store, filter or file name takes it."""
+    for number, arg in enumerate(args, 1):
+        if not is_text(arg):
+            raise UsageError(f"Argument {number}, {shown(arg)}, is not UTF-8 text.", hint="Type or paste it again.")
 
 
 def report(error: BaseException) -> int:
@@ -239,7 +248,7 @@ def _write_log(text: str) -> Path | None:
     for folder in [*folders, Path(tempfile.gettempdir())]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(head + text, encoding="utf-8")
+            (folder / name).write_text(head + text, encoding="utf-8", errors="backslashreplace")
         except OSError:  # read-only or full: the next folder, and in the end the screen
             continue
         return folder / name

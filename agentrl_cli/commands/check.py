@@ -19,8 +19,7 @@ from agentrl_cli.commands.common import (
     open_project,
     warn_unsafe,
 )
-from agentrl_cli.errors import NotFound
-from agentrl_cli.paths import find_project, pack_names, pack_path
+from agentrl_cli.paths import find_pack, find_project
 
 if TYPE_CHECKING:
     from agentrl_cli.config import SandboxConfig
@@ -46,7 +45,7 @@ def command(
     folder = find_project(override=project)
     context = open_project(project, None, config, sets, required=not packs)
     names = packs or context.config.task.packs
-    folders = [_folder(name, folder) for name in names]
+    folders = [find_pack(name, folder) for name in names]
     with data_stdout():
         results = asyncio.run(_check(folders, context.config.sandbox, every))
         if as_json:
@@ -55,13 +54,6 @@ def command(
             _tell(results)
     if any(result["problems"] for result in results):
         raise typer.Exit(1)
-
-
-def _folder(name: str, project: Path | None) -> Path:
-    found = pack_path(name, project)
-    if found is None:
-        raise NotFound.of("pack", name, pack_names(), hint="A folder with a task.yaml works, too.")
-    return found
 
 
 async def _check(folders: list[Path], settings: SandboxConfig, every: bool) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import typer
 
 from agentrl_cli.commands.common import JsonOption, ModelOption, confirm, echo, echo_json, narrate, warn
 from agentrl_cli.errors import ConfigError, NotFound, SandboxUnavailable, UsageError
-from agentrl_cli.paths import PROJECT_FILE, pack_names, pack_path, packs_dir
+from agentrl_cli.paths import PROJECT_FILE, find_pack, pack_names, packs_dir
 
 NOT_COPIED = {"__pycache__", ".pytest_cache", "runs", PROJECT_FILE}
 """Files and folders of a pack (or of another project) that a new project does not start with."""
@@ -51,9 +51,7 @@ def command(
         return _list(as_json)
     if pack is None:
         raise UsageError("Which pack?", hint=f"There are: {', '.join(pack_names())}. Start: agentrl init code-task")
-    source = pack_path(pack)
-    if source is None:
-        raise NotFound.of("pack", pack, pack_names(), hint="A folder with a task.yaml works, too.")
+    source = find_pack(pack)
     target = (folder or Path(source.name)).expanduser()
     isolation = _isolation(min_level, yes)
     files = _files(source)
@@ -83,9 +81,9 @@ def _list(as_json: bool) -> None:
 
 
 def _head(folder: Path) -> dict[str, Any]:
-    import yaml
+    from agentrl_cli.config.yamlfile import load_yaml
 
-    read = yaml.safe_load((folder / "task.yaml").read_text(encoding="utf-8"))
+    read = load_yaml(folder / "task.yaml")
     return read if isinstance(read, dict) else {}
 
 

@@ -43,7 +43,7 @@ def command(
         return
     if sql is None:
         raise UsageError("Give a SELECT.", hint="For example: agentrl query 'select * from v_groups limit 5'")
-    names, rows = run_query(path, sys.stdin.read() if sql == "-" else sql, params or (), timeout=timeout or None)
+    names, rows = run_query(path, _stdin() if sql == "-" else sql, params or (), timeout=timeout or None)
     shown: list[list[Any]] = []
     more = False
     for row in rows:
@@ -54,3 +54,10 @@ def command(
     print_rows(names, shown, Format.json if json else format)
     if more:
         narrate(f"The first {limit}; --limit 0 prints all.")
+
+
+def _stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"The SQL on stdin is not UTF-8: {error.reason} at byte {error.start}.") from error

@@ -13,6 +13,7 @@ from agentrl_cli.commands.common import (
     ProjectOption,
     RunOption,
     echo,
+    echo_json,
     echo_jsonl,
     find_db,
     is_terminal,
@@ -68,6 +69,7 @@ def command(
 ) -> None:
     """Step through an episode: turns, tool calls, every token with what training made of it, reward, siblings.
 
+    --json prints what `agentrl show --json` prints.
     --verify says `diverged at call n` where a recorded call answers otherwise today; nothing is stored by that.
     --whatif runs recorded calls again or samples anew from a turn, in a process of its own; results are stored as
     children of the episode. With --json it prints one event a line: {"ev": "rerun" | "rewards" | "child" | "done", …}.
@@ -78,9 +80,13 @@ def command(
     if whatif is not None or verify:
         request = _request(whatif, verify)
         raise typer.Exit(_whatif(path, episode or "last", run, request, script, project, as_json=json))
-    if tokens or (svg is None and (plain or not is_terminal())):
+    if tokens or (svg is None and (plain or json or not is_terminal())):
         listed = episode is None or (filter_ and episode == "last")
-        _print(path, _first(path, run, filter_, sort) if listed else episode or "last", run, layer, tokens)
+        wanted = _first(path, run, filter_, sort) if listed else episode or "last"
+        if json and not tokens:
+            _print_json(path, wanted, run)
+        else:
+            _print(path, wanted, run, layer, tokens)
         return
     _open(path, episode, run, filter_, sort, svg, mask)
 
@@ -196,6 +202,15 @@ def _whatif(
         return 1 if diverged else 0
 
     return asyncio.run(go())
+
+
+def _print_json(path: Path, episode: str, run: str | None) -> None:
+    from agentrl_cli.analysis.export import episode_object
+    from agentrl_cli.store import Store
+
+    with Store.open(path, readonly=True) as store:
+        found = store.resolve_episode(episode, store.run(run).id if run else None)
+        echo_json(episode_object(store.episode(found), store.signals(found), tokens=False))
 
 
 def _print(path: Path, episode: str, run: str | None, layer: str, tokens: bool) -> None:

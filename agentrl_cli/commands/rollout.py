@@ -29,6 +29,7 @@ from agentrl_cli.commands.common import (
 )
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.commands.tables import print_rows
+from agentrl_cli.errors import DataError
 
 if TYPE_CHECKING:
     from agentrl_cli.runtime import Runtime
@@ -128,6 +129,8 @@ def _tasks(runtime: Runtime, split: str, count: int) -> list[Task]:
     config = runtime.config.task
     packs = [pack.tasks(split, families=config.families, limit=config.limit) for pack in runtime.packs.values()]
     tasks = [task for row in itertools.zip_longest(*packs) for task in row if task is not None]
+    if not tasks:
+        raise DataError(f"The split {split} has no rows to attempt.", hint="`agentrl check` looks the data over.")
     if len(tasks) < count:
         limited = " under task.limit" if config.limit is not None else ""
         narrate(f"The split {split} has {len(tasks)} tasks{limited}; {count} were asked for.")

@@ -104,18 +104,21 @@ def command(
 
 
 def _from_nothing(name: str, given: dict[str, Any], out: Path) -> float:
+    from agentrl_cli.policies.local_checkpoint import written_whole
     from agentrl_cli.sft.train import load_recipe, make
 
     recipe = load_recipe(None if name == "tiny-agent" else Path(name))
     recipe = dataclasses.replace(recipe, **given)
     with Progress("sft", recipe.drills + recipe.steps) as progress:
         losses = _Losses(progress)
-        make(recipe, out, losses)
+        with written_whole(out, keep=True) as folder:
+            make(recipe, folder, losses)
     return losses.mean
 
 
 def _fine_tune(context: Any, given: dict[str, Any], out: Path, kept: _FromStore | None) -> float:
     """Fine-tune the configured model on the packs' demonstrations, or on the store's episodes."""
+    from agentrl_cli.policies.local_checkpoint import written_whole
     from agentrl_cli.policies.local_load import load_policy
     from agentrl_cli.policies.local_loaded import save_model
     from agentrl_cli.sft.from_store import batches
@@ -146,8 +149,8 @@ def _fine_tune(context: Any, given: dict[str, Any], out: Path, kept: _FromStore 
         budget = context.config.train.token_budget
         train(loaded.model, loaded.chat, packs, recipe, losses, batches=stream, budget=budget)
     assert loaded.folder is not None
-    out.mkdir(parents=True, exist_ok=True)
-    save_model(loaded.model, loaded.folder, out)
+    with written_whole(out, keep=True) as folder:
+        save_model(loaded.model, loaded.folder, folder)
     return losses.mean
 
 

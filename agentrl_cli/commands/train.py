@@ -140,6 +140,9 @@ def _resumed(context: Context, name: str, sets: list[str] | None, flags: dict[st
     if row.status == "finished" and row.step >= settings.train.steps:
         more = f"agentrl train --resume {row.name} --steps {2 * row.step}"
         narrate(f"{row.name} has done its {row.step} steps: nothing left to do. `{more}` goes on.")
+        given = [*(sets or ()), *(f"{key}={value}" for key, value in flags.items() if value is not None)]
+        if given:
+            narrate(f"Not applied, as no step is left to apply it to: {', '.join(given)}.")
         raise typer.Exit(0)
     return dataclasses.replace(context, config=settings, sources=sources), row.name
 

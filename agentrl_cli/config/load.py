@@ -7,6 +7,7 @@ its file and line.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from agentrl_cli.errors import ConfigError, nearest
 from agentrl_cli.paths import pack_path
 
 ENV_PREFIX = "AGENTRL_"
+WHOLE = 0.1
+"""What likeness of whole names counts more than that of their last parts: `modle` is `model`, not `remote.mode`."""
 NOT_CONFIG = frozenset({"DB", "PROJECT", "DEBUG", "CACHE", "LOG", "COMPLETE", "TOKEN", "SCREENS"})
 """Names after the prefix that other parts read; any other unknown name is an error, not silently ignored."""
 
@@ -140,9 +143,20 @@ def _suggest(key: str, known: Sequence[str]) -> list[str]:
     inside = [name for name in known if section and name.startswith(f"{section}.")]
     if begun := [name for name in inside if name.startswith(f"{key}_")] + same:
         return begun[:2]
-    leaves = {name.rpartition(".")[2]: name for name in known}
-    near = nearest(key, inside, 1) or nearest(key, [*known, *sections()], 1)
-    return near or [leaves[name] for name in nearest(leaf, leaves, 1)]
+    return nearest(key, inside, 1) or _likest(key, [*known, *sections()])
+
+
+def _likest(key: str, known: Sequence[str]) -> list[str]:
+    """The names most like `key`, as a whole or in what follows the last dot: `stpes` is like `train.steps`."""
+    leaf = key.rpartition(".")[2]
+
+    def like(name: str) -> float:
+        part = difflib.SequenceMatcher(None, leaf, name.rpartition(".")[2]).ratio()
+        return max(WHOLE + difflib.SequenceMatcher(None, key, name).ratio(), part)
+
+    found = {name: like(name) for name in known}
+    best = max(found.values())
+    return [name for name, ratio in found.items() if ratio == best][:2] if best >= 0.6 else []
 
 
 def _explain(detail: ErrorDetails, layers: Mapping[str, Value]) -> str:

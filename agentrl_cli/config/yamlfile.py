@@ -1,14 +1,26 @@
-"""YAML files to flat dotted keys, each with the line it stands on. Nothing here knows what the keys mean."""
+"""YAML files to flat dotted keys, each with the line it stands on. Nothing here knows what the keys mean.
+
+Whatever a file holds, what cannot be read is a ConfigError that names the file, and the line if there is one.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from agentrl_cli.errors import ConfigError, NotFound
+from agentrl_cli.types.plain import is_text, shown
+
+MOST = 100_000
+"""Values that a file may have, those that aliases repeat counted each time."""
+OPEN = 300
+"""Brackets that may be open at once."""
+_BRACKETS = re.compile(r"[\[\]{}]")
 
 
 class Value(NamedTuple):
@@ -29,21 +41,29 @@ def read_yaml(path: Path, *, only: str | None = None) -> dict[str, Value]:
         return {}
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path}:{root.start_mark.line + 1}: expected a mapping of sections, like `train:`.")
-    loader = yaml.SafeLoader("")
     return {
-        key: Value(loader.construct_object(node, deep=True), f"file:{path}:{node.start_mark.line + 1}")
+        key: Value(_construct(node, path), f"file:{path}:{node.start_mark.line + 1}")
         for key, node in _leaves(root, "", path)
         if only is None or key.startswith(f"{only}.")
     }
 
 
+def load_yaml(path: Path) -> Any:
+    """A file's value. Raises NotFound, ConfigError."""
+    root = _compose(path)
+    return None if root is None else _construct(root, path)
+
+
 def parse_scalar(text: str, source: str) -> Any:
     """A value written on the command line or in the environment, read as YAML."""
     try:
-        return yaml.safe_load(text)
+        with _as_yaml_error():
+            root = _nodes(text)
+            return None if root is None else yaml.SafeLoader("").construct_object(root, deep=True)
     except yaml.YAMLError as error:
         hint = "Quote it, or write a list as [a, b]."
-        raise ConfigError(f"{source}: {text!r} is no YAML value.", hint=hint) from error
+        said = source if len(source) < 200 else f"{source[:60]}…"
+        raise ConfigError(f"{said}: {shown(text)} is no YAML value.", hint=hint) from error
 
 
 def flatten(key: str, value: Any, source: str) -> dict[str, Value]:
@@ -67,7 +87,8 @@ def _compose(path: Path) -> yaml.Node | None:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     try:
-        return yaml.compose(text, Loader=yaml.SafeLoader)
+        with _as_yaml_error():
+            return _nodes(text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{path}:{line}: {error.problem or 'not YAML'}.") from error
@@ -75,11 +96,65 @@ def _compose(path: Path) -> yaml.Node | None:
         raise ConfigError(f"{path}: {error}") from error
 
 
+def _nodes(text: str) -> yaml.Node | None:
+    depth = 0
+    for bracket in _BRACKETS.findall(text):  # a look ahead: PyYAML takes quadratic time for such a text
+        depth = depth + 1 if bracket in "[{" else max(0, depth - 1)
+        if depth > OPEN:
+            raise RecursionError
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    _check_size(root, {})
+    return root
+
+
+def _construct(node: yaml.Node, path: Path) -> Any:
+    try:
+        with _as_yaml_error():
+            return yaml.SafeLoader("").construct_object(node, deep=True)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(f"{path}:{node.start_mark.line + 1}: {problem}.") from error
+
+
+@contextmanager
+def _as_yaml_error() -> Iterator[None]:
+    """What PyYAML lets through: too deep a nesting, and tags or numbers that its constructors cannot make."""
+    try:
+        yield
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deep") from None
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        raise yaml.YAMLError(f"a value cannot be read: {error}") from error
+
+
+def _check_size(node: yaml.Node | None, sizes: dict[int, int]) -> int:
+    """How many values a node has. Raises YAMLError for too many, for aliases in a circle, and for lone surrogates."""
+    if node is None:
+        return 0
+    known = sizes.get(id(node))
+    if known is None:
+        sizes[id(node)] = MOST  # met again while it is counted: it holds itself
+        if isinstance(node, yaml.ScalarNode):
+            if not is_text(node.value):
+                raise yaml.YAMLError(f"line {node.start_mark.line + 1}: {shown(node.value)} has a lone surrogate")
+            known = 1
+        else:
+            pairs = isinstance(node, yaml.MappingNode)
+            inner = [part for pair in node.value for part in pair] if pairs else list(node.value)
+            known = 1 + sum(_check_size(part, sizes) for part in inner)
+        sizes[id(node)] = known
+    if known >= MOST:
+        raise yaml.YAMLError(f"it has more than {MOST:,} values, or one that holds itself")
+    return known
+
+
 def _leaves(node: yaml.MappingNode, prefix: str, path: Path) -> Iterator[tuple[str, yaml.Node]]:
     seen: dict[str, int] = {}
     for key_node, value_node in node.value:
-        name = f"{prefix}{key_node.value}"
         line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise ConfigError(f"{path}:{line}: a key must be a name.")
+        name = f"{prefix}{key_node.value}"
         if name in seen:
             raise ConfigError(f"{path}:{line}: {name} is set a second time (first in line {seen[name]}).")
         seen[name] = line

@@ -18,10 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import yaml
-
 from agentrl_cli.compat.verl import Verl, target_of, wants_verl
-from agentrl_cli.errors import AgentRLError, ConfigError, EnvError
+from agentrl_cli.config.yamlfile import load_yaml
+from agentrl_cli.errors import AgentRLError, ConfigError, EnvError, NotFound
 from agentrl_cli.registry import resolve
 from agentrl_cli.rewards.llm_client import Asked, ask
 from agentrl_cli.types import Message, Task
@@ -277,11 +276,9 @@ def load_interactions(folder: Path, value: Any) -> dict[str, Maker]:
 
 def _read(path: Path) -> Any:
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        read = load_yaml(path)
+    except NotFound:
         raise ConfigError(f"There is no {path}.") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
     return read.get("interaction") if isinstance(read, dict) and "interaction" in read else read
 
 

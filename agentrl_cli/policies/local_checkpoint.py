@@ -2,15 +2,17 @@
 
 A checkpoint is written beside its place, under a hidden name, and renamed into it; an older one of the same name is
 renamed aside before and deleted after. So a folder with this name is always whole, wherever the process is killed.
+Its files reach the disk before the rename does, and their checksums lie among them (local_checksums.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import pickle
 import re
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 from torch import nn
 
 from agentrl_cli.errors import ModelError, StoreError
+from agentrl_cli.policies.local_checksums import CHECKSUMS, damage, seal, to_disk
 from agentrl_cli.policies.local_load import ADAPTER_FILE
 from agentrl_cli.policies.local_loaded import save_model
 
@@ -27,24 +30,57 @@ LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>partial|old)-(?P<pid>[0-9]+)")
 """What a checkpoint is called while it is written, and while it is replaced."""
 
 
+class DamagedCheckpoint(ModelError):
+    """A checkpoint that a run cannot go on from; `why` says what is wrong with it."""
+
+    def __init__(self, folder: Path, why: str) -> None:
+        super().__init__(f"The checkpoint {folder} cannot be resumed from: {why}", hint="An older one may be usable.")
+        self.why = why
+
+
 def save_checkpoint(folder: Path, model: nn.Module, tokenizer: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint; an older one of the same name is replaced. Raises StoreError where the disk is full.
 
     What dead processes left in the same parent folder is swept first.
     """
     sweep(folder.parent)
-    beside = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     try:
-        beside.mkdir(parents=True)
-        save_model(model, tokenizer, beside)
-        torch.save(state, beside / STATE)
-        replace_folder(beside, folder)
+        with written_whole(folder) as beside:
+            save_model(model, tokenizer, beside)
+            torch.save(state, beside / STATE)
     except (OSError, RuntimeError) as error:
-        shutil.rmtree(beside, ignore_errors=True)
         raise StoreError(
             f"The checkpoint {folder.name} could not be written: {error}",
             hint="Free some disk space, then go on with `agentrl train --resume last`.",
         ) from error
+
+
+@contextlib.contextmanager
+def written_whole(folder: Path, *, keep: bool = False) -> Iterator[Path]:
+    """A folder beside `folder` to write into; if the block ends well, it is sealed and takes that place.
+
+    With `keep`, what `folder` holds under other names stays there. Raises OSError.
+    """
+    folder = folder.absolute()  # "." has no name
+    beside = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        beside.mkdir(parents=True)
+        yield beside
+        seal(beside)
+        if keep and folder.is_dir() and any(folder.iterdir()):
+            _move_files(beside, folder)
+        else:
+            replace_folder(beside, folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _move_files(new: Path, folder: Path) -> None:
+    """The checksums go first: killed among the files, this leaves a folder that is known to be damaged."""
+    for path in sorted(new.iterdir(), key=lambda path: path.name != CHECKSUMS):
+        path.replace(folder / path.name)
+        to_disk(folder)
 
 
 def replace_folder(new: Path, folder: Path) -> None:
@@ -57,6 +93,7 @@ def replace_folder(new: Path, folder: Path) -> None:
     if folder.exists():
         folder.rename(aside)
     new.rename(folder)
+    to_disk(folder.parent)
     shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -70,7 +107,7 @@ def sweep(parent: Path) -> None:
         if found is None or _alive(int(found["pid"])):
             continue
         place = path.with_name(found["name"])
-        if found["kind"] == "old" and not place.exists() and whole(path):
+        if found["kind"] == "old" and not place.exists() and (whole(path) or (path / CHECKSUMS).is_file()):
             path.rename(place)
         else:
             shutil.rmtree(path, ignore_errors=True)
@@ -90,42 +127,78 @@ def _alive(pid: int) -> bool:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """The trainer's state of a checkpoint. Raises ModelError where it is missing or corrupt."""
+    """The trainer's state of a checkpoint. Raises DamagedCheckpoint."""
+    if why := damage(folder):
+        raise DamagedCheckpoint(folder, why)
     try:
         state: dict[str, Any] = torch.load(folder / STATE, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelError(
-            f"The checkpoint {folder} cannot be resumed from: {why}", hint="Delete it; an older one is taken then."
-        ) from error
+    except Exception as error:  # damaged bytes break the reader in any way
+        raise DamagedCheckpoint(folder, _first_line(error)) from error
+    if not isinstance(state, dict) or not isinstance(state.get("step"), int):
+        raise DamagedCheckpoint(folder, f"{STATE} holds something else than a trainer's state")
     return state
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
-    """Put a checkpoint's weights into a model of the same shape, in place."""
+    """Put a checkpoint's weights into a model of the same shape, in place.
+
+    All is read and compared before the first weight changes. Raises DamagedCheckpoint.
+    """
+    if (folder / ADAPTER_FILE).is_file():
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+        weights = _read(folder, folder / "adapter_model.safetensors")
+        _require_fit(folder, weights, get_peft_model_state_dict(model, save_embedding_layers=False), set())
+        set_peft_model_state_dict(model, weights)
+        return
+    weights = _read(folder, *sorted(folder.glob("*.safetensors")))
+    tied = set(getattr(model, "_tied_weights_keys", None) or ())
+    own = model.state_dict()
+    if set(weights) - set(own) and hasattr(model, "from_pretrained"):  # published names (vision-language models)
+        weights = _published(model, folder)
+    _require_fit(folder, weights, own, tied)
+    model.load_state_dict(weights, strict=False)
+
+
+def _read(folder: Path, *files: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    if (folder / ADAPTER_FILE).is_file():
-        from peft import set_peft_model_state_dict
-
-        set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))
-        return
     weights: dict[str, torch.Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        weights |= load_file(path)
-    tied = set(getattr(model, "_tied_weights_keys", None) or ())
-    own = set(model.state_dict())
-    if set(weights) - own and hasattr(
-        model, "from_pretrained"
-    ):  # names of the published files (vision-language models)
-        weights = type(model).from_pretrained(folder, local_files_only=True).state_dict()  # type: ignore[attr-defined]
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    if set(missing) - tied or unexpected:
-        raise ModelError(f"The checkpoint {folder} does not fit the model: {[*missing, *unexpected][:3]} …")
+    for path in files:
+        try:
+            weights |= load_file(path)
+        except Exception as error:  # damaged bytes break the reader in any way
+            raise DamagedCheckpoint(folder, f"{path.name}: {_first_line(error)}") from error
+    return weights
+
+
+def _published(model: Any, folder: Path) -> dict[str, torch.Tensor]:
+    """The weights under the model's own names, by transformers' conversion."""
+    try:
+        weights: dict[str, torch.Tensor] = type(model).from_pretrained(folder, local_files_only=True).state_dict()
+    except Exception as error:  # damaged bytes break the reader in any way
+        raise DamagedCheckpoint(folder, _first_line(error)) from error
+    return weights
+
+
+def _require_fit(folder: Path, weights: Mapping[str, Any], own: Mapping[str, Any], tied: set[str]) -> None:
+    """Raise DamagedCheckpoint unless names and shapes are the model's; tied weights may be missing."""
+    wrong = [*(set(own) - set(weights) - tied), *(set(weights) - set(own))]
+    wrong += [name for name in set(weights) & set(own) if weights[name].shape != own[name].shape]
+    if wrong:
+        shown = ", ".join(sorted(wrong)[:3]) + (" …" if len(wrong) > 3 else "")
+        raise DamagedCheckpoint(folder, f"its weights do not fit the model ({shown})")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def whole(folder: Path) -> bool:
-    """Whether a checkpoint folder has both its state and all its weights; one torn by a crash does not."""
+    """Whether a checkpoint folder has both its state and all its weights; one torn by a crash does not.
+
+    For checkpoints of versions that wrote no checksums.
+    """
     if not (folder / STATE).is_file():
         return False
     if (folder / ADAPTER_FILE).is_file():

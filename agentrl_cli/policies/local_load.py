@@ -25,6 +25,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.config.models import LoraConfig, ModelConfig
 from agentrl_cli.errors import ModelError, NotFound
 from agentrl_cli.paths import bundled_model
+from agentrl_cli.policies.local_checksums import CHECKSUMS, damage
 from agentrl_cli.policies.local_loaded import Loaded, quiet
 from agentrl_cli.policies.local_make import make_policy
 from agentrl_cli.policies.local_quant import check_trainable, quantization
@@ -158,6 +159,7 @@ def load_tokenizer(folder: Path, config: ModelConfig, base: Path) -> Tokenizer:
 
 def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
     """A causal LM from a model folder, or from an adapter folder with the base that it names. In eval mode."""
+    require_undamaged(folder)
     if (folder / ADAPTER_FILE).is_file():
         return _with_adapter(folder, config, base)
     quiet()
@@ -189,6 +191,15 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
         )
     ready: nn.Module = model.eval() if more else model.to(device).eval()  # quantised weights are there already
     return ready
+
+
+def require_undamaged(folder: Path) -> None:
+    """Raise ModelError if a model folder that has checksums is not as it was written. A trainer's state may differ."""
+    if why := damage(folder, skip=("trainer.pt",)):
+        raise ModelError(
+            f"The model in {folder} is damaged: {why}.",
+            hint=f"Take another checkpoint, or write it again. If the change is yours, delete {CHECKSUMS} in it.",
+        )
 
 
 def auto_class(folder: Path) -> Any:

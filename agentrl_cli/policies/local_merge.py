@@ -7,7 +7,6 @@ its place and renamed into it, so that it is whole or not there.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from torch import nn
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError, StoreError, TemplateError, UsageError
+from agentrl_cli.policies.local_checkpoint import written_whole
+from agentrl_cli.policies.local_checksums import CHECKSUMS
 from agentrl_cli.policies.local_load import (
     ADAPTER_FILE,
     adapter_base,
@@ -26,6 +27,7 @@ from agentrl_cli.policies.local_load import (
     load_tokenizer,
     model_folder,
     pick_dtype,
+    require_undamaged,
 )
 from agentrl_cli.policies.local_loaded import copy_tokenizer
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
     from agentrl_cli.store import EvalRow, RunRow, Store
 
-NOT_COPIED = {"trainer.pt", "README.md", ".gitattributes"}
+NOT_COPIED = {"trainer.pt", "README.md", ".gitattributes", CHECKSUMS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +76,22 @@ def merge(
     if tokenizer.chat_template is None:
         raise TemplateError(f"{tokenizer_home} has no chat template.", hint="model.chat_template names a file.")
     adapter = (source / ADAPTER_FILE).is_file()
-    beside = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    shutil.rmtree(beside, ignore_errors=True)
+    require_undamaged(source)
     try:
-        beside.mkdir(parents=True)
-        if adapter or dtype != "auto":
-            _save(source, beside, config, base, dtype, _stored_dtype(under))
-        else:
-            _copy(source, beside)
-        copy_tokenizer(tokenizer_home, beside)
-        if config.model.chat_template is not None:
-            (beside / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
-        written = _stored_dtype(beside)
-        (beside / "README.md").write_text(
-            _card(name, source, adapter, written, store, auto_class(beside)), encoding="utf-8"
-        )
-        if out.exists():
-            shutil.rmtree(out)
-        beside.rename(out)
+        with written_whole(out) as beside:
+            if adapter or dtype != "auto":
+                _save(source, beside, config, base, dtype, _stored_dtype(under))
+            else:
+                _copy(source, beside)
+            copy_tokenizer(tokenizer_home, beside)
+            if config.model.chat_template is not None:
+                (beside / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
+            written = _stored_dtype(beside)
+            card = _card(name, source, adapter, written, store, auto_class(beside))
+            (beside / "README.md").write_text(card, encoding="utf-8")
     except OSError as error:
         hint = "Free some space, or choose another place."
         raise StoreError(f"{out} could not be written: {error}", hint=hint) from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     return Merged(out, source, adapter, written, tuple(sorted(path.name for path in out.iterdir())))
 
 

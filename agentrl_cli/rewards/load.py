@@ -8,6 +8,7 @@ liked: {model: {name: my/reward-model, squash: sigmoid}}
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,12 @@ def load_reward(folder: Path, name: str, value: Mapping[str, Any], functions: Ma
         raise ConfigError(f"{where} has unknown keys: {', '.join(sorted(unknown))}.")
     if sum(key in value for key in ("function", "judge", "model")) > 1:
         raise ConfigError(f"{where} has more than one of function, judge and model.")
-    weight, primary = float(value.get("weight", 1.0)), bool(value.get("primary", False))
-    return Reward(name, _function(folder, where, name, value, functions), weight, primary)
+    weight, primary = value.get("weight", 1.0), value.get("primary")
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+        raise ConfigError(f"{where}: `weight` must be a number, not {weight!r}.")
+    if primary is not None and not isinstance(primary, bool):
+        raise ConfigError(f"{where}: `primary` must be true or false, not {primary!r}.")
+    return Reward(name, _function(folder, where, name, value, functions), float(weight), bool(primary))
 
 
 def _function(folder: Path, where: str, name: str, value: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:

@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch import nn
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer, tiny_template
 from agentrl_cli.config import Config
+from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.learning.packing import Segment, chosen, micro_batches, trained_logprobs
 from agentrl_cli.paths import models_dir
@@ -85,8 +85,8 @@ def load_recipe(path: Path | None = None) -> Recipe:
     """A recipe from YAML, by default the bundled model's. Raises ConfigError for unknown keys."""
     path = path or models_dir() / "tiny-agent.recipe.yaml"
     try:
-        return Recipe(**yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (TypeError, yaml.YAMLError, OSError) as error:
+        return Recipe(**load_yaml(path))
+    except TypeError as error:
         raise ConfigError(f"{path} is no recipe: {error}") from error
 
 

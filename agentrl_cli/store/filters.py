@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentrl_cli.errors import UsageError, nearest
 from agentrl_cli.types import Outcome
+from agentrl_cli.types.plain import is_text, shown
 
 Where = tuple[str, list[Any]]
 
@@ -71,6 +72,10 @@ SORTS: dict[str, str] = {"time": "e.started", **NUMBERS, **{name: NAMES[name] fo
 ALIASES = {"advantage": "adv", "primary_score": "primary", "outcomes": "outcome", "started": "time"}
 _TERM = re.compile(r'\s*(-?)(?:([A-Za-z_]\w*):)?("(?:[^"\\]|\\.)*"|\S+)')
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+MOST_CHOICES = 1_000
+"""Terms of a filter, and values between the commas of them, together."""
+LONGEST = 10_000
+"""Characters of a value: SQLite compares patterns up to 50,000, and escapes make them longer."""
 _EXAMPLE = 'For example: reward:<0.5 step:100..120 task:calc/* flag:LOOP text:"4,5" -tag:seen'
 
 
@@ -83,8 +88,10 @@ def compile_filter(text: str) -> Where:
     """A filter as an SQL condition over `episodes e`, and its parameters. Raises UsageError naming the nearest."""
     parts: list[str] = []
     params: list[Any] = []
-    position = 0
+    position = count = 0
     text = text.strip()
+    if not is_text(text):
+        raise UsageError(f"The filter {shown(text)} is not UTF-8 text.", hint=_EXAMPLE)
     while position < len(text):
         match = _TERM.match(text, position)
         if match is None:
@@ -95,19 +102,34 @@ def compile_filter(text: str) -> Where:
         if raw.startswith('"') and not quoted:
             raise UsageError(f"A quotation mark is not closed: {raw}", hint=_EXAMPLE)
         value = re.sub(r"\\(.)", r"\1", raw[1:-1]) if quoted else raw
+        count += 1 if quoted or not name else 1 + value.count(",")
+        if count > MOST_CHOICES:
+            raise UsageError(f"The filter has more than {MOST_CHOICES:,} terms and values.", hint="Ask in parts.")
         sql, values = _term(name or "text", value, quoted=quoted)
         parts.append(f"NOT coalesce({sql}, 0)" if minus else sql)
         params += values
-    return " AND ".join(parts) or "1", params
+    return _joined(parts, "AND") or "1", params
+
+
+def _joined(parts: Sequence[str], word: str) -> str:
+    """Conditions joined as a balanced tree: SQLite takes a chain no deeper than 1,000."""
+    if len(parts) <= 2:
+        return f" {word} ".join(parts)
+    half = len(parts) // 2
+    return f"({_joined(parts[:half], word)}) {word} ({_joined(parts[half:], word)})"
 
 
 def compile_sort(text: str) -> str:
     """`-time`, `reward,-tokens`… as ORDER BY terms; `-` is descending. Raises UsageError naming the nearest."""
     terms: list[str] = []
+    seen: set[str] = set()
     for item in filter(None, (part.strip() for part in text.split(","))):
         name = ALIASES.get(item.lstrip("-+"), item.lstrip("-+"))
         if name not in SORTS:
             raise _unknown("order", name, list(SORTS))
+        if name in seen:
+            continue
+        seen.add(name)
         down = item.startswith("-")
         if name == "time":
             direction = "DESC" if down else "ASC"
@@ -120,10 +142,14 @@ def _term(name: str, value: str, *, quoted: bool) -> Where:
     name = ALIASES.get(name.lower(), name.lower())
     if not value:
         raise UsageError(f"{name}: needs a value.", hint=_EXAMPLE)
+    choices = [value] if quoted or name == "text" else [item for item in value.split(",") if item]
+    if not choices:
+        raise UsageError(f"{name}: needs a value beside the commas.", hint=_EXAMPLE)
+    if max(map(len, choices)) > LONGEST:
+        raise UsageError(f"A value of {name}: has more than {LONGEST:,} characters.", hint=_EXAMPLE)
+    one: Callable[[str], Where]
     if name == "text":
         return _text(value)
-    choices = [value] if quoted else [item for item in value.split(",") if item]
-    one: Callable[[str], Where]
     if name in NUMBERS:
         column = NUMBERS[name]
         one = lambda item: _number(name, column, item)  # noqa: E731
@@ -143,8 +169,7 @@ def _term(name: str, value: str, *, quoted: bool) -> Where:
     else:
         raise _unknown("field", name, fields())
     found = [one(item) for item in choices]
-    sql = " OR ".join(part for part, _ in found)
-    return f"({sql})", [param for _, params in found for param in params]
+    return f"({_joined([part for part, _ in found], 'OR')})", [param for _, params in found for param in params]
 
 
 def _number(name: str, column: str, value: str) -> Where:

@@ -41,7 +41,7 @@ def grep(
     """Matching lines, the newest episodes first, as they are found. Raises UsageError for a bad pattern or filter."""
     try:
         regex = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
-    except re.error as error:
+    except (re.error, RecursionError, OverflowError) as error:
         raise UsageError(
             f"The pattern cannot be read: {error}.", hint="Quote it, and escape ( [ . * + ? with \\."
         ) from error

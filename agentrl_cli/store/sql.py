@@ -26,6 +26,14 @@ _PRAGMAS = {
     "table_xinfo",
     "user_version",
 }
+_FILE_AT_FAULT = {
+    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB),
+    *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL),
+}
+LONGEST = 1 << 28
+"""Bytes of a value: one expression can ask for gigabytes."""
+_ERRORS = (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryError)
+"""What a statement can raise: ValueError for a NUL character, MemoryError for a value beyond this machine."""
 _FORBIDDEN_FUNCTIONS = {"load_extension", "writefile", "readfile", "edit", "fts3_tokenizer"}
 
 
@@ -40,6 +48,7 @@ def run_query(
     """
     conn = connect(path, readonly=True)
     conn.set_authorizer(_authorize)
+    conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
     if timeout is not None:
         end = time.monotonic() + timeout
         conn.set_progress_handler(lambda: time.monotonic() > end, 100_000)
@@ -56,7 +65,7 @@ def run_query(
 def _run(conn: sqlite3.Connection, sql: str, params: Sequence[Any]) -> sqlite3.Cursor:
     try:
         return conn.execute(sql, params)
-    except (sqlite3.OperationalError, sqlite3.ProgrammingError, sqlite3.DatabaseError, sqlite3.Warning) as error:
+    except _ERRORS as error:
         raise _usage(error) from error
 
 
@@ -64,7 +73,7 @@ def _rows(conn: sqlite3.Connection, cursor: sqlite3.Cursor, path: Path) -> Itera
     try:
         with mapped(path):
             yield from cursor
-    except sqlite3.OperationalError as error:
+    except _ERRORS as error:
         raise _usage(error) from error
     finally:
         conn.close()
@@ -82,9 +91,10 @@ def _usage(error: Exception) -> Exception:
         return UsageError("The query took too long and was stopped.", hint="Add a LIMIT, or give a longer --timeout.")
     if code == sqlite3.SQLITE_READONLY:
         return UsageError("`query` only reads.")
-    if code in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_MISUSE, sqlite3.SQLITE_RANGE):
-        return UsageError(f"SQL: {text}", hint="`agentrl query --schema` prints the tables and their columns.")
-    return error
+    if code in _FILE_AT_FAULT:
+        return error
+    hint = "`agentrl query --schema` prints the tables and their columns."
+    return UsageError(f"SQL: {text or 'a value needs more memory than there is'}", hint=hint)
 
 
 def _authorize(action: int, first: str | None, second: str | None, base: str | None, trigger: str | None) -> int:

@@ -12,11 +12,11 @@ Nothing a row says is lost: its other fields stay in `Task.data`, where rewards 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl_cli.errors import DataError
+from agentrl_cli.types.plain import parse_json
 
 Row = dict[str, Any]
 
@@ -42,7 +42,11 @@ def detect(row: Mapping[str, Any]) -> str:
 def normal(row: Mapping[str, Any], form: str = "auto") -> Row:
     """A row in our form. Raises DataError, without a place, where it is not what its form says."""
     name = detect(row) if form == "auto" else form
-    return _choice(FORMS[name](dict(row)))
+    try:
+        made = FORMS[name](dict(row))
+    except KeyError as error:
+        raise DataError(f"the form {name!r} needs the field {error.args[0]!r}.") from error
+    return _choice(made)
 
 
 def verl(row: Row) -> Row:
@@ -80,9 +84,9 @@ def minimind(row: Row) -> Row:
     schemas = next((message["tools"] for message in said if message.get("tools")), None)
     if isinstance(schemas, str):
         try:
-            schemas = json.loads(schemas)
-        except json.JSONDecodeError as error:
-            raise DataError(f"`tools` of the system message is not JSON: {error.msg}.") from error
+            schemas = parse_json(schemas)
+        except ValueError as error:
+            raise DataError(f"`tools` of the system message is not JSON: {error}.") from error
     plain = [{key: value for key, value in message.items() if key != "tools"} for message in said[:-1]]
     row["prompt"] = _messages([m for m in plain if m.get("role") != "system" or m.get("content")], "conversations")
     row["tools"] = _names(schemas)
@@ -142,12 +146,15 @@ def _arguments(value: list[Any]) -> list[Any]:
 
 def _called(message: dict[str, Any]) -> dict[str, Any]:
     calls = []
+    if not isinstance(message["tool_calls"], list):
+        raise DataError("`tool_calls` of a message must be a list.")
     for call in message["tool_calls"]:
-        function = dict(call.get("function") or {}) if isinstance(call, dict) else {}
+        given = call.get("function") if isinstance(call, dict) else None
+        function = dict(given) if isinstance(given, Mapping) else {}
         if isinstance(function.get("arguments"), str):
             try:
-                function["arguments"] = json.loads(function["arguments"])
-            except json.JSONDecodeError as error:
+                function["arguments"] = parse_json(function["arguments"])
+            except ValueError as error:
                 raise DataError(f"the arguments of a call of {function.get('name')!r} are not JSON.") from error
         if not isinstance(function.get("name"), str) or not isinstance(function.get("arguments"), dict):
             raise DataError("a call in `tool_calls` has a function with name and arguments.")
@@ -164,7 +171,8 @@ def _names(schemas: Any) -> list[str] | None:
     for schema in schemas:
         name = schema if isinstance(schema, str) else None
         if isinstance(schema, Mapping):
-            name = (schema.get("function") or schema).get("name")
+            inner = schema.get("function") or schema
+            name = inner.get("name") if isinstance(inner, Mapping) else None
         if not isinstance(name, str) or not name:
             raise DataError("a schema in `tools` has no name.")
         names.append(name)

@@ -23,6 +23,7 @@ from typing import Any
 from agentrl_cli.errors import ConfigError, DataError, EnvError, EnvironmentProblem, MissingDependency, NotFound
 from agentrl_cli.registry import resolve
 from agentrl_cli.tasks.forms import FORMS
+from agentrl_cli.types.plain import parse_json
 
 Numbered = tuple[int, Mapping[str, Any] | str]
 """(number from 1, row, or a text that says why there is none)."""
@@ -113,11 +114,13 @@ def jsonl(path: Path) -> Iterator[Numbered]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line.decode("utf-8"))
+            row = parse_json(line)
         except UnicodeDecodeError as error:
             yield number, f"not UTF-8: {error.reason} at byte {error.start}."
         except json.JSONDecodeError as error:
             yield number, f"not JSON: {error.msg} at column {error.colno}."
+        except ValueError as error:
+            yield number, f"{error}."
         else:
             yield number, row if isinstance(row, dict) else "a row must be a JSON object."
 
@@ -125,11 +128,13 @@ def jsonl(path: Path) -> Iterator[Numbered]:
 def _json(path: Path) -> Iterator[Numbered]:
     """A JSON array of objects, or an object whose only list (`data`, `rows` …) is one."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_bytes())
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8: {error.reason} at byte {error.start}.") from error
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}.") from error
+    except ValueError as error:
+        raise DataError(f"{path}: {error}.") from error
     if isinstance(value, dict):
         lists = [item for item in value.values() if isinstance(item, list)]
         value = lists[0] if len(lists) == 1 else value

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.envs.user_simulator import load_interactions
 from agentrl_cli.errors import ConfigError, NotFound
-from agentrl_cli.paths import pack_names, pack_path
+from agentrl_cli.paths import find_pack
 from agentrl_cli.registry import load_file, resolve
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rewards.load import load_reward
@@ -31,16 +30,12 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
 
     Raises NotFound for an unknown pack, ConfigError for a bad task.yaml, EnvError where its task.py fails.
     """
-    folder = pack_path(str(name), base)
-    if folder is None:
-        raise NotFound.of("pack", str(name), pack_names(), hint="`agentrl init --list` shows them.")
+    folder = find_pack(str(name), base)
     spec = _specification(folder / "task.yaml")
     module = load_file(folder / "task.py")
-    rewards = _rewards(folder, spec.get("rewards") or {}, getattr(module, "REWARDS", {}))
+    rewards = _rewards(folder, _section(folder, spec, "rewards"), getattr(module, "REWARDS", {}))
     tools = _tools(folder, spec.get("tools") or [], getattr(module, "TOOLS", []))
-    data = spec.get("data") or {}
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{folder / 'task.yaml'}: `data` must map splits to sources.")
+    data = _section(folder, spec, "data")
     return Pack(
         name=str(spec.get("name") or folder.name),
         dir=folder,
@@ -48,8 +43,8 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
         system=str(spec.get("system") or "").strip(),
         tools=tuple(tools),
         rewards=rewards,
-        families=spec.get("families") or {},
-        defaults=spec.get("defaults") or {},
+        families=_families(folder, spec),
+        defaults=_section(folder, spec, "defaults"),
         module=module,
         sandbox=spec.get("sandbox", True) is not False,
         session=read_options(spec.get("sandbox"), f"{folder / 'task.yaml'}: sandbox"),
@@ -82,6 +77,20 @@ def check_weights(packs: Mapping[str, Pack], weights: Mapping[str, float]) -> No
             raise ConfigError(unknown.message, hint=unknown.hint)
 
 
+def _section(folder: Path, spec: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = spec.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{folder / 'task.yaml'}: `{key}` must be a mapping, not {value!r}.")
+    return value or {}
+
+
+def _families(folder: Path, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    families = _section(folder, spec, "families")
+    if not all(isinstance(names, list) for names in families.values()):
+        raise ConfigError(f"{folder / 'task.yaml'}: `families` must map splits to lists of names.")
+    return families
+
+
 def _fields(folder: Path, value: Any) -> tuple[str, ...]:
     names = value if value is not None else []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -90,10 +99,7 @@ def _fields(folder: Path, value: Any) -> tuple[str, ...]:
 
 
 def _specification(path: Path) -> dict[str, Any]:
-    try:
-        spec = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
+    spec = load_yaml(path)
     if not isinstance(spec, dict):
         raise ConfigError(f"{path} must be a mapping with {', '.join(sorted(KEYS))}.")
     for key in spec:
@@ -106,8 +112,10 @@ def _specification(path: Path) -> dict[str, Any]:
 def _rewards(folder: Path, spec: Mapping[str, Any], functions: Mapping[str, Any]) -> tuple[Reward, ...]:
     rewards = []
     for name, value in spec.items():
-        value = {"weight": value} if isinstance(value, (int, float)) else dict(value or {})
-        rewards.append(load_reward(folder, str(name), value, functions))
+        given = {"weight": value} if isinstance(value, (int, float)) else value or {}
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{folder / 'task.yaml'}: rewards.{name} must be a weight or a mapping, not {value!r}.")
+        rewards.append(load_reward(folder, str(name), given, functions))
     if sum(reward.primary for reward in rewards) != 1:
         raise ConfigError(
             f"{folder / 'task.yaml'}: exactly one reward must be primary: it says what `solved` means.",

@@ -29,10 +29,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from agentrl_cli.compat.verl import Verl, target_of, wants_verl
-from agentrl_cli.errors import ConfigError
+from agentrl_cli.config.yamlfile import load_yaml
+from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.registry import resolve
 from agentrl_cli.tools import TOOLS
 from agentrl_cli.tools.base import Tool, as_tool
@@ -65,11 +64,9 @@ def load_tools(source: Path | Sequence[Any], folder: Path, own: Mapping[str, Too
 
 def _read(path: Path) -> Any:
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        read = load_yaml(path)
+    except NotFound:
         raise ConfigError(f"There is no {path}.") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
     return read.get("tools") if isinstance(read, dict) else read
 
 
@@ -94,7 +91,7 @@ def _entry(where: str, entry: Any, folder: Path, own: Mapping[str, Tool]) -> lis
         found = [_classed(where, entry, dict(config), folder)]
     else:
         found = [_short(where, entry, dict(config), folder, own)]
-    return [_limited(tool, entry) for tool in found]
+    return [_limited(where, tool, entry) for tool in found]
 
 
 def _classed(where: str, entry: Mapping[str, Any], config: dict[str, Any], folder: Path) -> Tool:
@@ -190,11 +187,17 @@ def _mcp(where: str, entry: Mapping[str, Any], folder: Path) -> list[Tool]:
     return [tool for tool in tools if selected is None or tool.name in selected]
 
 
-def _limited(tool: Tool, entry: Mapping[str, Any]) -> Tool:
+def _limited(where: str, tool: Tool, entry: Mapping[str, Any]) -> Tool:
     """The tool with the limits of its entry."""
     limits = {key: entry[key] for key in LIMITS if entry.get(key) is not None}
     if not limits:
         return tool
+    for key, value in limits.items():
+        switch = key in ("pure", "external")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+        if not (isinstance(value, bool) if switch else number):
+            what = "true or false" if switch else "a number above 0"
+            raise ConfigError(f"{where}: `{key}` must be {what}, not {value!r}.")
     tool = copy.copy(tool)
     for key, value in limits.items():
         setattr(tool, key, value)

@@ -1,35 +1,67 @@
-"""What a run keeps: its checkpoints, the newest whole one to resume from, and per-token numbers."""
+"""What a run keeps: its checkpoints, the newest usable one to resume from, and per-token numbers."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError
-from agentrl_cli.policies.local_checkpoint import load_state, sweep, whole
+from agentrl_cli.policies.local_checkpoint import DamagedCheckpoint, load_state, load_weights, sweep, whole
 from agentrl_cli.store import Store
 from agentrl_cli.store.maintenance import prunable, prune
 from agentrl_cli.store.rows import CheckpointRow
 
+if TYPE_CHECKING:
+    from torch import nn
 
-def whole_checkpoints(
-    store: Store, run_id: str, folder: Path, narrate: Callable[[str], None]
-) -> tuple[list[CheckpointRow], dict[str, Any]]:
-    """Checkpoints of a run up to the newest whole one, which is the last, and the trainer's state in that.
+    from agentrl_cli.learning.update import Learner
 
-    One torn by a crash is skipped and said so; `folder` is where the run keeps them, and is swept first.
+
+def restore(
+    store: Store, run_id: str, folder: Path, narrate: Callable[[str], None], model: nn.Module, learner: Learner
+) -> tuple[list[CheckpointRow], Mapping[str, Any]]:
+    """Load the newest checkpoint of a run that can be used into its model and learner.
+
+    Returns the run's checkpoints up to that one, which is the last, and the trainer's state in it. A damaged one is
+    skipped, with a sentence; without any the run starts again from its first step. `folder` is where the run keeps
+    them, and is swept first. Raises ModelError if none can be used and one of them was loaded halfway.
     """
     sweep(folder)
     found = sorted(store.checkpoints(run_id), key=lambda c: (c.step, c.id))
+    changed = False
     while found:
-        state = _state(Path(found[-1].path))
-        if state is not None:
+        path = Path(found[-1].path)
+        try:
+            state = load_state(path)
+            if not whole(path):
+                raise DamagedCheckpoint(path, "a file is missing")
+            load_weights(model, path)
+            changed = True
+            _load_learner(learner, state, path)
+        except DamagedCheckpoint as error:
+            found.pop()
+            then = "an older one is taken" if found else "none is left, so the run starts again at its first step"
+            narrate(f"the checkpoint {path} is not whole ({error.why}): {then}")
+        else:
             return found, state
-        narrate(f"the checkpoint {found.pop().path} is not whole: an older one is taken")
+    if changed:  # the weights are no longer those of the first step
+        raise ModelError(
+            f"No checkpoint under {folder} can be resumed from.",
+            hint="Delete that folder: the run then starts again from its first step, with the episodes in the store.",
+        )
     return [], {}
+
+
+def _load_learner(learner: Learner, state: Mapping[str, Any], folder: Path) -> None:
+    """Load optimizer, value head and coefficients. Raises DamagedCheckpoint if the state is not this learner's."""
+    try:
+        learner.load_state(state)
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        why = f"its optimizer state does not fit: {type(error).__name__}: {error}"
+        raise DamagedCheckpoint(folder, why.splitlines()[0]) from error
 
 
 def forget_old(store: Store, run_id: str, keep_last: int) -> None:
@@ -47,11 +79,3 @@ def retain(store: Store, run_id: str, config: Config) -> None:
         prune(store, prunable(store, run=run_id), "half")
     if keep.keep_tokens_days is not None:
         prune(store, prunable(store, older_days=keep.keep_tokens_days), "numbers")
-
-
-def _state(folder: Path) -> dict[str, Any] | None:
-    """The trainer's state in a checkpoint, None where a crash tore it."""
-    try:
-        return load_state(folder) if whole(folder) else None
-    except ModelError:
-        return None

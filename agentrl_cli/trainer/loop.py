@@ -21,7 +21,7 @@ from agentrl_cli.learning.advantages import drops_equal
 from agentrl_cli.learning.dispositions import decide
 from agentrl_cli.learning.length_shaping import Shaping
 from agentrl_cli.learning.update import Learner, Update
-from agentrl_cli.policies.local_checkpoint import load_weights, save_checkpoint
+from agentrl_cli.policies.local_checkpoint import save_checkpoint
 from agentrl_cli.policies.local_load import ADAPTER_FILE
 from agentrl_cli.policies.local_loaded import Loaded
 from agentrl_cli.rollout import Rollout, seed_of
@@ -29,7 +29,7 @@ from agentrl_cli.rollout.greedy import Greedy
 from agentrl_cli.rollout.greedy import rewards as greedy_rewards
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack
-from agentrl_cli.trainer.checkpoints import forget_old, retain, whole_checkpoints
+from agentrl_cli.trainer.checkpoints import forget_old, restore, retain
 from agentrl_cli.trainer.controls import Steering, keep_settings
 from agentrl_cli.trainer.metrics import cpu_seconds, step_metrics
 from agentrl_cli.trainer.prefetch import Ahead, age_metrics, apart, stale
@@ -264,14 +264,13 @@ class Trainer:
             forget_old(self.store, self.run.id, self.config.train.keep_last)
 
     async def _resume(self) -> None:
-        """Load the newest whole checkpoint of this run, if it has one; one torn by a crash is skipped and said so."""
-        found, state = whole_checkpoints(self.store, self.run.id, self.folder / "checkpoints", self.narrate)
+        """Load the newest usable checkpoint of this run, if it has one."""
+        folder = self.folder / "checkpoints"
+        found, state = restore(self.store, self.run.id, folder, self.narrate, self.loaded.model, self.learner)
         self.store.clear_live(self.run.id)
         kept = [c.metrics.get("best") for c in found if c.kind == "best"]
         self.best = kept[0] if kept else None
         if found:
-            load_weights(self.loaded.model, Path(found[-1].path))
-            self.learner.load_state(state)
             self.step = int(state["step"])
             if self.loaded.sync is None:
                 await self.loaded.publish(f"{self.run.name}@{self.step}")

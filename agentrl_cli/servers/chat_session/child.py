@@ -27,6 +27,7 @@ from agentrl_cli.errors import AgentRLError
 from agentrl_cli.servers.chat_session.session import SETTINGS, Answer, Session
 from agentrl_cli.types import Episode, Message, ToolCall, Turn
 from agentrl_cli.types.content import content_text
+from agentrl_cli.types.plain import parse_json
 
 
 class Server:
@@ -94,7 +95,7 @@ class Server:
         """Handles requests until `quit` or the end of input; `answer` and `cancel` reach a request that runs."""
         while (line := await lines.get()) is not None:
             try:
-                request = json.loads(line)
+                request = parse_json(line)
                 op = request["op"]
             except (ValueError, KeyError, TypeError) as error:
                 self.emit({"ev": "error", "message": f"not a request: {error}", "hint": ""})

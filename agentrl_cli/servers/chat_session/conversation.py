@@ -90,6 +90,8 @@ class Conversation:
     parts: list[Tokens] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     reward_parts: tuple[RewardPart, ...] = ()
+    by_hand: list[tuple[int, str]] = field(default_factory=list)
+    """(turns before it, text) of the calls that a person made; the model sees none of them."""
     over: bool = False
     """True where the world ended the conversation."""
     _earned: list[tuple[int, float]] = field(default_factory=list)
@@ -110,7 +112,17 @@ class Conversation:
         store.finish_episode(
             episode.with_(outcome=outcome, error=error, ended=time.time()), split="chat", tokenizer=tokenizer.hash
         )
+        self._keep_by_hand(store)
         return self.id
+
+    def _keep_by_hand(self, store: Store) -> None:
+        """Write the calls by hand into the episode's note, beside what a person wrote there."""
+        text = "\n".join(f"by hand before turn {turns}: {text}" for turns, text in self.by_hand)
+        kept = store.episode_row(self.id).note
+        rest = "\n".join(line for line in kept.splitlines() if not line.startswith("by hand before turn "))
+        note = "\n".join(filter(None, (rest, text)))
+        if note != kept:
+            store.set_note(self.id, note)
 
     def episode(self) -> Episode:
         """The conversation so far as an episode, a child of the one it went on from."""
@@ -311,6 +323,7 @@ class Conversation:
         self.turns, self.parts = self.turns[:keep], self.parts[:keep]
         self.messages = [message for turn in self.turns for message in turn.messages]
         self._marks = [mark for mark in self._marks if mark < keep]
+        self.by_hand = [(turns, text) for turns, text in self.by_hand if turns <= keep]  # the world goes back, too
         self.reward_parts = ()
         self.emit({"ev": "cut", "turns": keep})
         last = self.turns[-1] if self.turns else None

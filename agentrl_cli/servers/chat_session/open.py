@@ -27,6 +27,7 @@ from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.servers.chat_session.session import Emit, Session
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Episode, Message, Task
+from agentrl_cli.types.plain import parse_json
 
 if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
@@ -289,9 +290,19 @@ def open_policy(
     byte = ByteTokenizer()
     bundled = (folder / "tokenizer.json").is_file() and (past is None or past.row.tokenizer != byte.hash)
     tokenizer = Tokenizer.load(folder) if bundled else byte
-    replies = json.loads(script.read_text("utf-8")) if script is not None else None
+    replies = _replies(script) if script is not None else None
     policy = ScriptedPolicy(replies if replies is not None else (lambda key, ids: SAID), tokenizer)
     return policy, Chat(tokenizer, "hermes", append_only=True)
+
+
+def _replies(script: Path) -> list[str]:
+    try:
+        replies = parse_json(script.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{script} cannot be read as JSON: {error}.") from error
+    if not isinstance(replies, list) or not all(isinstance(reply, str) for reply in replies):
+        raise UsageError(f"{script} must hold a JSON list of texts, one a reply.")
+    return replies
 
 
 async def reachable(name: str | None, config: Config) -> None:

@@ -18,6 +18,8 @@ from agentrl_cli.types import Episode, Message, Origin, RewardPart, StopReason, 
 
 __all__ = ["SETTINGS", "Answer", "Approve", "Emit", "Session"]
 
+LONGEST_NOTE = 500
+"""Characters of a call by hand, with its result, in the saved episode's note."""
 SETTINGS = ("max_new_tokens", "min_p", "repetition_penalty", "temperature", "top_k", "top_p")
 """What a chat may change of its sampling."""
 
@@ -125,13 +127,17 @@ class Session(Conversation):
         await self.reply()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Calls a tool by hand, in the state that the conversation left; the model does not see it."""
+        """Calls a tool by hand, in the state that the conversation left; the model does not see it, `save` keeps it."""
         known = [str(schema["function"]["name"]) for schema in self.env.schemas]
         if name not in known:
             raise NotFound.of("tool", name, known)
         calls = (ToolCall("by_hand", name, arguments, ""),)
         results = results_of(await step_of(self.env, AssistantTurn("", calls, self._answers)))
-        return results[0] if results else ToolResult("")
+        result = results[0] if results else ToolResult("")
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        said = " ".join((result.error or "", *result.text.split())).strip()
+        self.by_hand.append((len(self.turns), f"{name}({given}) → {said}"[:LONGEST_NOTE].replace("\n", " ")))
+        return result
 
     async def retry(self) -> None:
         """Takes the model's last answer back and lets it answer again, with another seed.

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.parsers import Parser
 from agentrl_cli.errors import AgentRLError, EnvError, EnvironmentProblem, MissingDependency, NotFound, UsageError
+from agentrl_cli.servers.tool_server import bodies
 from agentrl_cli.servers.tool_server.trajectories import Call, Trajectories
 from agentrl_cli.types import new_id
 
@@ -70,21 +70,21 @@ class ToolServer:
     # -- the typed protocol -----------------------------------------------------------------------------------------
 
     async def open(self, body: Mapping[str, Any]) -> Any:
-        trajectory = _text(body, "trajectory") if "trajectory" in body else new_id()
-        names = await self.trajectories.open(trajectory, {k: v for k, v in body.items() if k != "trajectory"})
+        trajectory = bodies.text(body, "trajectory") if "trajectory" in body else new_id()
+        names = await self.trajectories.open(trajectory, bodies.spec(body))
         schemas = [self.trajectories.tools[name].schema for name in names]
         return {"trajectory": trajectory, "tools": schemas, "opening": await self.trajectories.opening(trajectory)}
 
     async def call(self, body: Mapping[str, Any]) -> Any:
-        calls = [_call(item) for item in _list(body, "calls")]
+        calls = [bodies.call(item) for item in bodies.items(body, "calls")]
         return {"results": await self._admitted(calls)}
 
     async def rewards(self, body: Mapping[str, Any]) -> Any:
-        names = [str(name) for name in _list(body, "trajectories")]
+        names = [str(name) for name in bodies.items(body, "trajectories")]
         return {"rewards": {name: await self.trajectories.rewards(name) for name in names}}
 
     async def close(self, body: Mapping[str, Any]) -> Any:
-        names = [str(name) for name in _list(body, "trajectories")]
+        names = [str(name) for name in bodies.items(body, "trajectories")]
         return {"closed": [name for name in names if await self.trajectories.close(name)]}
 
     async def _admitted(self, calls: Sequence[Call]) -> list[dict[str, Any]]:
@@ -119,13 +119,10 @@ class ToolServer:
     async def observe(self, body: Mapping[str, Any]) -> Any:
         """verl-tool's batch of actions: texts with tool calls in them, each for one trajectory."""
         started = time.perf_counter()
-        names, actions = _list(body, "trajectory_ids"), _list(body, "actions")
-        fields = [dict(item) for item in body.get("extra_fields") or [{} for _ in names]]
+        names, actions = bodies.items(body, "trajectory_ids"), bodies.items(body, "actions")
+        fields = bodies.fields(body, len(names))
         if not names or not len(names) == len(actions) == len(fields):
             raise UsageError("trajectory_ids, actions and extra_fields must have the same length, at least 1.")
-        for key in body.keys() - {"trajectory_ids", "actions", "extra_fields"}:
-            for field, value in zip(fields, _list(body, key), strict=False):
-                field[key] = value
         with self._places(len(names)):
             rows = await asyncio.gather(*map(self._observe, map(str, names), map(str, actions), fields))
         took = (time.perf_counter() - started) * 1000
@@ -143,7 +140,7 @@ class ToolServer:
             boxed = BOXED.search(action)
             return (boxed[1].strip() if boxed else action.strip()), True, bool(boxed) or not action
         if not self.trajectories.journal.known(name):
-            await self.trajectories.open(name, {"task": {"data": _data(field)}})
+            await self.trajectories.open(name, {"task": {"data": bodies.task_data(field)}})
         schemas = [tool.schema for tool in self.trajectories.tools.values()]
         parsed = parse_text(action, self._parser, schemas)
         if not parsed.calls:
@@ -242,7 +239,7 @@ class ToolServer:
             if self.draining and not open_to_all:
                 return _problem(503, Busy("The tool server is about to end.", hint="Try again when it is back."))
             try:
-                body = _object(await request.read()) if request.method == "POST" else {}
+                body = bodies.json_object(await request.read()) if request.method == "POST" else {}
                 return web.json_response(await handler(body))
             except Busy as error:
                 return _problem(429, error)
@@ -264,38 +261,3 @@ def _problem(status: int, error: AgentRLError) -> web.Response:
     said = {"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}}
     headers = {"Retry-After": "1"} if status in (429, 503) else {}
     return web.json_response(said, status=status, headers=headers)
-
-
-def _object(data: bytes) -> Mapping[str, Any]:
-    try:
-        body = json.loads(data)
-    except ValueError as error:
-        raise UsageError(f"The body is no JSON: {error}.") from error
-    if not isinstance(body, dict):
-        raise UsageError("The body must be a JSON object.")
-    return body
-
-
-def _list(body: Mapping[str, Any], key: str) -> list[Any]:
-    value = body.get(key)
-    if not isinstance(value, list):
-        raise UsageError(f"`{key}` must be a list.")
-    return value
-
-
-def _text(body: Mapping[str, Any], key: str) -> str:
-    value = body.get(key)
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"`{key}` must be a text that is not empty.")
-    return value
-
-
-def _call(item: Any) -> Call:
-    if not isinstance(item, dict) or not isinstance(item.get("arguments"), dict):
-        raise UsageError("A call is an object with `trajectory`, `key`, `name` and an object `arguments`.")
-    return Call(_text(item, "trajectory"), _text(item, "key"), _text(item, "name"), item["arguments"])
-
-
-def _data(field: Mapping[str, Any]) -> dict[str, Any]:
-    """The task's data of a verl-tool request: its extra fields, but for those about the request itself."""
-    return {key: value for key, value in field.items() if key not in ("finish", "is_last_step", "key")}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl_cli.errors import PolicyError
+from agentrl_cli.types.plain import parse_json
 
 LINE_LIMIT = 64 * 1024 * 1024
 """Bytes of one event; `ready` carries a tokenizer of several megabytes."""
@@ -233,9 +234,11 @@ def _call(rest: str) -> Command:
     if not name:
         return Command(problem='/call NAME {"argument": value}')
     try:
-        arguments = json.loads(text) if text.strip() else {}
+        arguments = parse_json(text) if text.strip() else {}
     except json.JSONDecodeError as error:
         return Command(problem=f"the arguments are no JSON: {error.msg} at column {error.colno}")
+    except ValueError as error:
+        return Command(problem=f"the arguments cannot be used: {error}")
     if not isinstance(arguments, dict):
         return Command(problem="the arguments must be a JSON object")
     return Command("call", {"name": name, "arguments": arguments})

@@ -45,7 +45,7 @@ def read_settings(path: Path) -> Settings:
 
     try:
         found = yaml.safe_load(path.read_text("utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         return Settings(problem=f"{path} cannot be read: {error}")
     if not isinstance(found, dict):
         return Settings(problem=f"{path} must hold `palette:` and `keys:`")

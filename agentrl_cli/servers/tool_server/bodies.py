@@ -1,0 +1,77 @@
+"""What a tool server's requests may hold. Anything else is a UsageError, which the server answers with 400."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl_cli.errors import UsageError
+from agentrl_cli.servers.tool_server.trajectories import Call
+from agentrl_cli.types.plain import parse_json
+
+
+def json_object(data: bytes) -> Mapping[str, Any]:
+    """The body of a request."""
+    try:
+        body = parse_json(data)
+    except ValueError as error:
+        raise UsageError(f"The body is not usable JSON: {error}.") from error
+    if not isinstance(body, dict):
+        raise UsageError("The body must be a JSON object.")
+    return body
+
+
+def items(body: Mapping[str, Any], key: str) -> list[Any]:
+    """A list under a key."""
+    value = body.get(key)
+    if not isinstance(value, list):
+        raise UsageError(f"`{key}` must be a list.")
+    return value
+
+
+def text(body: Mapping[str, Any], key: str) -> str:
+    """A text under a key."""
+    value = body.get(key)
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"`{key}` must be a text that is not empty.")
+    return value
+
+
+def spec(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a trajectory starts from: the body of `/v1/open` without its id."""
+    tools, seed, task = body.get("tools"), body.get("seed", 0), body.get("task") or {}
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(name, str) for name in tools)):
+        raise UsageError("`tools` must be a list of names.")
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise UsageError("`seed` must be a whole number from 0 on, below 2^63.")
+    if not isinstance(task, dict) or not isinstance(task.get("data", {}), dict):
+        raise UsageError("`task` must be an object with `data`, `prompt`, `pack`, `family` and `split`.")
+    prompt = task.get("prompt", [])
+    if not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
+        raise UsageError("`prompt` of the task must be a list of messages.")
+    return {key: value for key, value in body.items() if key != "trajectory"}
+
+
+def call(item: Any) -> Call:
+    """One entry of `calls`."""
+    if not isinstance(item, dict) or not isinstance(item.get("arguments"), dict):
+        raise UsageError("A call is an object with `trajectory`, `key`, `name` and an object `arguments`.")
+    return Call(text(item, "trajectory"), text(item, "key"), text(item, "name"), item["arguments"])
+
+
+def fields(body: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """verl-tool's `extra_fields`, one object for each of `count` actions; other lists of the body go into them."""
+    given = body.get("extra_fields")
+    found = [{} for _ in range(count)] if given in (None, []) else items(body, "extra_fields")
+    if not all(isinstance(one, dict) for one in found):
+        raise UsageError("`extra_fields` must be a list of objects.")
+    found = [dict(one) for one in found]
+    for key in body.keys() - {"trajectory_ids", "actions", "extra_fields"}:
+        for one, value in zip(found, items(body, key), strict=False):
+            one[key] = value
+    return found
+
+
+def task_data(field: Mapping[str, Any]) -> dict[str, Any]:
+    """The task's data of a verl-tool request: its extra fields, but for those about the request itself."""
+    return {key: value for key, value in field.items() if key not in ("finish", "is_last_step", "key")}

@@ -1,0 +1,58 @@
+"""Texts and JSON that others wrote: what cannot be worked with here is a ValueError with a sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+DEPTH = 100
+"""How deep lists and objects may lie in each other."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A JSON value. Raises ValueError (JSONDecodeError, UnicodeDecodeError, or one that says what else is wrong).
+
+    Besides JSON's own rules: at most `DEPTH` levels, and no lone surrogates, which no file, store or tokenizer takes.
+    """
+    text = text.decode("utf-8") if isinstance(text, bytes) else text
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(_too_deep()) from None
+    if text.count("[") + text.count("{") > DEPTH or "\\u" in text or not is_text(text):
+        check_plain(value)
+    return value
+
+
+def check_plain(value: Any) -> None:
+    """Raise ValueError if a value of lists, mappings and texts is too deep or holds a lone surrogate."""
+    level, depth = [value], 0
+    while level:
+        if depth > DEPTH:
+            raise ValueError(_too_deep())
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, str) and not is_text(item):
+                raise ValueError(f"the text {shown(item)} has a lone surrogate, which is not a character")
+            if isinstance(item, dict):
+                inner += item.keys()
+                inner += item.values()
+            elif isinstance(item, (list, tuple)):
+                inner += item
+        level, depth = inner, depth + 1
+
+
+def is_text(text: str) -> bool:
+    """Whether a text can be written as UTF-8: it has no lone surrogates."""
+    return text.isascii() or _SURROGATE.search(text) is None
+
+
+def shown(text: str, length: int = 40) -> str:
+    """A text for a message: quoted, with escapes for what cannot be printed, and cut."""
+    return ascii(text if len(text) <= length else text[:length] + "…")
+
+
+def _too_deep() -> str:
+    return f"it is nested more than {DEPTH} levels deep"

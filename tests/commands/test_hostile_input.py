@@ -1,0 +1,405 @@
+"""Hostile filters, SQL, patterns, YAML, rows and HTTP bodies: always a sentence, never a traceback of Python or SQLite.
+
+Each kind of input has the cases that broke it once, and a few thousand seeded ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agentrl_cli.chat.parsers import load_parser
+from agentrl_cli.commands import main
+from agentrl_cli.config import load_config
+from agentrl_cli.config.yamlfile import load_yaml, parse_scalar, read_yaml
+from agentrl_cli.errors import ConfigError, DataError, NotFound, UsageError
+from agentrl_cli.servers.tool_server.app import ToolServer
+from agentrl_cli.servers.tool_server.journal import Journal
+from agentrl_cli.servers.tool_server.trajectories import Trajectories
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.filters import compile_filter, compile_sort, fields
+from agentrl_cli.store.grep import grep
+from agentrl_cli.store.sql import run_query
+from agentrl_cli.tasks import load_pack
+from agentrl_cli.tasks.sources import source_of
+from agentrl_cli.tools import tool
+from agentrl_cli.types import Episode, Outcome, Tokens, Turn
+from tests.helpers.train import write_pack
+
+DEEP = 50_000
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with Store.open(tmp_path_factory.mktemp("hostile") / "a.db") as opened:
+        opened.add_run(RunRow(id="r1", name="grpo-07"))
+        turn = Turn(0, "assistant", ({"role": "assistant", "content": "one, two (three"},), 0, 0)
+        episode = Episode(
+            "a",
+            "calc/1",
+            pack="calc",
+            run_id="r1",
+            step=1,
+            turns=(turn,),
+            tokens=Tokens.empty(),
+            outcome=Outcome.FAILED,
+        )
+        opened.add_episodes([episode])
+        yield opened
+
+
+def pieces(rng: random.Random, parts: list[str], most: int) -> str:
+    return "".join(rng.choice(parts) for _ in range(rng.randint(1, most)))
+
+
+# --- filters, SQL, patterns ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", fields())
+def test_commas_alone(store: Store, name: str) -> None:
+    for text in (f"{name}:,", f"-{name}:,,,", f'{name}:","'):
+        try:
+            store.episode_ids(text)
+        except UsageError as error:
+            assert error.message and name in error.message
+    if name != "text":
+        with pytest.raises(UsageError, match="needs a value"):
+            compile_filter(f"{name}:,")
+
+
+def test_many_terms(store: Store) -> None:
+    many = range(999)
+    for text in (
+        " ".join(f"task:calc/{n}" for n in many),
+        " ".join(f"-text:word{n}" for n in many),
+        "id:a," + ",".join(f"id{n}" for n in many[1:]),
+        "tool:" + ",".join(f"-{n}*" for n in many),
+    ):
+        store.episode_ids(text)
+    assert len(store.episode_ids("id:a," + ",".join(map(str, many[1:])))) == 1
+    for text in (" ".join(["step:1"] * 1100), "step:" + ",".join(["1"] * 1100), "x " * 1001):
+        with pytest.raises(UsageError, match="more than 1,000 terms"):
+            compile_filter(text)
+    with pytest.raises(UsageError, match="more than 10,000 characters"):
+        compile_filter("text:" + "a" * 60_000)
+    store.episode_ids('text:"' + "%" * 9_999 + '"')
+    assert compile_sort(",".join(["reward", "-step"] * 3_000)).count("NULLS LAST") == 2
+
+
+def test_filters_at_random(store: Store) -> None:
+    rng = random.Random(13)
+    signs = [*",:-\"\\*?%_<>=. \t'();[]{}|\x00é", "..", "none", "e9", "1", "-1", "0.5", "\ud800", "[", "a\u0661"]
+    parts = [*signs, *(f" {name}:" for name in fields()), *(f" -{name}:" for name in fields())]
+    ran = 0
+    for _ in range(4_000):
+        text = pieces(rng, parts, 8)
+        try:
+            store.episode_ids(text, "-time,reward")
+            ran += 1
+        except UsageError as error:
+            error.message.encode()
+    assert ran > 500
+    for _ in range(1_000):
+        text = pieces(rng, ["-", "+", ",", "reward", "time", "step", "x", " ", "\ud800"], 6)
+        with contextlib.suppress(UsageError):
+            store.episode_ids("", text)
+
+
+SQL = (
+    *("select", "select 1", "select x'ff'", "select cast(x'ff' as text)", "select zeroblob(999999999999)", "\x00", ";"),
+    *(
+        "select 1; select 2",
+        "select ?",
+        "select 'a\ud800'",
+        "select printf('%.*c', 300000001, 'x')",
+        "drop table runs",
+    ),
+    *("select " + "(" * 5_000, "select " + "1+" * 5_000 + "1", "select 1 where 1 in (" + "?," * 40_000 + "?)"),
+    *("select abs(-9223372036854775807-1)", "select json('[')", "select * from v_episodes where id like 'a", "/*"),
+    "select " + ",".join(["1"] * 5_000),
+)
+
+
+def test_sql(store: Store) -> None:
+    rng = random.Random(14)
+    words = "select from where runs episodes 1 'a ( ) , * ? ; union all group by json_tree x'f limit -1 cast as".split()
+    for sql in (*SQL, *(" ".join(rng.choice(words) for _ in range(rng.randint(1, 9))) for _ in range(2_000))):
+        try:
+            list(run_query(Path(store.path), sql, timeout=10)[1])
+        except UsageError as error:
+            assert error.message
+    assert len(store.runs()) == 1
+
+
+def test_patterns(store: Store) -> None:
+    rng = random.Random(15)
+    given = ["(" * DEEP, "a{99999999999}", "(?P<a>.)(?P<a>.)", "[", "\\", "(?z)", "a{2,1}", "\ud800", "*", "(?<=a*)b"]
+    given += [pieces(rng, [*"()[]{}|\\*+?^$.,-:!=<>0aP#é", "(?"], 7) for _ in range(2_000)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of `re`: patterns that may mean something else in later versions
+        for pattern in given:
+            try:
+                list(grep(store, pattern))
+            except UsageError as error:
+                assert "cannot be read" in error.message
+
+
+# --- YAML ------------------------------------------------------------------------------------------------------------
+
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+BAD_YAML = (
+    *("[" * DEEP, "{a: " * 5_000, "- " * DEEP, "a: &a [*a]", "a: &a {b: *a}", LAUGHS, 'a: "\\ud800"', "a: !!int x"),
+    *(
+        "a: 2024-99-99",
+        "a: !!timestamp x",
+        "a: !!bool maybe",
+        "a: !!binary é",
+        "? [a]\n: 1",
+        "a: !!python/object:os.x 1",
+    ),
+    *(
+        "a: !!float x",
+        "a: " + "9" * 5_000,
+        "\x00",
+        "a: \x07",
+        "a: 1\na: 2",
+        "%YAML 9.9\n---\na",
+        "a: !x 1",
+        "--- a\n--- b",
+    ),
+)
+
+
+@pytest.mark.parametrize("text", BAD_YAML, ids=range(len(BAD_YAML)))
+def test_yaml_that_cannot_be_read(tmp_path: Path, text: str) -> None:
+    (tmp_path / "agentrl.yaml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_yaml(tmp_path / "agentrl.yaml")
+    assert str(tmp_path) in error.value.message and len(error.value.message) < 400
+    with pytest.raises(ConfigError):
+        load_yaml(tmp_path / "agentrl.yaml") if "a: 2" not in text else read_yaml(tmp_path / "agentrl.yaml")
+
+
+def test_yaml_at_random(tmp_path: Path) -> None:
+    rng = random.Random(16)
+    parts = ["a: ", "- ", "\n", "  ", "[", "]", "{", "}", "&a ", "*a", "!!int ", "!!set ", "!!omap ", "!!binary "]
+    parts += ["!!timestamp ", "2024-13-40", "0x", "1:2:3", "'", '"', "\\u", "|", ">", "? ", "<<: ", "%", "#", "\t", "é"]
+    parts += ["train:", "lr: ", "steps: ", "null", "~", ".inf", ".nan", "1e999", "\ud800", "\x01", ","]
+    for _ in range(2_000):
+        text = pieces(rng, parts, 9)
+        path = tmp_path / "x.yaml"
+        path.write_text(text, encoding="utf-8", errors="surrogatepass")
+        uses: tuple[Callable[[], Any], ...] = (
+            partial(load_config, [path]),
+            partial(load_yaml, path),
+            partial(parse_scalar, text, "--set x"),
+        )
+        for use in uses:
+            try:
+                use()
+            except ConfigError as error:
+                error.message.encode()
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+BAD_ROWS = (
+    *(
+        b"[" * 5_000,
+        b'{"a":' * 5_000,
+        b'{"id": "\\ud800", "prompt": "x"}',
+        b'{"id": "\xff"}',
+        b"9" * 5_000,
+        b"\x00",
+        b"{",
+    ),
+    *(
+        b'{"id": "a", "prompt": ' + b"[" * 200 + b"]" * 200 + b"}",
+        b'{"\\udfff": 1}',
+        b"null",
+        b'{"id": 5, "prompt": 5}',
+    ),
+)
+
+
+def test_rows_that_cannot_be_read(tmp_path: Path) -> None:
+    pack_folder = write_pack(tmp_path / "pack")
+    good = b'{"id": "good", "prompt": "x", "emoji": "\\ud83d\\ude00"}'
+    (pack_folder / "data" / "train.jsonl").write_bytes(b"\n".join([*BAD_ROWS, good]))
+    tasks, bad = load_pack(pack_folder).read("train")
+    assert [task.id for task in tasks] == ["bandit/good"] and len(bad) == len(BAD_ROWS)
+    for line in bad:
+        line.text.encode()
+    for text in BAD_ROWS:
+        (pack_folder / "rows.json").write_bytes(text)
+        with pytest.raises(DataError, match=r"rows\.json"):
+            list(source_of(pack_folder, "x", "rows.json").rows())
+
+
+def test_rows_at_random(tmp_path: Path) -> None:
+    rng = random.Random(17)
+    parts = ['{"id": "', '"}', '"prompt": ', '"x"', ", ", "[", "]", "{", "}", "\\ud800", "\\u", "\xff", "1e999", "NaN"]
+    parts += ['"messages": ', '"conversations": ', '"role": "user"', '"content": null', '"tools": ', '"question": "q"']
+    parts += [
+        '"answer": 1',
+        '"tool_calls": ',
+        "true",
+        "null",
+        '"family": ',
+        '"tool_choice": ',
+        '"arguments": "["',
+        ": ",
+    ]
+    keys = ["id", "prompt", "messages", "conversations", "tools", "question", "answer", "reward_model", "extra_info"]
+    keys += ["tool_choice", "family", "test", "entry_point", "gt", "data_source", "agent_name"]
+    values: list[Any] = [
+        None,
+        5,
+        "x",
+        [],
+        {},
+        [5],
+        [{}],
+        {"role": "user"},
+        [{"role": "user", "content": 5}],
+        True,
+        "[",
+        1.5,
+    ]
+    values += [[{"role": "assistant", "tool_calls": 5}], [{"role": "x", "content": "y"}], [[[]]], {"a": {}}]
+    lines = [pieces(rng, parts, 9).encode("latin-1") for _ in range(2_000)]
+    for _ in range(3_000):
+        chosen = rng.sample(keys, rng.randint(1, 5))
+        lines.append(json.dumps({key: rng.choice(values) for key in chosen}).encode())
+    pack_folder = write_pack(tmp_path / "pack")
+    (pack_folder / "data" / "train.jsonl").write_bytes(b"\n".join(lines))
+    _, bad = load_pack(pack_folder).read("train")
+    assert len(bad) > 2_000 and all(line.text for line in bad)
+
+
+# --- bodies of the tool server ---------------------------------------------------------------------------------------
+
+
+def bodies() -> Iterator[tuple[str, bytes]]:
+    """(path, body) of requests that must not be answered with 500."""
+    for path in ("/v1/open", "/v1/call", "/v1/rewards", "/v1/close", "/get_observation"):
+        for body in (b"", b"\xff", b"[]", b"5", b"[" * 100_000, b'{"a":' * 100_000, b'{"trajectory": "\\ud800"}'):
+            yield path, body
+    tools: Any
+    seed: Any
+    for tools in (5, "add", {"add": 1}, [5], [[]], [None], "", True):
+        yield "/v1/open", json.dumps({"tools": tools}).encode()
+    for task in (5, [1], {"data": 5}, {"prompt": 5}, {"prompt": ["x"]}, {"pack": [1]}):
+        yield "/v1/open", json.dumps({"task": task}).encode()
+    for seed in ("x", None, -1, 1.5, True, 10**30, []):
+        yield "/v1/open", json.dumps({"seed": seed}).encode()
+    for extra in (5, [5], "x", {"a": 1}, [[["a", 1]]], [None]):
+        given = {"trajectory_ids": ["a"], "actions": ["x"], "extra_fields": extra}
+        yield "/get_observation", json.dumps(given).encode()
+    rng = random.Random(18)
+    values: list[Any] = [None, 5, "", "a", "b", [], {}, ["a"], [5], [None], {"a": 1}, True, -1, 1e300, "\ud800", [[]]]
+    values += [[{"trajectory": "a", "key": "k", "name": "add", "arguments": {"a": 1}}], [{"finish": 1}], [{"key": []}]]
+    keys = ["trajectory", "tools", "task", "seed", "calls", "trajectories", "trajectory_ids", "actions", "extra_fields"]
+    for _ in range(2_000):
+        path = rng.choice(["/v1/open", "/v1/call", "/v1/rewards", "/v1/close", "/get_observation", "/get_observation"])
+        chosen = rng.sample(keys, rng.randint(1, 4)) + (["trajectory_ids", "actions"] if "get" in path else [])
+        yield path, json.dumps({key: rng.choice(values) for key in chosen}).encode()
+
+
+async def test_bodies(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    from aiohttp.test_utils import TestClient, TestServer
+
+    @tool
+    def add(a: int) -> str:
+        """Add one.
+
+        Args:
+            a: A number.
+        """
+        return str(a + 1)
+
+    journal = Journal(tmp_path / "j.db")
+    trajectories = Trajectories([add], journal)
+    server = ToolServer(trajectories, load_parser("hermes"), token="")
+    wrong: dict[int, int] = {}
+    try:
+        async with TestClient(TestServer(server.app())) as client:
+            for path, body in bodies():
+                async with client.post(path, data=body) as answer:
+                    said = await answer.json()
+                    assert answer.status < 500, (path, body[:200], said)
+                    assert answer.status == 200 or said["error"]["message"], (path, body[:200])
+                    wrong[answer.status] = wrong.get(answer.status, 0) + 1
+            actions = {"extra_fields": 5, "trajectory_ids": ["a"], "actions": ["x"]}
+            assert (await client.post("/get_observation", json=actions)).status == 400
+            assert (await client.post("/v1/open", json={"tools": 5})).status == 400
+    finally:
+        await trajectories.shutdown(0.1)
+        journal.close()
+    assert wrong[200] > 100 and wrong[400] > 500
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line(
+    tmp_path: Path, store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 2, and a sentence."""
+    project = write_pack(tmp_path / "project")
+    (project / "agentrl.yaml").write_text("task: {packs: [.]}\n")
+    (project / "deep.yaml").write_text("[" * DEEP)
+    (project / "latin.yaml").write_bytes(b"train: {steps: 3} # \xe9")
+    monkeypatch.chdir(project)
+    db = ["--db", str(store.path)]
+    for args in (
+        *(["ls", "-f", "step:,", *db], ["ls", "-f", "tag:,", *db], ["ls", "-f", " ".join(["a"] * 1100), *db]),
+        *(
+            ["ls", "-f", "text:a\udced", *db],
+            ["grep", "(" * DEEP, *db],
+            ["grep", "\udcff", *db],
+            ["query", "\udcff", *db],
+        ),
+        *(["query", "select 1;select 2", *db], ["query", "select " + "(" * 5000, *db], ["export", "-f", "id:,", *db]),
+        *(["config", "validate", "-c", "deep.yaml"], ["config", "validate", "-c", "latin.yaml"]),
+        *(["config", "show", "--set", "train.lr=" + "[" * DEEP], ["config", "show", "--set", 'run.name="\\ud800"']),
+        *(["tools", "call", "run_python", "[" * 5000], ["tools", "call", "run_python", '{"code": "\\ud800"}']),
+        ["--model\udc80"],
+    ):
+        code = main(args)
+        said = capsys.readouterr()
+        assert code == 2 or args[0] == "tools", (args, code, said.err[:500])
+        assert "Traceback" not in said.err and "Something went wrong" not in said.err, said.err[:500]
+        assert len(said.err) < 2_000, args
+    (project / "data" / "train.jsonl").write_bytes(b"\n".join(BAD_ROWS))
+    assert main(["check"]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_bug_with_such_a_text_still_has_its_log(tmp_path: Path) -> None:
+    """The writer of the error log takes what cannot be encoded; the argument is typed by a shell as it is."""
+    code = "import sys\nfrom agentrl_cli.commands import report\nsys.exit(report(RuntimeError('a\\udced')))\n"
+    done = subprocess.run([sys.executable, "-c", code, b"\xed"], capture_output=True, cwd=tmp_path, check=False)
+    assert done.returncode == 1 and done.stderr.count(b"Traceback") == 0, done.stderr
+    assert b"The traceback is in" in done.stderr
+
+
+def test_yaml_that_was_fine_stays_fine(tmp_path: Path) -> None:
+    text = "a: 1\nb: {c: [1, 2.5, yes, null], d: 2024-01-02}\ne: &x {f: 'g'}\nh: *x\n"
+    (tmp_path / "x.yaml").write_text(text)
+    assert load_yaml(tmp_path / "x.yaml") == yaml.safe_load(text)
+    assert parse_scalar("[1, a]", "--set x") == [1, "a"] and parse_scalar("", "--set x") is None
+    with pytest.raises(NotFound):
+        load_yaml(tmp_path / "y.yaml")

@@ -1,0 +1,187 @@
+"""Small things that the command line said wrongly, or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.commands import main
+from agentrl_cli.config import load_config
+from agentrl_cli.errors import ConfigError, NotFound
+from agentrl_cli.registry import resolve
+from agentrl_cli.store import Store
+from agentrl_cli.tasks import load_pack
+from agentrl_cli.tools.configured import load_tools
+from tests.helpers.train import TASK_YAML, write_model, write_pack, write_project
+from tests.tui.test_chat import session
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """`cli(...)` runs a command in tmp_path: (code, stdout, stderr)."""
+
+    def call(*args: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        capfd.readouterr()
+        code = main(list(args))
+        done = capfd.readouterr()
+        assert "Traceback" not in done.err and "Something went wrong" not in done.err, done.err
+        return code, done.out, done.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "random")
+
+
+def test_an_empty_split(tmp_path: Path, model: Path, cli: Cli) -> None:
+    write_project(tmp_path, model)
+    assert "has no rows" not in cli("check")[2]
+    for name in ("test", "train"):
+        (tmp_path / "data" / f"{name}.jsonl").write_text("\n")
+    code, _, err = cli("check")
+    assert code == 1 and "the split train has no rows" in err and "the split test has no rows" in err
+    code, out, err = cli("rollout")
+    assert code == 2 and "The split train has no rows" in err and not out
+    with Store.open(tmp_path / "runs" / "agentrl.db", readonly=True) as store:
+        assert not store.runs()
+    for command in ("train", "eval"):
+        code, _, err = cli(command)
+        assert code == 2 and "Error: " in err, command
+
+
+def test_replay_prints_json(tmp_path: Path, model: Path, cli: Cli) -> None:
+    write_project(tmp_path, model)
+    assert cli("rollout", "-n", "2")[0] == 0
+    shown = json.loads(cli("show", "last", "--json")[1])
+    for args in (("replay", "last", "--json"), ("replay", shown["id"], "--json"), ("replay", "--json")):
+        code, out, _ = cli(*args)
+        assert code == 0 and json.loads(out) == shown, args
+    rows = [json.loads(line) for line in cli("replay", "last", "--tokens", "--json")[1].splitlines()]
+    assert len(rows) == shown["n_tokens"] if "n_tokens" in shown else len(rows) > 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("primary: true", "primary: maybe", "rewards.even: `primary` must be true or false, not 'maybe'"),
+        ("primary: true", "primary: 1", "`primary` must be true or false"),
+        ("weight: 1.0", "weight: lots", "rewards.even: `weight` must be a number, not 'lots'"),
+        ("weight: 1.0", "weight: true", "`weight` must be a number"),
+        ("weight: 1.0", "weight: .nan", "`weight` must be a number"),
+        ("{weight: 0.0}", "true", "`weight` must be a number"),
+        ("{weight: 0.0}", "words", "rewards.length must be a weight or a mapping"),
+        ("sandbox: false", "sandbox: maybe", "sandbox must be true, false"),
+        ("sandbox: false", "sandbox: false\nfamilies: 5", "`families` must be a mapping"),
+        ("sandbox: false", "sandbox: false\nfamilies: {train: even}", "must map splits to lists"),
+        ("sandbox: false", "sandbox: false\ndefaults: [1]", "`defaults` must be a mapping"),
+        ("sandbox: false", "sandbox: false\ndata: 5", "`data` must be a mapping"),
+    ],
+)
+def test_a_task_yaml_means_what_it_says(tmp_path: Path, old: str, new: str, said: str) -> None:
+    write_pack(tmp_path / "pack")
+    load_pack(tmp_path / "pack")
+    assert old in TASK_YAML
+    (tmp_path / "pack" / "task.yaml").write_text(TASK_YAML.replace(old, new))
+    with pytest.raises(ConfigError) as error:
+        load_pack(tmp_path / "pack")
+    assert said in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("pure", "maybe", "true or false"),
+        ("external", 1, "true or false"),
+        ("timeout", "soon", "a number above 0"),
+        ("rate", 0, "a number above 0"),
+        ("concurrency", True, "a number above 0"),
+    ],
+)
+def test_limits_of_a_tool_are_what_they_say(tmp_path: Path, key: str, value: Any, said: str) -> None:
+    load_tools([{"name": "calculator", "pure": True, "timeout": 3}], tmp_path)
+    with pytest.raises(ConfigError, match=f"`{key}` must be {said}"):
+        load_tools([{"name": "calculator", key: value}], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "one"), [("losses", "loss"), ("policies", "policy"), ("advantages", "advantage"), ("hooks", "hook")]
+)
+def test_the_singular_of_a_kind(kind: str, one: str) -> None:
+    with pytest.raises(NotFound, match=f"^No {one} named 'foo'"):
+        resolve(kind, {}, "foo")
+
+
+def test_an_empty_list_is_a_sentence(tmp_path: Path) -> None:
+    write_pack(tmp_path / "pack")
+    (tmp_path / "pack" / "data" / "train.jsonl").write_text('{"id": "a", "prompt": "x"}\n')
+    with pytest.raises(NotFound) as error:
+        load_pack(tmp_path / "pack").tasks("train", families=["foo"])
+    assert error.value.hint == "There is none."
+    assert NotFound.of("thing", "a", [], hint="Make one.").hint == "There is none. Make one."
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("stpes", "train.steps"),
+        ("group_sise", "rollout.group_size"),
+        ("trian.stpes", "train.steps"),
+        ("lr", "train.lr"),
+        ("modle", "model"),
+        ("rollout.group_sise", "rollout.group_size"),
+        ("temprature", "temperature"),
+    ],
+)
+def test_the_nearest_setting(key: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean .*{near}"):
+        load_config([], [f"{key}=3"])
+
+
+def test_a_missing_task_yaml_is_named(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "agentrl.yaml").write_text("task: {packs: [.]}\n")
+    for args in (("check",), ("check", "."), ("train",), ("rollout",), ("init", ".", "new")):
+        code, _, err = cli(*args)
+        assert code == 2 and f"There is no task.yaml in {tmp_path}" in err, (args, err)
+    code, _, err = cli("check", "./nowhere")
+    assert code == 2 and "nowhere does not exist" in err
+    code, _, err = cli("check", "calc-tsk")
+    assert code == 2 and "Did you mean calc-task" in err
+
+
+def test_settings_for_a_finished_run_are_not_dropped_in_silence(tmp_path: Path, model: Path, cli: Cli) -> None:
+    write_project(tmp_path, model, train={"steps": 1})
+    assert cli("train")[0] == 0
+    code, _, err = cli("train", "--resume", "last")
+    assert code == 0 and "nothing left to do" in err and "Not applied" not in err
+    code, _, err = cli("train", "--resume", "last", "--set", "train.save_every=7", "--lr", "0.5")
+    assert code == 0 and "Not applied, as no step is left" in err
+    assert "train.save_every=7, train.lr=0.5" in err
+
+
+async def test_a_call_by_hand_is_saved(tmp_path: Path) -> None:
+    made, _ = session(["hi", "ho"])
+    await made.begin([])
+    await made.user("?")
+    await made.call("calculator", {"expression": "6*7"})
+    await made.call("calculator", {"nope": 1})
+    with Store.open(tmp_path / "s.db") as store:
+        saved = made.save(store)
+        first, second = store.episode_row(saved).note.splitlines()
+        assert first == "by hand before turn 2: calculator(expression='6*7') → 42"
+        assert second.startswith("by hand before turn 2: calculator(nope=1) → bad_arguments")
+        store.set_note(saved, f"mine\n{first}\n{second}")
+        await made.user("again")
+        await made.call("calculator", {"expression": "1+1"})
+        await made.undo()  # the third call came after what is taken back
+        made.save(store)
+        assert store.episode_row(saved).note == f"mine\n{first}\n{second}"
+        assert len(store.episode(saved).turns) == 2

@@ -1,0 +1,280 @@
+"""Damaged checkpoints and model folders: found before they are used, named in a sentence, an older one taken."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import pickle
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl_cli.commands import main
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ModelError
+from agentrl_cli.policies.local_checkpoint import load_weights, written_whole
+from agentrl_cli.policies.local_checksums import CHECKSUMS, damage
+from agentrl_cli.policies.local_load import load_model
+from agentrl_cli.policies.local_merge import merge
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.trainer.checkpoints import restore
+from tests.helpers.train import spawn, trainer_of, write_model, write_project
+
+PPO = {"advantage": "gae", "drop_zero_variance": False}
+ADAPTER = {"enabled": True, "r": 4}
+
+
+def flip(path: Path) -> None:
+    """Turn one bit over, in the middle: among a tensor's numbers, or a text's letters."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def behead(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(b"\xff" * min(16, len(data)) + data[16:])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(bytes(range(256)) * 8)
+
+
+def other_pickle(path: Path) -> None:
+    torch.save({"something": "else"}, path)
+
+
+def evil_pickle(path: Path) -> None:
+    path.write_bytes(pickle.dumps(print))
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "missing": Path.unlink,
+    "empty": empty,
+    "cut": cut,
+    "garbage": garbage,
+    "header": behead,
+    "bit": flip,
+    "pickle": other_pickle,
+    "code": evil_pickle,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "random")
+
+
+def train(project: Path, model: Path, **sections: Any) -> RunRow:
+    async def go() -> RunRow:
+        async with trainer_of(project, model, algo=PPO, train={"save_every": 1}, **sections) as trainer:
+            return await trainer.train()
+
+    return asyncio.run(go())
+
+
+def resume(project: Path, model: Path, run: RunRow, **sections: Any) -> tuple[int, list[str], dict[str, Any]]:
+    """What a resume would begin with: the step, what was said, and weights with the learner's state as bytes."""
+
+    async def go() -> tuple[int, list[str], dict[str, Any]]:
+        said: list[str] = []
+        async with trainer_of(project, model, run=run, algo=PPO, train={"save_every": 1}, **sections) as trainer:
+            held, learner = trainer.loaded.model, trainer.learner
+            folder = trainer.folder / "checkpoints"
+            found, state = restore(trainer.store, run.id, folder, said.append, held, learner)
+            now = {"weights": _bytes(held.state_dict()), "learner": _bytes(learner.state())}
+            return int(state["step"]) if found else 0, said, now
+
+    return asyncio.run(go())
+
+
+def _bytes(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: _bytes(item) for key, item in value.items()}
+    return [_bytes(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+@pytest.mark.parametrize("adapter", [{"enabled": False}, ADAPTER], ids=["full", "lora"])
+def test_every_damage_of_every_file_falls_back(tmp_path: Path, model: Path, adapter: dict[str, Any]) -> None:
+    """With a value head. Undamaged but for its checksums, as older versions wrote it, a checkpoint still loads."""
+    run = train(tmp_path, model, adapter=adapter)
+    last = Path(run.dir) / "checkpoints" / "last"
+    files = sorted(path.name for path in last.iterdir() if path.name != "README.md")
+    assert {"trainer.pt", CHECKSUMS, "tokenizer.json"} < set(files) and len(files) >= 6
+    shutil.copytree(last, tmp_path / "intact")
+    whole = resume(tmp_path, model, run, adapter=adapter)
+    assert whole[:2] == (2, [])
+    shutil.move(last, tmp_path / "away")
+    before = resume(tmp_path, model, run, adapter=adapter)
+    assert before[0] == 1 and before[2] != whole[2]
+    cases = [
+        (name, kind) for name in files for kind in DAMAGES if name == "trainer.pt" or kind not in ("pickle", "code")
+    ]
+    for name, kind in cases:
+        shutil.rmtree(last, ignore_errors=True)
+        shutil.copytree(tmp_path / "intact", last)
+        DAMAGES[kind](last / name)
+        step, said, now = resume(tmp_path, model, run, adapter=adapter)
+        if (name, kind) == (CHECKSUMS, "missing"):
+            assert (step, said, now) == whole
+            continue
+        assert (step, now) == (1, before[2]), (name, kind)
+        assert len(said) == 1 and (name in said[0] or name == CHECKSUMS) and "an older one is taken" in said[0], said
+
+
+def test_older_checkpoints_without_checksums(tmp_path: Path, model: Path) -> None:
+    run = train(tmp_path, model)
+    last = Path(run.dir) / "checkpoints" / "last"
+    for folder in last.parent.iterdir():
+        (folder / CHECKSUMS).unlink()
+    shutil.copytree(last, tmp_path / "intact")
+    assert resume(tmp_path, model, run)[:2] == (2, [])
+    for name in ("trainer.pt", "model.safetensors"):
+        for kind in sorted(set(DAMAGES) - {"bit"}):
+            shutil.rmtree(last)
+            shutil.copytree(tmp_path / "intact", last)
+            DAMAGES[kind](last / name)
+            step, said, _ = resume(tmp_path, model, run)
+            assert step == 1 and len(said) == 1 and "not whole" in said[0], (name, kind)
+
+
+def test_without_a_usable_one(tmp_path: Path, model: Path) -> None:
+    """All damaged: from the first step. Loaded halfway, the weights are not those of the first step: an error."""
+    run = train(tmp_path, model)
+    folders = sorted((Path(run.dir) / "checkpoints").iterdir())
+    for folder in folders:
+        flip(folder / "model.safetensors")
+    step, said, now = resume(tmp_path, model, run)
+    assert step == 0 and len(said) == len(folders) and "its first step" in said[-1]
+    fresh = load_model(model, Config.model_validate({"model": {"dtype": "float32"}}).model, base=tmp_path)
+    assert now["weights"] == _bytes(fresh.state_dict())
+    for folder in folders:
+        flip(folder / "model.safetensors")
+        (folder / CHECKSUMS).unlink()
+        torch.save({"step": 1, "optimizer": {}}, folder / "trainer.pt")
+    with pytest.raises(ModelError, match="No checkpoint") as error:
+        resume(tmp_path, model, run)
+    assert "Delete that folder" in error.value.hint
+
+
+def test_the_ending_is_that_of_an_uninterrupted_run(tmp_path: Path, model: Path) -> None:
+    """A flipped bit of the optimizer in the newest, a torn one before it."""
+    weights = []
+    for name in ("whole", "damaged"):
+        sections: dict[str, Any] = {"train": {"steps": 4, "save_every": 1, "keep_last": 4}, "deterministic": True}
+        project = write_project(tmp_path / name, model, **sections)
+        if name == "damaged":
+            assert spawn(project, "train", "--steps", "3")[0] == 0
+            (folder,) = (project / "runs").glob("*/checkpoints")
+            flip(folder / "last" / "trainer.pt")
+            cut(folder / "step-000002" / "model.safetensors")
+            code, said = spawn(project, "train", "--resume", "last", "--steps", "4")
+            assert said.count("not whole") == 2 and "resumed at step 1" in said, said
+        else:
+            code, said = spawn(project, "train")
+        assert code == 0, said
+        (last,) = (project / "runs").glob("*/checkpoints/last")
+        weights.append((last / "model.safetensors").read_bytes())
+        assert damage(last) == ""
+    assert weights[0] == weights[1]
+
+
+def test_a_damaged_checkpoint_is_neither_merged_nor_used(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tmp_path, model)
+    last = Path(run.dir) / "checkpoints" / "last"
+    write_project(tmp_path, model)
+    db = str(tmp_path / "runs" / "agentrl.db")
+    merged = tmp_path / "merged"
+    assert main(["merge", f"{run.name}@last", str(merged), "--db", db]) == 0
+    assert damage(merged) == "" and CHECKSUMS in {path.name for path in merged.iterdir()}
+    flip(last / "trainer.pt")  # not needed for this
+    assert main(["merge", f"{run.name}@last", str(merged), "--db", db, "--force"]) == 0
+    flip(last / "model.safetensors")
+    capsys.readouterr()
+    assert main(["merge", f"{run.name}@last", str(merged), "--db", db, "--force"]) == 2
+    assert "model.safetensors has changed since it was written" in capsys.readouterr().err
+    flip(merged / "config.json")
+    with Store.open(Path(db), readonly=True) as store, pytest.raises(ModelError, match=r"config\.json has changed"):
+        merge(str(merged), tmp_path / "again", Config(), base=tmp_path, store=store)
+    (merged / "README.md").write_text("Mine.")
+    flip(merged / "config.json")
+    assert damage(merged) == ""
+
+
+def test_sft_leaves_a_folder_whole_or_known_to_be_damaged(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    given = ["--pack", "calc-task", "--steps", "1", "--project", str(tmp_path)]
+    (tmp_path / "agentrl.yaml").write_text("model: {device: cpu}\n")
+    assert main(["sft", str(out), *given]) == 0
+    assert damage(out) == "" and (out / CHECKSUMS).is_file()
+    (out / "mine.txt").write_text("stays")
+    old = (out / "model.safetensors").read_bytes()
+    assert main(["sft", str(out), *given, "--seed", "1", "--force"]) == 0
+    assert damage(out) == "" and (out / "mine.txt").read_text() == "stays"
+    assert (out / "model.safetensors").read_bytes() != old
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+    (out / "model.safetensors").write_bytes(old)  # what a kill among the files leaves: new checksums, an old file
+    assert "model.safetensors" in damage(out)
+
+
+def test_weights_that_do_not_fit_change_nothing(tmp_path: Path, model: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    held = AutoModelForCausalLM.from_pretrained(model)
+    before = _bytes(held.state_dict())
+    other = write_model(tmp_path / "other", head_dim=8)
+    with pytest.raises(ModelError, match="do not fit the model"):
+        load_weights(held, other)
+    assert _bytes(held.state_dict()) == before
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_checked_is_not_damaged(tmp_path: Path) -> None:
+    """A training goes on while another process opens its newest checkpoint."""
+    place, stop = tmp_path / "last", threading.Event()
+
+    def write(number: int) -> None:
+        with written_whole(place) as beside:
+            (beside / "model.safetensors").write_bytes(bytes([number % 256]) * (1_000 + number))
+
+    def go() -> None:
+        for number in itertools.count(1):
+            write(number)
+            if stop.is_set():
+                return
+
+    write(0)
+    trainer = threading.Thread(target=go)
+    trainer.start()
+    try:
+        assert {damage(place) for _ in range(300)} == {""}
+    finally:
+        stop.set()
+        trainer.join()
+
+
+def test_checksums_that_lie(tmp_path: Path) -> None:
+    """Whatever stands in the file, the answer is a sentence."""
+    (tmp_path / "a").write_text("a")
+    for text in ("", "[" * 50_000, "[]", "5", '{"files": 3}', '{"files": {"a": 1}}', '{"files": {"a": {"bytes": 1}}}'):
+        (tmp_path / CHECKSUMS).write_text(text)
+        assert CHECKSUMS in damage(tmp_path), text
+    (tmp_path / CHECKSUMS).write_text(json.dumps({"files": {"b": {"bytes": 1, "sha256": ""}}}))
+    assert damage(tmp_path) == "b is missing"
