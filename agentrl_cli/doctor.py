@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -133,16 +133,20 @@ def check_sandbox(level: str | None = None) -> tuple[str, list[Check]]:
 
 
 def audit_template(folder: Path) -> AuditReport:
-    """Audit the chat template of a model folder: can turns be appended, is the stop token trained?
+    """Audit the chat template of a model folder: can turns be appended, is the stop token trained, what is skipped?
 
     Raises ModelError, TemplateError where there is no tokenizer or template to audit.
     """
+    from agentrl_cli.chat.audit import append_only_without
     from agentrl_cli.chat.render import Chat
     from agentrl_cli.chat.tokenizer import Tokenizer
+    from agentrl_cli.rollout.rehearse import rehearse
 
     if not folder.is_dir():
         raise ModelError(f"There is no model folder {folder}.", hint="Name a local folder with a tokenizer.json.")
-    return Chat(Tokenizer.load(folder), "auto").audit()
+    chat = Chat(Tokenizer.load(folder), "auto")
+    found = tuple(map(str, asyncio.run(rehearse(chat))))
+    return replace(chat.audit(), append_only_without=append_only_without(chat), would_skip=found)
 
 
 def _python() -> Check:

@@ -7,8 +7,9 @@ import contextlib
 import ctypes
 import itertools
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack, check_weights, load_packs
 
 if TYPE_CHECKING:
+    from agentrl_cli.chat.audit import Conversations
     from agentrl_cli.policies.local_loaded import Loaded
     from agentrl_cli.sandbox import Sandbox
 
@@ -75,7 +77,8 @@ async def open_runtime(
             found = await stack.enter_async_context(_served(found, config))
         db.parent.mkdir(parents=True, exist_ok=True)
         store = stack.enter_context(Store.open(db))
-        loaded = load_policy(spec, config, base=base, store=store, trainable=trainable)
+        held = partial(conversations, found.values(), config.task.split_train)
+        loaded = load_policy(spec, config, base=base, store=store, trainable=trainable, conversations=held)
         stack.push_async_callback(loaded.policy.close)
         if trainable and any(pack.tools for pack in found.values()):
             require_calls_read(loaded.chat)
@@ -93,6 +96,24 @@ def one_heap() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(M_ARENA_MAX, 1)
+
+
+def conversations(packs: Iterable[Pack], split: str) -> Conversations:
+    """What the conversations of these packs can hold: a chat template is judged by that.
+
+    An environment of a pack's own may say anything. The rows of `split` may bring system texts of their own.
+    """
+    from agentrl_cli.chat.audit import EVERY, Conversations
+
+    found = list(packs)
+    if any(getattr(pack.module, "make_env", None) is not None for pack in found):
+        return EVERY
+    prompts = (task.prompt for pack in found for task in pack.tasks(split))
+    return Conversations(
+        users=any(pack.interactions for pack in found),
+        system=any(pack.system for pack in found) or any(m["role"] == "system" for p in prompts for m in p),
+        tools=any(pack.tools for pack in found),
+    )
 
 
 @contextlib.asynccontextmanager

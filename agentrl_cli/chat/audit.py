@@ -8,17 +8,45 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 
+from agentrl_cli.chat.drift import check_episode
+from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.render import Chat, Tools
 from agentrl_cli.chat.rendered import Rendered
 from agentrl_cli.chat.spans import shared_prefix
 from agentrl_cli.chat.template_probe import PROBE_TOOL, tool, user
+from agentrl_cli.chat.thinking import family_thinking, has_thinking, spaced, squeezed
 from agentrl_cli.errors import TemplateError
-from agentrl_cli.types import Message
+from agentrl_cli.types import Episode, Message, Origin, Tokens, Turn
 
 _SHOWN = re.compile(r": (?:it asks with|a full rendering has) ")
 """Where a problem goes on to show the texts that differ, which every probe has of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """What the conversations of a pack can hold. A template is judged by these, not by all there are."""
+
+    users: bool = True
+    """A user who answers, so that there is a second user message: a simulated one, or an environment's."""
+    system: bool = True
+    """A system text."""
+    tools: bool = True
+
+    def among(self, others: Conversations) -> bool:
+        """True if nothing is needed that the others cannot hold."""
+        own, theirs = (astuple(one) for one in (self, others))
+        return all(there or not needed for needed, there in zip(own, theirs, strict=True))
+
+    @property
+    def words(self) -> str:
+        """What they lack."""
+        has = {"a second user message": self.users, "a system text": self.system, "tools": self.tools}
+        return " or ".join(name for name, there in has.items() if not there)
+
+
+EVERY = Conversations()
 
 
 @dataclass(frozen=True)
@@ -44,6 +72,10 @@ class AuditReport:
     """The parser reads the calls that the template writes."""
     first_difference: tuple[str, str] | None = field(default=None)
     """(full rendering, appended) from the first difference on, where there is one."""
+    append_only_without: str = ""
+    """What conversations must lack so that all the same they extend by appending; empty if nothing helps or must."""
+    would_skip: tuple[str, ...] = ()
+    """What a model may write around a call whose episodes a training would skip (rollout/rehearse.py)."""
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -64,13 +96,19 @@ class AuditReport:
         return self.append_only and self.stop_token_trained
 
 
-def audit(chat: Chat) -> AuditReport:
-    """Play the probes. Never raises; a template that refuses to render anything has that as its problem."""
+def audit(chat: Chat, which: Conversations = EVERY) -> AuditReport:
+    """Play the probes that are among these conversations.
+
+    Never raises; a template that refuses to render anything has that as its problem.
+    """
     problems: list[str] = []
     notes: list[str] = []
     difference: tuple[str, str] | None = None
-    for name, messages, with_tools in _plays():
-        problem, found = _play(chat, messages, [PROBE_TOOL] if with_tools else None)
+    for name, messages, needs in _plays():
+        if not needs.among(which):
+            continue
+        play = _play_answer if messages[-1]["role"] == "assistant" else _play
+        problem, found = play(chat, messages, [PROBE_TOOL] if needs.tools else None)
         if problem:
             problems.append(f"{name}: {problem}")
             difference = difference or found
@@ -101,9 +139,17 @@ def audit(chat: Chat) -> AuditReport:
     )
 
 
-def require_append_only(chat: Chat) -> AuditReport:
-    """The audit. Raises TemplateError with the reason where the template does not extend by appending."""
-    report = chat.audit()
+def append_only_without(chat: Chat) -> str:
+    """What conversations must lack so that they extend by appending; empty if nothing helps, or nothing must."""
+    if chat.audit().append_only:
+        return ""
+    fewer = (Conversations(users=False), Conversations(users=False, system=False))
+    return next((which.words for which in fewer if chat.audit(which).append_only), "")
+
+
+def require_append_only(chat: Chat, which: Conversations = EVERY) -> AuditReport:
+    """The audit. Raises TemplateError with the reason where the template does not extend these by appending."""
+    report = chat.audit(which)
     if not report.append_only and not chat.append_only:
         raise TemplateError(
             f"The chat template cannot be extended by appending: {report.reason}.",
@@ -151,15 +197,23 @@ def _lacking(chat: Chat) -> list[str]:
     return found
 
 
-def _plays() -> list[tuple[str, list[Message], bool]]:
-    """Name, conversation, whether tools are listed."""
+def _plays() -> list[tuple[str, list[Message], Conversations]]:
+    """Name, conversation, and what a pack must have for it."""
+    nothing, called = Conversations(False, False, False), Conversations(users=False, system=False)
+    spoken, talked = replace(nothing, system=True), Conversations(system=False)
     tools_twice = [user("one"), _calls(), tool("r"), _calls(first=1), tool("s", "c00000001")]
     return [
-        ("several turns", [user("one"), _answer("first"), user("two"), _answer("second"), user("three")], False),
-        ("a tool result", [user("one"), _calls(), tool("r")], True),
-        ("two tool turns", tools_twice, True),
-        ("a system text", [{"role": "system", "content": "s"}, *tools_twice], True),
-        ("an answer after a tool", [user("one"), _calls(), tool("r"), _answer("done"), user("two")], True),
+        (
+            "several turns",
+            [user("one"), _answer("first"), user("two"), _answer("second"), user("three")],
+            replace(talked, tools=False),
+        ),
+        ("a tool result", [user("one"), _calls(), tool("r")], called),
+        ("two tool turns", tools_twice, called),
+        ("a system text", [{"role": "system", "content": "s"}, *tools_twice], replace(called, system=True)),
+        ("an answer after a tool", [user("one"), _calls(), tool("r"), _answer("done"), user("two")], talked),
+        ("an answer", [user("one"), _answer("first")], nothing),
+        ("an answer to a system text", [{"role": "system", "content": "s"}, user("one"), _answer("first")], spoken),
     ]
 
 
@@ -167,7 +221,7 @@ def _play(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, t
     """What goes wrong when `messages` are played as an episode, and both texts from the first difference on."""
     try:
         whole = chat.conversation(messages, tools)
-        appended = whole.ids
+        appended = _as_history(chat, whole)
         first = next(n for n, message in enumerate(messages) if message["role"] == "assistant")
         asked = len(chat.render(messages[:first], tools).ids)
         full = chat.render(messages, tools, add_generation_prompt=True).ids
@@ -180,13 +234,28 @@ def _play(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, t
     both = chat.decode(full), chat.decode(appended)
     if both[0] == both[1]:
         return "", None  # the same text in other tokens: no fault of the template
-    squeezes = (_squeezed_thinking, _without_thinking) if "<think>" in "".join(both) else ()
-    if any(squeezed(both[0]) == squeezed(both[1]) for squeezed in squeezes):
-        return "", None  # empty thinking blocks come and go with the position of a turn: by design
+    if has_thinking("".join(both)) and any(bare(both[0]) == bare(both[1]) for bare in (squeezed, spaced)):
+        return "", None  # given, empty blocks of thinking come and go with the position of a turn: by design
     return (
         f"{_trait(chat, whole, at, asked)}: a full rendering has {texts[0]!r} where appending gives {texts[1]!r}",
         texts,
     )
+
+
+def _play_answer(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, tuple[str, str] | None]:
+    """The same for an episode that ends with an answer: as the drift guard would see it."""
+    try:
+        whole = chat.conversation(messages, tools)
+    except TemplateError as error:
+        return error.message, None
+    spans = enumerate(zip(messages, whole.spans, strict=True))
+    turns = tuple(Turn(n, role, (message,), start, end) for n, (message, (role, start, end)) in spans)
+    episode = Episode("audit", "audit", turns=turns, tokens=Tokens.given(whole.ids, whole.origin))
+    lost = next((drift for drift in check_episode(episode, chat, tools) if drift.kind == "structural"), None)
+    if lost is None:
+        return "", None
+    texts = lost.expected, lost.got
+    return f"it rewrites the prompt: a full rendering has {texts[0]!r} where appending gives {texts[1]!r}", texts
 
 
 def _trait(chat: Chat, appended: Rendered, at: int, asked: int) -> str:
@@ -206,20 +275,21 @@ def _trait(chat: Chat, appended: Rendered, at: int, asked: int) -> str:
     return "it rewrites what the model said"
 
 
-def _squeezed_thinking(text: str) -> str:
-    return re.sub(r"<think>\s*</think>\s*", "", text)
-
-
-def _without_thinking(text: str) -> str:
-    """The same with the line breaks around: MiniMax M2 writes some beside a block that it leaves out."""
-    return re.sub(r"\n+", "\n", re.sub(r"\s*<think>\s*</think>\s*", "\n", text))
+def _as_history(chat: Chat, appended: Rendered) -> list[int]:
+    """The ids of a conversation that goes on, each sampled stop token as the template's history has it."""
+    stop, history = chat.stop_ids[0], chat.tokenizer.id_of(chat.stops.history)
+    if history is None:
+        return appended.ids
+    owned = zip(appended.ids, appended.origin, strict=True)
+    return [history if id_ == stop and origin == Origin.MODEL else id_ for id_, origin in owned]
 
 
 def _drops_thinking(chat: Chat) -> bool:
     """True where a later user message makes the template forget an earlier turn's thinking."""
-    thought = "<think>\nqqthought\n</think>\n\nfirst"
+    write = family_thinking(chat.source) or "<think>\n{}\n</think>\n\n".format
+    thought = parse_text(f"{write('qqthought')}first", chat.parser).message
     try:
-        text = chat.decode(chat.render([user("one"), _answer(thought), user("two")]).ids)
+        text = chat.decode(chat.render([user("one"), thought, user("two")]).ids)
     except TemplateError:
         return False
     return "qqthought" not in text

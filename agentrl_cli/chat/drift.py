@@ -15,14 +15,16 @@ The ids are trained whatever a rendering says; this only finds out and names it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.render import Chat, Tools
 from agentrl_cli.chat.spans import shared_prefix
+from agentrl_cli.chat.template_probe import assistant, user
+from agentrl_cli.chat.thinking import MARKERS, same_but_thinking
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Episode, Int8, Int32, Message, Origin
 
@@ -138,10 +140,22 @@ class DriftGuard:
         )
         end = position + len(turn_ids)
         found = [replace(drift, turn=turn + 1) if drift.position >= end else drift for drift in found]
-        if self.chat.append_only and not self.chat.exact_turns:
+        if self.chat.append_only and not self.exact_turns:
             found = [_accepted(drift) for drift in found]
         self.found += found
         return found
+
+    @cached_property
+    def exact_turns(self) -> bool:
+        """True if a turn as a model samples it and its delta are what the template writes for the two."""
+        said, answer = assistant("x"), user("u")
+        try:
+            ids = self.chat.assistant_ids(said)
+            delta = self.chat.extend([said], [answer], last_id=ids[-1])
+            found = check_delta(self.chat, ids, delta.ids, said, [answer])
+        except TemplateError:  # its turns do not begin as its generation prompt does
+            return False
+        return all(drift.kind != "structural" for drift in found)
 
     def end(self, episode: Episode) -> list[Drift]:
         """Check the whole episode. Returns what no turn had shown, and remembers it."""
@@ -171,13 +185,21 @@ class _Segment:
         return self.end - (self.control is not None)
 
 
-def _segments(ids: Sequence[int], control: frozenset[int]) -> list[_Segment]:
+def _segments(ids: Sequence[int], control: frozenset[int], between: Sequence[int], inside: bool) -> list[_Segment]:
+    """`between`: ids that end one message of a turn and begin the next, where a turn may have several; with `inside`
+    the first of `ids` lie within a turn. They divide nothing there."""
     segments: list[_Segment] = []
-    start = 0
-    for index, id_ in enumerate(ids):
-        if id_ in control:
-            segments.append(_Segment(start, index + 1, id_))
+    begins, start, index = list(between[1:]), 0, 0
+    while index < len(ids):
+        if between and inside and list(ids[index : index + len(between)]) == list(between):
+            index += len(between)
+            continue
+        if begins and ids[index] == begins[0]:
+            inside = list(ids[index : index + len(begins)]) == begins
+        if ids[index] in control:
+            segments.append(_Segment(start, index + 1, ids[index]))
             start = index + 1
+        index += 1
     if start < len(ids):
         segments.append(_Segment(start, len(ids), None))
     return segments
@@ -187,9 +209,11 @@ def _differences(
     chat: Chat, expected: Sequence[int], got: Sequence[int], model: Sequence[bool]
 ) -> Iterator[tuple[str, int, int]]:
     """(kind, position in expected, position in got) of every block that differs."""
-    markers = {chat.tokenizer.id_of(text) for text in chat.parser.markers}
+    markers = {chat.tokenizer.id_of(text) for text in (*chat.parser.markers, *MARKERS)}
     control = frozenset(chat.tokenizer.special_ids | set(chat.stop_ids)) - markers
-    theirs, ours = _segments(expected, control), _segments(got, control)
+    between = chat.tokenizer.encode(chat.stops.next_message)
+    theirs, ours = (_segments(ids, control, between, inside=bool(model and model[0])) for ids in (expected, got))
+    swapped = {chat.tokenizer.id_of(text) for text in (chat.stops.texts[0], chat.stops.history) if chat.stops.history}
     for number, own in enumerate(ours):
         last = number == len(ours) - 1
         if number >= len(theirs):
@@ -201,7 +225,10 @@ def _differences(
         body = list(got[own.start : own.body_end])
         wanted = list(expected[other.start : other.body_end])
         sampled = any(model[own.start : own.end])
-        if own.control != other.control:
+        if own.control != other.control and sampled and {own.control, other.control} == swapped:
+            # The model samples the one, the history has the other: what was sampled stays as it is.
+            yield "by_design", other.body_end, own.body_end
+        elif own.control != other.control:
             ended = last and (own.control is None or (other.control is None and own.control in chat.stop_ids))
             # In header style nothing closes a turn by itself: what a template writes at the very end is its own.
             ended |= last and not chat.stops.closing and {own.control, other.control} <= set(chat.stop_ids)
@@ -227,23 +254,16 @@ def _kind(chat: Chat, expected: str, got: str, sampled: bool) -> str:
     if broken and all(raw in expected for raw in broken):
         return "by_design"  # it stands in the content as it was written; what is put around that is the template's own
     if calls[0] != calls[1]:
-        return "structural" if _bare(theirs.content) != _bare(ours.content) else "by_design"
+        return "by_design" if same_but_thinking(theirs.content, ours.content) else "structural"
     if _squeezed(theirs.content) == _squeezed(ours.content):
-        return "reserialised"
-    if calls[0] or _bare(theirs.content) == _bare(ours.content):
+        return "reserialised" if _squeezed(theirs.thinking) == _squeezed(ours.thinking) else "by_design"
+    if calls[0] or same_but_thinking(theirs.content, ours.content):
         return "by_design"
     return "structural"
 
 
 def _squeezed(text: str) -> str:
     return "".join(text.split())
-
-
-def _bare(text: str) -> str:
-    """Without thinking, its markers and white space."""
-    return _squeezed(
-        re.sub(r"<think>|</think>", "", re.sub(r"(?:<think>)?(?:(?!<think>).)*</think>", "", text, flags=re.S))
-    )
 
 
 def _model_mask(origin: Int8) -> list[bool]:

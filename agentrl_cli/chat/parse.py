@@ -26,7 +26,9 @@ class Parsed:
     calls: tuple[ToolCall, ...]
     message: Message
     """The assistant message for the conversation. Malformed calls stay in its content, so that rendering it again
-    gives what the model wrote."""
+    gives what the model wrote. `reasoning_content` holds `thinking`, where there is any."""
+    thinking: str = ""
+    """What was thought, where the parser's syntax has markup of its own for it (Gemma 4, gpt-oss)."""
 
 
 def parse_text(
@@ -57,7 +59,9 @@ def parse_text(
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in calls
         ]
-    return Parsed(content, calls, message)
+    if found.thinking and not malformed:
+        message["reasoning_content"] = found.thinking
+    return Parsed(content, calls, message, found.thinking)
 
 
 def call_id(turn: int, number: int) -> str:

@@ -28,13 +28,14 @@ from agentrl_cli.chat.spans import ORIGINS, Region, locate, origins, shared_pref
 from agentrl_cli.chat.template import ChatTemplate
 from agentrl_cli.chat.template_adapter import Abilities, adapted, find_abilities
 from agentrl_cli.chat.template_probe import MARK, PROBE_TOOL, Stops, assistant, find_called, find_stops, user
+from agentrl_cli.chat.thinking import without_given
 from agentrl_cli.chat.tokenizer import BaseTokenizer, Offsets
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message, Origin, StopReason, ToolSchema
 from agentrl_cli.types.content import images_of
 
 if TYPE_CHECKING:
-    from agentrl_cli.chat.audit import AuditReport
+    from agentrl_cli.chat.audit import AuditReport, Conversations
 
 Tools = Sequence[ToolSchema] | None
 PROMPTS = 64
@@ -70,17 +71,20 @@ class Chat:
         self.append_only = append_only
         self.images = images
         self._prompts: dict[str, Rendered] = {}
-        self._audited: AuditReport | None = None
+        self._audited: dict[Conversations, AuditReport] = {}
         now = now or datetime.now()
         self._template = ChatTemplate(tokenizer.chat_template, tokenizer.specials, variables=variables, now=now)
         source = tokenizer.tool_template or tokenizer.chat_template
         self._tool_template = ChatTemplate(source, tokenizer.specials, variables=variables, now=now)
-        sources = self._tool_template.source + self._template.source
-        self.parser = load_parser(detect_parser(sources) if parser == "auto" else parser)
+        self.source = self._tool_template.source + self._template.source
+        self.parser = load_parser(detect_parser(self.source) if parser == "auto" else parser)
         self.able = Abilities()
         self.able = find_abilities(self._text)
         self._use(self.parser)
-        if parser == "auto" and not self.reads_calls:
+        if parser == "auto" and not self.able.calls:
+            specials = {token.text for token in tokenizer.added if token.special}
+            self._use(load_parser(detect_parser(self.source, specials)))
+        elif parser == "auto" and not self.reads_calls:
             self._choose()
 
     def _choose(self) -> None:
@@ -98,8 +102,8 @@ class Chat:
             self.__dict__.pop(known, None)
         self.stops: Stops = find_stops(self._text, self.tokenizer, parser.markers)
         unsaid = [self.tokenizer.token_text(self.images.token)] if self.images is not None else []
-        ends = [*self.stops.texts, self.tokenizer.specials.get("eos_token", ""), *unsaid]
-        markup = self._tool_template.source + self._template.source + " ".join(parser.markers)
+        ends = [*self.stops.texts, self.stops.history, self.tokenizer.specials.get("eos_token", ""), *unsaid]
+        markup = self.source + " ".join(parser.markers)
         self._guard = Guard(self.tokenizer, markup, ends)
 
     @cached_property
@@ -177,7 +181,7 @@ class Chat:
             new_messages = [{**message, "lone": True} for message in new_messages]
         safe, safe_tools, hidden = self._guard.hide(new_messages, tools)
         text, plain = hidden.reveal(self._after_turn(safe, safe_tools))
-        stop = next(stop for stop in sorted(self._end_texts, key=len, reverse=True) if text.startswith(stop))
+        stop = next(stop for stop in sorted(self._closed_by, key=len, reverse=True) if text.startswith(stop))
         stop_id = self.tokenizer.id_of(stop)
         ids, offsets = self._encode(text, plain, new_messages)
         if not ids or ids[0] != stop_id:
@@ -261,31 +265,23 @@ class Chat:
                 parts.append(self.extend(messages[: at + 1], messages[at + 1 : following], tools, last_id=ids[-1]))
         return joined(parts)
 
-    def audit(self) -> AuditReport:
-        """Whether this template can be trained with, and what is odd about it (`agentrl doctor --template`)."""
-        from agentrl_cli.chat.audit import audit
+    def audit(self, which: Conversations | None = None) -> AuditReport:
+        """Whether this template can be trained with, and what is odd about it (`agentrl doctor --template`).
 
-        self._audited = self._audited or audit(self)
-        return self._audited
+        `which`: of which conversations this is asked; None: of all.
+        """
+        from agentrl_cli.chat.audit import EVERY, audit
 
-    @cached_property
-    def exact_turns(self) -> bool:
-        """True where a turn as a model samples it and its delta are what the template writes for the two."""
-        from agentrl_cli.chat.drift import check_delta
+        asked = which or EVERY
+        if asked not in self._audited:
+            self._audited[asked] = audit(self, asked)
+        return self._audited[asked]
 
-        said, answer = assistant("x"), user("u")
-        try:
-            ids = self.assistant_ids(said)
-            found = check_delta(self, ids, self.extend([said], [answer], last_id=ids[-1]).ids, said, [answer])
-        except TemplateError:  # its turns do not begin as its generation prompt does
-            return False
-        return all(drift.kind != "structural" for drift in found)
-
-    def require_append_only(self) -> AuditReport:
+    def require_append_only(self, which: Conversations | None = None) -> AuditReport:
         """The audit. Raises TemplateError with the reason where the template does not extend by appending."""
-        from agentrl_cli.chat.audit import require_append_only
+        from agentrl_cli.chat.audit import EVERY, require_append_only
 
-        return require_append_only(self)
+        return require_append_only(self, which or EVERY)
 
     def _encode(
         self, text: str, plain: Sequence[Range], messages: Sequence[Message]
@@ -330,6 +326,11 @@ class Chat:
         eos = self.tokenizer.specials.get("eos_token", "")
         return tuple(dict.fromkeys([*self.stops.texts, *([eos] if eos else [])]))
 
+    @property
+    def _closed_by(self) -> tuple[str, ...]:
+        """Texts that a turn may end with in a rendering that goes on after it."""
+        return (*self._end_texts, *([self.stops.history] if self.stops.history else []))
+
     def _assistant(self, message: Message, tools: Tools, thinking: bool | None) -> tuple[str, list[Range]]:
         """Text of an assistant turn up to its stop token, and its plain ranges."""
         text, plain = self._continuation([message], tools, False)
@@ -348,10 +349,8 @@ class Chat:
         safe, safe_tools, hidden = self._guard.hide([user("u"), *messages], tools)
         start = self._text(safe[:1], safe_tools, True)
         full = self._text(safe, safe_tools, add_generation_prompt)
-        if not full.startswith(start) and start.rstrip().endswith(THINK):
-            # The prompt opens a thinking block that the message lacks, or that is written in another way.
-            start = start[: start.rindex(THINK)]
-            start += THINK if full.startswith(start + THINK) else ""
+        if not full.startswith(start):
+            start = without_given(start, full)
         if not full.startswith(start):
             at = shared_prefix(start, full)
             told = f"it asks with {start[at:][:40]!r} where the turn has {full[at:][:40]!r}"
@@ -371,7 +370,7 @@ class Chat:
                 if len(called) < 2:
                     raise
         start = text.rfind(MARK) + len(MARK)
-        places = [place for stop in self._end_texts if (place := text.find(stop, start)) >= 0]
+        places = [place for stop in self._closed_by if (place := text.find(stop, start)) >= 0]
         if not places:
             raise TemplateError("The chat template writes no stop token between an assistant turn and what follows.")
         return text[min(places) :]

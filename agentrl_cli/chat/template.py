@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -22,6 +23,8 @@ from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message, ToolSchema
 
 PROBE = "zqcontent"
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""Names that templates have for a message's thinking; the first is ours."""
 
 
 class ChatTemplate:
@@ -40,6 +43,8 @@ class ChatTemplate:
         self._now = now or datetime.now()
         self._variables = {"bos_token": "", "eos_token": "", **(specials or {}), **(variables or {})}
         self._arguments_as_text = False
+        names = (name for name in THOUGHTS if re.search(rf"""(?:message|m)\.{name}\b|['"]{name}['"]""", source))
+        self._thinking = next(names, THOUGHTS[0])
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
@@ -76,6 +81,8 @@ class ChatTemplate:
 
     def _plain(self, message: Message) -> Message:
         plain = plain_message(message, self._arguments_as_text)
+        if THOUGHTS[0] in plain:
+            plain[self._thinking] = plain.pop(THOUGHTS[0])
         if self._content_as_parts and isinstance(plain["content"], str):
             plain["content"] = [{"type": "text", "text": plain["content"]}]
         return plain

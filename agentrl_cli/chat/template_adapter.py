@@ -46,7 +46,7 @@ class Abilities:
     calls: bool = True
     results: bool = True
     lone_results: bool = True
-    """Results behind a turn without a call that it can write, as after a malformed one."""
+    """Results behind a turn without a call, as after a malformed one, are written like any others."""
 
     @property
     def all(self) -> bool:
@@ -62,13 +62,22 @@ def find_abilities(render: RenderText) -> Abilities:
         except TemplateError:
             return False
 
+    def tail(said: Message) -> str | None:
+        """What follows a result behind this turn; None if it is not written."""
+        try:
+            _, found, after = render([user("u"), said, tool(RESULT)], [PROBE_TOOL], True).rpartition(RESULT)
+        except TemplateError:
+            return None
+        return after if found else None
+
     call = assistant("", [("c00000000", "probe")])
+    alone, behind_call = tail(assistant("a")), tail(call)
     return Abilities(
         system=shows(MARK, [{"role": "system", "content": MARK}, user("u")]),
         schemas=shows("probe", [user("u")], [PROBE_TOOL]),
         calls=shows(MARK, [user("u"), call, tool("r")], [PROBE_TOOL]) or shows(MARK, [user("u"), call], [PROBE_TOOL]),
         results=shows(RESULT, [user("u"), call, tool(RESULT)], [PROBE_TOOL]),
-        lone_results=shows(RESULT, [user("u"), assistant("a"), tool(RESULT)], [PROBE_TOOL]),
+        lone_results=alone is not None and behind_call in (None, alone),
     )
 
 

@@ -50,6 +50,11 @@ class Stops:
     """What the template writes between the content and the stop token; the model samples this too."""
     after_call: str = ""
     """The text that follows a turn with tool calls; empty where the template has no tools."""
+    history: str = ""
+    """What the template writes in place of the stop token once the conversation goes on, where that is another token
+    (`<|end|>` of gpt-oss, which samples `<|return|>`). It ends a message, not the turn: no stop token."""
+    next_message: str = ""
+    """With a `history`: what a model writes between two messages of one turn."""
 
 
 def user(text: str) -> Message:
@@ -82,6 +87,7 @@ def find_stops(render: RenderText, tokenizer: BaseTokenizer, markers: Sequence[s
             hint="Use the template of an instruction-tuned model: --set model.chat_template=FILE.",
         )
     stop, suffix = found
+    stop, history = _sampled(stop, _first(alone, control), tokenizer)
     closing = _first(alone, [stop]) is not None
     after_call = ""
     try:
@@ -92,7 +98,21 @@ def find_stops(render: RenderText, tokenizer: BaseTokenizer, markers: Sequence[s
     except TemplateError:
         pass  # no tools in this template: audit says so
     texts = tuple(dict.fromkeys(text for text in (stop, after_call) if text))
-    return Stops(texts, closing, suffix if closing else "", after_call)
+    asked, closed = (render([user("u")], None, ask) for ask in (True, False))
+    between = history + asked.removeprefix(closed) if history else ""
+    return Stops(texts, closing, suffix if closing else "", after_call, history, between)
+
+
+def _sampled(written: str, last: tuple[str, str] | None, tokenizer: BaseTokenizer) -> tuple[str, str]:
+    """The stop token that a model samples, and what the history has instead (empty: the same).
+
+    They differ where the very last turn ends with another token than the turns before it, and only that one is an end
+    token of the model.
+    """
+    ends = {token.text for token in tokenizer.added if token.id in tokenizer.eos_ids}
+    if last is None or last[0] not in ends or written in ends:
+        return written, ""
+    return last[0], written
 
 
 def find_called(

@@ -51,7 +51,8 @@ def command(
 
     JSON: [{"name": "sandbox", "status": "ok|warn|fail", "detail": "ns", "fix": ""}];
     with --sandbox: the same with a line for each guarantee;
-    with --template: {"append_only", "stop_token_trained", "thinking_by_design", "problems": []}
+    with --template: {"append_only", "append_only_without", "stop_token_trained", "thinking_by_design", "problems": [],
+    "would_skip": []}
     """
     from agentrl_cli.doctor import check_machine
 
@@ -111,15 +112,22 @@ def _audit(folder: Path, as_json: bool) -> None:
     if as_json:
         echo_json(report)
     else:
-        echo(f"{_mark('ok' if report.append_only else 'fail')} turns can be appended: {report.append_only}")
+        without = report.append_only_without
+        mark = "ok" if report.append_only else "warn" if without else "fail"
+        echo(f"{_mark(mark)} turns can be appended: {f'only without {without}' if without else report.append_only}")
         stop = report.stop_token_trained
         echo(f"{_mark('ok' if stop else 'warn')} the stop token is trained: {stop}")
         echo(f"{_mark('ok')} earlier thinking is dropped by design: {report.thinking_by_design}")
-        for text in (*report.told, *report.notes):
+        echo(
+            f"{_mark('warn' if report.would_skip else 'ok')} text, thinking and mistakes around a call are trained: "
+            f"{not report.would_skip}"
+        )
+        for text in (*report.told, *report.notes, *report.would_skip):
             echo(f"  {text}")
         if not report.append_only:
-            echo("  train refuses it; --set model.append_only=true trains the appended rendering as it is")
-    if not report.append_only:
+            when = f"packs that have {without}" if without else "it"
+            echo(f"  train refuses {when}; --set model.append_only=true trains the appended rendering as it is")
+    if not report.append_only and not report.append_only_without:
         raise typer.Exit(1)
 
 

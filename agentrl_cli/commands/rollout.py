@@ -121,6 +121,8 @@ async def _attempt(
         status, error = "finished", ""
     finally:
         runtime.store.update_run(run.id, status=status, error=error, ended=time.time())
+    if rollout.foreign:
+        warn(rollout.foreign)
     return run, episodes
 
 

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from agentrl_cli.policies.remote.load import is_remote, remote_policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 
 if TYPE_CHECKING:
+    from agentrl_cli.chat.audit import Conversations
     from agentrl_cli.store import Store
 
 _LOG = logging.getLogger(__name__)
@@ -48,11 +49,13 @@ def load_policy(
     base: Path,
     store: Store | None = None,
     trainable: bool = False,
+    conversations: Callable[[], Conversations] | None = None,
 ) -> Loaded:
     """Load what `spec` names: None (`model.name`), "tiny", a folder, a Hugging Face id, `RUN@best|last|base|STEP`.
 
     `trainable` keeps the weights in the dtype of training and, with `adapter.enabled`, puts a LoRA adapter on. A chat
-    template that cannot be trained with is refused.
+    template that cannot be trained with is refused: for all conversations, or for those that the packs can hold, which
+    `conversations` says.
     Raises ModelError, NotFound, TemplateError.
     """
     name = spec or config.model.name
@@ -63,7 +66,9 @@ def load_policy(
     told = config.model
     chat = Chat(tokenizer, told.parser, told.append_only, variables=told.template_variables)
     if trainable:
-        chat.require_append_only()
+        # What packs can hold is read from their rows: not for the many templates that fit all conversations.
+        held = None if conversations is None or chat.audit().append_only else conversations()
+        chat.require_append_only(held)
     remote = remote_policy(config, chat, context_length=_told_length(folder)) if is_remote(spec, config) else None
     if remote is not None and not trainable:
         return Loaded(remote, chat, None, config.remote.model or name, folder)

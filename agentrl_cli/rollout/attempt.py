@@ -205,6 +205,7 @@ class Attempt:
         self._turn("assistant", (parsed.message,), tokens, calls=parsed.calls, **facts)
         self.messages.append(parsed.message)
         self.parsed = AssistantTurn(parsed.content, parsed.calls, number)
+        self.rollout.note_foreign(tokens.ids.tolist(), parsed, self.env.schemas)
         if generation.stop_reason not in (StopReason.STOP, StopReason.STOP_STRING):
             self.cut = Outcome.TRUNCATED_TOKENS
             return AgentState.TERMINATED

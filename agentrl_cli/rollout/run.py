@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from agentrl_cli.chat.foreign import foreign_parser
+from agentrl_cli.chat.parse import Parsed
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.config import Config
 from agentrl_cli.envs.tool_env import Env, tool_env
@@ -15,7 +17,7 @@ from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.rollout.attempt import Attempt
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.tasks import Pack
-from agentrl_cli.types import Episode
+from agentrl_cli.types import Episode, ToolSchema
 
 if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
@@ -70,6 +72,8 @@ class Rollout:
         self.temperature = config.rollout.temperature if temperature is None else temperature
         self.run_row = run
         self._labelled = False
+        self.foreign = ""
+        """What to set, once a turn held calls in a syntax that the parser does not read."""
         self._committing: asyncio.TimerHandle | None = None
         self.bad_ids = bad_ids(chat, config.rollout.bad_tokens)
         self.places: asyncio.Semaphore | None = None
@@ -104,6 +108,22 @@ class Rollout:
             if self.store is not None:
                 self.store.flush()
         return [task.result() for task in tasks]
+
+    def note_foreign(self, ids: Sequence[int], parsed: Parsed, tools: Sequence[ToolSchema]) -> None:
+        """Look for calls that the parser does not read in an assistant turn; the first of a run raises an alert."""
+        if self.foreign or not tools or any(call.arguments is not None for call in parsed.calls):
+            return
+        own = self.chat.parser
+        name = foreign_parser(self.chat.decode(ids), parsed, own, tools)
+        if not name:
+            return
+        self.foreign = (
+            f"A turn holds a tool call in the syntax of {name}, which the parser {own.name} does not read: it was not"
+            f" executed. If the model writes such calls: --set model.parser={name}."
+        )
+        if self.store is not None:
+            run_id = None if self.run_row is None else self.run_row.id
+            self.store.add_alert(run_id, "bad", "parser", text=self.foreign, step=0)
 
     def commit_soon(self) -> None:
         """An episode has ended: it is committed within `TOGETHER` seconds, with those that end meanwhile."""

@@ -27,6 +27,7 @@ from agentrl_cli.policies.local_loaded import Loaded
 from agentrl_cli.rollout import Rollout, seed_of
 from agentrl_cli.rollout.greedy import Greedy
 from agentrl_cli.rollout.greedy import rewards as greedy_rewards
+from agentrl_cli.rollout.rehearse import rehearse
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack
 from agentrl_cli.trainer.checkpoints import forget_old, restore, retain
@@ -107,6 +108,7 @@ class Trainer:
         config = self.config.train
         await self._resume()
         self._note_engine()
+        await self._rehearse()
         await self.hooks.call("on_run_start", run=self.run)
         self.steering.listen()
         actions = {"checkpoint": lambda: self._save("step"), "evaluate": self.evaluate}
@@ -130,6 +132,17 @@ class Trainer:
             self.steering.ignore()
             await self.hooks.call("on_run_end", run=self.run, error=error)
         return self.store.run(self.run.id)
+
+    async def _rehearse(self) -> None:
+        """Say before the first step what a model may write that this run would skip as drift."""
+        if self.config.drift.structural == "train" or not any(pack.tools for pack in self.packs.values()):
+            return
+        found = await rehearse(self.loaded.chat)
+        for finding in found:
+            self.narrate(f"warning: {finding}.")
+        if found:
+            text = "; ".join(map(str, found)) + ". drift.structural=train trains them all the same."
+            self.store.add_alert(self.run.id, "warn", "drift", float(len(found)), 0.0, text, step=0)
 
     def _note_engine(self) -> None:
         """Log what runs the model, and again where that has changed: recorded steps may be given up on the way."""
@@ -164,6 +177,7 @@ class Trainer:
         metrics["time/drift_guard"], self.rollout.guard_seconds = self.rollout.guard_seconds, 0.0
         self.steering.why = self.reporter.step(step, episodes, facts, update, metrics) or self.steering.why
         self.reporter.errors(episodes)
+        self.reporter.foreign(self.rollout.foreign)
         self._note_engine()
         if self.on_step is not None:
             self.on_step(step + 1, metrics)

@@ -26,6 +26,8 @@ class Reporter:
         self.health = Health(config.train.stop_on, config.train.stop_patience, compares_groups(config.algo))
         self.told = False
         """Whether it was said that the template rewrites what the model wrote: once a run is enough."""
+        self.warned = False
+        """Whether it was said that the parser does not read the model's calls."""
         self.lost = 0
         """Steps in a row in which nothing could be graded."""
 
@@ -73,6 +75,13 @@ class Reporter:
         name, _, text = error.message.partition(": ")
         text = f"{text[:1].upper()}{text[1:]} {error.hint}"
         self.store.add_alert(self.run_id, "bad", name, 1.0, 0.0, text, step=step + 1)
+
+    def foreign(self, text: str) -> None:
+        """Say once that the model writes calls which the parser does not read; empty where it does not."""
+        if text and not self.warned:
+            self.warned = True
+            self.store.add_log(self.run_id, "warn", text)
+            self.narrate(f"warning: {text}")
 
     def errors(self, episodes: Sequence[Episode]) -> None:
         """Say what went wrong with episodes that ended in an error of ours; two steps of nothing else end the run."""

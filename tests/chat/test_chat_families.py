@@ -27,6 +27,7 @@ from agentrl_cli.policies.local_load import load_policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.rollout.rehearse import rehearse
 from agentrl_cli.tasks import Pack
 from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import Episode, Message, Outcome
@@ -160,9 +161,8 @@ REFUSED = [
     (CPP, "Mistral-Small-3.2-24B-Instruct-2506", "an answer after a tool"),
     (AXOLOTL, "mistral_v3_tekken", "an answer after a tool"),
     (TRL, "deepseekv3", "two tool turns"),
-    (CPP, "Qwen-QwQ-32B", "not how its assistant turns begin"),
-    (CPP, "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "not how its assistant turns begin"),
-    (CPP, "GLM-4.7-Flash", "</think>"),
+    (CPP, "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "it begins an earlier turn otherwise"),
+    (CPP, "deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "it begins an earlier turn otherwise"),
 ]
 
 
@@ -193,6 +193,23 @@ async def test_a_malformed_call_is_answered_in_a_role_that_the_template_shows(so
     assert "Malformed tool call: " in chat.decode(episode.tokens.ids)
     assert set(rollout.drift.values()) <= {"reserialised", "by_design"}
     assert chat.able.lone_results == (name != "gemma4")
+
+
+WOULD_SKIP = {
+    (TRL, "gemma4"): ["text before a call"],
+    (TRL, "gemma4_v5"): ["text before a call"],
+    (TRL, "gemma4_v2"): [],
+    (CPP, "google-gemma-4-31B-it"): ["text before a call"],
+    (CPP, "openai-gpt-oss-120b"): [],
+    (CPP, "deepseek-ai-DeepSeek-V3.2"): [],
+    (CPP, "upstage-Solar-Open-100B"): ["a malformed call"],
+    (CPP, "Qwen-Qwen3-0.6B"): [],
+}
+
+
+@pytest.mark.parametrize(("source", "name"), WOULD_SKIP)
+async def test_what_a_training_would_skip_of_a_family_is_said(source: str, name: str) -> None:
+    assert [finding.what for finding in await rehearse(chat_of(source, name))] == WOULD_SKIP[source, name]
 
 
 # --- what a template lacks --------------------------------------------------------------------------------------------

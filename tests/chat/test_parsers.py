@@ -500,3 +500,22 @@ def test_python_constants_are_read_where_a_template_writes_them() -> None:
     text += "<parameter=s>\nTrue\n</parameter>\n<parameter=a>\n[1, 'x']\n</parameter>\n</function>\n</tool_call>"
     (call,) = parse_text(text, load_parser("qwen3_coder"), [NESTED]).calls
     assert (call.arguments, call.error) == ({"b": True, "o": {"k": None}, "s": "True", "a": [1, "x"]}, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "thought", "answer"),
+    [
+        ("harmony", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant", "<|channel|>final<|message|>Yes."),
+        ("gemma4", "<|channel>thought\nhm\n<channel|>", "Yes."),
+    ],
+)
+def test_thinking_with_markup_of_its_own_is_read_apart(name: str, thought: str, answer: str) -> None:
+    parser = load_parser(name)
+    called = parse_text(thought + GOOD[name], parser, TOOLS)
+    assert [(call.name, call.arguments) for call in called.calls] == [("add", ADD)]
+    assert (called.content, called.thinking) == ("", "hm") == ("", called.message["reasoning_content"])
+    said = parse_text(thought + answer, parser, TOOLS)
+    assert (said.content, said.thinking, said.calls) == ("Yes.", "hm", ())
+    unended = parse_text(thought[:-4] + GOOD["gemma4"], parser, TOOLS) if name == "gemma4" else None
+    assert unended is None or not unended.calls, "a call inside a thought that goes on is none"
+    assert "reasoning_content" not in parse_text(answer, parser, TOOLS).message

@@ -79,6 +79,8 @@ FIRST_ALONE = {"gptoss", "gptoss_training", "openai-gpt-oss-120b", "GigaChat3-10
 
 REFUSED: dict[str, tuple[str, ...]] = {
     "it begins an earlier turn otherwise than it asked for it": (
+        "llama-cpp-python/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+        "llama-cpp-python/Cohere2MoE",
         "trl/deepseek_r1_distill",
         "trl/deepseek_r1_distill_training",
         "trl/deepseekv3",
@@ -86,32 +88,19 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "trl/diffusion_gemma",
         "trl/diffusion_gemma_training",
         "axolotl/deepseek_v3",
-        "llama-cpp-python/GLM-4.7-Flash",
         "llama-cpp-python/NVIDIA-Nemotron-Nano-v2",
-        "llama-cpp-python/Spark2.5",
         "llama-cpp-python/deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
     ),
     "it rewrites what the model said": (
-        "trl/gptoss",
-        "trl/gptoss_training",
+        "llama-cpp-python/CohereForAI-c4ai-command-r7b-12-2024-tool_use",
         "axolotl/command_a_rag",
         "axolotl/command_a_tool_use",
-        "llama-cpp-python/openai-gpt-oss-120b",
         "llama-cpp-python/unsloth-Apriel-1.5",
     ),
     "not how its assistant turns begin": (
-        "axolotl/gemma4",
-        "axolotl/gemma4_unified",
         "axolotl/pixtral",
         "llama-cpp-python/Apriel-1.6-15b-Thinker-fixed",
-        "llama-cpp-python/Cohere2MoE",
         "llama-cpp-python/CohereForAI-c4ai-command-r-plus-tool_use",
-        "llama-cpp-python/CohereForAI-c4ai-command-r7b-12-2024-tool_use",
-        "llama-cpp-python/Qwen-QwQ-32B",
-        "llama-cpp-python/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
-        "llama-cpp-python/deepseek-ai-DeepSeek-V3.2",
-        "llama-cpp-python/google-gemma-4-31B-it",
-        "llama-cpp-python/google-gemma-4-31B-it-interleaved",
     ),
     "it rewrites the prompt when the conversation goes on": (
         "axolotl/mistral_v2v3",
@@ -229,8 +218,9 @@ def test_appended_turns_are_the_templates_own_or_it_is_refused_with_what_it_does
     got = appended.ids if chat.stops.closing else appended.ids[:-1]
     if full.ids[: len(got)] == got:
         return
-    texts = [re.sub(r"\s|<think>\s*</think>", "", chat.decode(ids)) for ids in (full.ids, got)]
-    assert "think>" in chat.decode(got) and texts[0].startswith(texts[1]), report
+    given = r"\s|(?:(?:<think>|<\|channel>thought)\s*)?(?:</think>|<channel\|>)"
+    texts = [re.sub(given, "", chat.decode(ids)) for ids in (full.ids, got)]
+    assert re.search(given.removeprefix(r"\s|"), chat.decode(got)) and texts[0].startswith(texts[1]), report
 
 
 PLAYED = [name for name in NAMES if name not in {*NO_END, *(one for names in REFUSED.values() for one in names)}]

@@ -41,15 +41,24 @@ def bpe_json() -> str:
     return str(tokenizer.to_str())
 
 
-def tokenizer_for(template: str, more: Sequence[str] = ()) -> ByteTokenizer:
-    """A byte tokenizer whose control tokens are those that a template's source names, and `more`."""
+GPT_OSS_ENDS = ("<|return|>", "<|endoftext|>", "<|call|>")
+"""End tokens of gpt-oss's generation config; the first is its tokenizer's own."""
+
+
+def tokenizer_for(template: str, more: Sequence[str] = (), ends: Sequence[str] = ()) -> ByteTokenizer:
+    """A byte tokenizer whose control tokens are those that a template's source names, and `more`.
+
+    `ends`: the model's end tokens, its tokenizer's own first; guessed from the source where none are given.
+    """
+    if not ends and "<|return|>" in template:
+        ends = GPT_OSS_ENDS
     pattern = (
         r"<\|[^|>{}' ]+\|>|<｜[^｜]+｜>|\[/?[A-Z_]{3,}\]|</?s>|<(?:start|end)_of_(?:turn|utterance)>"
         r"|<\|?turn\|?>|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>|\[gMASK\]|<sop>"
     )
     names = re.findall(pattern, template)
-    control = sorted({*names, *more})
-    ends = (
+    control = sorted({*names, *more, *ends})
+    common = (
         "<|im_end|>",
         "<|eot_id|>",
         "<｜end▁of▁sentence｜>",
@@ -59,14 +68,17 @@ def tokenizer_for(template: str, more: Sequence[str] = ()) -> ByteTokenizer:
         "<end_of_utterance>",
         "</s>",
     )
-    eos = next((text for text in ends if text in control), "<|endoftext|>")
-    return ByteTokenizer(
+    eos = next((text for text in (*ends, *common) if text in control), "<|endoftext|>")
+    tokenizer = ByteTokenizer(
         template,
         control=control if eos in control else [*control, eos],
         words=[text for text in ByteTokenizer.WORDS if text not in control],
         eos=eos,
         bos="<s>" if "bos_token" in template else "",
     )
+    found = [tokenizer.id_of(text) for text in ends]
+    tokenizer.eos_ids = tuple(id_ for id_ in found if id_ is not None) or tokenizer.eos_ids
+    return tokenizer
 
 
 @cache

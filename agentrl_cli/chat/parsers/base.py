@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,8 @@ class ParsedText:
 
     content: str
     calls: tuple[ToolCall, ...] = ()
+    thinking: str = ""
+    """What was thought, where the syntax has markup of its own for it; in most families it stays in the content."""
 
 
 class Parser(Protocol):
@@ -68,9 +70,19 @@ DETECT: tuple[tuple[str, tuple[str, ...]], ...] = (
 read what the template writes, another that does is taken (`candidates`)."""
 
 
-def detect_parser(template: str) -> str:
-    """The parser whose syntax a chat template writes; hermes where nothing is recognised."""
-    return next((name for name, texts in DETECT if all(text in template for text in texts)), "hermes")
+def detect_parser(template: str, tokens: Collection[str] = ()) -> str:
+    """The parser whose syntax a chat template writes, else the one whose markers are all `tokens`; else hermes.
+
+    `tokens`: texts of a tokenizer's special tokens. Give them for a template that writes no calls: LFM2's lists tools
+    and shows results, and its model writes calls between tokens that the template does not name.
+    """
+    for name, texts in DETECT:
+        if all(text in template for text in texts):
+            return name
+    from agentrl_cli.chat.parsers import PARSERS
+
+    known = (load_parser(name) for name in PARSERS if name not in UNMARKED)
+    return next((p.name for p in known if p.markers and all(marker in tokens for marker in p.markers)), "hermes")
 
 
 def reads(parser: Parser, written: str) -> bool:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentrl_cli.chat.parsers.base import ParsedText, call
 from agentrl_cli.chat.parsers.blocks import parse_blocks
 from agentrl_cli.types import ToolCall, ToolSchema
 
+THOUGHT, THOUGHT_END = "<|channel>", "<channel|>"
+THINKING = re.compile(rf"{re.escape(THOUGHT)}thought\n?(.*?)(?:\n?{re.escape(THOUGHT_END)}|\Z)", re.DOTALL)
 HEAD = re.compile(r"\s*call:([\w.\-]+)\s*(?=\{)")
 BARE = re.compile(r"[^,\[\]{}:]+")
 DEPTH = 64
@@ -24,12 +27,16 @@ DEPTH = 64
 class GemmaParser:
     """`call:f{x:1,text:<|"|>a<|"|>}` between the family's markers."""
 
-    def __init__(self, name: str, opening: str, closing: str, quote: str) -> None:
+    def __init__(self, name: str, opening: str, closing: str, quote: str, *, thinks: bool = False) -> None:
+        """`thinks`: a model may think in the channel `thought`, where calls are no calls."""
         self.name = name
-        self.markers: tuple[str, ...] = (opening, closing, quote)
+        self._thinks = thinks
+        self.markers: tuple[str, ...] = (opening, closing, quote, *((THOUGHT, THOUGHT_END) if thinks else ()))
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
-        return parse_blocks(text, self.markers[0], self.markers[1], self._read)
+        thoughts = [thought for found in THINKING.findall(text) if (thought := found.strip())] if self._thinks else []
+        said = THINKING.sub("", text) if self._thinks else text
+        return replace(parse_blocks(said, self.markers[0], self.markers[1], self._read), thinking="\n".join(thoughts))
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
         return f"{self.markers[0]}call:{name}{self._write(dict(arguments), '')}{self.markers[1]}"
@@ -150,5 +157,5 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no value")
 
 
-GEMMA4 = GemmaParser("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>')
+GEMMA4 = GemmaParser("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>', thinks=True)
 FUNCTION_GEMMA = GemmaParser("gemma3_function", "<start_function_call>", "<end_function_call>", "<escape>")

@@ -1,7 +1,7 @@
 """Harmony, of gpt-oss: `to=functions.NAME`, the channel `commentary`, and JSON after `<|message|>`.
 
-A model begins after `<|start|>assistant` and may write an `analysis` message first; the recipient stands before or
-after the channel. https://github.com/openai/harmony/blob/main/docs/format.md
+A model begins after `<|start|>assistant` and may write `analysis` messages first; the recipient stands before or
+after the channel, and the answer in the channel `final`. https://github.com/openai/harmony/blob/main/docs/format.md
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from agentrl_cli.types import ToolCall, ToolSchema
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 ENDS = re.compile(r"<\|(?:end|call|return)\|>")
 RECIPIENT = re.compile(r"\bto=(\S*?)(?=<\||\s|$)")
+ROLE = re.compile(rf"\A(?:{re.escape(START)})?assistant(?=[\s<])")
+"""Stands before every message of a turn but the first, which the generation prompt begins."""
+IN_CHANNEL = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
 
 
 class HarmonyParser:
@@ -28,16 +31,20 @@ class HarmonyParser:
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
         calls: list[ToolCall] = []
         said: list[str] = []
-        called = False
+        thought: list[str] = []
         for part in ENDS.split(text):
+            part = ROLE.sub("", part)
             header, opened, body = part.partition(MESSAGE)
             recipient = RECIPIENT.search(header)
             if recipient and recipient[1].partition(".")[0] == "functions":
                 calls.append(_read(recipient[1], opened, body, part))
-                called = True
+                continue
+            channel = IN_CHANNEL.search(header) if opened else None
+            if channel is not None and channel[1] == "analysis":
+                thought.append(body)
             elif part.strip():
-                said.append(part)
-        return ParsedText("".join(said), tuple(calls)) if called else ParsedText(text)
+                said.append(part if channel is None else body)
+        return ParsedText("\n".join(said), tuple(calls), "\n".join(thought))
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
         body = json.dumps(dict(arguments), ensure_ascii=False)

@@ -1,0 +1,89 @@
+"""Thinking: how the families mark it, what a generation prompt gives of it, and texts without it.
+
+Templates keep, drop or empty the thinking of earlier turns, and generation prompts open a block, or give an empty one
+(`<think>\\n\\n</think>\\n\\n`) so that the model answers at once. One rule for all: where only given thinking tokens
+differ between the appended ids and a full rendering, that is by design. The model sampled none of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+BLOCKS: tuple[tuple[str, str], ...] = (
+    ("<think>", "</think>"),
+    ("<|channel>thought", "<channel|>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Opening and closing markers of a block of thinking inside a turn."""
+HARMONY = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
+"""The same in gpt-oss, where thinking is a message of its own."""
+
+MARKERS = tuple(marker for block in BLOCKS for marker in block)
+_OPENED, _CLOSED = ("|".join(re.escape(block[end]) for block in BLOCKS) for end in (0, 1))
+_EMPTY = re.compile(rf"\s*(?:(?:{_OPENED})\s*)?(?:{_CLOSED})\s*")
+_GIVEN = re.compile(rf"(?:{_OPENED})\s*(?:(?:{_CLOSED})\s*)?\Z")
+_WHOLE = re.compile("|".join(rf"{re.escape(a)}(?:(?!{re.escape(a)}).)*?{re.escape(b)}" for a, b in BLOCKS), re.DOTALL)
+_MARK = re.compile("|".join(map(re.escape, MARKERS)))
+_LEADING = re.compile(rf"\A(?:(?!{_OPENED}).)*?(?:{_CLOSED})", re.DOTALL)
+
+
+def without_given(start: str, full: str) -> str:
+    """How much of `full` is the prompt, where only the thinking that the prompt `start` gives stands between them.
+
+    `start` as it is where something else differs.
+    """
+    given = _GIVEN.search(start)
+    if given is None or not full.startswith(start[: given.start()]):
+        return start
+    bare = start[: given.start()]
+    opening = next(block[0] for block in BLOCKS if given[0].startswith(block[0]))
+    if given[0].rstrip() == opening:  # an open block: the turn goes on inside of it where the template opens it, too
+        return bare + opening if full.startswith(bare + opening) else bare
+    empty = _EMPTY.match(full, len(bare))
+    return full[: empty.end()] if empty else bare
+
+
+def gives_empty(prompt: str) -> bool:
+    """True if a generation prompt gives an empty block of thinking: then a model does not think."""
+    given = _GIVEN.search(prompt)
+    return given is not None and any(given[0].rstrip().endswith(block[1]) for block in BLOCKS)
+
+
+def has_thinking(text: str) -> bool:
+    """True if a marker of thinking stands in a text."""
+    return _MARK.search(text) is not None
+
+
+def squeezed(text: str) -> str:
+    """A text without empty blocks of thinking, and without closing markers that nothing opened."""
+    return _EMPTY.sub("", text)
+
+
+def spaced(text: str) -> str:
+    """The same with the line breaks around: MiniMax M2 writes some beside a block that it leaves out."""
+    return re.sub(r"\n+", "\n", _EMPTY.sub("\n", text))
+
+
+def same_but_thinking(a: str, b: str) -> bool:
+    """True if two texts of a turn differ in thinking, its markers and white space alone."""
+    return not _bare(a).isdisjoint(_bare(b))
+
+
+def _bare(text: str) -> set[str]:
+    """A text without thinking and white space; also as one that begins inside a block which the prompt opened."""
+    found = _WHOLE.sub("", text)
+    return {"".join(_MARK.sub("", part).split()) for part in (found, _LEADING.sub("", found))}
+
+
+def family_thinking(source: str) -> Callable[[str], str] | None:
+    """How a model of this template's family writes a thought at the beginning of a turn; None if it has no markers."""
+    if HARMONY[0] in source:
+        return lambda text: f"{HARMONY[0]}{text}{HARMONY[1]}"
+    block = next((block for block in BLOCKS if block[0] in source), None)
+    if block is None:
+        return None
+    line, after = ("\n", "\n\n") if block[0] == "<think>" else ("\n", "") if "thought" in block[0] else ("", "")
+    return lambda text: f"{block[0]}{line}{text}{line}{block[1]}{after}"

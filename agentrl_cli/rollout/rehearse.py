@@ -1,0 +1,118 @@
+"""Before a training: what a model of this family may well write, played through the real loop by a script.
+
+The template audit plays what the template itself would write. A model also writes text and its thinking before a call,
+and calls that are broken; a template may move or drop these, so that such episodes would be skipped as drift. Better
+said before hours of training than after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl_cli.chat.drift import check_episode
+from agentrl_cli.chat.parse import THINK_END
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.thinking import family_thinking, gives_empty
+from agentrl_cli.config import Config
+from agentrl_cli.errors import TemplateError
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rewards import Reward
+from agentrl_cli.rollout.job import Job
+from agentrl_cli.rollout.run import Rollout
+from agentrl_cli.tasks import Pack
+from agentrl_cli.types import Episode, Message, Outcome, ToolSchema
+
+TEXT, THOUGHT, ANSWER = "Let me look.", "I need the tool.", "Done."
+SHOWN = 40
+"""Characters of each side that a finding shows."""
+LIMITS = {"max_tokens": 30000, "max_new_tokens": 4000, "max_turns": 3}
+
+
+def look(word: str) -> str:
+    """Look a word up.
+
+    Args:
+        word: The word.
+    """
+    return f"{word}: known"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A way to write a turn that a training would not learn from."""
+
+    what: str
+    """Text before a call, thinking before a call, a malformed call."""
+    expected: str
+    """What the template writes, an excerpt; empty if the template refused the conversation."""
+    got: str
+    """What was appended there."""
+
+    def __str__(self) -> str:
+        if not self.expected:
+            return f"an episode with {self.what} would end as an error: {self.got}"
+        return (
+            f"an episode with {self.what} would be skipped as drift: the template writes {self.expected!r} where"
+            f" {self.got!r} is appended"
+        )
+
+
+async def rehearse(chat: Chat) -> tuple[Finding, ...]:
+    """Play what a model may write around a call. Returns what a training would skip; empty where all is well.
+
+    Empty too where the template does not say how its turns are written: then the audit refuses it.
+    """
+    pack = Pack.of("rehearsal", [{"prompt": "Look up one word."}], [Reward("zero", _zero)], tools=[look])
+    try:
+        plays = list(_plays(chat, pack.schemas))
+    except TemplateError:
+        return ()
+    found = []
+    for what, replies in plays:
+        policy = ScriptedPolicy(replies, chat.tokenizer, context_length=LIMITS["max_tokens"])
+        rollout = Rollout(policy, chat, {pack.name: pack}, Config.model_validate({"rollout": LIMITS}))
+        episode = await rollout.episode(Job(pack.tasks("train")[0], 0, kind="train"))
+        if rollout.drift.get(episode.id) == "structural":
+            found.append(_drifted(what, episode, chat, pack.schemas))
+        elif episode.outcome is Outcome.ENV_ERROR:
+            found.append(Finding(what, "", episode.error))
+    return tuple(found)
+
+
+def _zero(episode: Episode, ctx: Any) -> float:
+    return 0.0
+
+
+def _drifted(what: str, episode: Episode, chat: Chat, tools: Sequence[ToolSchema]) -> Finding:
+    lost = next((drift for drift in check_episode(episode, chat, tools) if drift.kind == "structural"), None)
+    if lost is None:  # seen at a turn's boundary alone
+        return Finding(what, "something else", episode.error)
+    return Finding(what, lost.expected[:SHOWN], lost.got[:SHOWN])
+
+
+def _plays(chat: Chat, tools: Sequence[ToolSchema]) -> Iterator[tuple[str, list[str]]]:
+    """What is played, and the turns of it. Raises TemplateError where the template does not write such turns."""
+    closed = f"\n{THINK_END}\n\n" if chat.opens else ""
+    call, said = (chat.assistant_text(_message(text, {"word": "x"}), tools) for text in ("", TEXT))
+    answer = chat.assistant_text(_message(ANSWER), tools)
+    stop = chat.stops.after_call if chat.stops.after_call != chat.stops.texts[0] else ""
+    if TEXT not in said:  # the template leaves it out, or puts it elsewhere; a model writes it in front
+        said = closed + TEXT + call.removeprefix(closed)
+    yield "text before a call", [said + stop, answer]
+    think = family_thinking(chat.source)
+    if chat.opens:
+        yield "thinking before a call", [THOUGHT + call + stop, THOUGHT + call + stop, THOUGHT + answer]
+    elif think is not None and not gives_empty(chat.decode(chat.prompt([_message("", role="user")], tools).ids)):
+        yield "thinking before a call", [think(THOUGHT) + call + stop, think(THOUGHT) + call + stop, answer]
+    at = len(call) - max(3, len(call) // 8)
+    yield "a malformed call", [call[:at] + ("" if chat.stops.closing else stop), call + stop, answer]
+
+
+def _message(text: str, arguments: Mapping[str, Any] | None = None, role: str = "assistant") -> Message:
+    message: Message = {"role": role, "content": text}
+    if arguments is not None:
+        function = {"name": "look", "arguments": dict(arguments)}
+        message["tool_calls"] = [{"id": "c00000000", "type": "function", "function": function}]
+    return message
