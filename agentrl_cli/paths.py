@@ -9,7 +9,9 @@ Nothing is created at import, and nothing here creates a folder.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agentrl_cli.errors import ConfigError, EnvironmentProblem, NotFound
 
@@ -98,6 +100,27 @@ def runs_dir(project: Path | None) -> Path:
 def default_db(project: Path | None) -> Path:
     """The store of a project unless `--db`, AGENTRL_DB or `store.path` says otherwise."""
     return runs_dir(project) / "agentrl.db"
+
+
+def portable(value: Any, projects: Sequence[Path]) -> Any:
+    """A setting, with every path inside one of these project folders relative to it; also in lists and mappings.
+
+    A path that a project's files name so means the same after the project was moved or copied.
+    """
+    if isinstance(value, Mapping):
+        return {key: portable(inner, projects) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [portable(inner, projects) for inner in value]
+    if not isinstance(value, str) or not value.startswith(("/", "~/")):
+        return value
+    path = str(Path(value).expanduser()) if value.startswith("~") else value
+    for folder in projects:
+        for root in dict.fromkeys((str(folder), str(folder.resolve()))):
+            if path.rstrip("/") == root:
+                return "."
+            if path.startswith(f"{root}/"):
+                return f"./{path[len(root) + 1 :]}"
+    return value
 
 
 def _shipped(name: str) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import itertools
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl_cli.config import Config
+from agentrl_cli.config import Config, inside
 from agentrl_cli.config.show import full_yaml
 from agentrl_cli.hooks import HookList, load_hooks
 from agentrl_cli.paths import default_db
@@ -147,8 +146,8 @@ def train(
     Must not be called inside a running event loop (use `open_runtime` and `Trainer` there).
     Raises what a user can get wrong as AgentRLErrors.
     """
-    settings = config or Config()
     base = Path(project).absolute()
+    settings = inside(config or Config(), base)
 
     async def run() -> RunRow:
         from agentrl_cli.learning.settings import check
@@ -192,38 +191,25 @@ def new_run(
     model: str = "",
     id: str = "",
 ) -> RunRow:
-    """A run's row and its folder beside the store, under a name that nobody has."""
+    """A run's row and its folder beside the store, under a free name; killed meanwhile, it leaves no row."""
     from agentrl_cli._version import __version__
 
     name = f"{'-'.join(packs)}-{config.algo.advantage}" if kind == "train" else f"{'-'.join(packs)}-{kind}"
-    row = store.add_run(
-        RunRow(
-            id=id,
-            name=name,
-            kind=kind,
-            model=model or config.model.name,
-            pack=",".join(packs),
-            seed=config.seed,
-            total_steps=config.train.steps if kind == "train" else 0,
-            tokenizer=tokenizer,
-            version=__version__,
-            config=config.model_dump(mode="json"),
+    with store.transaction():
+        row = store.add_run(
+            RunRow(
+                id=id,
+                name=name,
+                kind=kind,
+                model=model or config.model.name,
+                pack=",".join(packs),
+                seed=config.seed,
+                total_steps=config.train.steps if kind == "train" else 0,
+                tokenizer=tokenizer,
+                version=__version__,
+                config=config.model_dump(mode="json"),
+            )
         )
-    )
-    folder = _claim(Path(store.path).parent, row.name)
-    (folder / "logs").mkdir()
-    (folder / "config.yaml").write_text(full_yaml(config), encoding="utf-8")
-    store.update_run(row.id, dir=str(folder))
-    return replace(row, dir=str(folder))
-
-
-def _claim(parent: Path, name: str) -> Path:
-    """A new folder of this name, or with a number: another store beside this one may have a run of the same name."""
-    for count in itertools.count(1):
-        folder = parent / (name if count == 1 else f"{name}-{count}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder
-    raise AssertionError("unreachable: the numbers do not end")
+        row = store.add_folder(row)
+        (Path(row.dir) / "config.yaml").write_text(full_yaml(config), encoding="utf-8")
+    return row

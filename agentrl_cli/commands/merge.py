@@ -21,6 +21,7 @@ from agentrl_cli.commands.common import (
     narrate,
     open_project,
 )
+from agentrl_cli.commands.outputs import writing
 from agentrl_cli.errors import NotFound, UsageError
 
 SourceArgument = Annotated[
@@ -55,7 +56,7 @@ def command(
         raise UsageError(f"--dtype {dtype} is no dtype.", hint="auto, float32, bfloat16 or float16.")
     target, name = (Path(checkpoint), None) if out is None else (out, checkpoint)
     context = open_project(project, db, config, sets, required=False)
-    with data_stdout():
+    with data_stdout(), writing(target.expanduser(), "merge", context.db):
         from agentrl_cli.policies.local_merge import merge
         from agentrl_cli.store import Store
 

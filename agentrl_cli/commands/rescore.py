@@ -155,9 +155,8 @@ def _settings(row: RunRow, sets: Sequence[str] | None, advantage: str | None, pr
     """The run's own settings, with what is to change over them."""
     from agentrl_cli.config import load_config
 
-    stored = Path(row.dir) / "config.yaml"
-    files = [stored] if stored.is_file() else []
-    config, _ = load_config(files, sets or (), {}, {"algo.advantage": advantage}, base=project or Path.cwd())
+    changes = {"algo.advantage": advantage}
+    config, _ = load_config((), sets or (), {}, changes, base=project or Path.cwd(), run=row.config)
     return config
 
 

@@ -115,12 +115,13 @@ async def _attempt(
         run=run,
     )
     status, error = "stopped", "interrupted"
-    try:
-        with Progress("rollout", len(jobs)) as progress:
-            episodes = await rollout.run(jobs, lambda episode: progress.advance())
-        status, error = "finished", ""
-    finally:
-        runtime.store.update_run(run.id, status=status, error=error, ended=time.time())
+    with runtime.store.claimed(run.id, "rollout"):
+        try:
+            with Progress("rollout", len(jobs)) as progress:
+                episodes = await rollout.run(jobs, lambda episode: progress.advance())
+            status, error = "finished", ""
+        finally:
+            runtime.store.update_run(run.id, status=status, error=error, ended=time.time())
     if rollout.foreign:
         warn(rollout.foreign)
     return run, episodes

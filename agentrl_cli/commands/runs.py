@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -67,7 +66,7 @@ def rename(
         found = store.run(run)
         if any(other.name == name for other in store.runs()):
             raise UsageError(f"There is a run {name!r} already.", hint="Names are unique within a store.")
-        store.update_run(found.id, name=name, heartbeat=found.heartbeat)
+        store.update_run(found.id, name=name)
     if json:
         echo_json({"id": found.id, "name": name, "before": found.name})
     else:
@@ -86,36 +85,28 @@ def delete(
 ) -> None:
     """Delete runs with all their episodes, checkpoints and logs, after asking. --json prints [{"run", "episodes"}]."""
     from agentrl_cli.store import Store
+    from agentrl_cli.store.deletion import delete_run, run_folder
 
-    path = find_db(project, db)
     done = []
-    with Store.open(path) as store:
+    with Store.open(find_db(project, db)) as store:
         found = {item.id: item for item in map(store.run, runs)}
         for item in found.values():
-            if item.alive and not force:
+            if item.held and not force:
                 raise UsageError(f"{item.name} is running (process {item.pid}).", hint="Stop it first, or use --force.")
-            folder = _folder(path, item.dir) if not keep_files else None
+            folder = run_folder(store.path, item) if not keep_files else None
             count = len(store.episode_ids(run=item.id))
+            if item.dir and folder is None and not keep_files and Path(item.dir).is_dir():
+                narrate(f"The folder {item.dir} stays: it is not beside this store, or another store uses it.")
             what = f"{item.name}: {count:,} episodes, {item.step} steps" + (
                 f", and the folder {folder}" if folder else ""
             )
             if not confirm(f"Delete {what}?", yes=yes):
                 narrate(f"{item.name} was kept." + ("" if yes else " Without a terminal, --yes says yes."))
                 continue
-            store.delete_run(item.id)
-            if folder is not None:
-                shutil.rmtree(folder)
+            delete_run(store, item, keep_files=keep_files, force=force)
             done.append({"run": item.name, "episodes": count})
             narrate(f"Deleted {what}. `agentrl db vacuum` gives the space in the store back.")
     if json:
         echo_json(done)
     elif not done:
         raise typer.Exit(1)
-
-
-def _folder(db: Path, named: str) -> Path | None:
-    """The run's own folder, only where it lies beside the store: nothing else is ever deleted."""
-    if not named:
-        return None
-    folder = (db.parent / named).resolve() if not Path(named).is_absolute() else Path(named).resolve()
-    return folder if folder.is_dir() and folder.parent == db.parent.resolve() else None

@@ -23,6 +23,7 @@ from agentrl_cli.commands.common import (
     narrate,
     open_project,
 )
+from agentrl_cli.commands.outputs import writing
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import ConfigError, UsageError
 
@@ -87,17 +88,18 @@ def command(
         raise UsageError("--demonstrations is a share beside the store's episodes.", hint="--from-store, --best-of.")
     if any(place.is_file() for place in (out, *out.parents)):
         raise UsageError(f"{out} is no folder: the model is written to one.", hint="agentrl sft NEW-FOLDER …")
-    if out.exists() and any(out.iterdir()) and not force:
-        raise UsageError(f"{out} is not empty.", hint="Another folder, or --force.")
     given: dict[str, Any] = {"steps": steps, "lr": lr, "tool_rate": tool_rate, "seed": seed}
     given = {key: value for key, value in given.items() if value is not None}
-    with data_stdout():
-        if recipe is not None:
-            last = _from_nothing(recipe, given, out)
+    flags = {"model.name": model, "task.packs": pack or None}
+    context = None if recipe is not None else open_project(project, db, config, sets, flags)
+    with data_stdout(), writing(out, "sft", context.db if context is not None else None):
+        if out.exists() and any(out.iterdir()) and not force:
+            raise UsageError(f"{out} is not empty.", hint="Another folder, or --force.")
+        if context is None:
+            last = _from_nothing(recipe or "", given, out)
         else:
-            flags = {"model.name": model, "task.packs": pack or None}
             kept = _FromStore(from_store or "", best_of, epochs, demonstrations or 0.0) if stored else None
-            last = _fine_tune(open_project(project, db, config, sets, flags), given, out, kept)
+            last = _fine_tune(context, given, out, kept)
         if as_json:
             echo_json({"folder": str(out), "loss": last})
     narrate(f"The model is in {out}; loss {last:.3f}. Train it further: agentrl train --model {out}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,17 +86,40 @@ def command(
         "task.packs": pack or None,
     }
     context = open_project(project, db, config, sets, flags)
-    if resume is not None:
-        context, resume = _resumed(context, resume, sets, flags)
-    if dry_run:
-        from agentrl_cli.commands.dry import dry_run as dry
+    with _claimed(context, resume, here=not (dry_run or watch or detach)):
+        if resume is not None:
+            context, resume = _resumed(context, resume, sets, flags)
+        if dry_run:
+            from agentrl_cli.commands.dry import dry_run as dry
 
-        dry(context, as_json=as_json)
+            dry(context, as_json=as_json)
+        elif watch or detach:
+            _own_process(context, resume, watch=watch)
+        else:
+            _foreground(context, resume, run_id, as_json)
+
+
+@contextlib.contextmanager
+def _claimed(context: Context, resume: str | None, *, here: bool) -> Iterator[None]:
+    """Hold the run to go on with, from before its settings are read; one that goes on elsewhere is only looked at.
+
+    Raises UsageError if another process holds it.
+    """
+    from agentrl_cli.store import Store
+    from agentrl_cli.store.claims import in_use
+
+    if resume is None:
+        yield
         return
-    if watch or detach:
-        _own_process(context, resume, watch=watch)
+    with Store.open(context.db, readonly=True) as store:
+        row = _run(store, resume)
+    if not here:
+        if row.held:
+            raise in_use(row.name, row.claim, row.holder)
+        yield
         return
-    _foreground(context, resume, run_id, as_json)
+    with Store.open(context.db) as store, store.claimed(row.id, "train"):
+        yield
 
 
 def _foreground(context: Context, resume: str | None, run_id: str | None, as_json: bool) -> None:
@@ -120,17 +144,13 @@ def _resumed(context: Context, name: str, sets: list[str] | None, flags: dict[st
     import dataclasses
 
     from agentrl_cli.config import load_config
+    from agentrl_cli.paths import portable
     from agentrl_cli.store import Store
 
     with Store.open(context.db, readonly=True) as store:
         row = _run(store, name)
-    if row.alive and row.pid != os.getpid():
-        raise ConfigError(f"{row.name} is running (process {row.pid}).", hint=f"agentrl watch {row.name}")
-    stored = Path(row.dir) / "config.yaml"
-    if not stored.is_file():
-        raise NotFound(f"The settings of {row.name} are gone: {stored}.", hint="Start a new run.")
-    settings, sources = load_config([stored], sets or (), os.environ, flags, base=context.project)
-    before, now = dict(row.config), settings.model_dump(mode="json")
+    settings, sources = load_config((), sets or (), os.environ, flags, base=context.project, run=row.config)
+    before, now = portable(row.config, (context.project,)), settings.model_dump(mode="json")
     for key in FIXED:
         if before.get(key) != now.get(key):
             raise ConfigError(
@@ -208,8 +228,8 @@ def _row(runtime: Runtime, context: Context, resume: str | None, run_id: str | N
         row = _run(runtime.store, resume)
         for control in runtime.store.take_controls(row.id, "dropped"):
             narrate(f"{control.action} was asked of the run before it ended: not done now.")
+        row = runtime.store.add_folder(row)
         keep_settings(row, context.config, runtime.store)
-        runtime.store.update_run(row.id, pid=os.getpid(), host=platform.node())
         return row
     return new_run(
         context.config,
@@ -275,12 +295,12 @@ def _wait_for_run(process: subprocess.Popen[bytes], wanted: str, db: Path, log: 
     """The name of the run once the new process has it. Raises RunFailed, with the end of its log, where it has none."""
     from agentrl_cli.store import Store
 
-    deadline = time.monotonic() + STARTUP
+    began, deadline = time.time(), time.monotonic() + STARTUP
     while time.monotonic() < deadline:
         try:
             with Store.open(db, readonly=True) as store:
                 row = store.run(wanted)
-            if row.pid == process.pid:
+            if row.pid == process.pid and (row.alive or row.ended >= began):
                 return row.name
         except (NotFound, StoreError):
             pass  # not there yet, or still being made; what is wrong with it for good ends the new process, too

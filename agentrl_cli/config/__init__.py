@@ -2,7 +2,7 @@
 
 from agentrl_cli.config.algo import AlgoConfig
 from agentrl_cli.config.base import Section
-from agentrl_cli.config.load import Sources, load_config
+from agentrl_cli.config.load import Sources, inside, load_config
 from agentrl_cli.config.models import (
     Config,
     DriftConfig,
@@ -30,5 +30,6 @@ __all__ = [
     "StoreConfig",
     "TaskConfig",
     "TrainConfig",
+    "inside",
     "load_config",
 ]

@@ -19,7 +19,7 @@ from agentrl_cli.config.models import Config, keys, sections
 from agentrl_cli.config.verl import translated
 from agentrl_cli.config.yamlfile import Value, flatten, parse_scalar, read_yaml
 from agentrl_cli.errors import ConfigError, nearest
-from agentrl_cli.paths import pack_path
+from agentrl_cli.paths import pack_path, portable
 
 ENV_PREFIX = "AGENTRL_"
 WHOLE = 0.1
@@ -29,7 +29,7 @@ NOT_CONFIG = frozenset({"DB", "PROJECT", "DEBUG", "CACHE", "LOG", "COMPLETE", "T
 
 
 class Sources(dict[str, str]):
-    """Dotted key → "default", "pack:NAME", "file:PATH:LINE", "env:NAME", "--set" or "flag"."""
+    """Dotted key → "default", "pack:NAME", "run", "file:PATH:LINE", "env:NAME", "--set" or "flag"."""
 
     def __missing__(self, key: str) -> str:
         return "default"
@@ -42,15 +42,19 @@ def load_config(
     flags: Mapping[str, Any] | None = None,
     *,
     base: Path | None = None,
+    run: Mapping[str, Any] | None = None,
 ) -> tuple[Config, Sources]:
     """The configuration of these layers, and where each value that is no default came from.
 
     `sets` are "a.b=value" (the value is YAML); `env` is searched for AGENTRL_* (None: no environment is read);
     `flags` maps dotted keys to values, None meaning not given; `base` is the project folder that relative packs are
-    found from (default: the first file's folder, or the working folder).
+    found from (default: the first file's folder, or the working folder), and that paths inside it become relative to;
+    `run` are the settings in the row of a run, the lowest layer.
     Raises ConfigError with every problem of the load.
     """
     layers: dict[str, Value] = {}
+    for name, value in (run or {}).items():
+        layers.update(translated(flatten(name, value, "run")))
     for path in files:
         layers.update(translated(read_yaml(path)))
     layers.update(translated(_from_env(env or {})))
@@ -60,8 +64,15 @@ def load_config(
     layers.update({key: Value(value, "flag") for key, value in given.items() if value is not None})
     base = base or (files[0].parent if files else None)
     merged = {**_from_packs(layers.get("task.packs"), base), **layers}
+    if base is not None:
+        merged = {key: value._replace(value=portable(value.value, (base,))) for key, value in merged.items()}
     config = _check(merged)
     return config, Sources({key: value.source for key, value in merged.items()})
+
+
+def inside(config: Config, base: Path) -> Config:
+    """The same settings, with paths inside the project folder `base` relative to it, as `load_config` gives them."""
+    return Config.model_validate(portable(config.model_dump(), (base,)))
 
 
 def _from_env(env: Mapping[str, str]) -> dict[str, Value]:

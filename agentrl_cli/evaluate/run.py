@@ -8,10 +8,9 @@ Attempts at the same task with the same number have the same seed whatever the p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
-import os
-import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from agentrl_cli.evaluate.result import Attempt, EvalResult
 from agentrl_cli.hooks import HookList
 from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.rollout import Job, Rollout, seed_of
+from agentrl_cli.store.holder import Holder
 from agentrl_cli.store.rows import EpisodeRow, RunRow
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Task
@@ -181,13 +181,14 @@ async def evaluate(
 
     Goes on with the newest interrupted evaluation of the same weights, tasks and settings; with `resume` with a
     finished one, too. `parent` is (run id, step) of the training that made the weights. Raises RunFailed where no
-    attempt could be graded.
+    attempt could be graded, UsageError where another process makes the same evaluation now.
     """
     settings = settings or Settings.of(config)
     tasks = pick_tasks(packs, [config.eval.split], limit=config.eval.limit) if tasks is None else tasks
     step = parent[1] if parent else 0
     hooks = hooks or HookList()
-    run = None if store is None else _open_run(store, loaded, packs, config, tasks, settings, parent, resume)
+    with contextlib.nullcontext() if store is None else store.transaction():  # two that start at once see each other
+        run = None if store is None else _open_run(store, loaded, packs, config, tasks, settings, parent, resume)
     rollout = Rollout(
         loaded.policy,
         loaded.chat,
@@ -201,13 +202,14 @@ async def evaluate(
         run=run,
     )
     facts: dict[str, Any] = {"run_id": run.id if run else None, "step": step, "name": loaded.name, "on_done": on_done}
-    try:
-        result = await evaluate_policy(rollout, tasks, settings.k, settings.seed, **facts)
-        _require_graded(result)
-    except BaseException as error:
-        _end_run(store, run, error)
-        raise
-    _end_run(store, run, None)
+    with contextlib.nullcontext() if store is None or run is None else store.claimed(run.id, "eval"):
+        try:
+            result = await evaluate_policy(rollout, tasks, settings.k, settings.seed, **facts)
+            _require_graded(result)
+        except BaseException as error:
+            _end_run(store, run, error)
+            raise
+        _end_run(store, run, None)
     await hooks.call("on_eval", result=result, step=step, run=run)
     return result
 
@@ -273,16 +275,18 @@ def _open_run(
     parent: tuple[str, int] | None,
     resume: bool,
 ) -> RunRow:
-    """The run to go on with, or a new one; what its episodes need to be read later is stored with it."""
+    """The run to go on with, or a new one, held by this process; what reading its episodes needs is stored with it."""
     store.add_tasks(tasks)
     tokenizer = loaded.chat.tokenizer
     store.put_tokenizer(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
     print_ = fingerprint(loaded, packs, config, tasks, settings)
     for old in store.runs():
         same = old.kind == "eval" and old.config.get("fingerprint") == print_
-        if same and not old.alive and (resume or old.status != "finished"):
+        here = old.alive and old.holder == Holder.of()  # beside this one, in the same process: it gets a run of its own
+        if same and not here and (resume or old.status != "finished"):
+            store.claim(old.id, "eval")
             store.clear_live(old.id)
-            store.update_run(old.id, status="running", pid=os.getpid(), host=platform.node(), error="", ended=0.0)
+            store.update_run(old.id, status="running", error="", ended=0.0)
             return old
     facts: dict[str, Any] = {"k": settings.k, "temperature": settings.temperature, "tools": settings.with_tools}
     facts |= {"splits": sorted({task.split for task in tasks}), "tasks": len(tasks)}
@@ -325,7 +329,7 @@ def _files(folder: Path | None, patterns: Sequence[str]) -> list[tuple[str, int,
     if folder is None:
         return []
     found = sorted(path for pattern in patterns for path in folder.glob(pattern))
-    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in found]
+    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in found]
 
 
 def _texts(folder: Path) -> list[str]:

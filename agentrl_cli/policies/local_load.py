@@ -13,7 +13,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,7 @@ from agentrl_cli.chat.tokenizer import Tokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.config.models import LoraConfig, ModelConfig
 from agentrl_cli.errors import ModelError, NotFound
-from agentrl_cli.paths import bundled_model
+from agentrl_cli.paths import bundled_model, portable
 from agentrl_cli.policies.local_checksums import CHECKSUMS, damage
 from agentrl_cli.policies.local_loaded import Loaded, quiet
 from agentrl_cli.policies.local_make import make_policy
@@ -105,6 +105,8 @@ def _weights(folder: Path, name: str, config: Config, *, base: Path, trainable: 
         model = add_adapter(model, config.adapter, base)
         if _is_hub_id(name, base):
             name_base(model, name, config.model.revision)
+        elif (inside := portable(str(folder), (base,))) != str(folder):
+            name_base(model, inside, None)
     return model
 
 
@@ -250,7 +252,7 @@ def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
 
 
 def name_base(model: nn.Module, name: str, revision: str | None) -> None:
-    """Let an adapter name the hub's model as its base, not a folder in this machine's cache."""
+    """Let an adapter name as its base the hub's model, not a folder in this machine's cache, or the project's own."""
     configs: Any = getattr(model, "peft_config", {})
     for config in configs.values():
         config.base_model_name_or_path, config.revision = name, revision
@@ -290,10 +292,15 @@ def adapter_base(folder: Path, config: ModelConfig, *, base: Path) -> Path:
     """The folder of the model that the adapter in `folder` was trained on.
 
     An adapter of the bundled model names the place where that was installed when it was trained: where there is no
-    such folder here, a path that ends in the bundled model's name means the bundled model. Raises ModelError.
+    such folder here, a path that ends in the bundled model's name means the bundled model. A project's adapter that
+    names the absolute path of a model where the project was before means the project's own. Raises ModelError.
     """
     named = str(_json(folder / ADAPTER_FILE).get("base_model_name_or_path") or config.name)
     path = Path(named).expanduser()
+    own = PurePath(portable(config.name, (base,)))
+    inside = folder.resolve().is_relative_to(base.resolve()) and not path.is_relative_to(base) and path.is_absolute()
+    if inside and not own.is_absolute() and (base / own).is_dir() and path.parts[-len(own.parts) :] == own.parts:
+        return model_folder(str(own), Config(model=config), base=base)
     moved = path.is_absolute() and path.name == bundled_model().name and not path.is_dir()
     if moved or path == bundled_model():
         return bundled_model()

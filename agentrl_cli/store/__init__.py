@@ -9,6 +9,7 @@ with Store.open("runs/agentrl.db") as store:
 from __future__ import annotations
 
 from agentrl_cli.store.base import StoreBase
+from agentrl_cli.store.claims import ClaimStore
 from agentrl_cli.store.episode_reader import EpisodeReader
 from agentrl_cli.store.episode_writer import EpisodeWriter
 from agentrl_cli.store.rows import (
@@ -27,7 +28,7 @@ from agentrl_cli.store.scores import Score, ScoreStore
 from agentrl_cli.store.statements import episode_key
 
 
-class Store(RunWriter, EpisodeWriter, MarkWriter, RunReader, EpisodeReader, ScoreStore, StoreBase):
+class Store(RunWriter, ClaimStore, EpisodeWriter, MarkWriter, RunReader, EpisodeReader, ScoreStore, StoreBase):
     """A store file, open for writing or (`readonly=True`) for reading."""
 
 

@@ -39,6 +39,8 @@ class StoreBase:
 
     def __init__(self, path: Path | str, *, readonly: bool = False, busy_ms: int = BUSY_MS) -> None:
         self.path = path if str(path) == ":memory:" else Path(path)
+        self.home = Path(path).absolute().parent if isinstance(self.path, Path) else None
+        """The folder that paths in the store are relative to; None of a store in memory."""
         self.readonly = readonly
         self._conn = connect(path, readonly=readonly, busy_ms=busy_ms)
         self._lock = threading.RLock()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from urllib.parse import quote
 import numpy as np
 
 from agentrl_cli.errors import NotFound, StoreError
-from agentrl_cli.store.schema import APPLICATION_ID, MIGRATION_SET, MIGRATIONS, SCHEMA_VERSION, statements
+from agentrl_cli.store.schema import APPLICATION_ID, MIGRATION_SET, MIGRATIONS, SCHEMA_VERSION, Migration, statements
 
 BUSY_MS = 30_000
 WAL_PAGES = 4_000
@@ -148,15 +148,18 @@ def _check(conn: sqlite3.Connection, path: Path | str) -> int:
     return version
 
 
-def migrate(conn: sqlite3.Connection, upto: tuple[tuple[str, str], ...] = MIGRATIONS) -> None:
+def migrate(conn: sqlite3.Connection, upto: tuple[Migration, ...] = MIGRATIONS) -> None:
     """Apply what is pending, in one transaction: a reader sees the old schema or the new one, never half of one."""
     from sqlite_utils import Database, Migrations  # here: importing it costs 0.15 s, and most processes never need it
 
     migrations = Migrations(MIGRATION_SET)
-    for name, script in upto:
+    for name, change in upto:
 
-        def apply(db: Database, script: str = script) -> None:
-            for statement in statements(script):
+        def apply(db: Database, change: str | Callable[[sqlite3.Connection], None] = change) -> None:
+            if callable(change):
+                change(db.conn)
+                return
+            for statement in statements(change):
                 db.execute(statement)
 
         migrations(name=name)(apply)

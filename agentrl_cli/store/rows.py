@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, TypeVar
 
+from agentrl_cli.store.holder import Holder
 from agentrl_cli.types import Outcome, RewardPart
 
 T = TypeVar("T")
@@ -36,7 +34,13 @@ class RunRow:
     parent_id: str | None = None
     parent_step: int | None = None
     dir: str = ""
+    """Its folder, absolute; stored relative to the store. Empty if it has none."""
+    claim: str = ""
+    """The command whose process holds the run now: train, rollout, eval, sft, merge; empty if none does."""
     pid: int = 0
+    """Of the process that held it last; with the next three it names that process for good (see holder.py)."""
+    pid_started: str = ""
+    boot: str = ""
     host: str = ""
     version: str = ""
     """The agentrl version that wrote it."""
@@ -47,33 +51,24 @@ class RunRow:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def holder(self) -> Holder:
+        """The process that holds the run, or held it last."""
+        return Holder(self.pid, self.pid_started, self.boot, self.host)
+
+    @property
+    def held(self) -> bool:
+        """True while a process that still runs holds it, whatever for."""
+        return bool(self.claim) and self.holder.lives(self.heartbeat)
+
+    @property
     def alive(self) -> bool:
-        """True while its process runs; a run of another machine counts as alive while it says `running`."""
-        if self.status != "running":
-            return False
-        if not self.pid or self.host not in ("", platform.node()):
-            return True
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return not _is_zombie(self.pid)
+        """True while the run goes on: it says so, and the process that makes it is there."""
+        return self.status == "running" and self.claim == self.kind and self.held
 
     @property
     def state(self) -> str:
         """`status`, or `interrupted` where the process is gone without saying so."""
         return self.status if self.status != "running" or self.alive else "interrupted"
-
-
-def _is_zombie(pid: int) -> bool:
-    """True for a process that has ended and that its parent, which may be a screen, has not asked about yet."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-    except OSError:
-        return False  # no such file system, or gone this very moment
-    return text.rpartition(")")[2].split()[:1] == ["Z"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +180,7 @@ class CheckpointRow:
     step: int
     kind: str
     path: str
+    """Absolute; stored relative to the store."""
     metrics: Mapping[str, Any]
     at: float
     id: int

@@ -8,6 +8,7 @@ from typing import Any
 from agentrl_cli.errors import NotFound
 from agentrl_cli.store.base import StoreBase
 from agentrl_cli.store.codec import decoding, load_metrics, loads
+from agentrl_cli.store.places import absolute
 from agentrl_cli.store.rows import CheckpointRow, ControlRow, EvalRow, LiveRow, RunRow, TokenizerRow, build, columns
 from agentrl_cli.types import Task
 
@@ -21,7 +22,7 @@ class RunReader(StoreBase):
 
     def runs(self) -> list[RunRow]:
         """All runs, the newest first."""
-        return [_run(row) for row in self._rows(f"{_RUN} ORDER BY started DESC, rowid DESC")]
+        return [self._run(row) for row in self._rows(f"{_RUN} ORDER BY started DESC, rowid DESC")]
 
     def run(self, name: str) -> RunRow:
         """A run by name, by id, by a unique prefix of either, or `last`. Raises NotFound naming the nearest."""
@@ -29,17 +30,17 @@ class RunReader(StoreBase):
             found = self._rows(f"{_RUN} ORDER BY started DESC, rowid DESC LIMIT 1")
             if not found:
                 raise NotFound(f"There are no runs in {self.path}.", hint="`agentrl train` makes one.")
-            return _run(found[0])
+            return self._run(found[0])
         found = self._rows(f"{_RUN} WHERE name=? OR id=?", (name, name.lower()))
         if not found and name:
             found = self._rows(
                 f"{_RUN} WHERE substr(name,1,?)=? OR substr(id,1,?)=?", (len(name), name, len(name), name.lower())
             )
         if len(found) == 1:
-            return _run(found[0])
+            return self._run(found[0])
         names = [row[0] for row in self._rows("SELECT name FROM runs ORDER BY started DESC")]
         if found:
-            several = ", ".join(sorted(_run(row).name for row in found))
+            several = ", ".join(sorted(self._run(row).name for row in found))
             raise NotFound(f"{name!r} could be several runs.", hint=f"Which one: {several}?")
         raise NotFound.of("run", name, names)
 
@@ -59,7 +60,9 @@ class RunReader(StoreBase):
     def checkpoints(self, run_id: str) -> list[CheckpointRow]:
         """The checkpoints of a run, oldest first."""
         rows = self._rows(f"{_CHECKPOINT} WHERE run_id=? ORDER BY id", (run_id,))
-        return [build(CheckpointRow, row, metrics=load_metrics(row[4])) for row in rows]
+        return [
+            build(CheckpointRow, row, path=absolute(self.home, row[3]), metrics=load_metrics(row[4])) for row in rows
+        ]
 
     def live(self, run_id: str | None = None) -> list[LiveRow]:
         """The episodes that run now, in the order they were started; of all runs where None is given."""
@@ -141,6 +144,6 @@ class RunReader(StoreBase):
         tools = None if row[6] is None else tuple(loads(row[6]))
         return build(Task, row, prompt=tuple(loads(row[4])), data=loads(row[5]), tools=tools)
 
-
-def _run(row: tuple[Any, ...]) -> RunRow:
-    return build(RunRow, row, config=loads(row[-1]))
+    def _run(self, row: tuple[Any, ...]) -> RunRow:
+        place = columns(RunRow).index("dir")
+        return build(RunRow, row, dir=absolute(self.home, row[place]), config=loads(row[-1]))

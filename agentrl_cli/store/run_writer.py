@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import platform
 import time
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
+from pathlib import Path
 from typing import Any
 
-from agentrl_cli.errors import NotFound
+from agentrl_cli.errors import NotFound, StoreError
 from agentrl_cli.store.base import StoreBase
 from agentrl_cli.store.codec import (
     bytes_blob,
@@ -28,7 +28,9 @@ from agentrl_cli.store.codec import (
     marks,
     no_number,
 )
+from agentrl_cli.store.holder import Holder
 from agentrl_cli.store.live_buffer import SAID
+from agentrl_cli.store.places import absolute, new_folder, stored
 from agentrl_cli.store.rows import ControlRow, EvalRow, RunRow, build, columns
 from agentrl_cli.types import AgentState, Task, TrainSignals, new_id
 from agentrl_cli.types.content import media_type
@@ -53,15 +55,23 @@ class RunWriter(StoreBase):
     """Rows about runs, steps, evaluations, and what a person sends to a running one."""
 
     def add_run(self, run: RunRow) -> RunRow:
-        """Insert a run; empty id, start, pid, host are filled in, a taken name gets a number. Returns it as stored."""
+        """Insert a run; empty id and start are filled in, a taken name gets a number. Returns it as stored.
+
+        One that is running is held by the process of its `pid`, by default this one.
+        """
         now = time.time()
+        pid, pid_started, boot, host = astuple(Holder.of(run.pid or None))
         run = replace(
             run,
             id=run.id or new_id(),
             started=run.started or now,
             heartbeat=run.heartbeat or now,
-            pid=run.pid or os.getpid(),
-            host=run.host or platform.node(),
+            claim=run.claim or (run.kind if run.status == "running" else ""),
+            pid=pid,
+            pid_started=run.pid_started or pid_started,
+            boot=run.boot or boot,
+            host=run.host or host,
+            dir=absolute(self.home, run.dir),
         )
         with self.transaction() as conn:
             name, count = run.name or run.id, 1
@@ -69,18 +79,27 @@ class RunWriter(StoreBase):
                 count += 1
                 name = f"{run.name}-{count}"
             run = replace(run, name=name)
-            conn.execute(_ADD_RUN, [_run_value(getattr(run, column)) for column in _RUN_COLUMNS])
+            conn.execute(_ADD_RUN, [self._run_value(column, getattr(run, column)) for column in _RUN_COLUMNS])
         return run
+
+    def add_folder(self, run: RunRow) -> RunRow:
+        """The run with a folder of its own beside the store; one is made if it has none. Raises StoreError."""
+        if self.home is None:
+            raise StoreError("A store in memory has no folder for a run.", hint="Open a file.")
+        folder = Path(run.dir) if run.dir else new_folder(self.home, run.name)
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        if not run.dir:
+            self.update_run(run.id, dir=str(folder))
+        return replace(run, dir=str(folder))
 
     def update_run(self, run_id: str, **cols: Any) -> None:
         """Set columns of a run: `status`, `step`, `ended`, `error`… Raises NotFound for an unknown column or run."""
         for name in cols:
             if name not in _RUN_COLUMNS or name == "id":
                 raise NotFound.of("column of runs", name, _RUN_COLUMNS)
-        cols["heartbeat"] = cols.get("heartbeat", time.time())
         sets = ", ".join(f"{name}=?" for name in cols)
         with self.transaction() as conn:
-            values = [_run_value(value) for value in cols.values()]
+            values = [self._run_value(name, value) for name, value in cols.items()]
             if not conn.execute(f"UPDATE runs SET {sets} WHERE id=?", [*values, run_id]).rowcount:
                 raise NotFound(f"No run {run_id!r} in {self.path}.")
 
@@ -106,7 +125,7 @@ class RunWriter(StoreBase):
                 " ON CONFLICT DO UPDATE SET metrics=excluded.metrics",
                 (run_id, step, now, dump_metrics(merged)),
             )
-            conn.execute("UPDATE runs SET step=max(step, ?), heartbeat=? WHERE id=?", (step, now, run_id))
+            conn.execute("UPDATE runs SET step=max(step, ?) WHERE id=?", (step, run_id))
 
     def add_tasks(self, tasks: Iterable[Task]) -> None:
         """Store tasks; one that is there already is replaced."""
@@ -156,13 +175,18 @@ class RunWriter(StoreBase):
                 conn.execute("DELETE FROM checkpoints WHERE run_id=? AND kind=?", (run_id, kind))
             conn.execute(
                 "INSERT OR REPLACE INTO checkpoints (run_id, step, kind, path, metrics, at) VALUES (?,?,?,?,?,?)",
-                (run_id, step, kind, str(path), dump_metrics(metrics), time.time()),
+                (run_id, step, kind, stored(self.home, str(path)), dump_metrics(metrics), time.time()),
             )
 
     def remove_checkpoint(self, run_id: str, path: os.PathLike[str] | str) -> None:
         """Forget a checkpoint whose folder was deleted."""
         with self.transaction() as conn:
-            conn.execute("DELETE FROM checkpoints WHERE run_id=? AND path=?", (run_id, str(path)))
+            conn.execute("DELETE FROM checkpoints WHERE run_id=? AND path=?", (run_id, stored(self.home, str(path))))
+
+    def _run_value(self, column: str, value: Any) -> Any:
+        if column == "dir":
+            return stored(self.home, value)
+        return dumps(dict(value)) if isinstance(value, Mapping) else value
 
     def add_event(self, run_id: str | None, kind: str, data: Mapping[str, Any] | None = None) -> None:
         """Queue an event: something that happened once, drawn as a mark on the curves."""
@@ -296,10 +320,6 @@ class MarkWriter(StoreBase):
                 conn.execute("INSERT OR REPLACE INTO notes VALUES (?,?,?)", (episode_id, clean(text), time.time()))
             else:
                 conn.execute("DELETE FROM notes WHERE episode_id=?", (episode_id,))
-
-
-def _run_value(value: Any) -> Any:
-    return dumps(dict(value)) if isinstance(value, Mapping) else value
 
 
 def _finite(value: float | None) -> float | None:

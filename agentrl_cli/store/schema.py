@@ -11,6 +11,11 @@ columns that filters read come first.
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Callable
+
+from agentrl_cli.store.places import make_relative
+
 APPLICATION_ID = 0x41524C31
 """`ARL1`: lets file(1) and us tell an agentrl store from any other SQLite file."""
 
@@ -177,7 +182,16 @@ _TURN_DIVERGED = """
 ALTER TABLE turns ADD COLUMN diverged INTEGER NOT NULL DEFAULT 0;
 """
 
-MIGRATIONS: tuple[tuple[str, str], ...] = (
+_CLAIM = """
+ALTER TABLE runs ADD COLUMN claim TEXT NOT NULL DEFAULT '';
+ALTER TABLE runs ADD COLUMN pid_started TEXT NOT NULL DEFAULT '';
+ALTER TABLE runs ADD COLUMN boot TEXT NOT NULL DEFAULT '';
+UPDATE runs SET claim = kind WHERE status = 'running';
+"""
+
+Migration = tuple[str, str | Callable[[sqlite3.Connection], None]]
+
+MIGRATIONS: tuple[Migration, ...] = (
     ("m001_initial", _INITIAL),
     ("m002_group_why", _GROUP_WHY),
     ("m003_scores", _SCORES),
@@ -185,8 +199,10 @@ MIGRATIONS: tuple[tuple[str, str], ...] = (
     ("m005_fakeable", _FAKEABLE),
     ("m006_turn_reward", _TURN_REWARD),
     ("m007_turn_diverged", _TURN_DIVERGED),
+    ("m008_claim", _CLAIM),
+    ("m009_relative_paths", make_relative),
 )
-"""(name, statements separated by `;` at a line's end), oldest first."""
+"""(name, statements separated by `;` at a line's end, or a function of the connection), oldest first."""
 
 SCHEMA_VERSION = len(MIGRATIONS)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl_cli.config import Config
 from agentrl_cli.config.show import full_yaml
-from agentrl_cli.errors import AgentRLError, ConfigError
+from agentrl_cli.errors import AgentRLError, ConfigError, RunFailed
 from agentrl_cli.store import RunRow, Store
 
 CHANGEABLE = ("lr", "steps", "max_grad_norm", "eval_every", "save_every")
@@ -32,6 +32,8 @@ class Steering:
         self.store = store
         self.narrate = narrate
         self.why = ""
+        self.lost = ""
+        """Why the run is no longer this process's own to write to; empty while it is."""
         self.changed = False
         """True after a setting was changed, until the trainer has written that down."""
         self._looking: asyncio.Task[None] | None = None
@@ -56,13 +58,23 @@ class Steering:
                 return  # not in the main thread: whoever runs us handles signals
 
     async def _look(self, task: asyncio.Task[Any]) -> None:
-        """Other controls wait for the end of the step; this one ends `task` wherever it waits."""
+        """Other controls wait for the end of the step; this one ends `task` wherever it waits, as does a lost claim."""
         while not any(c.action == "stop" and c.data.get("now") for c in self.store.waiting_controls(self.run_id)):
+            self.lost = self.store.lost_claim(self.run_id)
+            if self.lost:
+                task.cancel()
+                return
             await asyncio.sleep(POLL_NOW)
         self.store.take_controls(self.run_id)
         self.narrate("control: stop now")
         self.why = "stopped by a control"
         task.cancel()
+
+    def require_claim(self) -> None:
+        """Raise RunFailed if the run is no longer this process's own, before anything is written to it."""
+        self.lost = self.store.lost_claim(self.run_id)
+        if self.lost:
+            raise RunFailed(self.lost, hint="Nothing more was written to it from here.")
 
     def ignore(self) -> None:
         """Leave signals to whoever had them: the loop may go on after the run."""
@@ -111,6 +123,6 @@ class Steering:
 
 
 def keep_settings(run: RunRow, config: Config, store: Store) -> None:
-    """Write down a run's settings, in its row and its folder: what a resume goes on with."""
+    """Write down a run's settings: in its row, which a resume goes on with, and in its folder, for people."""
     (Path(run.dir) / "config.yaml").write_text(full_yaml(config), encoding="utf-8")
     store.update_run(run.id, config=config.model_dump(mode="json"), total_steps=config.train.steps)

@@ -66,7 +66,7 @@ class Trainer:
         on_step: Callable[[int, dict[str, float]], None] | None = None,
     ) -> None:
         self.config = config
-        self.run = run
+        run = self.run = store.add_folder(run)
         self.loaded = loaded
         self.packs = packs
         self.store = store
@@ -104,7 +104,18 @@ class Trainer:
         self.reporter = Reporter(config, store, run.id, narrate)
 
     async def train(self) -> RunRow:
-        """The whole run, from wherever it stands to its last step; the store says how it ended."""
+        """The whole run, from wherever it stands to its last step; the store says how it ended.
+
+        Raises UsageError if another process holds the run, RunFailed if one took it over.
+        """
+        with self.store.claimed(self.run.id, "train"):
+            try:
+                return await self._train()
+            except asyncio.CancelledError:
+                self.steering.require_claim()
+                raise
+
+    async def _train(self) -> RunRow:
         config = self.config.train
         await self._resume()
         self._note_engine()
@@ -163,6 +174,7 @@ class Trainer:
         except TrainingStopped as why:
             self.reporter.stopped(step, why)
             raise
+        self.steering.require_claim()
         episodes = [episode for group in groups for episode in group]
         kinds = [self.rollout.drift.pop(episode.id, "") for episode in episodes]
         metrics = step_metrics(groups, facts, kinds, self.packs) | self.collector.metrics(groups) | update.metrics
@@ -293,6 +305,8 @@ class Trainer:
         self.store.update_run(self.run.id, status="running", error="", ended=0.0, step=self.step)
 
     def _end(self, error: BaseException | None) -> None:
+        if self.steering.lost:
+            return
         if error is None:
             status = "stopped" if self.steering.why else "finished"
             text = self.steering.why

@@ -218,7 +218,7 @@ def fill(path: Path, *, steps: int = 120, group: int = 8) -> str:
         for ep in episodes:
             store.finish_episode(ep)
             store.add_signals(ep.id, signals_of(ep))
-        store.add_checkpoint(run.id, 100, "runs/grpo-07/checkpoints/step_100", {"eval": 0.44}, "best")
+        store.add_checkpoint(run.id, 100, "grpo-07/checkpoints/step_100", {"eval": 0.44}, "best")
         store.add_alert(run.id, "warn", "tool_errors", 0.09, 0.05, "tool error rate 3% to 9% since step 60 (BADARG)")
         store.add_log(run.id, "info", f"step {steps} reward 0.41 kl 0.021 len 812 37.1s")
         running = replace(

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,16 +184,33 @@ PRELOADED = [
 def spawn(project: Path, *args: str) -> tuple[int, str]:
     """`agentrl ARGS` in a process of its own, in `project`: its exit code (minus the signal's number where one killed
     it) and what it wrote. The heavy imports are made once, in a server that the processes are forked from."""
+    return start(project, *args).end()
+
+
+@dataclass
+class Started:
+    """A process that runs a command."""
+
+    process: Any
+    log: Path
+
+    def end(self) -> tuple[int, str]:
+        """Wait for it: its exit code and what it wrote."""
+        self.process.join(90)
+        if self.process.exitcode is None:
+            self.process.kill()
+            raise TimeoutError(self.log.read_text())
+        return self.process.exitcode, self.log.read_text()
+
+
+def start(project: Path, *args: str, log: str = "output.txt") -> Started:
+    """As `spawn`, without waiting; `log` is the file in `project` that takes what it writes."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    log = project / "output.txt"
-    process = context.Process(target=agentrl_process, args=(str(project), str(log), list(args)))
-    process.start()
-    process.join(90)
-    if process.exitcode is None:
-        process.kill()
-        raise TimeoutError(log.read_text())
-    return process.exitcode, log.read_text()
+    started = Started(None, project / log)
+    started.process = context.Process(target=agentrl_process, args=(str(project), str(started.log), list(args)))
+    started.process.start()
+    return started
 
 
 def agentrl_process(project: str, log: str, args: list[str]) -> None:

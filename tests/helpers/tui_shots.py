@@ -46,7 +46,7 @@ def fill_still(path: Path) -> None:
         conn.execute("UPDATE steps SET at=? + 40 * step", (1.7e9,))
         conn.execute("UPDATE episodes SET started=? WHERE outcome IS NULL", (STOOD - 3,))
         conn.execute("UPDATE live SET started=?, updated=?", (STOOD - 3, STOOD))
-        conn.execute("UPDATE runs SET started=?, ended=?, heartbeat=?, host='', pid=0", (1.7e9, STOOD, STOOD))
+        conn.execute("UPDATE runs SET started=?, ended=?", (1.7e9, STOOD))
         conn.execute("UPDATE runs SET started=started - 9000, ended=ended - 9000 WHERE id='run6'")
         for table in ("logs", "alerts", "evals", "checkpoints"):
             conn.execute(f"UPDATE {table} SET at=?", (STOOD,))

@@ -224,7 +224,7 @@ async def test_runs_are_listed_and_lead_everywhere(db: Path, size: tuple[int, in
         assert "2 runs" in text and "120/400" in text and "grpo-07" in text
         assert "checkpoints: best 100" in await until_text(pilot, "REWARD")
         await pilot.press("c")
-        await until_text(pilot, "runs/grpo-07/checkpoints/step_100")
+        await until_text(pilot, "grpo-07/checkpoints/step_100")
         await pilot.press("escape", "enter")
         await until_text(pilot, "agentrl watch")
         await pilot.press("q", "e")
@@ -245,7 +245,7 @@ async def test_deleting_a_run_asks_and_takes_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "grpo-06"
     folder.mkdir()
     with Store.open(db) as store:
-        store.update_run("run6", dir="grpo-06", heartbeat=1.0)
+        store.update_run("run6", dir="grpo-06")
     async with AgentApp(db, RunsScreen).run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "grpo-06")
         for answer in ("n", "y"):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from agentrl_cli.store import EvalRow, RunRow, Store
+from agentrl_cli.store.holder import Holder
 from agentrl_cli.tui import demo
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.common.charts import chart
@@ -136,7 +138,7 @@ async def test_every_size_shows_what_fits(db: Path, size: tuple[int, int], shown
 def test_a_killed_child_is_not_alive(tmp_path: Path) -> None:
     """`train --watch` is the trainer's parent: until it asks, a dead one is still in the table of processes."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    run = RunRow("r", "r", pid=process.pid)
+    run = RunRow("r", "r", claim="train", **asdict(Holder.of(process.pid)))
     states = [run.state]
     process.kill()
     while states[-1] == "running":
@@ -304,7 +306,7 @@ def test_health_rules_have_values_and_advice() -> None:
 
 
 def test_paused_follows_the_last_control() -> None:
-    run = RunRow("r", "r")
+    run = RunRow("r", "r", claim="train", **asdict(Holder.of()))
     kinds = ["control:pause", "control:set"]
     events = tuple({"id": n, "at": 0.0, "kind": kind, "data": {}} for n, kind in enumerate(kinds))
     assert WatchData(run, events=events).paused

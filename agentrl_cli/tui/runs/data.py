@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,7 +129,7 @@ def checkpoint_lines(facts: RunFacts, width: int) -> list[Text]:
     for row in facts.checkpoints:
         numbers = "  ".join(f"{name} {num(value, '.3f')}" for name, value in _numbers(row.metrics))
         lines.append(Text(clip(f"step {row.step:>6}  {row.kind:<5} {numbers}", width)))
-        lines.append(Text(clip(f"             {row.path}", width), FAINT))
+        lines.append(Text(clip(f"             {'/'.join(Path(row.path).parts[-3:])}", width), FAINT))
     name, last = facts.run.name, facts.checkpoints[-1].step
     lines.append(Text(f"agentrl chat --model {name}@best   agentrl eval {name}@{last}", FAINT))
     return lines
@@ -138,20 +137,3 @@ def checkpoint_lines(facts: RunFacts, width: int) -> list[Text]:
 
 def _numbers(metrics: Any) -> list[tuple[str, float]]:
     return [(name, float(value)) for name, value in metrics.items() if isinstance(value, (int, float))][:4]
-
-
-def run_folder(db: Path, named: str) -> Path | None:
-    """A run's own folder, only where it lies beside the store: nothing else is ever deleted."""
-    if not named:
-        return None
-    folder = (Path(named) if Path(named).is_absolute() else db.parent / named).resolve()
-    return folder if folder.is_dir() and folder.parent == db.parent.resolve() else None
-
-
-def delete_run(store: Store, db: Path, run: RunRow) -> int:
-    """Deletes a run with its episodes and its folder. Returns how many episodes went. Raises StoreError, OSError."""
-    count = store.delete_run(run.id)
-    folder = run_folder(db, run.dir)
-    if folder is not None:
-        shutil.rmtree(folder)
-    return count

@@ -12,17 +12,16 @@ from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
+from agentrl_cli.store.deletion import delete_run, run_folder
 from agentrl_cli.tui.common.dialogs import AgentScreen, Confirm, Help, Prompt, leave, named
 from agentrl_cli.tui.common.panels import HERE, join, wrap
 from agentrl_cli.tui.runs.data import (
     RunFacts,
     checkpoint_lines,
-    delete_run,
     detail_lines,
     head_line,
     load_detail,
     load_runs,
-    run_folder,
     run_line,
     shown_path,
 )
@@ -273,17 +272,17 @@ class RunsScreen(AgentScreen):
         if any(facts.run.name == name for facts in self.every):
             self.notify(f"There is a run {name} already.", severity="warning", markup=False)
             return
-        await self.reader.write(lambda store: store.update_run(run.id, name=name, heartbeat=run.heartbeat))
+        await self.reader.write(lambda store: store.update_run(run.id, name=name))
         self.reload()
 
     def action_delete(self) -> None:
         chosen = self.chosen
         if chosen is None:
             return
-        if chosen.run.alive:
+        if chosen.run.held:
             self.notify(f"{chosen.run.name} is running: stop it first.", severity="warning", markup=False)
             return
-        folder = run_folder(self.reader.path, chosen.run.dir)
+        folder = run_folder(self.reader.path, chosen.run)
         detail = f"{chosen.episodes:,} episodes, {chosen.run.step} steps" + (
             f"\nand the folder {folder}" if folder else ""
         )
@@ -297,8 +296,8 @@ class RunsScreen(AgentScreen):
     @work(group="write", exit_on_error=False)
     async def _delete(self, facts: RunFacts) -> None:
         try:
-            count = await self.reader.write(delete_run, self.reader.path, facts.run)
-        except OSError as error:
+            count = await self.reader.write(delete_run, facts.run)
+        except (OSError, AgentRLError) as error:
             self.notify(str(error), severity="error", markup=False)
         else:
             self.notify(f"deleted {facts.run.name} with {count:,} episodes", markup=False)

@@ -1,0 +1,77 @@
+"""The folder that `sft` and `merge` write a model to: one process at a time, and no run that another one works on."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from agentrl_cli.errors import StoreError, UsageError
+
+
+@contextlib.contextmanager
+def writing(out: Path, doing: str, db: Path | None) -> Iterator[None]:
+    """Hold the folder `out` for the command `doing` while the block runs, and the run of the store that it lies in.
+
+    Raises UsageError if another process writes there, or works on that run; StoreError if the place is not writable.
+    """
+    with contextlib.ExitStack() as stack:
+        if db is not None and db.is_file():
+            stack.enter_context(_run_around(out, doing, db))
+        stack.enter_context(_locked(out, doing))
+        yield
+
+
+@contextlib.contextmanager
+def _run_around(out: Path, doing: str, db: Path) -> Iterator[None]:
+    from agentrl_cli.store import Store
+
+    if not out.resolve().is_relative_to(db.parent.resolve()):
+        yield
+        return
+    with Store.open(db) as store:
+        runs = [run for run in store.runs() if run.dir and out.resolve().is_relative_to(Path(run.dir).resolve())]
+        with store.claimed(runs[0].id, doing) if runs else contextlib.nullcontext():
+            yield
+
+
+@contextlib.contextmanager
+def _locked(out: Path, doing: str) -> Iterator[None]:
+    """A lock on a file beside the folder, which the system releases when its process ends, however that ends."""
+    path = out.absolute().with_name(f".{out.absolute().name}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = _lock(path, out)
+    except OSError as error:
+        hint = "Choose another folder, or free some space."
+        raise StoreError(f"{out} cannot be written: {error.strerror}.", hint=hint) from error
+    with file:
+        file.truncate(0)
+        file.write(f"agentrl {doing} (process {os.getpid()})")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _lock(path: Path, out: Path) -> TextIO:
+    """The file, open and locked. Raises UsageError if another process holds it."""
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except BlockingIOError:
+            file.seek(0)
+            who = file.read() or "another process"
+            file.close()
+            hint = "Wait until it has ended, or name another folder."
+            raise UsageError(f"{out} is being written by {who}.", hint=hint) from None
+        except FileNotFoundError:
+            pass  # who held it has ended, and removed the file, between the two calls above
+        file.close()

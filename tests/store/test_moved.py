@@ -1,0 +1,218 @@
+"""A project that was moved, copied or renamed works, and a copy never touches the original's files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.commands import main
+from agentrl_cli.config import Config, inside
+from agentrl_cli.servers.chat_session.open import open_policy
+from agentrl_cli.servers.chat_session.whatif import run as what_if
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.connection import migrate
+from agentrl_cli.store.deletion import delete_run
+from agentrl_cli.store.schema import MIGRATIONS
+from tests.helpers.train import spawn, write_model, write_pack, write_project
+
+RUN = "bandit-grpo"
+BEFORE = next(n for n, (name, _) in enumerate(MIGRATIONS) if name.endswith("_claim"))
+"""So many migrations a store of before had."""
+
+
+def files(folder: Path) -> dict[str, tuple[int, str]]:
+    """Every file with its time of change and a hash."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.endswith(("-shm", "-wal"))
+    }
+
+
+def trained(folder: Path, **sections: Any) -> Path:
+    """A project that keeps its model, its hook and its pack inside, all named by absolute paths, trained for a step."""
+    project = folder / "before"
+    model = write_model(project / "models" / "base")
+    write_pack(project / "packs" / "bandit")
+    (project / "hook.py").write_text("class Nothing:\n    def on_update(self, metrics): ...\n")
+    given = {"deterministic": True, "hooks": [f"{project}/hook.py:Nothing"], "train": {"steps": 1}, **sections}
+    write_project(project, model, **given)
+    settings = json.loads((project / "agentrl.yaml").read_text())
+    del settings["model"]["name"], settings["hooks"]
+    settings["task"] = {"packs": ["packs/bandit"]}
+    (project / "agentrl.yaml").write_text(json.dumps(settings))
+    (project / "task.yaml").unlink()
+    args = ("--model", str(model), "--pack", str(project / "packs" / "bandit"))
+    code, said = spawn(project, "train", *args, "--set", f"hooks=['{project}/hook.py:Nothing']")
+    assert code == 0, said
+    return project
+
+
+def texts(db: Path) -> str:
+    """All text of a store, bulk excepted."""
+    with contextlib.closing(sqlite3.connect(db)) as conn:
+        tables = ("runs", "checkpoints", "evals", "events", "episodes", "score_sets")
+        return "\n".join(str(row) for table in tables for row in conn.execute(f"SELECT * FROM {table}"))
+
+
+@pytest.mark.parametrize("adapter", [False, True], ids=["full weights", "adapter"])
+def test_a_project_that_was_copied_moved_and_renamed(
+    tmp_path: Path, adapter: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = trained(tmp_path, **({"adapter": {"enabled": True, "r": 4}} if adapter else {}))
+    assert str(tmp_path) not in texts(before / "runs" / "agentrl.db")
+    copy, renamed, moved = tmp_path / "copy", tmp_path / "renamed", tmp_path / "far" / "away" / "project"
+    shutil.copytree(before, copy)
+    was = files(before)
+    code, said = spawn(copy, "train", "--resume", RUN, "--steps", "2")
+    assert code == 0 and "resumed at step 1" in said, said
+    (copy / "output.txt").unlink()
+    assert files(before) == was, "the original is as it was"
+    before.rename(renamed)  # what still reads it now fails
+    _works(copy, 2, monkeypatch, capfd)
+    assert files(renamed) == was
+    _resume(renamed)
+    _works(renamed, 2, monkeypatch, capfd)
+    moved.parent.mkdir(parents=True)
+    shutil.move(copy, moved)
+    _works(moved, 2, monkeypatch, capfd, "again")
+    kept = files(renamed / "runs" / RUN)
+    assert main(["runs", "delete", RUN, "--yes"]) == 0
+    assert not (moved / "runs" / RUN).exists() and files(renamed / "runs" / RUN) == kept
+
+
+def _resume(project: Path) -> None:
+    code, said = spawn(project, "train", "--resume", "last", "--steps", "2")
+    assert code == 0 and "resumed at step 1" in said, said
+
+
+def _works(
+    project: Path, steps: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], out: str = "merged"
+) -> None:
+    """Everything that reads a run, in a project that lies elsewhere than it was trained."""
+    monkeypatch.chdir(project)
+    db = project / "runs" / "agentrl.db"
+    with Store.open(db, readonly=True) as store:
+        run = store.run(RUN)
+        rows = store.checkpoints(run.id)
+        episode = store.episode_rows(store.episode_ids(run=run.id))[0].id
+    assert run.step == steps and Path(run.dir) == project / "runs" / RUN
+    assert all(Path(row.path).is_dir() and Path(row.path).is_relative_to(project) for row in rows)
+    for command in (
+        ["merge", f"{RUN}@last", str(project / out)],
+        ["eval", "--checkpoint", f"{RUN}@last", "--limit", "2", "-k", "1", "--json"],
+        ["compare", RUN, "last"],
+        ["rescore", RUN, "--advantage", "rloo", "--json"],
+        ["replay", episode, "--plain"],
+    ):
+        assert main(command) == 0, (command, capfd.readouterr().err)
+    weights = (project / out / "model.safetensors").read_bytes()
+    assert weights != (project / "models" / "base" / "model.safetensors").read_bytes()
+    config = Config.model_validate({**run.config})
+    policy, _ = open_policy(f"{RUN}@last", config, db, base=project)
+    asyncio.run(policy.close())
+    said = io.StringIO()
+    where = ["--db", str(db), "--episode", episode, "--turn", "1", "--samples", "1"]
+    assert asyncio.run(what_if([*where, "--model", f"{RUN}@last"], said)) == 0, said.getvalue()
+
+
+def test_settings_that_name_places_inside_the_project(tmp_path: Path) -> None:
+    given = {
+        "model": {"name": f"{tmp_path}/model", "chat_template": "/elsewhere/chat.jinja"},
+        "task": {"packs": [str(tmp_path), f"{tmp_path}/packs/a", "code-task", f"{tmp_path}-2/b"]},
+        "hooks": [f"{tmp_path}/hook.py:Hook", "hook.py:Other"],
+    }
+    config = inside(Config.model_validate(given), tmp_path)
+    assert (config.model.name, config.model.chat_template) == ("./model", "/elsewhere/chat.jinja")
+    assert config.task.packs == [".", "./packs/a", "code-task", f"{tmp_path}-2/b"]
+    assert config.hooks == ["./hook.py:Hook", "hook.py:Other"]
+
+
+# --- stores of before ------------------------------------------------------------------------------------------------
+
+
+def old_store(project: Path, lay: Path) -> Path:
+    """A store with absolute paths in the project, made where `lay` was: a run, two checkpoints, one of them outside."""
+    db = project / "runs" / "agentrl.db"
+    (project / "runs" / "fox" / "checkpoints" / "best").mkdir(parents=True)
+    (project / "agentrl.yaml").write_text("seed: 1\n")
+    config = json.dumps({"model": {"name": f"{lay}/model"}, "task": {"packs": [f"{lay}/pack", "/other/pack"]}})
+    with contextlib.closing(sqlite3.connect(db, isolation_level=None)) as conn:
+        migrate(conn, MIGRATIONS[:BEFORE])
+        conn.execute(
+            "INSERT INTO runs VALUES ('r', 'fox', 'train', 'running', ?, 'p', 0, 1, 9, '', NULL, NULL, ?, 4194305, '',"
+            " '', '', 1, 0, 1, ?)",
+            (f"{lay}/model", f"{lay}/runs/fox", config),
+        )
+        for kind, path in (("best", f"{lay}/runs/fox/checkpoints/best"), ("step", "/other/step-000001")):
+            conn.execute("INSERT INTO checkpoints VALUES (NULL, 'r', 1, ?, ?, '{}', 1)", (kind, path))
+        conn.execute("INSERT INTO evals VALUES (NULL, 'r', 1, ?, 'test', 1, 1, 1, 1, 1, '{}', 1)", (f"{lay}/model",))
+    return db
+
+
+@pytest.mark.parametrize("case", ["in place", "moved", "copied"])
+def test_stores_of_before_are_migrated(tmp_path: Path, case: str) -> None:
+    project = tmp_path / "project"
+    lay = project if case == "in place" else tmp_path / "before"
+    if case == "copied":
+        old_store(lay, lay)
+    db = old_store(project, lay)
+    with Store.open(db, readonly=True) as store:
+        run = store.run("fox")
+        assert (run.dir, run.model) == (str(project / "runs" / "fox"), "./model")
+        assert run.config == {"model": {"name": "./model"}, "task": {"packs": ["./pack", "/other/pack"]}}
+        places = [row.path for row in store.checkpoints("r")]
+        assert places == [str(project / "runs" / "fox" / "checkpoints" / "best"), "/other/step-000001"]
+        assert [row.name for row in store.evals("r")] == ["./model"]
+        assert (run.claim, run.alive, run.state) == ("train", False, "interrupted")
+    assert str(tmp_path) not in texts(db)
+    with Store.open(db) as store:
+        delete_run(store, run)
+    assert not (project / "runs" / "fox").exists()
+    assert case != "copied" or (lay / "runs" / "fox").is_dir()
+
+
+def test_a_store_that_was_moved_away_from_its_runs_still_finds_them(tmp_path: Path) -> None:
+    lay, alone = tmp_path / "before", tmp_path / "alone.db"
+    old_store(lay, lay).rename(alone)
+    with Store.open(alone) as store:
+        assert store.run("fox").dir == str(lay / "runs" / "fox")
+        assert store.checkpoints("r")[0].path == str(lay / "runs" / "fox" / "checkpoints" / "best")
+        delete_run(store, store.run("fox"))
+    assert (lay / "runs" / "fox").is_dir(), "it does not lie beside the store"
+
+
+def test_a_folder_that_two_stores_use_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    db, backup = tmp_path / "a.db", tmp_path / "backup.db"
+    with Store.open(db) as store:
+        run = store.add_folder(store.add_run(RunRow("", "fox", status="finished")))
+    assert main(["db", "backup", str(backup), "--db", str(db)]) == 0
+    assert main(["runs", "delete", "fox", "--yes", "--db", str(backup)]) == 0
+    assert f"The folder {run.dir} stays" in capsys.readouterr().err and Path(run.dir).is_dir()
+    assert main(["runs", "delete", "fox", "--yes", "--db", str(db)]) == 0
+    assert not Path(run.dir).exists()
+
+
+def test_paths_in_a_store_are_relative_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Store.open("runs/a.db") as store:
+        run = store.add_folder(store.add_run(RunRow("", "fox")))
+        assert Path(run.dir) == tmp_path / "runs" / "fox" and store.run("fox") == run and store.add_folder(run) == run
+        best = Path(run.dir) / "checkpoints" / "best"
+        store.add_checkpoint(run.id, 1, best, {}, "best")
+        store.add_checkpoint(run.id, 1, "/elsewhere/step-1", {})
+        monkeypatch.chdir("/")
+        assert [row.path for row in store.checkpoints(run.id)] == [str(best), "/elsewhere/step-1"]
+        rows = store.db.execute("SELECT dir, path FROM runs JOIN checkpoints ON run_id=runs.id").fetchall()
+        assert rows == [("fox", "fox/checkpoints/best"), ("fox", "/elsewhere/step-1")]
+        store.remove_checkpoint(run.id, best)
+        assert [row.path for row in store.checkpoints(run.id)] == ["/elsewhere/step-1"]
