@@ -4,6 +4,7 @@
     ├── RunFailed                   a run that could not go on; exit 1
     │   ├── EnvError                a task's code, a tool, a hook or a grader crashed
     │   ├── PolicyError             a model could not generate (out of memory, server gone)
+    │   │   └── BadAnswer           a server's answer could not be used: masks its episode, and the run goes on
     │   └── TrainingStopped         stopped itself with a named reason (NaN, entropy collapse)
     ├── UsageError                  exit 2
     │   ├── ConfigError             unknown key, bad value, no configuration
@@ -48,6 +49,10 @@ class EnvError(RunFailed):
 
 class PolicyError(RunFailed):
     """A model could not generate."""
+
+
+class BadAnswer(PolicyError):
+    """A server that samples answered what cannot be used."""
 
 
 class TrainingStopped(RunFailed):

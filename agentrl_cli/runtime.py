@@ -131,6 +131,11 @@ async def _served(packs: dict[str, Pack], config: Config) -> AsyncIterator[dict[
         }
 
 
+def to_stderr(text: str) -> None:
+    """Print a line for people."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def train(
     config: Config | None = None,
     *,
@@ -138,10 +143,11 @@ def train(
     hooks: Sequence[object] = (),
     project: str | Path = ".",
     db: str | Path | None = None,
-    narrate: Callable[[str], None] = print,
+    narrate: Callable[[str], None] = to_stderr,
 ) -> RunRow:
     """Train from a script, with packs and hooks as objects; returns the run's row, which names its folder.
 
+    `narrate` gets a line for each step, by default on stderr: stdout is the script's own.
     Everything goes into `runs/` of `project`, as `agentrl train` does it: `agentrl replay` and `watch` work there.
     Must not be called inside a running event loop (use `open_runtime` and `Trainer` there).
     Raises what a user can get wrong as AgentRLErrors.

@@ -46,12 +46,14 @@ class Change:
     """Mean advantage of each assistant turn."""
 
     @property
-    def reward(self) -> float:
-        return sum(part.value * part.weight for part in self.parts)
+    def reward(self) -> float | None:
+        """None if it was not graded."""
+        return self.episode.with_(reward_parts=self.parts).reward
 
     @property
-    def delta(self) -> float:
-        return self.reward - self.episode.reward
+    def delta(self) -> float | None:
+        before, now = self.episode.reward, self.reward
+        return None if before is None or now is None else now - before
 
     def report(self) -> dict[str, Any]:
         """As plain values."""
@@ -234,26 +236,27 @@ def _by_turn(episode: Episode, values: Float32) -> tuple[float, ...]:
 
 
 def keep(store: Store, run_id: str, name: str, found: Sequence[Change], spec: Mapping[str, Any]) -> str:
-    """Store the result as a score set of the run; returns its name, which gets a number where it is taken."""
+    """Store the graded ones as a score set of the run; returns its name, which gets a number where it is taken."""
     rows = [
         Score(
             name=name,
             episode_id=change.episode.id,
-            reward=change.reward,
-            delta=change.delta,
+            reward=reward,
+            delta=delta,
             advantage=change.advantage,
             fact=change.fact,
             parts={part.name: [part.value, part.weight] for part in change.parts},
             turns=change.turns,
         )
         for change in found
+        if (reward := change.reward) is not None and (delta := change.delta) is not None
     ]
     return store.add_scores(run_id, name, rows, spec)
 
 
 def summary(found: Sequence[Change]) -> dict[str, Any]:
     """The run as a whole, before and after; errors have no reward and do not count."""
-    graded = [c for c in found if c.episode.reward_parts]
+    graded = [c for c in found if c.delta is not None]
     flips = [
         c for c in graded if c.advantage is not None and c.episode.advantage is not None
         and c.advantage * c.episode.advantage < 0
@@ -267,9 +270,9 @@ def summary(found: Sequence[Change]) -> dict[str, Any]:
 
     return {
         "episodes": len(found),
-        "changed": sum(abs(c.delta) > 1e-12 for c in graded),
-        "reward_before": mean([c.episode.reward for c in graded]),
-        "reward": mean([c.reward for c in graded]),
+        "changed": sum(abs(c.delta or 0.0) > 1e-12 for c in graded),
+        "reward_before": mean([c.episode.graded_reward for c in graded]),
+        "reward": mean([c.reward for c in graded if c.reward is not None]),
         "trained_before": trained([c.episode.fact for c in found]),
         "trained": trained([c.fact for c in found]),
         "sign_flips": len(flips),
@@ -286,7 +289,7 @@ async def rescore_run(
     """Everything at once. Weights are `config.rewards`, the estimator and its settings `config.algo`."""
     parts: dict[str, tuple[RewardPart, ...]] = {}
     for episode in episodes:
-        if not episode.reward_parts:  # errors were never graded, and are not now
+        if not episode.graded:  # errors were never graded, and are not now
             parts[episode.id] = ()
             continue
         task = store.task(episode.task_id, episode.pack) if rewards else None

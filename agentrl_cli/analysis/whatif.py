@@ -18,6 +18,7 @@ from agentrl_cli.errors import UsageError
 from agentrl_cli.learning.advantages import episode_advantage, grpo
 from agentrl_cli.learning.estimator_inputs import AdvantageInput
 from agentrl_cli.rewards import Reward, RewardContext, finite, score
+from agentrl_cli.rollout.world import run_reset, run_step
 from agentrl_cli.types import Episode, Message, RewardPart, StopReason, Task, Tokens, ToolResult, Turn
 
 CUT_MARK = "[… "
@@ -113,7 +114,7 @@ def was_cut(reason: str | None) -> bool:
 async def opened(env: Env, task: Task) -> list[Message]:
     """What an environment begins an episode with. What a task's own code raises is an EnvError."""
     try:
-        return await env.reset(task)
+        return await run_reset(env, task)
     except Exception as error:
         raise as_env_error(error) from error
 
@@ -121,7 +122,7 @@ async def opened(env: Env, task: Task) -> list[Message]:
 async def step_of(env: Env, turn: AssistantTurn) -> Step:
     """What the world answers a turn. What a task's own code raises is an EnvError."""
     try:
-        return await env.step(turn)
+        return await run_step(env, turn)
     except Exception as error:
         raise as_env_error(error) from error
 

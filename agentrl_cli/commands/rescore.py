@@ -221,7 +221,7 @@ def _name(sets: Sequence[str] | None, reward: Sequence[str] | None, advantage: s
 
 def _print(found: Sequence[Change], total: dict[str, Any], limit: int) -> None:
     def moved(change: Change) -> tuple[float, float]:
-        return abs(change.delta), abs((change.advantage or 0.0) - (change.episode.advantage or 0.0))
+        return abs(change.delta or 0.0), abs((change.advantage or 0.0) - (change.episode.advantage or 0.0))
 
     ranked = sorted(found, key=moved, reverse=True)[:limit]
     names = ["episode", "task", "step", "reward", "now", "delta", "adv", "now", "fact now"]

@@ -29,7 +29,7 @@ from agentrl_cli.commands.common import (
 )
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.commands.tables import print_rows
-from agentrl_cli.errors import DataError
+from agentrl_cli.errors import DataError, RunFailed
 
 if TYPE_CHECKING:
     from agentrl_cli.runtime import Runtime
@@ -69,6 +69,12 @@ def command(
             _print(episodes)
     if not as_json:
         narrate(f"{len(episodes)} episodes of {run.name} in {context.db}; look inside one: agentrl replay last")
+    if not any(episode.graded for episode in episodes):
+        first = next((episode for episode in episodes if episode.error), episodes[0])
+        raise RunFailed(
+            f"None of the {len(episodes)} episodes could be graded; the first: {first.outcome}: {first.error}",
+            hint="agentrl replay last",
+        )
 
 
 async def _sample(

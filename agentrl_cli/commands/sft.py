@@ -172,8 +172,9 @@ class _FromStore:
 
         found = choose(store, self.filter, tokenizer, best_of=self.best_of)
         tasks = len({(episode.pack, episode.task_id) for episode in found})
-        mean = sum(episode.reward for episode in found) / len(found)
-        narrate(f"{len(found)} episodes of {tasks} tasks, mean reward {mean:.3f}; tagged sft-{name}")
+        rewards = [episode.graded_reward for episode in found if episode.graded]
+        mean = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "not graded"
+        narrate(f"{len(found)} episodes of {tasks} tasks, {mean}; tagged sft-{name}")
         with store.transaction():
             for episode in found:
                 store.add_tag(episode.id, f"sft-{name}")

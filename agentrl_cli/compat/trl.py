@@ -14,7 +14,8 @@ from typing import Any
 
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.registry import resolve
-from agentrl_cli.tools.base import Tool, ToolContext, as_result, in_thread
+from agentrl_cli.threads import call, in_thread
+from agentrl_cli.tools.base import Tool, ToolContext, as_result
 from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import ToolResult
 
@@ -79,7 +80,7 @@ class MethodTool(Tool):
             name = str(row.get(STATE) or next(iter(self.worlds)))
             if name not in self.worlds:
                 raise EnvError(f"The row's environment {name!r} is none of {', '.join(self.worlds)}.")
-            world = ctx.state[STATE] = _made(name, self.worlds[name])
+            world = ctx.state[STATE] = await call(_made, name, self.worlds[name])
             if ctx.task is not None:
                 row["prompt"] = list(ctx.task.prompt)
             said = await _value(world.reset, **row)

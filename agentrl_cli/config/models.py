@@ -27,6 +27,8 @@ Stop = Literal[
     "mask",
     "mismatch",
     "errors",
+    "ungraded",
+    "bad_tokens",
     "truncated",
 ]
 """Names of alerts (health.py)."""

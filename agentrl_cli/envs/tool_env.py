@@ -24,6 +24,7 @@ from typing import Any
 from agentrl_cli.config import RolloutConfig
 from agentrl_cli.envs.user_simulator import Interaction, Reply
 from agentrl_cli.errors import AgentRLError, EnvError, SandboxFault
+from agentrl_cli.threads import contained
 from agentrl_cli.tools import Tool, ToolContext, refused
 from agentrl_cli.types import Message, Outcome, RewardPart, Task, ToolCall, ToolResult, ToolSchema
 
@@ -53,7 +54,10 @@ class Step:
 
 
 class Env:
-    """Base class: override `reset` and `step`. `schemas` are the tools that the model is told of."""
+    """Base class: override `reset` and `step`. `schemas` are the tools that the model is told of.
+
+    Both may be plain functions: these run in a thread, and the episode's deadline cuts them off.
+    """
 
     schemas: Sequence[ToolSchema] = ()
     tools: Mapping[str, Tool] = {}
@@ -268,7 +272,8 @@ class ToolEnv(Env):
             closers.append(self._interaction.stop)
         for close in closers:
             try:
-                await close()
+                with contained("its code"):
+                    await close()
             except Exception as error:  # noqa: BLE001 - the others must still be released; raised below
                 problems.append(error)
         if problems:
@@ -293,7 +298,8 @@ class ToolEnv(Env):
             async with self._creating:
                 if name not in self._states:
                     try:
-                        self._states[name] = await self.tools[name].create(self.context)
+                        with contained(f"The tool {name}"):
+                            self._states[name] = await self.tools[name].create(self.context)
                     except Exception as error:
                         raise as_env_error(error) from error
         return self._states[name]

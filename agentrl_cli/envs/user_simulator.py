@@ -23,6 +23,7 @@ from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import AgentRLError, ConfigError, EnvError, NotFound
 from agentrl_cli.registry import resolve
 from agentrl_cli.rewards.llm_client import Asked, ask
+from agentrl_cli.threads import call
 from agentrl_cli.types import Message, Task
 
 
@@ -87,7 +88,7 @@ class Scripted:
 
 
 class Ruled:
-    """A function of (messages, task) that gives a Reply, a text, (text, reward) or None; sync or async."""
+    """A function of (messages, task) that gives a Reply, a text, (text, reward) or None; a sync one in a thread."""
 
     restarts = stateless = True
 
@@ -99,8 +100,7 @@ class Ruled:
         self._task = task
 
     async def reply(self, messages: Sequence[Message]) -> Reply:
-        answer = self.function(messages, self._task)
-        answer = await answer if inspect.isawaitable(answer) else answer
+        answer = await call(self.function, messages, self._task)
         if answer is None or isinstance(answer, str):
             return Reply(answer)
         return answer if isinstance(answer, Reply) else Reply(*answer)

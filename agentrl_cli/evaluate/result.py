@@ -28,7 +28,8 @@ class Attempt:
     sample: int
     episode_id: str
     outcome: Outcome
-    reward: float
+    reward: float | None
+    """None if it was not graded: a prompt that was too long counts as unsolved, but has no reward."""
     primary: float | None
     n_calls: int
     n_tool_errors: int
@@ -74,7 +75,7 @@ class Attempt:
             row.sample,
             row.id,
             Outcome(row.outcome or Outcome.CANCELLED),
-            row.reward or 0.0,
+            row.reward,
             row.primary_score,
             row.n_calls,
             row.n_tool_errors,
@@ -122,7 +123,7 @@ def score(attempts: Iterable[Attempt], k: int) -> Score:
         n_tasks=len(tasks),
         n_attempts=len(graded),
         pass_at=pass_at,
-        reward=_mean([attempt.reward for attempt in graded]),
+        reward=_mean([attempt.reward for attempt in graded if attempt.reward is not None]),
         tool_call_rate=_mean([attempt.n_calls > 0 for attempt in graded]),
         tool_error_rate=_mean([attempt.n_tool_errors > 0 for attempt in graded]),
         tokens=_mean([attempt.n_tokens for attempt in graded]),

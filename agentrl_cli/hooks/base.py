@@ -19,6 +19,11 @@ A method may be sync or async and may name just the arguments it needs, in any o
 `episode` is another name for `rollout`. A method that names others gets the arguments above by position. `run` is None
 in rollouts that belong to no run. An exception in on_sample or on_rollout_end is an EnvError (the episode becomes an
 `env_error`, never a zero); elsewhere it is logged with its traceback and the run goes on.
+
+The events of an episode (on_rollout_start to on_rollout_end) come from many episodes. A sync method of these runs in a
+thread, under the deadline of its episode, and a hook gets one such call at a time, so that it may count without a lock;
+one that waits for something is better async. All others run in the main thread, between steps, where they may use
+signals or a window. KeyboardInterrupt and CancelledError stop the run.
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ from typing import Any, cast
 
 from agentrl_cli.errors import AgentRLError, ConfigError, EnvError
 from agentrl_cli.registry import resolve
+from agentrl_cli.threads import Quit, call, is_async
 from agentrl_cli.types import Episode, RewardPart, Sampling, Task
 
 Facts = Mapping[str, Any]
@@ -51,6 +57,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "on_checkpoint": ("path", "step", "run"),
     "on_run_end": ("run", "error"),
 }
+PER_EPISODE = {"on_rollout_start", "on_trace_start", "on_sample", "on_trace_end", "on_rollout_end"}
 ALIASES = {"episode": "rollout", "trainer": "run", "ctx": "context"}
 
 HOOKS: dict[str, str | object] = {
@@ -107,10 +114,11 @@ class HookList:
         self._calls: dict[str, list[_Method]] = {event: [] for event in EVENTS}
         self._waiting: set[asyncio.Task[None]] = set()
         for hook in self.hooks:
+            queue = _Queue()
             for event in EVENTS:
                 function = getattr(hook, event, None)
                 if function is not None and getattr(function, "__func__", None) is not getattr(Hook, event):
-                    self._calls[event].append(_Method(hook, event, function))
+                    self._calls[event].append(_Method(hook, event, function, queue))
 
     def __bool__(self) -> bool:
         return bool(self.hooks)
@@ -153,6 +161,8 @@ class HookList:
                     raise TypeError(f"it returned {type(answer).__name__}; a Sampling or None is expected")
                 if answer is not None and answer.problem:
                     raise ValueError(answer.problem)
+            except EnvError:
+                raise
             except Exception as error:
                 raise EnvError(f"The hook {method.owner}.on_sample raised {type(error).__name__}: {error}") from error
             sampling = answer or sampling
@@ -168,6 +178,8 @@ class HookList:
             try:
                 answer = await method.run({**facts, "rollout": rollout, "task": task})
                 parts += reward_parts(method.owner, answer)
+            except EnvError:
+                raise
             except Exception as error:
                 raise EnvError(
                     f"The hook {method.owner}.on_rollout_end raised {type(error).__name__}: {error}",
@@ -222,12 +234,30 @@ def _logger(name: str, base: Path | None) -> object | None:
         return None
 
 
+class _Queue:
+    """Lets one call of a hook run at a time. Locks belong to the running loop."""
+
+    __slots__ = ("lock", "loop")
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.lock = asyncio.Lock()
+
+    def here(self) -> asyncio.Lock:
+        """The lock of the running loop."""
+        loop = asyncio.get_running_loop()
+        if loop is not self.loop:
+            self.loop, self.lock = loop, asyncio.Lock()
+        return self.lock
+
+
 class _Method:
     """One overridden method of one hook, with the names of the arguments that it takes."""
 
-    __slots__ = ("event", "function", "names", "owner", "positional")
+    __slots__ = ("event", "function", "names", "owner", "positional", "queue")
 
-    def __init__(self, hook: object, event: str, function: Callable[..., Any]) -> None:
+    def __init__(self, hook: object, event: str, function: Callable[..., Any], queue: _Queue) -> None:
+        self.queue = queue
         self.owner = type(hook).__name__
         self.event = event
         self.function = function
@@ -251,11 +281,21 @@ class _Method:
 
     async def run(self, facts: Facts) -> Any:
         values = [facts.get(ALIASES.get(name, name)) for name in self.names]
-        if self.positional:
-            answer = self.function(*values)
-        else:
-            answer = self.function(**dict(zip(self.names, values, strict=True)))
-        return await answer if inspect.isawaitable(answer) else answer
+        args, named = (values, {}) if self.positional else ([], dict(zip(self.names, values, strict=True)))
+        if self.event not in PER_EPISODE:
+            answer = self.function(*args, **named)
+            return await answer if inspect.isawaitable(answer) else answer
+        try:
+            if is_async(self.function):
+                return await self.function(*args, **named)
+            async with self.queue.here():
+                return await call(self.function, *args, **named)
+        except SystemExit as error:
+            raise EnvError(f"The hook {self.owner}.{self.event} raised SystemExit: {error}") from error
+        except Quit as error:
+            if error.__cause__ is None or isinstance(error.__cause__, SystemExit):
+                raise EnvError(f"The hook {self.owner}.{self.event} raised {error.message}") from error
+            raise error.__cause__ from None  # a hook may stop the run as a Ctrl-C does
 
     async def logged(self, facts: Facts) -> None:
         try:

@@ -208,7 +208,7 @@ def has_signal(algo: AlgoConfig, episodes: Sequence[Episode]) -> bool:
     if algo.advantage not in GROUPED or (algo.kl_coef and algo.kl_in == "reward"):
         return bool(episodes)
     if compares_groups(algo):
-        rewards = [episode.reward for episode in episodes]
+        rewards = [episode.graded_reward for episode in episodes]
         return bool(rewards) and max(rewards) - min(rewards) >= SAME
     found = find(algo.advantage)(AdvantageInput.of(episodes, **options(algo)))
     return any(float(np.abs(a).max()) > NOTHING for a in found if len(a))

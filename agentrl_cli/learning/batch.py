@@ -150,7 +150,7 @@ class Batch:
             "responses": torch.from_numpy(whole[:, prompt:].copy()),
             "response_mask": torch.from_numpy(mask[:, prompt:].copy()),
             "old_log_probs": torch.from_numpy(logps[:, prompt:].copy()),
-            "rewards": torch.tensor([e.reward for e in episodes], dtype=torch.float32),
+            "rewards": torch.tensor([e.graded_reward for e in episodes], dtype=torch.float32),
         }
         if advantages is not None:
             tensors["advantages"] = torch.from_numpy(gains[:, prompt:].copy())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from agentrl_cli.learning.sound import flaw
 from agentrl_cli.types import Episode, Fact, Outcome
 
 _BY_OUTCOME: Mapping[Outcome, Fact] = {
     Outcome.ENV_ERROR: Fact.SKIPPED_ENV_ERROR,
     Outcome.SANDBOX_ERROR: Fact.SKIPPED_SANDBOX_ERROR,
     Outcome.TIMEOUT: Fact.SKIPPED_TIMEOUT,
+    Outcome.UNGRADED: Fact.SKIPPED_UNGRADED,
     Outcome.CANCELLED: Fact.SKIPPED_CANCELLED,
     Outcome.TOO_LONG: Fact.SKIPPED_TOO_LONG,
     Outcome.DRIFT: Fact.SKIPPED_DRIFT,
@@ -29,6 +31,7 @@ def decide(
     drop_zero_variance: bool = True,
     mask_overlong: bool = False,
     stale: Collection[str] = (),
+    vocabulary: int | None = None,
 ) -> dict[str, Fact]:
     """Episode id → fact, for every episode of a step.
 
@@ -40,12 +43,14 @@ def decide(
         mask_overlong: Skip episodes that ran out of tokens, before groups are compared: their reward says nothing of
             what they would have come to (overlong filtering, https://arxiv.org/abs/2503.14476 section 3.4).
         stale: Ids of episodes that were sampled with weights older than they may be.
+        vocabulary: Ids that the model knows; an episode with any other is skipped, as one with impossible
+            log-probabilities is.
     """
     facts: dict[str, Fact] = {}
     for group in groups:
         good = []
         for episode in group:
-            fact = _own(episode, drift.get(episode.id, ""), train_drifted)
+            fact = _own(episode, drift.get(episode.id, ""), train_drifted, vocabulary)
             facts[episode.id] = fact
             if fact is Fact.TRAINED and episode.id in stale:
                 facts[episode.id] = Fact.SKIPPED_STALE
@@ -59,11 +64,15 @@ def decide(
     return facts
 
 
-def _own(episode: Episode, drift: str, train_drifted: bool) -> Fact:
+def _own(episode: Episode, drift: str, train_drifted: bool, vocabulary: int | None) -> Fact:
     if episode.outcome is not None and episode.outcome in _BY_OUTCOME:
         return _BY_OUTCOME[episode.outcome]
+    if not episode.graded:
+        return Fact.SKIPPED_UNGRADED
     if drift == "structural" and not train_drifted:
         return Fact.SKIPPED_DRIFT
+    if flaw(episode, vocabulary):
+        return Fact.SKIPPED_BAD_TOKENS
     return Fact.TRAINED if episode.trained_tokens else Fact.SKIPPED_NO_MODEL_TOKENS
 
 
@@ -71,7 +80,7 @@ def _group(good: Sequence[Episode], size: int, drop_zero_variance: bool) -> Fact
     """The fate of a group's usable episodes. A group of one by choice is a group; one that was decimated is not."""
     if len(good) < 2 <= size:
         return Fact.SKIPPED_GROUP_TOO_SMALL
-    rewards = [episode.reward for episode in good]
+    rewards = [episode.graded_reward for episode in good]
     if drop_zero_variance and size > 1 and max(rewards) - min(rewards) < SAME:
         return Fact.SKIPPED_ZERO_VARIANCE
     return Fact.TRAINED

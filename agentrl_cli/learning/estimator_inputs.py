@@ -94,7 +94,7 @@ class AdvantageInput:
                 parts[row, names.index(part.name)] = part.value
                 weights[names.index(part.name)] = part.weight
         given = cls(
-            rewards=np.array([e.reward for e in episodes], np.float64),
+            rewards=np.array([e.graded_reward for e in episodes], np.float64),
             groups=np.array(groups, np.int64),
             lengths=np.array([e.trained_tokens for e in episodes], np.int64),
             turn_lengths=tuple(turn_lengths(e) for e in episodes),

@@ -1,13 +1,15 @@
 """Rewards: named parts with weights, one of them primary.
 
 A part is a function of the episode and a context, sync or async, that returns a number, a `Scored` (number and a text
-for people), or None where it does not apply. A function that raises makes an EnvError: a grader that crashes never
-scores zero.
+for people), or None where it does not apply. A part that is None is left out of the sum, with its weight; where it is
+the primary one, the episode is ungraded. A function that raises makes an EnvError: a grader that crashes never scores
+zero. A sync function runs in a thread: many episodes are graded at once, and its episode's deadline, or its own
+`timeout`, cuts it off.
 """
 
 from __future__ import annotations
 
-import inspect
+import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +20,7 @@ import numpy as np
 
 from agentrl_cli.errors import AgentRLError, EnvError, SandboxFault
 from agentrl_cli.rewards.adapt import adapted
+from agentrl_cli.threads import call, contained
 from agentrl_cli.types import Episode, RewardPart, Task
 from agentrl_cli.types.content import content_text
 
@@ -44,6 +47,8 @@ class Reward:
     function: Callable[..., Any]
     weight: float = 1.0
     primary: bool = False
+    timeout: float | None = None
+    """Seconds of one call; None: as long as the episode may take."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "function", adapted(self.function))
@@ -101,17 +106,21 @@ class RewardContext:
 async def score(episode: Episode, rewards: Sequence[Reward], ctx: RewardContext) -> tuple[RewardPart, ...]:
     """Every part of an episode, in order.
 
-    Raises EnvError where a function raises or answers something that is no finite number.
+    Raises EnvError where a function raises, takes too long or answers something that is no finite number.
     """
     parts = []
     for reward in rewards:
         ctx.fakeable = False
+        deadline = asyncio.timeout(reward.timeout)
         try:
-            answer = reward.function(episode, ctx)
-            answer = await answer if inspect.isawaitable(answer) else answer
+            async with deadline:
+                with contained(f"The reward {reward.name!r}"):
+                    answer = await call(reward.function, episode, ctx)
         except AgentRLError:
             raise
         except Exception as error:
+            if isinstance(error, TimeoutError) and deadline.expired():
+                raise EnvError(f"The reward {reward.name!r} took longer than {reward.timeout:g} s.") from None
             raise EnvError(
                 f"The reward {reward.name!r} raised {type(error).__name__}: {error}",
                 hint="A grader that fails masks its episodes: they are neither scored nor trained.",

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import EnvError
+from agentrl_cli.threads import call
 from agentrl_cli.types import Episode, Message, Origin
 
 if TYPE_CHECKING:
@@ -36,9 +38,7 @@ def adapted(function: Callable[..., Any], kwargs: Mapping[str, Any] | None = Non
         return _of_verl(function, parameters, extra)
     if "completions" in parameters:
         return _of_trl(function, parameters, extra)
-    if not extra:
-        return function
-    return lambda episode, ctx: function(episode, ctx, **extra)
+    return partial(function, **extra) if extra else function
 
 
 def _of_verl(
@@ -55,7 +55,7 @@ def _of_verl(
             "extra_info": info,
             **extra,
         }
-        return _verl_answer(await _value(function(**_accepted(given, parameters))))
+        return _verl_answer(await call(function, **_accepted(given, parameters)))
 
     return reward
 
@@ -87,7 +87,7 @@ def _of_trl(
         environment = ctx.state.get("environment")
         if environment is not None:
             given["environments"] = [environment]
-        answers = await _value(function(**_accepted(given, parameters)))
+        answers = await call(function, **_accepted(given, parameters))
         if not isinstance(answers, (list, tuple)) or len(answers) != 1:
             raise EnvError(f"The reward function answered {answers!r}; a list of one number is expected.")
         return None if answers[0] is None else (answers[0], ", ".join(f"{k} {v}" for k, v in said.items()))
@@ -113,7 +113,3 @@ def _accepted(given: dict[str, Any], parameters: Mapping[str, inspect.Parameter]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return given
     return {key: value for key, value in given.items() if key in parameters}
-
-
-async def _value(answer: Any) -> Any:
-    return await answer if inspect.isawaitable(answer) else answer

@@ -4,6 +4,7 @@ exact: {weight: 1.0, primary: true}                              a function of t
 score: {function: "reward.py:compute_score", kwargs: {k: 1}}     any path; verl's and TRL's signatures, too
 helpful: {judge: {url: "http://127.0.0.1:8000/v1", model: qwen, budget_calls: 1000}}
 liked: {model: {name: my/reward-model, squash: sigmoid}}
+proof: {timeout: 5, main_thread: true}     seconds of one call; for code that sets signals and hides that it failed to
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.registry import resolve
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rewards.adapt import adapted
+from agentrl_cli.threads import stay_in_loop
 
-KEYS = {"weight", "primary", "function", "kwargs", "judge", "model"}
+KEYS = {"weight", "primary", "function", "kwargs", "judge", "model", "timeout", "main_thread"}
 
 
 def load_reward(folder: Path, name: str, value: Mapping[str, Any], functions: Mapping[str, Any]) -> Reward:
@@ -30,12 +32,15 @@ def load_reward(folder: Path, name: str, value: Mapping[str, Any], functions: Ma
         raise ConfigError(f"{where} has unknown keys: {', '.join(sorted(unknown))}.")
     if sum(key in value for key in ("function", "judge", "model")) > 1:
         raise ConfigError(f"{where} has more than one of function, judge and model.")
-    weight, primary = value.get("weight", 1.0), value.get("primary")
+    weight, primary, timeout = value.get("weight", 1.0), value.get("primary"), value.get("timeout")
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
         raise ConfigError(f"{where}: `weight` must be a number, not {weight!r}.")
     if primary is not None and not isinstance(primary, bool):
         raise ConfigError(f"{where}: `primary` must be true or false, not {primary!r}.")
-    return Reward(name, _function(folder, where, name, value, functions), float(weight), bool(primary))
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout <= 0):
+        raise ConfigError(f"{where}.timeout is {timeout!r}; seconds above 0 are expected.")
+    function = _function(folder, where, name, value, functions)
+    return Reward(name, function, float(weight), bool(primary), None if timeout is None else float(timeout))
 
 
 def _function(folder: Path, where: str, name: str, value: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
@@ -50,9 +55,12 @@ def _function(folder: Path, where: str, name: str, value: Mapping[str, Any], fun
     if value.get("function") is None:
         if name not in functions:
             raise NotFound.of(f"reward in {folder / 'task.py'} (REWARDS)", name, functions)
-        return adapted(functions[name], value.get("kwargs"))
-    with Verl(folder):
-        found = resolve("rewards", {}, str(value["function"]), base=folder)
+        found = functions[name]
+    else:
+        with Verl(folder):
+            found = resolve("rewards", {}, str(value["function"]), base=folder)
+    if value.get("main_thread"):
+        stay_in_loop(found)
     return adapted(found, value.get("kwargs"))
 
 

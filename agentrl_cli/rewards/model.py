@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import ConfigError, EnvError, ModelError
 from agentrl_cli.rewards.adapt import split
+from agentrl_cli.threads import in_thread
 from agentrl_cli.types.content import content_text
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class RewardModel:
         prompt, completion = split(episode, ctx)
         async with self._one_at_a_time():
             try:
-                value = await asyncio.to_thread(self._score, [*prompt, *completion])
+                value = await in_thread(self._score, [*prompt, *completion])
             except (ModelError, EnvError):
                 raise
             except Exception as error:

@@ -17,11 +17,13 @@ from agentrl_cli.chat.images import pictured
 from agentrl_cli.chat.tool_choice import forced_text
 from agentrl_cli.chat.truncate import fit_results
 from agentrl_cli.envs.tool_env import AssistantTurn, Env, Step, fault_of
-from agentrl_cli.errors import EnvError, PolicyError, StoreError
+from agentrl_cli.errors import BadAnswer, EnvError, PolicyError, StoreError
 from agentrl_cli.rewards import RewardContext, finite, score
 from agentrl_cli.rollout.flags import flag_names
 from agentrl_cli.rollout.job import Job, seed_of
+from agentrl_cli.rollout.world import run_reset, run_step
 from agentrl_cli.tasks import Pack
+from agentrl_cli.threads import contained
 from agentrl_cli.types import (
     AgentState,
     Episode,
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 MIN_ROOM = 8  # an assistant turn with less room than this is not begun
 CLOSING = 30.0  # seconds that freeing an episode's tools and session may take
+UNSEEN = (Outcome.TOO_LONG, Outcome.DRIFT)
+"""Outcomes that say by themselves why nothing was graded."""
 
 
 @dataclass
@@ -87,8 +91,7 @@ class Attempt:
     # --- the life of an episode --------------------------------------------------------------------------------------
 
     async def run(self) -> Episode:
-        store, hooks, job = self.rollout.store, self.rollout.hooks, self.job
-        await hooks.call("on_rollout_start", task=job.task, run=self.rollout.run_row)
+        store, job = self.rollout.store, self.job
         if store is not None:
             store.start_episode(self.episode, split=job.task.split, tokenizer=self.rollout.chat.tokenizer.hash)
         failed: PolicyError | None = None
@@ -118,6 +121,8 @@ class Attempt:
                 problem = await self._close()
         except asyncio.CancelledError:
             return Outcome.CANCELLED, "the run was stopped", ()
+        except BadAnswer as error:  # of a server: this episode's fault, not the run's
+            return Outcome.ENV_ERROR, error.message, ()
         except (PolicyError, StoreError):
             raise
         except Exception as error:  # noqa: BLE001 - a failed episode is a row; whatever its task's code raised
@@ -126,14 +131,24 @@ class Attempt:
             return (*fault_of(error), ())
         if problem is not None:
             return (*fault_of(problem), ())
+        return self._judgement(rewards)
+
+    def _judgement(self, rewards: tuple[RewardPart, ...]) -> tuple[Outcome, str, tuple[RewardPart, ...]]:
+        """What the primary part says of the episode, unless a limit ended it before anything could be graded."""
+        if self.cut in UNSEEN:
+            return self.cut, self.why, rewards
         primary = next((part.value for part in rewards if part.primary), None)
-        if primary is not None and primary >= 1.0:
+        if primary is None:
+            text = f"The primary reward {self.pack.primary!r} is None: it does not apply to this episode."
+            return Outcome.UNGRADED, text, rewards
+        if primary >= 1.0:
             return Outcome.SOLVED, "", rewards
         return self.cut or Outcome.FAILED, self.why, rewards
 
     async def _loop(self) -> None:
         """The state machine."""
         facts = {"task": self.job.task, "run": self.rollout.run_row}
+        await self.rollout.hooks.call("on_rollout_start", **facts)
         await self.rollout.hooks.call("on_trace_start", **facts)
         state = AgentState.PENDING
         while state is not AgentState.TERMINATED:
@@ -144,12 +159,12 @@ class Attempt:
                 case AgentState.GENERATING:
                     state = await self._generate()
                 case AgentState.PROCESSING_TOOLS | AgentState.INTERACTING:
-                    state = self._observe(await self.env.step(self.parsed))
+                    state = self._observe(await run_step(self.env, self.parsed))
         await self.rollout.hooks.call("on_trace_end", rollout=self._so_far(), **facts)
 
     async def _begin(self) -> AgentState:
-        self.env = self.rollout.make_env(self.pack, self.job)
-        self.messages = await self.env.reset(self.job.task)
+        self.env = await self.rollout.make_env(self.pack, self.job)
+        self.messages = await run_reset(self.env, self.job.task)
         self.guard.tools = self.env.schemas
         prompt = self.rollout.chat.prompt(self.messages, self.env.schemas)
         if self.limits.response_tokens is not None:
@@ -306,7 +321,7 @@ class Attempt:
 
     async def _score(self) -> tuple[RewardPart, ...]:
         """Reward parts of the pack, the world and the hooks, in this order."""
-        if self.cut in (Outcome.TOO_LONG, Outcome.DRIFT):
+        if self.cut in UNSEEN:
             return ()
         said = [turn.messages[0].get("content") or "" for turn in self.turns if turn.role == "assistant"]
         context = getattr(self.env, "context", None)
@@ -317,7 +332,8 @@ class Attempt:
         weights = self.rollout.config.rewards
         episode = self._so_far()
         parts = list(await score(episode, self.pack.reweighted(weights), ctx))
-        parts += await self.env.rewards()
+        with contained("The environment"):
+            parts += await self.env.rewards()
         if self.earned is not None:
             parts.append(RewardPart("env", self.earned, 0.0))
         episode = episode.with_(reward_parts=tuple(parts))
@@ -329,7 +345,8 @@ class Attempt:
         try:
             await self.rollout.policy.release(self.episode.id)
             async with asyncio.timeout(CLOSING):
-                await asyncio.shield(self.env.close())
+                with contained("Closing the episode"):
+                    await asyncio.shield(self.env.close())
         except TimeoutError:
             return EnvError(f"Closing the episode took longer than {CLOSING:g} s.")
         except Exception as error:  # noqa: BLE001 - handed back: the caller knows whether anything worse happened

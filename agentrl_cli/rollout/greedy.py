@@ -69,5 +69,4 @@ class Greedy:
 
 def rewards(attempts: dict[str, Episode]) -> dict[str, float]:
     """Group id → reward of its greedy attempt, of those that could be graded."""
-    graded = {name: e for name, e in attempts.items() if e.outcome is not None and not e.outcome.is_error}
-    return {name: episode.reward for name, episode in graded.items() if episode.reward_parts}
+    return {name: e.graded_reward for name, e in attempts.items() if e.outcome is not None and e.graded}

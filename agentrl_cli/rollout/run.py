@@ -17,6 +17,7 @@ from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.rollout.attempt import Attempt
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.tasks import Pack
+from agentrl_cli.threads import call, contained
 from agentrl_cli.types import Episode, ToolSchema
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class Rollout:
         """Places that several `run`s share, first come first served; None: `rollout.concurrency` for each."""
         self.guard_seconds = 0.0
         """Time that the drift guard took so far."""
+        self.vocabulary: int | None = None
+        """Ids that the model which is trained knows; None: nothing is trained."""
         self.drift: dict[str, str] = {}  # worst kind of drift by episode id, of those that have any
 
     async def run(self, jobs: Sequence[Job], on_done: Callable[[Episode], None] | None = None) -> list[Episode]:
@@ -151,12 +154,13 @@ class Rollout:
             raise NotFound.of("pack", job.task.pack, self.packs)
         return await Attempt(self, pack, job).run()
 
-    def make_env(self, pack: Pack, job: Job) -> Env:
+    async def make_env(self, pack: Pack, job: Job) -> Env:
         """The environment of an episode: the pack's own `make_env(task)` where it has one, else its tools."""
         own = getattr(pack.module, "make_env", None)
         if own is not None:
-            env: Env = own(job.task)
-            return env
+            with contained("make_env"):
+                env: Env = await call(own, job.task)
+                return env
         tools = pack.tools_of(job.task) if self.with_tools else ()
         session = pack.open_session(self.sandbox, job.seed)
         user = pack.interaction_of(job.task)

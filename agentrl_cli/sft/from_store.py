@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.learning.packing import Segment
-from agentrl_cli.store import Store
+from agentrl_cli.store import EpisodeRow, Store
 from agentrl_cli.types import Episode
 
 DEFAULT_FILTER = "outcome:solved"
@@ -34,7 +34,7 @@ def choose(store: Store, filter: str, tokenizer: str, *, best_of: int | None = N
             f"{len(foreign)} of {len(rows)} episodes were sampled with another tokenizer ({foreign[0].id} for one).",
             hint="Train the model that they come from, or one with the same tokenizer, or filter them out.",
         )
-    ranked = rows if best_of is None else sorted(rows, key=lambda row: (-(row.reward or 0.0), row.n_model_tokens))
+    ranked = rows if best_of is None else sorted(rows, key=_worth)
     found: dict[str, Episode] = {}
     seen: set[tuple[str, str, bytes]] = set()
     counts: dict[tuple[str, str], int] = {}
@@ -54,6 +54,11 @@ def choose(store: Store, filter: str, tokenizer: str, *, best_of: int | None = N
             hint="`agentrl ls -f …` shows what a filter finds; `agentrl rollout` makes more.",
         )
     return [found[row.id] for row in rows if row.id in found]
+
+
+def _worth(row: EpisodeRow) -> tuple[bool, float, int]:
+    """The highest reward first, of equal ones the shortest; ungraded ones last."""
+    return row.reward is None, -(row.reward or 0.0), row.n_model_tokens
 
 
 def batches(episodes: Sequence[Episode], rows: int, seed: int) -> Iterator[list[list[Segment]]]:

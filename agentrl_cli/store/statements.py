@@ -194,7 +194,7 @@ def episode_values(
         episode.run_id,
         episode.outcome,
         clean(episode.error),
-        float(episode.reward) if finished else None,
+        None if not finished or episode.reward is None else float(episode.reward),
         episode.primary,
         episode.advantage,
         episode.fact,

@@ -11,7 +11,7 @@ imports: [numpy]}`. Other forms of rows are in forms.py, other places in sources
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,7 @@ class Pack:
         """
         kept = tuple(rewards)
         if len(kept) == 1:
-            kept = (Reward(kept[0].name, kept[0].function, kept[0].weight, True),)
+            kept = (replace(kept[0], primary=True),)
         if sum(reward.primary for reward in kept) != 1:
             raise ConfigError(f"The pack {name} needs exactly one primary reward.", hint="Reward(…, primary=True)")
         numbered = tuple({"id": f"{n:04d}", "family": name, **row} for n, row in enumerate(rows))
@@ -198,10 +198,7 @@ class Pack:
 
     def reweighted(self, weights: Mapping[str, float]) -> tuple[Reward, ...]:
         """The rewards with some weights replaced; names that this pack lacks are other packs' or tools' parts."""
-        return tuple(
-            Reward(r.name, r.function, weights.get(r.name, r.weight), r.primary) if r.name in weights else r
-            for r in self.rewards
-        )
+        return tuple(replace(r, weight=weights[r.name]) if r.name in weights else r for r in self.rewards)
 
     @property
     def imports(self) -> tuple[str, ...]:

@@ -7,18 +7,16 @@ an error class, and the episode goes on. Only our own faults (`SandboxFault`, `E
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import contextvars
+import dataclasses
 import inspect
 import io
 import json
-import threading
+import re
 import time
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -26,6 +24,7 @@ from agentrl_cli.chat.arguments import validate_arguments
 from agentrl_cli.chat.parse import is_malformed
 from agentrl_cli.errors import AgentRLError, ConfigError
 from agentrl_cli.sandbox.results import USED
+from agentrl_cli.threads import contained, in_thread
 from agentrl_cli.tools.schema import is_context, tool_schema
 from agentrl_cli.types import Task, ToolCall, ToolResult, ToolSchema
 
@@ -128,7 +127,8 @@ class Tool:
         """`execute` with everything around it: checked arguments, limits, timing, errors as results.
 
         `timeout` (seconds) applies where the tool has none of its own; waiting for a free place is not counted.
-        A synchronous function cannot be stopped: after its timeout it runs on in its thread, unheard.
+        A synchronous function cannot be stopped: after its timeout it runs on in its thread, unheard. Raises EnvError
+        where the tool raises SystemExit or the like: the process is not its to end.
         """
         problem = validate_arguments(self.schema, arguments)
         if problem:
@@ -140,7 +140,8 @@ class Tool:
             mark = USED.set(levels)
             try:
                 async with asyncio.timeout(limit) as deadline:
-                    result = await self.execute(state, arguments)
+                    with contained(f"The tool {self.name}"):
+                        result = await self.execute(state, arguments)
             except AgentRLError:
                 raise
             except TimeoutError as error:
@@ -220,13 +221,8 @@ class FunctionTool(Tool):
 
     async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
         given = {**arguments, self._context: state} if self._context else arguments
-        if self._async or self.pure:
-            # A pure function is quick by promise; a thread would cost more than it.
-            value = self.function(**given)
-            value = await value if inspect.isawaitable(value) else value
-        else:
-            value = await in_thread(self.function, **given)
-        return as_result(value)
+        value = self.function(**given) if self._async else await in_thread(self.function, **given)
+        return as_result(await value if inspect.isawaitable(value) else value)
 
 
 @overload
@@ -264,42 +260,11 @@ def tool(
     return wrap if function is None else wrap(function)
 
 
-async def in_thread(function: Callable[..., Any], **arguments: Any) -> Any:
-    """What a synchronous function returns, run in a thread of its own.
-
-    Not in a pool: asyncio's has a few threads more than there are cores, so sixty waiting tools would queue up in it,
-    and every pool's threads are waited for when Python ends: a tool that hangs would hold a finished training for ever.
-    """
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Any] = loop.create_future()
-    call = partial(contextvars.copy_context().run, partial(function, **arguments))
-
-    def tell(value: Any, error: BaseException | None) -> None:
-        if answer.done():  # nobody waits any more
-            return
-        if error is None:
-            answer.set_result(value)
-        else:
-            answer.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
-
-    def work() -> None:
-        value, error = None, None
-        try:
-            value = call()
-        except BaseException as problem:  # noqa: BLE001 - handed to whoever waits
-            error = problem
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(tell, value, error)
-
-    threading.Thread(target=work, name="agentrl-tool", daemon=True).start()
-    return await answer
-
-
 def as_result(value: Any) -> ToolResult:
     """What a tool function returned, as a ToolResult: texts as they are, None as nothing, the rest as JSON.
 
     An image is a PIL image, or a block `{"type": "image", "image": …}` in a list of content blocks, as TRL's tools
-    answer them.
+    answer them. Raises TypeError where the value has no text form: the model is not shown an object's address.
     """
     if isinstance(value, ToolResult):
         return value
@@ -310,7 +275,28 @@ def as_result(value: Any) -> ToolResult:
     if isinstance(value, list) and value and all(map(_is_block, value)):
         texts = [str(block["text"]) for block in value if block["type"] == "text"]
         return ToolResult("\n".join(texts), images=tuple(image_bytes(b["image"]) for b in value if "image" in b))
-    return ToolResult(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+    return ToolResult(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    """What JSON lacks, as something that it has: fields of a dataclass or a pydantic model, else its text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    dump = getattr(value, "model_dump", None)
+    if callable(dump) and not isinstance(value, type):
+        return dump(mode="json")
+    text = str(value)
+    if _ADDRESS.fullmatch(text):
+        kind = type(value)
+        raise TypeError(
+            f"it returned {kind.__module__}.{kind.__qualname__}, which has no text form;"
+            " return a text, a number, a list, a dict or a dataclass, or give the class a __str__"
+        )
+    return text
+
+
+_ADDRESS = re.compile(r"<.+ at 0x[0-9a-fA-F]+>+", re.DOTALL)
+"""What Python writes for an object that has no text form of its own."""
 
 
 def is_image(value: Any) -> bool:

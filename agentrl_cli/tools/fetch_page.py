@@ -9,7 +9,6 @@ private, loopback and link-local ones are refused. Size, redirects and time are 
 
 from __future__ import annotations
 
-import asyncio
 import fnmatch
 import http.client
 import ipaddress
@@ -22,6 +21,7 @@ from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from agentrl_cli.errors import ConfigError
+from agentrl_cli.threads import in_thread
 from agentrl_cli.tools.base import Tool
 from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import ToolResult
@@ -79,7 +79,7 @@ class FetchTool(Tool):
             text = "Error: fetch_page is off: no host is allowed."
             return ToolResult(text + " Configure {name: fetch_page, config: {allow: […]}}.", error="refused")
         try:
-            text = await asyncio.to_thread(self.fetch, str(arguments["url"]))
+            text = await in_thread(self.fetch, str(arguments["url"]))
         except Refused as problem:
             return ToolResult(f"Error: {problem}", error="refused")
         except TimeoutError:

@@ -8,7 +8,6 @@ paragraph group. A retriever answers POST {"queries", "topk", "return_scores"} w
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 
 from agentrl_cli.errors import ConfigError, DataError, EnvError, MissingDependency, PolicyError
 from agentrl_cli.policies.remote.http import Endpoint
+from agentrl_cli.threads import in_thread
 from agentrl_cli.tools.base import Tool, ToolContext
 from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import ToolResult
@@ -90,7 +90,7 @@ class SearchTool(Tool):
             found = await self._remote(query, count)
         else:
             path = (self.folder or Path()) / state
-            found = await asyncio.to_thread(lambda: index_of(path).search(query, count))
+            found = await in_thread(lambda: index_of(path).search(query, count))
         return ToolResult(self.shown(found), metrics={"found": float(len(found))})
 
     def shown(self, found: list[Document]) -> str:

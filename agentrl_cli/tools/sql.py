@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import ConfigError, EnvError
+from agentrl_cli.threads import in_thread
 from agentrl_cli.tools.base import Tool, ToolContext
 from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import ToolResult
@@ -92,14 +93,14 @@ class SqlTool(Tool):
 
     async def create(self, ctx: ToolContext) -> sqlite3.Connection:
         source = str((ctx.task.data.get("database") if ctx.task is not None else None) or self.database)
-        connection = await asyncio.to_thread(open_database, source, self.folder, self.memory_mb)
+        connection = await in_thread(open_database, source, self.folder, self.memory_mb)
         ctx.state[STATE] = connection
         return connection
 
     async def execute(self, state: sqlite3.Connection, arguments: dict[str, Any]) -> ToolResult:
         lock: asyncio.Lock = self.__dict__.setdefault("_locks", {}).setdefault(id(state), asyncio.Lock())
         async with lock:  # calls of one turn run at once, and a connection has one interrupt
-            return await asyncio.to_thread(self.run, state, str(arguments["query"]))
+            return await in_thread(self.run, state, str(arguments["query"]))
 
     def run(self, connection: sqlite3.Connection, query: str) -> ToolResult:
         """One statement within the limits, committed where it is writable."""
@@ -118,7 +119,7 @@ class SqlTool(Tool):
     async def release(self, state: sqlite3.Connection) -> None:
         self.__dict__.get("_locks", {}).pop(id(state), None)
         state.interrupt()  # a statement that a timed-out episode left running
-        await asyncio.to_thread(state.close)
+        await in_thread(state.close)
 
     def _allowed(self, action: int, first: str | None, second: str | None, *rest: str | None) -> int:
         if action in READ:

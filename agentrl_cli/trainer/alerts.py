@@ -188,6 +188,27 @@ def _errors(s: Series) -> Alert | None:
     return Alert("bad", "errors", broken, 0.0, text) if broken else None
 
 
+def _ungraded(s: Series) -> Alert | None:
+    counts = {key.partition("/")[2]: value for key, value in s.now.items() if key.startswith("ungraded/") and value}
+    if not counts:
+        return None
+    total, named = sum(counts.values()), ", ".join(f"{name} of {count:.0f}" for name, count in counts.items())
+    text = (
+        f"{total:.0f} episodes have no grade, because their primary reward is None ({named}): they are masked, not"
+        " trained as zero. agentrl ls -f outcome:ungraded lists them."
+    )
+    return Alert("bad", "ungraded", total, 0.0, text)
+
+
+def _bad_tokens(s: Series) -> Alert | None:
+    bad = s.now.get("facts/skipped:bad_tokens", 0.0)
+    text = (
+        "Episodes hold ids outside the vocabulary or impossible log-probabilities and were skipped: what samples is"
+        " not the model that trains, or the store is damaged. agentrl ls -f fact:skipped:bad_tokens lists them."
+    )
+    return Alert("bad", "bad_tokens", bad, 0.0, text) if bad else None
+
+
 def _cut(s: Series) -> Alert | None:
     share = s.now.get("completions/clipped_ratio", 0.0)
     if not share > CUT:
@@ -208,6 +229,8 @@ RULES: Mapping[str, Callable[[Series], Alert | None]] = {
     "mask": _mask,
     "mismatch": _mismatch,
     "errors": _errors,
+    "ungraded": _ungraded,
+    "bad_tokens": _bad_tokens,
     "truncated": _cut,
 }
 

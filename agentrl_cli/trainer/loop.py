@@ -30,6 +30,7 @@ from agentrl_cli.rollout.greedy import rewards as greedy_rewards
 from agentrl_cli.rollout.rehearse import rehearse
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack
+from agentrl_cli.threads import THREADS
 from agentrl_cli.trainer.checkpoints import forget_old, restore, retain
 from agentrl_cli.trainer.controls import Steering, keep_settings
 from agentrl_cli.trainer.metrics import cpu_seconds, step_metrics
@@ -103,6 +104,13 @@ class Trainer:
         self.steering = Steering(config, run.id, store, narrate)
         self.reporter = Reporter(config, store, run.id, narrate)
 
+    def _know_vocabulary(self) -> None:
+        """What can be trained are the ids that the model has a row for; a server may sample any of them."""
+        policy: Any = self.loaded.policy
+        self.rollout.vocabulary = int(self.loaded.model.get_input_embeddings().weight.shape[0])
+        if self.loaded.sync is not None:
+            policy.vocabulary = self.rollout.vocabulary
+
     async def train(self) -> RunRow:
         """The whole run, from wherever it stands to its last step; the store says how it ended.
 
@@ -117,6 +125,7 @@ class Trainer:
 
     async def _train(self) -> RunRow:
         config = self.config.train
+        self._know_vocabulary()
         await self._resume()
         self._note_engine()
         await self._rehearse()
@@ -177,7 +186,9 @@ class Trainer:
         self.steering.require_claim()
         episodes = [episode for group in groups for episode in group]
         kinds = [self.rollout.drift.pop(episode.id, "") for episode in episodes]
-        metrics = step_metrics(groups, facts, kinds, self.packs) | self.collector.metrics(groups) | update.metrics
+        primaries = {name: pack.primary for name, pack in self.packs.items()}
+        metrics = step_metrics(groups, facts, kinds, self.packs, primaries) | update.metrics
+        metrics |= self.collector.metrics(groups) | THREADS.metrics()
         if self.ahead.staleness:
             metrics |= age_metrics(groups, self.run.name, step)
         if self.rollout.sandbox is not None:
@@ -211,6 +222,7 @@ class Trainer:
             drop_zero_variance=drops_equal(self.config.algo),
             mask_overlong=self.config.algo.mask_overlong,
             stale=stale(groups, self.run.name, step, self.ahead.staleness),
+            vocabulary=self.rollout.vocabulary,
         )
         baselines: dict[str, float] | None = None
         if self.greedy is not None:

@@ -7,6 +7,7 @@ import resource
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -18,16 +19,18 @@ def step_metrics(
     facts: Mapping[str, Fact],
     drift: Sequence[str] = (),
     packs: Collection[str] = (),
+    primaries: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, float]:
     """Means over a step's episodes; those that ended in an error count in `outcomes/…` alone.
 
     `drift` holds the worst kind of drift of each episode that has any, empty texts elsewhere. Where a run mixes several
     `packs`, each has its own `packs/NAME/reward` and `packs/NAME/solved` in the steps that attempt its tasks.
+    `primaries`: pack to the name of its primary reward; episodes where that is None count as `ungraded/NAME`.
     """
     episodes = [episode for group in groups for episode in group]
-    good = [e for e in episodes if e.outcome is not None and not e.outcome.is_error and e.reward_parts]
+    good = [e for e in episodes if e.outcome is not None and e.graded]
     graded = {e.id for e in good}
-    rewards = [[e.reward for e in group if e.id in graded] for group in groups]
+    rewards = [[e.graded_reward for e in group if e.id in graded] for group in groups]
     metrics: dict[str, float] = {"num_tokens": float(sum(len(e.tokens) for e in episodes))}
     if good:
         metrics |= _graded(good, rewards)
@@ -38,8 +41,10 @@ def step_metrics(
     for name in packs if len(packs) > 1 else ():
         own = [e for e in good if e.pack == name]
         if own:
-            metrics[f"packs/{name}/reward"] = _mean([e.reward for e in own])
+            metrics[f"packs/{name}/reward"] = _mean([e.graded_reward for e in own])
             metrics[f"packs/{name}/solved"] = _mean([float(e.solved) for e in own])
+    unjudged = Counter(primaries.get(e.pack, e.pack) for e in episodes if e.outcome is Outcome.UNGRADED)
+    metrics |= {f"ungraded/{name}": float(n) for name, n in unjudged.items()}
     counted = Counter(str(e.outcome) for e in episodes)
     metrics |= {f"outcomes/{name}": float(n) for name, n in counted.items()}
     metrics |= {f"flags/{name}": float(n) for name, n in Counter(flag for e in episodes for flag in e.flags).items()}
@@ -54,7 +59,7 @@ def _graded(good: Sequence[Episode], rewards: Sequence[Sequence[float]]) -> dict
     lengths = [e.trained_tokens for e in good]
     calls = sum(e.tool_calls for e in good)
     return {
-        "reward": _mean([e.reward for e in good]),
+        "reward": _mean([e.graded_reward for e in good]),
         "reward_std": _mean(spread),
         "frac_reward_zero_std": _mean([float(s < 1e-8) for s in spread]),
         "solved": _mean([float(e.solved) for e in good]),

@@ -28,6 +28,8 @@ class Reporter:
         """Whether it was said that the template rewrites what the model wrote: once a run is enough."""
         self.warned = False
         """Whether it was said that the parser does not read the model's calls."""
+        self.first = ""
+        """What was said of the last step in which episodes could not be graded."""
         self.lost = 0
         """Steps in a row in which nothing could be graded."""
 
@@ -93,9 +95,10 @@ class Reporter:
             text = f"{len(broken)} of {len(episodes)} episodes ended as {broken[0].outcome}: {first}"
             self.store.add_log(self.run_id, "error", text)
             self.narrate(text)
+            self.first = text
         self.lost = self.lost + 1 if len(broken) == len(episodes) else 0
         if self.lost >= 2:
             raise TrainingStopped(
-                "nothing_graded: no episode of the last two steps could be graded.",
+                f"nothing_graded: no episode of the last two steps could be graded. The last: {self.first}",
                 hint="`agentrl replay last` shows one; the run's log has the first error of each step.",
             )

@@ -135,6 +135,7 @@ class Collector:
             train_drifted=drifted,
             drop_zero_variance=drops_equal(self.config.algo),
             mask_overlong=self.config.algo.mask_overlong,
+            vocabulary=self.rollout.vocabulary,
         )
         return has_signal(self.config.algo, [episode for episode in group if facts[episode.id] is Fact.TRAINED])
 

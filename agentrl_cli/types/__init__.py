@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl_cli.types.sampling import Sampling as Sampling
+from agentrl_cli.types.signals import TrainSignals as TrainSignals
 
 Message = dict[str, Any]
 """An OpenAI chat message: `role`, `content` and, where they apply, `tool_calls`, `tool_call_id`, `name`."""
@@ -91,13 +92,15 @@ class Outcome(StrEnum):
     ENV_ERROR = "env_error"
     """A tool server, a hook or a grader crashed: never scored, never trained."""
     SANDBOX_ERROR = "sandbox_error"
+    UNGRADED = "ungraded"  # the primary reward is None: it does not apply, and nothing says what the episode is worth
     DRIFT = "drift"  # what was appended is not what the template writes, and such turns are not trained
     CANCELLED = "cancelled"
 
     @property
     def is_error(self) -> bool:
-        """True where the fault is ours: such an episode is masked, never scored zero."""
-        return self in {Outcome.ENV_ERROR, Outcome.SANDBOX_ERROR, Outcome.CANCELLED, Outcome.TIMEOUT, Outcome.DRIFT}
+        """True where the fault is ours, or nothing was graded: such an episode is masked, never scored zero."""
+        ours = (Outcome.ENV_ERROR, Outcome.SANDBOX_ERROR, Outcome.CANCELLED, Outcome.TIMEOUT)
+        return self in (*ours, Outcome.DRIFT, Outcome.UNGRADED)
 
 
 class Fact(StrEnum):
@@ -113,6 +116,8 @@ class Fact(StrEnum):
     SKIPPED_OVERLONG = "skipped:overlong"
     SKIPPED_DRIFT = "skipped:drift"
     SKIPPED_STALE = "skipped:stale"
+    SKIPPED_UNGRADED = "skipped:ungraded"
+    SKIPPED_BAD_TOKENS = "skipped:bad_tokens"  # no model can have sampled what is stored (algos/sound.py)
     SKIPPED_NO_MODEL_TOKENS = "skipped:no_model_tokens"
     SKIPPED_GROUP_TOO_SMALL = "skipped:group_too_small"
     SKIPPED_BASELINE = "skipped:baseline"  # a greedy attempt to compare with: evaluated, never trained
@@ -207,24 +212,6 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainSignals:
-    """Per-token facts that training adds to an episode, each [n] over the episode's tokens, NaN where untrained.
-
-    `weight` is the effective gradient weight −∂L/∂log p of the policy term (zero where clipped).
-    """
-
-    advantage: Float32
-    logp_train: Float32
-    """log-prob before the first optimizer step."""
-    ratio: Float32
-    clipped: Int8
-    weight: Float32
-    logp_ref: Float32 | None = None
-    value: Float32 | None = None
-    returns: Float32 | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ToolCall:
     """One call as the model wrote it. `error` says what was wrong with a malformed one."""
 
@@ -316,7 +303,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One attempt at a task. Reward is the weighted sum of its parts, derived and never set."""
+    """One attempt at a task. Reward is the weighted sum of its parts, derived, never set; None, not 0, if ungraded."""
 
     id: str
     task_id: str
@@ -347,8 +334,21 @@ class Episode:
     ended: float = 0.0
 
     @property
-    def reward(self) -> float:
-        return sum(part.value * part.weight for part in self.reward_parts)
+    def graded(self) -> bool:
+        """Whether it was scored. What ended in an error of ours was not, nor what has no reward part."""
+        return bool(self.reward_parts) and (self.outcome is None or not self.outcome.is_error)
+
+    @property
+    def reward(self) -> float | None:
+        """The weighted sum of the reward parts; None if it was not graded."""
+        return sum(part.value * part.weight for part in self.reward_parts) if self.graded else None
+
+    @property
+    def graded_reward(self) -> float:
+        """The reward of an episode that is known to be graded. Raises ValueError if it is not."""
+        if (reward := self.reward) is None:
+            raise ValueError(f"episode {self.id} was not graded")
+        return reward
 
     @property
     def primary(self) -> float | None:
@@ -396,5 +396,5 @@ class Group:
     episodes: tuple[Episode, ...]
 
     @property
-    def rewards(self) -> tuple[float, ...]:
+    def rewards(self) -> tuple[float | None, ...]:
         return tuple(episode.reward for episode in self.episodes)

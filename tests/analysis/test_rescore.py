@@ -112,9 +112,9 @@ def test_another_estimator(trained: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert found["set"] == "rloo"
     by_id = {row["episode"]: row for row in found["episodes"]}
     for e in episodes(trained):
-        others = [o.reward for o in episodes(trained) if o.group_id == e.group_id and o.id != e.id]
+        others = [o.graded_reward for o in episodes(trained) if o.group_id == e.group_id and o.id != e.id]
         if by_id[e.id]["fact"] == "trained":
-            assert by_id[e.id]["advantage"] == pytest.approx(e.reward - float(np.mean(others)), abs=1e-5)
+            assert by_id[e.id]["advantage"] == pytest.approx(e.graded_reward - float(np.mean(others)), abs=1e-5)
 
 
 def test_several_estimators_side_by_side(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +127,7 @@ def test_several_estimators_side_by_side(trained: Path, capfd: pytest.CaptureFix
     for row, centred in zip(found[0]["episodes"], found[1]["episodes"], strict=True):
         if row["fact"] == "trained":
             assert row["advantage"] == pytest.approx(row["advantage_before"], abs=1e-6)
-            mine = [e.reward for e in episodes(trained) if e.group_id == _group(trained, row["episode"])]
+            mine = [e.graded_reward for e in episodes(trained) if e.group_id == _group(trained, row["episode"])]
             assert centred["advantage"] == pytest.approx(row["reward"] - float(np.mean(mine)), abs=1e-5)
     assert all(row["fact"] == "trained" for row in found[2]["episodes"]), "it compares over the batch, not in the group"
     assert main(["rescore", "--db", str(trained), "--no-keep", *asked]) == 0
@@ -158,7 +158,7 @@ def test_new_functions(trained: Path, capfd: pytest.CaptureFixture[str]) -> None
 def test_a_filter_leaves_what_episodes_are_compared_with(
     trained: Path, capfd: pytest.CaptureFixture[str], estimator: str
 ) -> None:
-    middle = sorted(e.reward for e in episodes(trained))[8]
+    middle = sorted(e.graded_reward for e in episodes(trained))[8]
     whole = rescore(trained, capfd, "--no-keep", "--advantage", estimator)["episodes"]
     some = rescore(trained, capfd, "--no-keep", "--advantage", estimator, "-f", f"reward:>={middle}")
     assert 0 < some["summary"]["episodes"] == len(some["episodes"]) < len(whole)

@@ -358,6 +358,6 @@ def test_kl_in_the_reward_by_hand(start: Any, groups: list[list[Episode]]) -> No
         for episode in group:
             found, mask = update.signals[episode.id], episode.tokens.trained_mask
             assert found.logp_ref is not None
-            returns.append(episode.reward - 0.5 * float((found.logp_train - found.logp_ref)[mask].sum()))
+            returns.append(episode.graded_reward - 0.5 * float((found.logp_train - found.logp_ref)[mask].sum()))
         expected = np.array(returns) - np.mean(returns)
         assert [update.advantages[episode.id] for episode in group] == pytest.approx(expected.tolist(), abs=1e-4)

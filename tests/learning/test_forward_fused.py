@@ -152,7 +152,7 @@ def test_training_in_bfloat16_learns(lora: bool) -> None:
         packed = pack([[Segment.of(e) for e in group] for group in groups])
         with torch.no_grad():
             logps = packed.split(logprobs(model, packed).logp.numpy())
-        rewards = [e.reward for group in groups for e in group]
+        rewards = [e.graded_reward for group in groups for e in group]
         return float(np.mean([(r - 0.5) * one.mean() for r, one in zip(rewards, logps, strict=True)]))
 
     before = gap()

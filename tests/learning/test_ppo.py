@@ -101,7 +101,7 @@ def test_values_and_returns_of_a_multi_turn_episode(start: Any) -> None:
         with torch.no_grad():
             expected = head(logprobs(start, pack([[Segment.of(episode)]])).states)
         np.testing.assert_allclose(found.value[mask], expected.numpy(), atol=1e-5)
-        np.testing.assert_allclose(found.returns[mask], episode.reward, atol=1e-5)
+        np.testing.assert_allclose(found.returns[mask], episode.graded_reward, atol=1e-5)
         assert np.isnan(found.value[~mask]).all()
         whitened.append(found.returns[mask] - found.value[mask])
     raw = np.concatenate(whitened)
@@ -133,7 +133,7 @@ def test_an_episode_that_was_cut_off_goes_on_with_the_value_of_where_it_was_left
                 left = float(head(logprobs(start, pack([[Segment(ids, np.arange(len(ids)) == len(ids) - 1)]])).states))
             mask = episode.tokens.trained_mask
             back = 0.9 ** np.arange(mask.sum())[::-1]
-            expected = back * (episode.reward + (0.9 * left if cut and on else 0.0))
+            expected = back * (episode.graded_reward + (0.9 * left if cut and on else 0.0))
             found = signals[episode.id].returns
             assert found is not None and abs(left) > 1e-3
             np.testing.assert_allclose(found[mask], expected, atol=1e-5)
@@ -259,7 +259,7 @@ def test_remax_compares_with_a_greedy_attempt_that_is_stored_and_not_trained(tmp
             assert len(trained) == 8 and {e.fact for e in trained} == {"trained"}
             for episode in trained:
                 assert episode.advantage == pytest.approx(
-                    episode.reward - (greedy[episode.group_id or ""] or 0), abs=1e-6
+                    episode.graded_reward - (greedy[episode.group_id or ""] or 0), abs=1e-6
                 )
             later = [float(a.mean()) for a in estimate(trained, trainer.config, store)]
             assert later == pytest.approx([episode.advantage for episode in trained], abs=1e-6), "rescore finds them"

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.errors import ModelError, PolicyError
+from agentrl_cli.errors import BadAnswer, ModelError, PolicyError
 from agentrl_cli.policies import POLICIES, require_trainable
 from agentrl_cli.policies.protocols import Policy, generation
 from agentrl_cli.policies.remote.policy import OpenAIPolicy, VLLMPolicy
@@ -143,9 +143,11 @@ async def test_remote_errors_are_clear_and_busy_servers_are_tried_again() -> Non
             ((200, {"choices": []}), "has no choices"),
             ((200, textual), "does not send token ids"),
         ):
-            answers.append(answer)
-            with pytest.raises(PolicyError, match=reason):
+            tries = 3 if answer[0] == 200 else 1  # a body that cannot be used is asked for again, as a busy server is
+            answers += [answer] * tries
+            with pytest.raises(PolicyError, match=reason) as failed:
                 await policy.generate("a", PROMPT, Sampling())
+            assert not answers and url in failed.value.message and isinstance(failed.value, BadAnswer) == (tries == 3)
         await policy.close()
     gone = VLLMPolicy(url, "m", retries=0)
     with pytest.raises(PolicyError, match="cannot be reached"):

@@ -79,13 +79,15 @@ async def test_a_fault_in_the_middle_is_a_message(
         remote |= {"model": "nobody" if fault == "wrong model" else "base"}
         remote |= {"timeout": 0.5, "retries": 0, "patience": 0}
         adapter = {"enabled": False}
-        write_project(tmp_path, model, remote=remote, adapter=adapter, rollout={"concurrency": 2})
+        write_project(tmp_path, model, remote=remote, adapter=adapter, rollout={"concurrency": 2}, train={"steps": 4})
         more = ["-n", "8"] if command == "rollout" else []
         code = await asyncio.to_thread(main, [command, "--project", str(tmp_path), *more])
     await stand_in.close()
     said = capsys.readouterr().err
     what, hint = FAULTS[fault]
-    assert code == 1 and what in said.replace("\n", " ") and hint in said.replace("\n", " ") and "Traceback" not in said
+    masked = fault in ("no JSON", "no ids")  # of single episodes: a rollout has others, a training stops with the words
+    assert code == (0 if masked and command == "rollout" else 1)
+    assert what in said.replace("\n", " ") and hint in said.replace("\n", " ") and "Traceback" not in said
     assert "cannot be reached" not in said or fault == "dies"
 
 

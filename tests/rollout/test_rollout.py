@@ -367,7 +367,7 @@ async def test_a_part_that_is_no_number_is_an_env_error_whoever_gave_it(value: f
     pack = pack_of()
     rollout = Rollout(ScriptedPolicy(["5"], BYTES), CHAT, {"sums": pack}, Config(), hooks=HookList([Broken()]))
     for episode in (await rollout.episode(job_of(pack)), await attempt(pack_of(tools=[Opinion()]), ["5"])):
-        assert episode.outcome is Outcome.ENV_ERROR and "finite" in episode.error and episode.reward == 0
+        assert episode.outcome is Outcome.ENV_ERROR and "finite" in episode.error and episode.reward is None
 
 
 class Sticky(Tool):

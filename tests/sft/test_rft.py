@@ -52,8 +52,12 @@ def test_the_best_of_each_task(project: Path) -> None:
                 kept = [e for e in found if e.task_id == task]
                 different = {e.tokens.ids.tobytes() for e in mine}
                 assert len(kept) == min(best_of, len(different))
-                left = [e.reward for e in mine if e.tokens.ids.tobytes() not in {k.tokens.ids.tobytes() for k in kept}]
-                assert not left or min(e.reward for e in kept) >= max(left)
+                left = [
+                    e.graded_reward
+                    for e in mine
+                    if e.tokens.ids.tobytes() not in {k.tokens.ids.tobytes() for k in kept}
+                ]
+                assert not left or min(e.graded_reward for e in kept) >= max(left)
         solved = [e for e in every if e.outcome is Outcome.SOLVED]
         if solved:
             assert {e.id for e in choose(store, "", hash_of(store))} <= {e.id for e in solved}

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
 
-from agentrl_cli.errors import ConfigError, NotFound, SandboxFault
+from agentrl_cli.errors import ConfigError, EnvError, NotFound, SandboxFault
+from agentrl_cli.threads import in_thread
 from agentrl_cli.tools import TOOLS, FunctionTool, Tool, ToolContext, as_tool, refused, tool, tool_schema
-from agentrl_cli.tools.base import in_thread
 from agentrl_cli.tools.calculator import CalculatorError, compute, show
 from agentrl_cli.types import ToolCall, ToolResult
 
@@ -457,7 +457,7 @@ async def test_what_a_thread_of_a_tool_raises_arrives() -> None:
     def ends() -> str:
         return str(next(iter(())))
 
-    with pytest.raises(SystemExit):
+    with pytest.raises(EnvError, match="SystemExit: 3"):
         await in_thread(leaves)
     with pytest.raises(RuntimeError, match="StopIteration"):
         await in_thread(ends)
@@ -465,20 +465,22 @@ async def test_what_a_thread_of_a_tool_raises_arrives() -> None:
 
 
 def test_a_tool_that_hangs_does_not_hold_the_process() -> None:
-    """Its time is over, the episode went on, and Python ends without it."""
+    """Its time is over, the episode went on, the log says so once, and Python ends without it."""
     code = """
 import asyncio, time
-from agentrl_cli.tools.base import in_thread
+from agentrl_cli.threads import THREADS, in_thread
 async def go():
-    try:
-        async with asyncio.timeout(0.1):
-            await in_thread(time.sleep, seconds=60)
-    except TimeoutError:
-        print("late")
-time.sleep, sleep = (lambda seconds: sleep(seconds)), time.sleep
+    for _ in range(2):
+        try:
+            async with asyncio.timeout(0.1):
+                await in_thread(time.sleep, 60)
+        except TimeoutError:
+            print("late", THREADS.metrics())
 asyncio.run(go())
 """
     started = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "")
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert done.stdout == "late {'threads/abandoned': 1.0}\nlate {'threads/abandoned': 2.0}\n"
+    assert done.stderr.count("runs on in its thread") == 1
     assert time.monotonic() - started < 30

@@ -62,7 +62,9 @@ class Twice(Saboteur):
         super().seen(event)
         if before and not PLAN.is_file():
             import signal
+            import time
 
+            time.sleep(0.2)  # in a thread: signals that wait for the main thread at once become one
             os.kill(os.getpid(), signal.SIGINT)
 """
 

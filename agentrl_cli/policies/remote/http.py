@@ -17,9 +17,12 @@ import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
-from agentrl_cli.errors import PolicyError
+from agentrl_cli.errors import BadAnswer, PolicyError
+from agentrl_cli.policies.remote.checked import decoded
+
+T = TypeVar("T")
 
 RETRY_STATUS = {408, 409, 425, 429, 500, 502, 503, 504}
 MAX_BODY = 500
@@ -91,17 +94,21 @@ class Endpoint:
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The JSON answer. Busy and failing servers are tried again; raises PolicyError with what the server said."""
-        url = f"{self.url}{path}"
-        return _decoded(url, await self._request(url, json.dumps(body).encode()))
+        return await self.ask(path, body, lambda answer: answer)
+
+    async def ask(self, path: str, body: Mapping[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
+        """What `read` makes of the JSON answer. One that it cannot use (BadAnswer) is asked for again, too."""
+        return await self._request(f"{self.url}{path}", json.dumps(body).encode(), lambda data: read(decoded(data)))
 
     async def get(self, path: str) -> dict[str, Any]:
         """Like `post`, without a body."""
-        url = f"{self.url}{path}"
-        return _decoded(url, await self._request(url, None))
+        return await self._request(f"{self.url}{path}", None, decoded)
 
     async def command(self, url: str, body: Mapping[str, Any]) -> str:
         """Post to a whole address; the answer as text, which some servers give to commands. `mend` may use it."""
-        return (await self._request(url, json.dumps(body).encode(), mending=True)).decode(errors="replace")
+        return await self._request(
+            url, json.dumps(body).encode(), lambda data: data.decode(errors="replace"), mending=True
+        )
 
     def watch(self) -> None:
         """Somebody sits and waits from now on: a server that is not there is told of within seconds."""
@@ -129,13 +136,17 @@ class Endpoint:
             call.abort()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _request(self, url: str, data: bytes | None, *, mending: bool = False) -> bytes:
+    async def _request(self, url: str, data: bytes | None, read: Callable[[bytes], T], *, mending: bool = False) -> T:
         started, attempt = time.monotonic(), 0
         while True:
             try:
                 if not mending:
                     await self._mended()
-                return await self._answer(Call(url, data, self._headers, self.timeout))
+                return read(await self._answer(Call(url, data, self._headers, self.timeout)))
+            except BadAnswer as error:
+                if attempt >= self.retries or self._closed:
+                    tried = f"; tried {attempt + 1} times" if attempt else ""
+                    raise BadAnswer(f"{url} {error.message}{tried}.", hint=error.hint) from error
             except urllib.error.HTTPError as error:
                 with error:
                     said = _said(error.read(MAX_READ).decode(errors="replace"))
@@ -280,13 +291,3 @@ def _said(text: str) -> str:
     found = answer.get("error", answer) if isinstance(answer, dict) else answer
     message = found.get("message") if isinstance(found, dict) else found
     return message if isinstance(message, str) and message else text
-
-
-def _decoded(url: str, text: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(text)
-    except ValueError as error:
-        raise PolicyError(f"{url} answered no JSON: {text[:80]!r}.") from error
-    if not isinstance(answer, dict):
-        raise PolicyError(f"{url} answered {type(answer).__name__}, not an object.")
-    return answer

@@ -44,5 +44,6 @@ def remote_policy(config: Config, chat: Chat, *, context_length: int) -> Policy:
         context_length=context_length,
         processed=remote.processed_logprobs,
         lora=config.adapter.enabled,
+        vocabulary=max([chat.tokenizer.vocab_size, *(token.id + 1 for token in chat.tokenizer.added)]),
         **connection,
     )

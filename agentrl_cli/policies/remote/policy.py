@@ -9,19 +9,38 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.errors import PolicyError
+from agentrl_cli.errors import BadAnswer, PolicyError
 from agentrl_cli.policies.protocols import OnToken, generation
-from agentrl_cli.policies.remote.http import MAX_BODY, Endpoint, ServerError
+from agentrl_cli.policies.remote.checked import (
+    alternatives,
+    choice_of,
+    finish,
+    items,
+    log_probabilities,
+    part,
+    shown,
+    token_ids,
+)
+from agentrl_cli.policies.remote.http import Endpoint, ServerError
 from agentrl_cli.policies.remote.token_ids import Answer, IdServer, narrowed
 from agentrl_cli.types import TOP_K, Generation, Int32, Message, Sampling, StopReason, ToolSchema
 
+ID = "token_id:"
+FINISH = {"stop": "stop", "length": "length", "abort": "abort"}
+"""vLLM's finish reasons."""
+TEXT_FINISH = {
+    **{name: "stop" for name in ("stop", "tool_calls", "function_call", "content_filter", "eos", "eos_token")},
+    **{name: "length" for name in ("length", "max_tokens", "abort")},
+}
+"""Those of OpenAI's own endpoint, and of others that follow it."""
+LOOSELY = 8
+"""A text may have so many times the tokens that were asked for: the server counted its own."""
 VLLM = "0.32"
 """The release of vLLM that this client is tested with; the extra `vllm` brings it."""
 
@@ -51,20 +70,22 @@ class VLLMPolicy(IdServer):
             "return_token_ids": True,
         }
         try:
-            answer = await self.endpoint.post("/completions", {"model": self.model, **body})
+            return await self.endpoint.ask("/completions", {"model": self.model, **body}, partial(self._read, sampling))
         except ServerError as error:
             if error.status != 404 or self.model == self._base:
                 raise
             await self._mend()  # it was restarted, between two requests, and knows nothing of the adapter
-            answer = await self.endpoint.post("/completions", {"model": self.model, **body})
-        choice = _choice(answer)
-        logprobs = choice.get("logprobs") or {}
-        out = _token_ids(choice, logprobs)
-        logps = np.asarray([np.nan if p is None else p for p in logprobs.get("token_logprobs") or []], np.float32)
-        if len(logps) != len(out):
-            raise PolicyError(f"The server sent {len(logps)} log-probabilities for {len(out)} tokens.")
-        tops = [_named(top or {}) for top in logprobs.get("top_logprobs") or []]
-        return out, logps, tops, _stop_reason(choice, out, sampling)
+            return await self.endpoint.ask("/completions", {"model": self.model, **body}, partial(self._read, sampling))
+
+    def _read(self, sampling: Sampling, answer: dict[str, Any]) -> Answer:
+        """An answer of `/completions`. Raises BadAnswer."""
+        choice = choice_of(answer)
+        logprobs = part(choice, "logprobs")
+        out = token_ids(_sampled(choice, logprobs), sampling, self.vocabulary)
+        logps = log_probabilities(items(logprobs.get("token_logprobs"), "token_logprobs"), len(out))
+        tops = items(logprobs.get("top_logprobs"), "top_logprobs")
+        found = alternatives(tops, len(out), _named, self.vocabulary)
+        return out, logps, found, _stop_reason(finish(choice.get("finish_reason"), FINISH), out, sampling)
 
     async def load_adapter(self, path: str, version: str) -> None:
         """Serve a new LoRA adapter from now on."""
@@ -139,15 +160,12 @@ class OpenAIPolicy:
             "seed": sampling.seed,
         }
         if self.mode == "chat":
-            choice = await self._chat(key, body)
-            message = {"role": "assistant", "content": "", **choice.get("message", {})}
-            out = self.chat.assistant_ids({k: v for k, v in message.items() if v is not None})
+            out, reason = await self._chat(key, body, sampling)
         else:
             stops = [self.chat.tokenizer.token_text(id_) for id_ in self.chat.stop_ids[:4]]
             body |= {"prompt": self.chat.decode(ids), "stop": stops}
-            choice = _choice(await self.endpoint.post("/completions", body))
-            out = self.chat.assistant_ids(str(choice.get("text") or ""))
-        cut = choice.get("finish_reason") == "length"
+            out, reason = await self.endpoint.ask("/completions", body, partial(self._read, sampling))
+        cut = reason == "length"
         if cut and out and out[-1] in self.chat.stop_ids:
             out = out[:-1]
         if on_token is not None:
@@ -167,14 +185,25 @@ class OpenAIPolicy:
     async def close(self) -> None:
         self.endpoint.close()
 
-    async def _chat(self, key: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def _chat(self, key: str, body: dict[str, Any], sampling: Sampling) -> tuple[list[int], str]:
         if key not in self._seen:
             raise PolicyError('In "chat" mode the messages have to be given first, by observe().')
         messages, tools = self._seen[key]
         body = {**body, "messages": [_wire(message) for message in messages]}
         if tools:
             body["tools"] = tools
-        return _choice(await self.endpoint.post("/chat/completions", body))
+        return await self.endpoint.ask("/chat/completions", body, partial(self._read, sampling))
+
+    def _read(self, sampling: Sampling, answer: dict[str, Any]) -> tuple[list[int], str]:
+        """What was said, encoded here, and why the server stopped. Raises BadAnswer."""
+        choice = choice_of(answer)
+        said = _message(choice) if self.mode == "chat" else choice.get("text")
+        if said is None or not isinstance(said, (str, dict)):
+            raise BadAnswer(f"sent the text {shown(said)}")
+        out = self.chat.assistant_ids(said)
+        if len(out) > LOOSELY * sampling.max_new_tokens + LOOSELY:  # its tokens are not ours, but not so different
+            raise BadAnswer(f"sent a text of {len(out)} tokens where {sampling.max_new_tokens} were asked for")
+        return out, finish(choice.get("finish_reason"), TEXT_FINISH)
 
 
 def _wire(message: Message) -> Message:
@@ -188,38 +217,50 @@ def _wire(message: Message) -> Message:
     return {**message, "tool_calls": calls}
 
 
-def _choice(answer: Mapping[str, Any]) -> dict[str, Any]:
-    choices = answer.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise PolicyError(f"The server's answer has no choices: {json.dumps(answer)[:MAX_BODY]}")
-    return choices[0]
+def _message(choice: dict[str, Any]) -> Message:
+    """The assistant's message of a chat completion, without what is null."""
+    message = {name: value for name, value in part(choice, "message").items() if value is not None}
+    calls = items(message.get("tool_calls"), "tool_calls")
+    content = message.get("content", "")
+    if not message or not isinstance(content, (str, list)):
+        raise BadAnswer(f"sent the message {shown(choice.get('message'))}")
+    for call in calls:
+        function = part(call, "function") if isinstance(call, dict) else {}
+        if not isinstance(function.get("name"), str) or not isinstance(function.get("arguments"), (str, dict)):
+            raise BadAnswer(f"sent the tool call {shown(call)}, which has no name and arguments")
+    return {"content": content, **message, "role": "assistant"}
 
 
-def _token_ids(choice: Mapping[str, Any], logprobs: Mapping[str, Any]) -> list[int]:
-    """Sampled ids: `token_ids` of newer servers, else `token_id:N` texts. Raises PolicyError where there are none."""
+def _sampled(choice: dict[str, Any], logprobs: dict[str, Any]) -> list[Any]:
+    """Sampled ids, unchecked: `token_ids` of newer servers, else `token_id:N` texts. Raises BadAnswer without any."""
     if choice.get("token_ids") is not None:
-        return [int(id_) for id_ in choice["token_ids"]]
-    texts = logprobs.get("tokens") or []
-    if not all(isinstance(text, str) and text.startswith("token_id:") for text in texts) or "tokens" not in logprobs:
-        raise PolicyError(
-            "The server does not send token ids, so what it samples cannot be trained.",
+        return items(choice["token_ids"], "token_ids")
+    texts = items(logprobs.get("tokens"), "tokens")
+    if not texts or not all(isinstance(text, str) and text.startswith(ID) for text in texts):
+        raise BadAnswer(
+            "does not send token ids, so what it samples cannot be trained",
             hint="Use a vLLM that knows return_tokens_as_token_ids, or the text-only policy for eval and chat.",
         )
-    return [int(text.removeprefix("token_id:")) for text in texts]
+    return [_id_of(text) for text in texts]
 
 
-def _named(top: Mapping[str, float]) -> list[tuple[int, float]]:
+def _named(top: Any) -> list[tuple[Any, Any]]:
     """(id, log-probability) of alternatives that are called `token_id:N`; -1 for another name."""
-    return [
-        (int(text.removeprefix("token_id:")) if text.startswith("token_id:") else -1, logp)
-        for text, logp in top.items()
-    ]
+    if not isinstance(top, dict):
+        raise BadAnswer(f"sent {shown(top)} in place of the likeliest tokens")
+    return [(_id_of(text) if text.startswith(ID) else -1, logp) for text, logp in top.items()]
 
 
-def _stop_reason(choice: Mapping[str, Any], ids: Sequence[int], sampling: Sampling) -> StopReason:
-    if choice.get("finish_reason") == "length":
+def _id_of(text: str) -> int | str:
+    """N of `token_id:N`; the text itself, which is no id, for anything else."""
+    number = text.removeprefix(ID)
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 12 else text
+
+
+def _stop_reason(reason: str, ids: Sequence[int], sampling: Sampling) -> StopReason:
+    if reason == "length":
         return StopReason.LENGTH
-    if choice.get("finish_reason") == "abort":
+    if reason == "abort":
         return StopReason.CANCELLED
     own = bool(ids) and (ids[-1] in sampling.stop_ids or not sampling.stop_strings)
     return StopReason.STOP if own else StopReason.STOP_STRING

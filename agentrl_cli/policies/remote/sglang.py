@@ -8,15 +8,28 @@ that went back to others is noticed: it gets them again, and what was sampled wi
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agentrl_cli.errors import PolicyError
+from agentrl_cli.errors import BadAnswer, PolicyError
+from agentrl_cli.policies.remote.checked import (
+    alternatives,
+    finish,
+    items,
+    log_probabilities,
+    part,
+    shown,
+    token_ids,
+)
 from agentrl_cli.policies.remote.http import MAX_BODY
 from agentrl_cli.policies.remote.token_ids import Answer, IdServer, narrowed
 from agentrl_cli.types import TOP_K, Float32, Sampling, StopReason
+
+FINISH = {name: name for name in ("stop", "length", "abort")}
+"""SGLang's finish reasons."""
 
 
 class SGLangPolicy(IdServer):
@@ -25,30 +38,35 @@ class SGLangPolicy(IdServer):
     name = "sglang"
 
     async def _ask(self, ids: list[int], sampling: Sampling) -> Answer:
-        answer = await self.endpoint.post("/generate", self._body(ids, sampling))
-        meta = answer.get("meta_info") or {}
-        if not self._ours(meta):
+        found, made_with = await self.endpoint.ask(
+            "/generate", self._body(ids, sampling), partial(self._read, sampling)
+        )
+        if not self._ours(made_with):
             await self._mend()
-            answer = await self.endpoint.post("/generate", self._body(ids, sampling))
-            meta = answer.get("meta_info") or {}
-            if not self._ours(meta):
+            again = partial(self._read, sampling)
+            found, made_with = await self.endpoint.ask("/generate", self._body(ids, sampling), again)
+            if not self._ours(made_with):
                 raise PolicyError(
-                    f"The server samples with the weights {meta.get('weight_version')!r} and was given "
-                    f"{self.weights_version!r}.",
+                    f"The server samples with the weights {made_with!r} and was given {self.weights_version!r}.",
                     hint="Does another trainer write into the same server?",
                 )
-        pairs = meta.get("output_token_logprobs")
-        if pairs is None:
-            raise PolicyError("The server sends no token ids with log-probabilities, so it cannot be trained with.")
-        out = [int(id_) for _, id_, *_ in pairs]
+        return found
+
+    def _read(self, sampling: Sampling, answer: dict[str, Any]) -> tuple[Answer, str]:
+        """An answer of `/generate`, and the weights that made it. Raises BadAnswer."""
+        meta = part(answer, "meta_info")
+        if meta.get("output_token_logprobs") is None:
+            raise BadAnswer("sends no token ids with log-probabilities, so it cannot be trained with")
+        pairs = _pairs(meta["output_token_logprobs"])
+        out = token_ids([id_ for id_, _ in pairs], sampling, self.vocabulary)
         told = answer.get("output_ids")
-        if told is not None and [int(id_) for id_ in told] != out:
-            raise PolicyError(f"The server sent {len(told)} ids and log-probabilities of {len(out)} others.")
-        logps = np.asarray([np.nan if logp is None else logp for logp, *_ in pairs], np.float32)
-        tops = [
-            [(int(id_), float(logp)) for logp, id_, *_ in row or ()] for row in meta.get("output_top_logprobs") or []
-        ]
-        return out, logps, tops, _stop_reason(meta.get("finish_reason") or {}, out, sampling)
+        if told is not None and told != out:
+            raise BadAnswer(f"sent other ids ({shown(told)}) than it sent log-probabilities of")
+        logps = log_probabilities([logp for _, logp in pairs], len(out))
+        tops = items(meta.get("output_top_logprobs"), "output_top_logprobs")
+        found = alternatives(tops, len(out), _pairs, self.vocabulary)
+        reason = finish(part(meta, "finish_reason").get("type"), FINISH)
+        return (out, logps, found, _stop_reason(reason, out, sampling)), str(meta.get("weight_version", ""))
 
     def _body(self, ids: list[int], sampling: Sampling) -> dict[str, Any]:
         params: dict[str, Any] = {
@@ -75,9 +93,9 @@ class SGLangPolicy(IdServer):
         url = f"{root}/update_weights_from_disk"
         _check(url, await self.endpoint.command(url, body))
 
-    def _ours(self, meta: dict[str, Any]) -> bool:
+    def _ours(self, made_with: str) -> bool:
         """Whether an answer was made with the weights that we gave; adapters are asked for by name."""
-        return self.lora or self._folder is None or meta.get("weight_version", "") in ("", self.weights_version)
+        return self.lora or self._folder is None or made_with in ("", self.weights_version)
 
     def _meaning(self, logps: Float32, sampling: Sampling) -> tuple[Float32, Float32]:
         if self.processed:
@@ -96,11 +114,18 @@ def _check(url: str, said: str) -> None:
         raise PolicyError(f"{url} did not take the weights: {said[:MAX_BODY]}")
 
 
-def _stop_reason(finish: dict[str, Any], ids: list[int], sampling: Sampling) -> StopReason:
-    kind = finish.get("type")
-    if kind == "abort":
+def _pairs(row: Any) -> list[tuple[Any, Any]]:
+    """(id, log-probability) of each entry, which SGLang sends as [log-probability, id, …]."""
+    entries = items(row, "log-probabilities")
+    if not all(isinstance(entry, list) and len(entry) > 1 for entry in entries):
+        raise BadAnswer(f"sent log-probabilities without ids: {shown(row)}")
+    return [(entry[1], entry[0]) for entry in entries]
+
+
+def _stop_reason(reason: str, ids: list[int], sampling: Sampling) -> StopReason:
+    if reason == "abort":
         return StopReason.CANCELLED
-    if kind == "length":
+    if reason == "length":
         return StopReason.LENGTH
     own = bool(ids) and (ids[-1] in sampling.stop_ids or not sampling.stop_strings)
     return StopReason.STOP if own else StopReason.STOP_STRING

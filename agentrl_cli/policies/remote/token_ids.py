@@ -41,9 +41,12 @@ class IdServer:
         weights_version: str = "",
         processed: bool = False,
         lora: bool = False,
+        vocabulary: int | None = None,
         **connection: Any,
     ) -> None:
-        """`processed`: log-probabilities are those of the distribution that is sampled from; else of temperature 1.
+        """`vocabulary`: ids that the model has; None: as many as there are integers.
+
+        `processed`: log-probabilities are those of the distribution that is sampled from; else of temperature 1.
 
         `lora`: published folders are adapters. `connection`: see Endpoint.
         """
@@ -54,6 +57,7 @@ class IdServer:
         self.weights_version = weights_version or model
         self.processed = processed
         self.lora = lora
+        self.vocabulary = vocabulary
         self._base = model
         self._folder: Path | None = None
         self._running = 0
@@ -69,7 +73,7 @@ class IdServer:
         group: str = "",
         on_token: OnToken | None = None,
     ) -> Generation:
-        """One turn. Raises PolicyError where the server fails or sends no token ids."""
+        """One turn. Raises PolicyError where the server fails, BadAnswer where what it sends cannot be used."""
         async with self._idle:
             await self._idle.wait_for(lambda: not self._held)
             self._running += 1

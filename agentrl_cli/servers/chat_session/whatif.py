@@ -165,8 +165,9 @@ class WhatIf:
                 if (env := lanes.get_nowait().env) is not None:
                     await env.close()
         children = [task.result() for task in running]
-        values = advantages([child.reward for child in children])
-        children = [replace(child, advantage=value) for child, value in zip(children, values, strict=True)]
+        graded = [child for child in children if child.graded]
+        values = dict(zip([c.id for c in graded], advantages([c.graded_reward for c in graded]), strict=True))
+        children = [replace(child, advantage=values.get(child.id)) for child in children]
         self.past.keep(children)
         for child in children:
             self.emit({"ev": "child", **child_object(child)})

@@ -292,8 +292,8 @@ def telling_sibling(view: EpisodeView) -> str | None:
     """The sibling to compare with: the best of another reward, else any other."""
     others = [row for row in view.siblings if row.id != view.episode.id]
     different = [row for row in others if row.reward is not None and row.reward != view.episode.reward]
-    if different:
-        here = view.episode.reward
+    here = view.episode.reward
+    if different and here is not None:
         return str(max(different, key=lambda row: (abs(row.reward - here), -row.sample)).id)
     return str(others[0].id) if others else None
 

@@ -211,6 +211,8 @@ ABOUT = {
     "mask": "flag:MASK",
     "drift": "flag:DRIFT",
     "errors": "outcome:env_error,sandbox_error,timeout,drift",
+    "ungraded": "outcome:ungraded",
+    "bad_tokens": "fact:skipped:bad_tokens",
 }
 """Alerts that are about some episodes of their step alone, as a filter."""
 

@@ -1,0 +1,30 @@
+"""An environment of a project, asked: in the event loop where it is asynchronous, else in a thread."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from agentrl_cli.envs.tool_env import AssistantTurn, Env, Step
+from agentrl_cli.threads import contained, in_thread, is_async
+from agentrl_cli.types import Message, Task
+
+
+async def run_reset(env: Env, task: Task) -> list[Message]:
+    """What an environment begins an episode with. Raises EnvError where its code would end the process."""
+    with contained("The environment"):
+        messages: list[Message] = await _value(env.reset, task)
+        return messages
+
+
+async def run_step(env: Env, turn: AssistantTurn) -> Step:
+    """What an environment answers a turn. Raises EnvError where its code would end the process."""
+    with contained("The environment"):
+        step: Step = await _value(env.step, turn)
+        return step
+
+
+async def _value(function: Callable[..., Any], *args: Any) -> Any:
+    answer = function(*args) if is_async(function) else await in_thread(function, *args)
+    return await answer if inspect.isawaitable(answer) else answer

@@ -1,0 +1,282 @@
+"""Code of a project in threads, and what it may raise.
+
+A grader, a tool or a hook that is a plain function runs in a daemon thread, so it never holds the event loop, and the
+deadline of its episode cuts it off. A function cannot be stopped from outside: after its deadline it is abandoned. Its
+thread runs on unheard, is counted, and is never waited for when the process ends.
+
+Not in asyncio's pool: that has a few threads more than there are cores, so sixty waiting graders would queue up in it,
+and Python waits for its threads at exit. Here a call takes an idle thread or starts one, and never waits for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+import logging
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import CodeType
+from typing import Any, ParamSpec, TypeVar
+
+from agentrl_cli.errors import EnvError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+CALL = "__call__"
+IDLE = 30.0
+"""Seconds after which an idle thread ends."""
+LOOP_ONLY = ("signal only works in main thread", "no running event loop", "no current event loop")
+"""What Python says where code needs the main thread or its event loop."""
+
+log = logging.getLogger("agentrl.threads")
+
+
+class Quit(EnvError):
+    """SystemExit, KeyboardInterrupt or CancelledError that a project's code raised."""
+
+    def __init__(self, message: str, cause: BaseException) -> None:
+        super().__init__(message)
+        self.__cause__ = cause
+
+
+class _Call:
+    """One call in a thread, and the loop that waits for it."""
+
+    def __init__(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
+        self.function = function
+        self.loop = loop
+        self.answer: asyncio.Future[Any] = loop.create_future()
+        self.ended = False
+        self.abandoned = False
+
+    def tell(self, value: Any, error: BaseException | None) -> None:
+        if self.answer.done():  # its deadline has passed
+            return
+        if error is None:
+            self.answer.set_result(value)
+        else:
+            self.answer.set_exception(error)
+
+
+def _result(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """(what it returns, what it raises). Knows nothing of the call: an exception keeps alive the frames it has seen."""
+    try:
+        return function(), None
+    except Exception as error:  # noqa: BLE001 - handed to whoever waits
+        return None, RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
+    except BaseException as error:  # noqa: BLE001 - a thread gets no Ctrl-C: whatever this is, the code raised it
+        return None, Quit(_words(error), error)
+
+
+class Threads:
+    """Daemon threads, used again while they are idle. As many as there are calls at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._told = False
+        self.abandoned = 0
+        """Threads that run on after the deadline of what they were called for."""
+
+    async def run(self, function: Callable[[], Any], name: str) -> Any:
+        """What `function` returns or raises. Cancelled, it leaves the thread to itself."""
+        call = _Call(function, asyncio.get_running_loop())
+        with self._lock:
+            worker = self._idle.pop() if self._idle else None
+        if worker is None:
+            worker = _Worker(self)
+        worker.calls.put(call)
+        try:
+            return await call.answer
+        except asyncio.CancelledError:
+            self._abandon(call, name)
+            raise
+        finally:
+            del call  # it holds the exception, whose traceback holds this frame
+
+    def metrics(self) -> dict[str, float]:
+        """`threads/abandoned`, if there are any."""
+        return {"threads/abandoned": float(self.abandoned)} if self.abandoned else {}
+
+    def forget(self) -> None:
+        """In the child of a fork, which has none of the threads."""
+        self._lock, self._idle, self.abandoned = threading.Lock(), [], 0
+
+    def _abandon(self, call: _Call, name: str) -> None:
+        with self._lock:
+            if call.ended or call.abandoned:
+                return
+            call.abandoned = True
+            self.abandoned += 1
+            first, self._told = not self._told, True
+        if first:
+            log.warning(
+                "%s had not returned when its episode was over and runs on in its thread, unheard;"
+                " the metric threads/abandoned counts such threads, and the process does not wait for them",
+                name,
+            )
+
+    def _ended(self, worker: _Worker, call: _Call) -> None:
+        with self._lock:
+            call.ended = True
+            self.abandoned -= call.abandoned
+            self._idle.append(worker)
+
+    def _leave(self, worker: _Worker) -> bool:
+        """Take an idle worker out. False if a call is on its way to it."""
+        with self._lock:
+            if worker not in self._idle:
+                return False
+            self._idle.remove(worker)
+            return True
+
+
+class _Worker(threading.Thread):
+    def __init__(self, threads: Threads) -> None:
+        super().__init__(name="agentrl-code", daemon=True)
+        self.threads = threads
+        self.calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            try:
+                call = self.calls.get(timeout=IDLE)
+            except queue.Empty:
+                if self.threads._leave(self):
+                    return
+                continue
+            value, error = _result(call.function)
+            self.threads._ended(self, call)  # first, so that the next call finds it idle
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
+                call.loop.call_soon_threadsafe(call.tell, value, error)
+            del call, value, error
+
+
+THREADS = Threads()
+"""Those of this process."""
+os.register_at_fork(after_in_child=THREADS.forget)
+
+
+async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """What a synchronous function returns, run in a thread with the caller's context variables.
+
+    Raises Quit where it raises SystemExit, KeyboardInterrupt or CancelledError.
+    """
+    call = partial(contextvars.copy_context().run, partial(function, *args, **kwargs))
+    value: T = await THREADS.run(call, name_of(function))
+    return value
+
+
+async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """What a function of a project returns: a coroutine function in the loop, any other in a thread.
+
+    A function that needs the main thread or the loop (`signal.alarm`, a task of its own) fails with Python's words for
+    that; it is called again there, where no deadline cuts it off. Raises Quit as `in_thread` does.
+    """
+    if is_async(function):
+        return await function(*args, **kwargs)
+    if _code(function) in _IN_LOOP:
+        answer = function(*args, **kwargs)
+    else:
+        try:
+            answer = await in_thread(function, *args, **kwargs)
+        except Exception as error:
+            if not _needs_loop(error):
+                raise
+            stay_in_loop(function)
+            log.warning(
+                "%s needs the main thread (%s) and runs there from now on: no deadline cuts it off, and all episodes"
+                " wait for it",
+                name_of(function), error,
+            )  # fmt: skip
+            answer = function(*args, **kwargs)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def stay_in_loop(function: Callable[..., Any]) -> None:
+    """Let `call` run this function in the event loop's thread, which is the main thread of a run."""
+    code = _code(function)
+    if code is not None:
+        _IN_LOOP.add(code)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives a coroutine; also for objects with an asynchronous `__call__`."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(type(function), CALL, None))
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A function's name for people."""
+    while isinstance(function, partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+@contextlib.contextmanager
+def contained(what: str) -> Iterator[None]:
+    """Around code of a project: what it raises to end the process or its task becomes an EnvError of its own.
+
+    A Ctrl-C of the user and a cancellation from outside pass through.
+    """
+    try:
+        yield
+    except Quit as error:
+        raise EnvError(f"{what} raised {error.message}") from error.__cause__
+    except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
+        if _from_outside(error):
+            raise
+        raise EnvError(f"{what} raised {_words(error)}") from error
+
+
+def _from_outside(error: BaseException) -> bool:
+    """Whether the user's Ctrl-C or a cancellation of the running task raised this, not the code itself."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or task.cancelling() > 0
+    if isinstance(error, SystemExit):
+        return False
+    handler: Any = signal.getsignal(signal.SIGINT)
+    while isinstance(handler, partial):
+        handler = handler.func
+    code = _code(handler)
+    if code is None:  # Python's own handler leaves no trace of itself
+        return handler is signal.default_int_handler
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is code:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+_IN_LOOP: set[CodeType] = set()
+"""Code of functions that `call` does not run in a thread."""
+
+
+def _code(function: Any) -> CodeType | None:
+    """The code of a Python function, None for anything else."""
+    while isinstance(function, partial):
+        function = function.func
+    function = function if hasattr(function, "__code__") else getattr(type(function), CALL, None)
+    return getattr(function, "__code__", None)
+
+
+def _needs_loop(error: BaseException | None) -> bool:
+    """Whether it, or what it was raised from, says that the code has to run in the main thread."""
+    while error is not None:
+        if isinstance(error, (ValueError, RuntimeError)) and any(text in str(error) for text in LOOP_ONLY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

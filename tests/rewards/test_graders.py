@@ -1,0 +1,330 @@
+"""Graders, tools, hooks and worlds that answer nothing, never answer, or would end the process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.commands import main
+from agentrl_cli.config import Config
+from agentrl_cli.envs.tool_env import Env, Step
+from agentrl_cli.errors import EnvError
+from agentrl_cli.hooks import Hook, HookList
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rewards import Reward, RewardContext, score
+from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.store import Store
+from agentrl_cli.tasks import Pack
+from agentrl_cli.threads import THREADS, contained, in_thread
+from agentrl_cli.tools import ToolContext, as_tool
+from agentrl_cli.types import Episode, Message, Outcome, RewardPart, Task
+from tests.helpers.train import TASK_PY, episodes_of, trainer_of, write_model, write_pack, write_project
+
+BYTES = ByteTokenizer()
+CALL = '<tool_call>\n{"name": "act", "arguments": {}}\n</tool_call>'
+ENDINGS = {"SystemExit: 3": SystemExit(3), "KeyboardInterrupt": KeyboardInterrupt(), "CancelledError": None}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def right(episode: Episode, ctx: Any) -> float:
+    return 1.0
+
+
+def rollout_of(
+    *rewards: Reward, tools: tuple[Any, ...] = (), hooks: tuple[object, ...] = (), **limits: Any
+) -> tuple[Rollout, list[Job]]:
+    """A rollout, and six jobs of it."""
+    made = rewards or (Reward("right", right),)
+    pack = Pack.of("p", [{"prompt": "Go."}], made, tools=tools)
+    config = Config.model_validate({"rollout": {"max_tokens": 2000, **limits}})
+    replies = [CALL, "done"] if tools else ["done"]
+    rollout = Rollout(ScriptedPolicy(replies, BYTES), Chat(BYTES), {"p": pack}, config, hooks=HookList(hooks))
+    return rollout, [Job(pack.tasks("train")[0], seed=n, sample=n) for n in range(6)]
+
+
+def ends(words: str, *, later: bool) -> Callable[..., Any]:
+    """Code that ends as `words` say for the second sample: as a coroutine function or a plain one."""
+
+    def end(sample: int) -> float:
+        if sample == 1:
+            raise ENDINGS[words] or asyncio.CancelledError()
+        return 1.0
+
+    async def coroutine(episode: Episode, ctx: Any) -> float:
+        await asyncio.sleep(0)
+        return end(episode.sample)
+
+    return coroutine if later else lambda episode, ctx: end(episode.sample)
+
+
+# --- what is not graded ----------------------------------------------------------------------------------------------
+
+
+async def test_a_primary_reward_of_none_is_masked_counted_and_told(tmp_path: Path, model: Path) -> None:
+    code = TASK_PY.replace("    said =", "    if episode.sample == 1:\n        return None\n    said =", 1)
+    write_pack(tmp_path, code=code)
+    async with trainer_of(tmp_path, model, algo={"drop_zero_variance": False}) as trainer:
+        run = await trainer.train()
+        store = trainer.store
+        found = episodes_of(store, run)
+        nothing = [e for e in found if e.sample == 1]
+        assert {(e.outcome, e.fact, e.reward, e.advantage) for e in nothing} == {
+            (Outcome.UNGRADED, "skipped:ungraded", None, None)
+        }
+        assert "'even' is None" in nothing[0].error and [p.name for p in nothing[0].reward_parts] == ["length"]
+        assert {e.fact for e in found if e.sample != 1} == {"trained"}
+        step = store.steps(run.id)[0]
+        rest = [e.graded_reward for e in found if e.sample != 1 and e.step == 1]
+        assert step["ungraded/even"] == 2 and step["reward"] == pytest.approx(sum(rest) / len(rest))
+        alert = next(a for a in store.alerts(run.id) if a["name"] == "ungraded")
+    assert alert["value"] == 2 and "(even of 2)" in alert["text"]
+
+
+async def test_another_part_that_is_none_is_left_out_with_its_weight() -> None:
+    parts = (Reward("right", right, primary=True), Reward("style", lambda episode, ctx: None, weight=0.5))
+    rollout, jobs = rollout_of(*parts)
+    (episode,) = await rollout.run(jobs[:1])
+    assert (episode.outcome, episode.reward, len(episode.reward_parts)) == (Outcome.SOLVED, 1.0, 1)
+
+
+# --- what would end the process --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("words", ENDINGS)
+async def test_a_grader_that_ends_the_process_masks_its_episode(words: str, later: bool) -> None:
+    rollout, jobs = rollout_of(Reward("judge", ends(words, later=later)))
+    found = await rollout.run(jobs)
+    assert [e.outcome for e in found] == [Outcome.SOLVED, Outcome.ENV_ERROR, *[Outcome.SOLVED] * 4]
+    assert f"The reward 'judge' raised {words}" in found[1].error and found[1].reward is None
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("words", ENDINGS)
+async def test_a_tool_that_ends_the_process_masks_its_episode(words: str, later: bool) -> None:
+    def act() -> str:
+        """Act."""
+        raise ENDINGS[words] or asyncio.CancelledError()
+
+    async def acts() -> str:
+        """Act."""
+        await asyncio.sleep(0)
+        return act()
+
+    acts.__name__ = "act"
+    rollout, jobs = rollout_of(tools=(acts if later else act,))
+    (episode,) = await rollout.run(jobs[:1])
+    assert episode.outcome is Outcome.ENV_ERROR and f"The tool act raised {words}" in episode.error
+
+
+async def test_a_cancellation_from_outside_still_cancels() -> None:
+    async def waits(episode: Episode, ctx: Any) -> float:
+        await asyncio.sleep(60)
+        return 1.0
+
+    rollout, jobs = rollout_of(Reward("judge", waits))
+    running = asyncio.create_task(rollout.run(jobs))
+    await asyncio.sleep(0.2)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(running, 5)
+
+
+def test_a_ctrl_c_of_the_user_is_not_the_code_s_own() -> None:
+    """Python's handler, asyncio's, and a handler of somebody's: each raises in whatever runs."""
+
+    def handler(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        for one in (signal.default_int_handler, handler):
+            signal.signal(signal.SIGINT, one)
+            with pytest.raises(KeyboardInterrupt), contained("The code"):
+                signal.raise_signal(signal.SIGINT)
+        with pytest.raises(EnvError, match="The code raised KeyboardInterrupt"), contained("The code"):
+            raise KeyboardInterrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# --- what takes too long ---------------------------------------------------------------------------------------------
+
+
+async def test_graders_that_sleep_hold_neither_the_others_nor_the_loop() -> None:
+    """Twelve sleep for 0.5 s at once; meanwhile the loop goes on."""
+
+    def slow(episode: Episode, ctx: Any) -> float:
+        time.sleep(0.5)
+        return 1.0
+
+    rollout, jobs = rollout_of(Reward("slow", slow))
+    gaps, last = [0.0], time.monotonic()
+    started = last
+    running = asyncio.create_task(rollout.run([*jobs, *jobs]))
+    while not running.done():
+        await asyncio.sleep(0.01)
+        gaps.append(time.monotonic() - last)
+        last = time.monotonic()
+    assert {e.outcome for e in running.result()} == {Outcome.SOLVED}
+    assert last - started < 3 and max(gaps) < 0.45, "6 s one after another"
+
+
+async def test_a_deadline_cuts_off_whatever_hangs() -> None:
+    let = threading.Event()
+
+    class Stuck(Hook):
+        def on_rollout_end(self, rollout: Episode, task: Task) -> None:
+            let.wait(20)
+
+    class World(Env):
+        def reset(self, task: Task) -> list[Message]:  # type: ignore[override]
+            let.wait(20)
+            return list(task.prompt)
+
+        async def step(self, turn: Any) -> Step:
+            return Step(terminated=True)
+
+    try:
+        by_reward, jobs = rollout_of(Reward("slow", lambda episode, ctx: let.wait(20), timeout=0.2))
+        (episode,) = await by_reward.run(jobs[:1])
+        assert episode.outcome is Outcome.ENV_ERROR and "'slow' took longer than 0.2 s" in episode.error
+        grader, _ = rollout_of(Reward("slow", lambda episode, ctx: let.wait(20)), episode_timeout=0.3)
+        hook, _ = rollout_of(hooks=(Stuck(),), episode_timeout=0.3)
+        world, _ = rollout_of(episode_timeout=0.3)
+        object.__setattr__(world.packs["p"], "module", SimpleNamespace(make_env=lambda task: World()))
+        for rollout in (grader, hook, world):
+            (episode,) = await rollout.run(jobs[:1])
+            assert episode.outcome is Outcome.TIMEOUT and episode.reward is None
+        assert THREADS.metrics() == {"threads/abandoned": 4.0}
+    finally:
+        let.set()
+
+
+async def test_an_exception_from_a_thread_frees_what_its_frames_hold() -> None:
+    """At once, not at the next garbage collection: a socket that a tool was reading from, for instance."""
+
+    class Held:
+        pass
+
+    def fails() -> None:
+        held = Held()
+        seen.append(weakref.ref(held))
+        raise ValueError("no")
+
+    seen: list[weakref.ref[Held]] = []
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            await in_thread(fails)
+        await asyncio.sleep(0.05)  # its thread is idle again
+        assert seen[0]() is None
+    finally:
+        gc.enable()
+
+
+async def test_a_world_of_plain_functions_runs_in_a_thread() -> None:
+    seen: list[int] = []
+
+    class World(Env):
+        def reset(self, task: Task) -> list[Message]:  # type: ignore[override]
+            seen.append(threading.get_ident())
+            return list(task.prompt)
+
+        def step(self, turn: Any) -> Step:  # type: ignore[override]
+            seen.append(threading.get_ident())
+            return Step(reward=1.0, terminated=True)
+
+    rollout, jobs = rollout_of()
+    object.__setattr__(rollout.packs["p"], "module", SimpleNamespace(make_env=lambda task: World()))
+    (episode,) = await rollout.run(jobs[:1])
+    assert episode.outcome is Outcome.SOLVED and len(seen) == 2 and threading.get_ident() not in seen
+    assert RewardPart("env", 1.0, 0.0) in episode.reward_parts
+
+
+async def test_a_grader_that_needs_the_main_thread_gets_it() -> None:
+    """`signal.alarm` is how other projects' graders bound their time."""
+
+    def alarmed(episode: Episode, ctx: Any) -> float:
+        before = signal.signal(signal.SIGALRM, lambda number, frame: None)
+        signal.signal(signal.SIGALRM, before)
+        return 1.0
+
+    (part,) = await score(
+        Episode("e", "t"), [Reward("alarmed", alarmed)], RewardContext(Task("t", "p", "", "", ()), "")
+    )
+    assert part.value == 1.0
+
+
+# --- tools and commands ----------------------------------------------------------------------------------------------
+
+
+async def test_an_object_without_a_text_form_is_an_error() -> None:
+    class Plain:
+        pass
+
+    class Said:
+        def __str__(self) -> str:
+            return "said"
+
+    def give() -> Any:
+        """Give."""
+        return values.pop(0)
+
+    values: list[Any] = [Plain(), [Plain()], iter("ab"), Said(), {"n": Said()}]
+    answers = [await as_tool(give).call(ToolContext(), {}) for _ in range(5)]
+    for answer in answers[:3]:
+        assert answer.error == "exception" and "has no text form" in answer.text and "0x" not in answer.text
+    assert [answer.text for answer in answers[3:]] == ['"said"', '{"n": "said"}']
+
+
+def test_a_rollout_and_an_eval_of_which_nothing_is_graded_fail(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_pack(
+        tmp_path, code="def even(episode, ctx):\n    return None\n\n\nREWARDS = {'even': even, 'length': even}\n"
+    )
+    write_project(tmp_path, model, eval={"k": 1, "limit": 2})
+    assert main(["rollout", "-n", "2", "--project", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "None of the 2 episodes could be graded" in said and "Traceback" not in said
+    assert main(["eval", "--project", str(tmp_path)]) == 1
+    assert "None of the 2 attempts could be graded" in capsys.readouterr().err
+    with Store.open(tmp_path / "runs" / "agentrl.db", readonly=True) as store:
+        assert {row.reward for row in store.episode_rows(store.episode_ids("", "time"))} == {None}
+    (tmp_path / "data" / "train.jsonl").write_text("")
+    assert main(["rollout", "-n", "2", "--project", str(tmp_path)]) == 2
+    assert "has no rows" in capsys.readouterr().err
+
+
+def test_a_script_s_stdout_is_its_own(tmp_path: Path, model: Path) -> None:
+    code = f"""
+import agentrl_cli as a
+config = a.Config.model_validate({{
+    "model": {{"name": {str(model)!r}, "device": "cpu", "dtype": "float32"}}, "train": {{"steps": 1}},
+    "rollout": {{"group_size": 2, "prompts_per_step": 1, "max_new_tokens": 4}}}})
+pack = a.Pack.of("p", [{{"prompt": "Go."}}], [a.Reward("n", lambda e, ctx: float(e.sample))])
+a.train(config, packs=[pack], project={str(tmp_path)!r})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "" and "step 1/1" in done.stderr
