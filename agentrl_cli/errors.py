@@ -25,7 +25,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import errno
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class AgentRLError(Exception):
@@ -124,6 +127,49 @@ class GateNotMet(AgentRLError):
     """`eval --fail-under` was not reached."""
 
     exit_code = 4
+
+
+KEPT = "Free some space; what was finished before is kept, and `agentrl train --resume last` goes on."
+
+
+def disk_problem(error: BaseException, what: str = "", hint: str = "") -> StoreError | None:
+    """One sentence for an error of a disk that is full or cannot be written to; None for any other error.
+
+    Libraries hide the system's error in texts of their own, or behind a later one: the whole chain is looked at.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        number = getattr(found, "errno", None) or _number_in(str(found))
+        name = what or str(getattr(found, "filename", None) or "")
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            return StoreError(f"The disk is full{f': {name} could not be written' * bool(name)}.", hint=hint or KEPT)
+        if number == errno.EROFS:
+            return StoreError(f"The disk is read-only{f': {name} could not be written' * bool(name)}.", hint=hint)
+        if number in (errno.EACCES, errno.EPERM) and what:
+            return StoreError(f"{what} could not be written: permission denied.", hint=hint)
+        found = found.__cause__ or found.__context__
+    return None
+
+
+def _number_in(text: str) -> int | None:
+    """The number of the system's error in the text of a library that is written in Rust."""
+    number = re.search(r"\(os error (\d+)\)|Os \{ code: (\d+)", text)
+    return None if number is None else int(number[1] or number[2])
+
+
+@contextmanager
+def writing(what: str, hint: str = "") -> Iterator[None]:
+    """Turns an error of the disk under `what` into a StoreError with one sentence."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, AgentRLError):
+            problem = disk_problem(error, what, hint)
+            if problem is None and isinstance(error, OSError):
+                problem = StoreError(f"{what} could not be written: {error.strerror or error}.", hint=hint)
+            if problem is not None:
+                raise problem from error
+        raise
 
 
 def nearest(name: str, known: Iterable[str], n: int = 2) -> list[str]:

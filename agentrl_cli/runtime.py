@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from agentrl_cli.policies.local_loaded import Loaded
     from agentrl_cli.sandbox import Sandbox
 
+SMALL = 64 * 2**20
+"""Bytes of a store that is looked through for damage before anything is written to it."""
 M_ARENA_MAX = -8
 """glibc's malloc.h"""
 
@@ -76,6 +78,7 @@ async def open_runtime(
             found = await stack.enter_async_context(_served(found, config))
         db.parent.mkdir(parents=True, exist_ok=True)
         store = stack.enter_context(Store.open(db))
+        store.require_sound(at_most=SMALL)
         held = partial(conversations, found.values(), config.task.split_train)
         loaded = load_policy(spec, config, base=base, store=store, trainable=trainable, conversations=held)
         stack.push_async_callback(loaded.policy.close)

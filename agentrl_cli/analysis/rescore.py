@@ -236,7 +236,10 @@ def _by_turn(episode: Episode, values: Float32) -> tuple[float, ...]:
 
 
 def keep(store: Store, run_id: str, name: str, found: Sequence[Change], spec: Mapping[str, Any]) -> str:
-    """Store the graded ones as a score set of the run; returns its name, which gets a number where it is taken."""
+    """Store the result as a score set of the run; returns its name, which gets a number where it is taken.
+
+    What was not graded has no score.
+    """
     rows = [
         Score(
             name=name,

@@ -6,7 +6,6 @@ subcommands), and one line in COMMANDS.
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import re
@@ -20,7 +19,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from agentrl_cli._version import __version__
-from agentrl_cli.errors import AgentRLError, UsageError, nearest
+from agentrl_cli.errors import AgentRLError, UsageError, disk_problem, nearest
 from agentrl_cli.types.plain import is_text, shown
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -183,11 +182,11 @@ def report(error: BaseException) -> int:
             return _usage_error(error)
         case ModuleNotFoundError() if error.name and not error.name.startswith("agentrl_cli"):
             return _fail(f"The package {error.name} is not installed.", f"pip install {error.name}", 3, error)
-        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _silence_stdout()
-            where = f" while writing {error.filename}" if error.filename else ""
-            hint = "Free some space; what was finished before is kept, and `agentrl train --resume last` goes on."
-            return _fail(f"The disk is full{where}.", hint, 3, error)
+        case Exception() if (problem := disk_problem(error)) is not None:
+            _silence_stdout()  # the flush at exit would fail once more
+            return _fail(problem.message, problem.hint, problem.exit_code, error)
+        case PermissionError() if error.filename:
+            return _fail(f"{error.filename}: permission denied.", "Look who owns it, and who may use it.", 3, error)
         case _:
             return _unexpected(error)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from agentrl_cli.commands.common import JsonOption, ModelOption, confirm, echo, echo_json, narrate, warn
-from agentrl_cli.errors import ConfigError, NotFound, SandboxUnavailable, UsageError
+from agentrl_cli.errors import ConfigError, NotFound, SandboxUnavailable, UsageError, writing
 from agentrl_cli.paths import PROJECT_FILE, find_pack, pack_names, packs_dir
 
 NOT_COPIED = {"__pycache__", ".pytest_cache", "runs", PROJECT_FILE}
@@ -57,9 +57,10 @@ def command(
     files = _files(source)
     files[Path(PROJECT_FILE)] = _settings(source, model, isolation).encode()
     _refuse_loss(target, files, force)
-    for name, content in files.items():
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        (target / name).write_bytes(content)
+    with writing(str(target)):
+        for name, content in files.items():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (target / name).write_bytes(content)
     following = [f"cd {target}", "agentrl check", "agentrl train --watch"]
     if as_json:
         echo_json({"project": target, "pack": source.name, "files": [*map(str, files)], "next": following})

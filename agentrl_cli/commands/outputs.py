@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from agentrl_cli.errors import StoreError, UsageError
+from agentrl_cli.errors import UsageError
+from agentrl_cli.errors import writing as disk_writing
 
 
 @contextlib.contextmanager
@@ -42,12 +43,9 @@ def _run_around(out: Path, doing: str, db: Path) -> Iterator[None]:
 def _locked(out: Path, doing: str) -> Iterator[None]:
     """A lock on a file beside the folder, which the system releases when its process ends, however that ends."""
     path = out.absolute().with_name(f".{out.absolute().name}.lock")
-    try:
+    with disk_writing(str(out), hint="Choose another folder, or free some space."):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = _lock(path, out)
-    except OSError as error:
-        hint = "Choose another folder, or free some space."
-        raise StoreError(f"{out} cannot be written: {error.strerror}.", hint=hint) from error
     with file:
         file.truncate(0)
         file.write(f"agentrl {doing} (process {os.getpid()})")

@@ -148,6 +148,7 @@ def _resumed(context: Context, name: str, sets: list[str] | None, flags: dict[st
     from agentrl_cli.store import Store
 
     with Store.open(context.db, readonly=True) as store:
+        store.require_sound()  # before anything is built on it
         row = _run(store, name)
     settings, sources = load_config((), sets or (), os.environ, flags, base=context.project, run=row.config)
     before, now = portable(row.config, (context.project,)), settings.model_dump(mode="json")
@@ -273,13 +274,16 @@ def _own_process(context: Context, resume: str | None, *, watch: bool) -> None:
 
 
 def _told_the_end(db: Path, name: str) -> bool:
-    """Says how a watched run ended, where it has; False while it goes on."""
+    """Says how a watched run ended, where it has; False while it goes on. Raises RunFailed if it failed."""
     from agentrl_cli.store import Store
 
     with Store.open(db, readonly=True) as store:
         run = store.run(name)
     if run.alive:
         return False
+    if run.state in ("failed", "interrupted"):
+        text = f"{name}: {run.state} at step {run.step}" + (f": {run.error}" if run.error else ".")
+        raise RunFailed(text, hint=f"agentrl train --resume {name} goes on.")
     after = "agentrl eval, agentrl replay best" if run.status == "finished" else f"agentrl train --resume {name}"
     narrate(f"{name}: {run.state} at step {run.step}. Next: {after}")
     return True

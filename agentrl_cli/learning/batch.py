@@ -9,6 +9,7 @@ Not here: groups and losses.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -150,7 +151,9 @@ class Batch:
             "responses": torch.from_numpy(whole[:, prompt:].copy()),
             "response_mask": torch.from_numpy(mask[:, prompt:].copy()),
             "old_log_probs": torch.from_numpy(logps[:, prompt:].copy()),
-            "rewards": torch.tensor([e.graded_reward for e in episodes], dtype=torch.float32),
+            "rewards": torch.tensor(
+                [math.nan if e.reward is None else e.reward for e in episodes], dtype=torch.float32
+            ),
         }
         if advantages is not None:
             tensors["advantages"] = torch.from_numpy(gains[:, prompt:].copy())

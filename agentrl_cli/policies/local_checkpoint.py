@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from agentrl_cli.errors import ModelError, StoreError
+from agentrl_cli.errors import ModelError, writing
 from agentrl_cli.policies.local_checksums import CHECKSUMS, damage, seal, to_disk
 from agentrl_cli.policies.local_load import ADAPTER_FILE
 from agentrl_cli.policies.local_loaded import save_model
@@ -39,20 +39,15 @@ class DamagedCheckpoint(ModelError):
 
 
 def save_checkpoint(folder: Path, model: nn.Module, tokenizer: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint; an older one of the same name is replaced. Raises StoreError where the disk is full.
+    """Write a checkpoint; an older one of the same name is replaced. Raises StoreError where it cannot be.
 
     What dead processes left in the same parent folder is swept first.
     """
     sweep(folder.parent)
-    try:
-        with written_whole(folder) as beside:
-            save_model(model, tokenizer, beside)
-            torch.save(state, beside / STATE)
-    except (OSError, RuntimeError) as error:
-        raise StoreError(
-            f"The checkpoint {folder.name} could not be written: {error}",
-            hint="Free some disk space, then go on with `agentrl train --resume last`.",
-        ) from error
+    with writing(f"the checkpoint {folder}"), written_whole(folder) as beside:
+        save_model(model, tokenizer, beside)
+        with (beside / STATE).open("wb") as file:  # given a path, torch would not say what went wrong
+            torch.save(state, file)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from agentrl_cli.config import Config
-from agentrl_cli.errors import ModelError, StoreError, TemplateError, UsageError
+from agentrl_cli.errors import ModelError, TemplateError, UsageError, writing
 from agentrl_cli.policies.local_checkpoint import written_whole
 from agentrl_cli.policies.local_checksums import CHECKSUMS
 from agentrl_cli.policies.local_load import (
@@ -77,21 +77,17 @@ def merge(
         raise TemplateError(f"{tokenizer_home} has no chat template.", hint="model.chat_template names a file.")
     adapter = (source / ADAPTER_FILE).is_file()
     require_undamaged(source)
-    try:
-        with written_whole(out) as beside:
-            if adapter or dtype != "auto":
-                _save(source, beside, config, base, dtype, _stored_dtype(under))
-            else:
-                _copy(source, beside)
-            copy_tokenizer(tokenizer_home, beside)
-            if config.model.chat_template is not None:
-                (beside / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
-            written = _stored_dtype(beside)
-            card = _card(name, source, adapter, written, store, auto_class(beside))
-            (beside / "README.md").write_text(card, encoding="utf-8")
-    except OSError as error:
-        hint = "Free some space, or choose another place."
-        raise StoreError(f"{out} could not be written: {error}", hint=hint) from error
+    with writing(str(out), hint="Free some space, or choose another place."), written_whole(out) as beside:
+        if adapter or dtype != "auto":
+            _save(source, beside, config, base, dtype, _stored_dtype(under))
+        else:
+            _copy(source, beside)
+        copy_tokenizer(tokenizer_home, beside)
+        if config.model.chat_template is not None:
+            (beside / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
+        written = _stored_dtype(beside)
+        card = _card(name, source, adapter, written, store, auto_class(beside))
+        (beside / "README.md").write_text(card, encoding="utf-8")
     return Merged(out, source, adapter, written, tuple(sorted(path.name for path in out.iterdir())))
 
 

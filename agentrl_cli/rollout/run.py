@@ -11,7 +11,7 @@ from agentrl_cli.chat.parse import Parsed
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.config import Config
 from agentrl_cli.envs.tool_env import Env, tool_env
-from agentrl_cli.errors import ConfigError, NotFound
+from agentrl_cli.errors import ConfigError, NotFound, StoreError
 from agentrl_cli.hooks import HookList
 from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.rollout.attempt import Attempt
@@ -136,7 +136,10 @@ class Rollout:
     def _commit(self) -> None:
         self._committing = None
         if self.store is not None:
-            self.store.flush_ended()
+            try:
+                self.store.flush_ended()
+            except StoreError as error:  # the event loop calls this: an episode's next write raises it
+                self.store.postpone(error)
 
     def _label(self) -> None:
         """A run whose code is not isolated says so among its events and alerts, once."""

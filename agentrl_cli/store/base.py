@@ -12,13 +12,14 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from agentrl_cli.errors import StoreError
-from agentrl_cli.store.connection import BUSY_MS, connect, mapped
+from agentrl_cli.store.connection import BUSY_MS, RECOVER, connect, mapped
+from agentrl_cli.store.identity import Identity
 from agentrl_cli.store.live_buffer import Running
 
 if TYPE_CHECKING:
@@ -43,17 +44,19 @@ class StoreBase:
         """The folder that paths in the store are relative to; None of a store in memory."""
         self.readonly = readonly
         self._conn = connect(path, readonly=readonly, busy_ms=busy_ms)
+        self._identity = None if readonly or str(path) == ":memory:" else Identity(path)
         self._lock = threading.RLock()
         self._depth = 0
         self._queue: list[Statement] = []
         self._running: dict[str, Running] = {}
-        self._after: list[Statement] = []
-        """Like the queue; about episodes that may be running, so after those."""
         self._live: dict[str, Params] = {}
         """Newest states of episodes that are not among the running ones."""
         self._groups: set[tuple[str | None, str]] = set()
         """(run, group) of groups that were added here."""
         self._failure: StoreError | None = None
+        """What went wrong in the background: raised by the next write."""
+        self._refused: StoreError | None = None
+        """The last row that was refused, until it is raised."""
         self._pending = threading.Event()
         self._closing = threading.Event()
         self._flusher: threading.Thread | None = None
@@ -78,6 +81,9 @@ class StoreBase:
         try:
             if not self.readonly:
                 self.flush()
+                self._require_same_files()
+                if self._refused is not None:
+                    raise self._refused
         finally:
             self._closing.set()
             self._pending.set()
@@ -93,7 +99,11 @@ class StoreBase:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        if value is None:
+            self.close()
+            return
+        with suppress(StoreError):  # what is on its way says more, and most often the same
+            self.close()
 
     @property
     def db(self) -> Database:
@@ -116,18 +126,19 @@ class StoreBase:
                     yield self._conn
                 return
             self._refuse_readonly()
-            kept = self._queue, dict(self._running), self._after, self._live
+            self._require_same_files()
+            kept = self._queue, dict(self._running), self._live
             self._conn.execute("BEGIN IMMEDIATE")
-            self._depth, self._queue, self._after, self._live = 1, [], [], {}
+            self._depth, self._queue, self._live = 1, [], {}
             try:
                 written = self._drain(*kept)
                 yield self._conn
-                self._drain((), {}, (), self._live)
+                self._drain((), {}, self._live)
                 self._conn.execute("COMMIT")
             except BaseException:
                 if self._conn.in_transaction:
                     self._conn.execute("ROLLBACK")
-                self._queue, self._running, self._after, self._live = kept
+                self._queue, self._running, self._live = kept
                 del self._queue[:-MAX_QUEUE]
                 raise
             else:
@@ -135,6 +146,18 @@ class StoreBase:
                 self._committed(written)
             finally:
                 self._depth = 0
+
+    def _require_same_files(self) -> None:
+        """Raise StoreError if the file at the path is no longer the open one: nothing would be kept."""
+        if self._identity is None:
+            return
+        try:
+            self._identity.require()
+        except StoreError:
+            if self._identity.has_lost_its_log and not self._conn.in_transaction:
+                with suppress(sqlite3.Error):  # else the next reader finds a file without its last commits
+                    self._conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            raise
 
     def _committed(self, written: Sequence[Running]) -> None:
         for one in written:
@@ -159,7 +182,6 @@ class StoreBase:
         self,
         queue: Sequence[Statement],
         running: Mapping[str, Running],
-        after: Sequence[Statement],
         live: Mapping[str, Params],
     ) -> list[Running]:
         """Writes all of that; returns the running episodes it wrote. A bad row does not hold back the others."""
@@ -167,29 +189,32 @@ class StoreBase:
             self._try(self._conn.execute, sql, params)
         written = [one for one in running.values() if one.waits]
         for one in written:
-            self._try(one.write, self._conn)
-        for sql, params in after:
-            self._try(self._conn.execute, sql, params)
+            self._try(self._write_whole, one)
         if live:
             self._conn.executemany(
                 "UPDATE live SET state=?, turn=?, text=?, updated=? WHERE episode_id=?", live.values()
             )
         return written
 
+    def _write_whole(self, one: Running) -> None:
+        """All of an episode that waits, or nothing of it."""
+        with self._savepoint():
+            one.write(self._conn)
+
     def _try(self, write: Callable[..., Any], *arguments: Any) -> None:
         try:
             write(*arguments)
         except (sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError, OverflowError) as error:
-            self._failure = StoreError(f"A row was refused by {self.path}: {error}.")
+            self._refused = self._failure = StoreError(f"A row was refused by {self.path}: {error}.")
 
-    def _later(self, sql: str, params: Params, *, after: bool = False) -> None:
-        """Queue one write; inside a transaction it happens at once, in order. `after`: it needs a running episode."""
+    def _later(self, sql: str, params: Params) -> None:
+        """Queue one write; inside a transaction it happens at once, in order."""
         with self._lock:
             self._refuse_readonly()
             if self._depth:
                 self._conn.execute(sql, params)
                 return
-            (self._after if after else self._queue).append((sql, params))
+            self._queue.append((sql, params))
             self._wake()
 
     def _wake(self) -> None:
@@ -211,15 +236,20 @@ class StoreBase:
             self._pending.clear()
             try:
                 self.flush()
-            except StoreError as error:  # raised by the next write, in the thread of whoever uses the store
-                self._failure = error
+            except StoreError as error:  # raised in the thread of whoever uses the store
+                self.postpone(error)
             except sqlite3.ProgrammingError:  # closed meanwhile
                 return
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            failure, self._failure = self._failure, None
+            failure, self._failure, self._refused = self._failure, None, None
             raise failure
+
+    def postpone(self, error: StoreError) -> None:
+        """Let the next write raise an error that came up where nothing could catch it."""
+        with self._lock:
+            self._failure = error
 
     def _refuse_readonly(self) -> None:
         if self.readonly:
@@ -228,7 +258,7 @@ class StoreBase:
     @property
     def _waits(self) -> bool:
         """Whether anything is to be written outside a transaction."""
-        if self._queue or self._after or self._live:
+        if self._queue or self._live:
             return True
         return bool(self._running) and any(one.waits for one in self._running.values())
 
@@ -240,18 +270,20 @@ class StoreBase:
                     pass
 
     def flush_ended(self) -> None:
-        """Write the episodes that have ended; those that run may wait. Raises StoreError."""
+        """Write the episodes that have ended, each with all that is known of it; those that run may wait.
+
+        Raises StoreError.
+        """
         with self._lock:
             ended = {name: one for name, one in self._running.items() if one.ended}
-            if not ended or self._depth:
+            if not ended or self._depth or self._closing.is_set():
                 return
             others = {name: one for name, one in self._running.items() if not one.ended}
-            self._running, after, self._after = ended, self._after, []
+            self._running = ended
             try:
                 self.flush()
             finally:
                 self._running |= others
-                self._after = after
 
     # Reading
 
@@ -265,7 +297,7 @@ class StoreBase:
     def _settle(self) -> None:
         if self._depth:
             live, self._live = self._live, {}
-            self._drain((), {}, (), live)
+            self._drain((), {}, live)
         else:
             self.flush()
 
@@ -280,6 +312,15 @@ class StoreBase:
             cursor = self._conn.execute(sql, params)
             names = [item[0] for item in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor]
+
+    def require_sound(self, *, at_most: int | None = None) -> None:
+        """Raise StoreError if SQLite's quick check finds damage; a file of more than `at_most` bytes is not read."""
+        with self._lock, mapped(self.path):
+            if at_most is not None and Path(self.path).stat().st_size > at_most:
+                return
+            found = str(self._conn.execute("PRAGMA quick_check(1)").fetchone()[0])
+        if found != "ok":
+            raise StoreError(f"The store {self.path} is damaged: {' '.join(found.split())}.", hint=RECOVER)
 
     def data_version(self) -> int:
         """A number that changes when another connection has written: poll it before reading again."""

@@ -67,7 +67,7 @@ class ClaimStore(StoreBase):
         """Why this process no longer holds a run, as a sentence; empty while it does."""
         rows = self._rows(_HELD, (run_id,), settled=False)
         if not rows:
-            return "The run was deleted while it went on."
+            return "The run was deleted while it ran."
         name, claim, _, *identity = rows[0]
         holder = Holder(*identity)
         if holder == Holder.of():

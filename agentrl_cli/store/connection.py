@@ -17,10 +17,12 @@ from urllib.parse import quote
 
 import numpy as np
 
-from agentrl_cli.errors import NotFound, StoreError
+from agentrl_cli.errors import NotFound, StoreError, disk_problem
 from agentrl_cli.store.schema import APPLICATION_ID, MIGRATION_SET, MIGRATIONS, SCHEMA_VERSION, Migration, statements
 
 BUSY_MS = 30_000
+ELSEWHERE = "Choose another place with --db, or make this one writable."
+RECOVER = "`sqlite3 FILE .recover | sqlite3 NEW.db` saves what can be read; then use --db NEW.db."
 WAL_PAGES = 4_000
 """Pages of write-ahead log (16 MB) between two check-points: each costs a sync to disk."""
 
@@ -55,9 +57,8 @@ def _writer(path: Path | str, busy_ms: int) -> sqlite3.Connection:
             try:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise StoreError(
-                    f"Cannot make the folder of the store {path}: {error.strerror}.",
-                    hint="Choose another place with --db.",
+                raise disk_problem(error, f"the store {path}", ELSEWHERE) or StoreError(
+                    f"Cannot make the folder of the store {path}: {error.strerror}.", hint=ELSEWHERE
                 ) from error
         conn = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=busy_ms / 1000)
         try:
@@ -205,8 +206,10 @@ def _explain(error: sqlite3.DatabaseError, path: Path | str) -> StoreError | Non
     if code == sqlite3.SQLITE_CORRUPT:
         return StoreError(
             f"The store {path} is damaged: {text}.",
-            hint="`sqlite3 FILE .recover | sqlite3 NEW.db` saves what can be read; then use --db NEW.db.",
+            hint=RECOVER,
         )
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) and (why := _forbidden(Path(path))):
+        return StoreError(f"{why}: the store {path} could not be written.", hint=ELSEWHERE)
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):
         return StoreError(
             f"The store {path} cannot be opened or written: {text}.",
@@ -217,3 +220,15 @@ def _explain(error: sqlite3.DatabaseError, path: Path | str) -> StoreError | Non
             "The row refers to a run or an episode that is not in the store.", hint="Call add_run() first."
         )
     return None
+
+
+def _forbidden(path: Path) -> str:
+    """Why nothing can be written there; empty where it can."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        return ""
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return "The disk is read-only"
+    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        return "Permission denied"
+    return ""

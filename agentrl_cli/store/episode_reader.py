@@ -306,9 +306,13 @@ class EpisodeReader(StoreBase):
         )
 
     def task_stats(self, run: str | None = None) -> list[list[Any]]:
-        """[task, pack, family, split, episodes, mean reward, share solved] of every task that has episodes."""
+        """[task, pack, family, split, episodes, mean reward, share solved] of every task that has episodes.
+
+        The last two are of those that were graded, None if none was.
+        """
         rows = self._rows(
-            "SELECT task_id, pack, max(family), max(split), count(*), avg(reward), avg(outcome='solved') FROM episodes"
+            "SELECT task_id, pack, max(family), max(split), count(*), avg(reward),"
+            " avg(CASE WHEN reward IS NOT NULL THEN outcome='solved' END) FROM episodes"
             " WHERE ?1 IS NULL OR run_id=?1 GROUP BY pack, task_id ORDER BY pack, task_id",
             (run,),
         )

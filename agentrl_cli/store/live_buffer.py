@@ -18,6 +18,7 @@ from agentrl_cli.store.statements import (
     DROP_UNFINISHED,
     END_EPISODE,
     NO_RESULT,
+    PUT_DRIFT,
     PUT_EPISODE,
     PUT_LIVE,
     PUT_PART,
@@ -59,6 +60,8 @@ class Running:
     """The newest version of every turn that is not written."""
     spans: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Of all turns."""
+    drift: list[tuple[Any, ...]] = field(default_factory=list)
+    """Drift that is not written, as `PUT_DRIFT` takes it: it decides what is trained, so it comes with the end."""
     asking: list[int] = field(default_factory=list)
     """The turns that made calls."""
     answers: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -76,7 +79,7 @@ class Running:
     @property
     def waits(self) -> bool:
         """Whether there is anything to write."""
-        return not self.begun or self.ended or self.state is not None or bool(self.waiting)
+        return not self.begun or self.ended or self.state is not None or bool(self.waiting or self.drift)
 
     def add(self, turn: Turn, tokens: Tokens) -> None:
         """One more turn, or a newer version of one. Raises ValueError where span and tokens differ."""
@@ -107,6 +110,7 @@ class Running:
         self.begun, self.state, self.counts = True, None, self._counted()
         self.stored.update(self.waiting)
         self.waiting.clear()
+        self.drift.clear()
 
     def _counted(self) -> tuple[int, ...]:
         """`counts` with what waits; a turn counts as it was when it was first written."""
@@ -129,6 +133,7 @@ class Running:
             conn.execute(SET_COUNTS, (*self._counted(), episode.id))
         if self.waiting:
             self._put_turns(conn)
+        conn.executemany(PUT_DRIFT, self.drift)
         if ended:
             self._put_end(conn)
         elif self.state is not None:

@@ -6,13 +6,14 @@ import os
 import sqlite3
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agentrl_cli.errors import UsageError, nearest
+from agentrl_cli.errors import UsageError, nearest, writing
 from agentrl_cli.store.base import batches
 from agentrl_cli.store.codec import marks
 from agentrl_cli.store.connection import connect, mapped
@@ -111,13 +112,14 @@ def backup(path: Path, target: Path) -> int:
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     conn = connect(path, readonly=True)
     try:
-        with mapped(target):
+        with writing(f"the store {target}"), mapped(target):
             conn.execute("PRAGMA query_only=OFF")  # the file itself is open for reading only
             conn.execute("VACUUM INTO ?", (str(part),))
-        part.replace(target)
+            part.replace(target)
     finally:
         conn.close()
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing could be written there is nothing to remove
+            part.unlink()
     return target.stat().st_size
 
 

@@ -94,7 +94,7 @@ class EpisodeRow:
     outcome: Outcome | None
     error: str
     reward: float | None
-    """None while it runs."""
+    """None while it runs, and if it was not graded."""
     primary_score: float | None
     advantage: float | None
     fact: str

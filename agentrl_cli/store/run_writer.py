@@ -32,6 +32,7 @@ from agentrl_cli.store.holder import Holder
 from agentrl_cli.store.live_buffer import SAID
 from agentrl_cli.store.places import absolute, new_folder, stored
 from agentrl_cli.store.rows import ControlRow, EvalRow, RunRow, build, columns
+from agentrl_cli.store.statements import PUT_DRIFT
 from agentrl_cli.types import AgentState, Task, TrainSignals, new_id
 from agentrl_cli.types.content import media_type
 
@@ -43,7 +44,6 @@ _ADD_ALERT = (
     "INSERT INTO alerts (run_id, at, level, name, value, threshold, text, step) SELECT ?1,?2,?3,?4,?5,?6,?7,?8"
     " WHERE ?8 IS NULL OR NOT EXISTS (SELECT 1 FROM alerts WHERE run_id IS ?1 AND name=?4 AND step=?8)"
 )
-_ADD_DRIFT = "INSERT INTO drift (episode_id, kind, turn, position, expected, got) VALUES (?,?,?,?,?,?)"
 _SET_FACT = "UPDATE episodes SET fact=?, advantage=coalesce(?, advantage) WHERE id=?"
 _NUMBERS = ("advantage", "logp_train", "ratio", "weight", "logp_ref", "value", "returns")
 _SET_SIGNALS = (
@@ -302,8 +302,16 @@ class MarkWriter(StoreBase):
             start += n
 
     def add_drift(self, episode_id: str, *, kind: str, turn: int, position: int, expected: str, got: str) -> None:
-        """Queue a place where a rendering differs from the ids."""
-        self._later(_ADD_DRIFT, (episode_id, kind, turn, position, clean(expected), clean(got)), after=True)
+        """Queue a place where a rendering differs from the ids; that of a running episode is written with it."""
+        row = (episode_id, kind, turn, position, clean(expected), clean(got))
+        with self._lock:
+            self._refuse_readonly()
+            running = None if self._depth else self._running.get(episode_id)
+            if running is None:
+                self._later(PUT_DRIFT, row)
+                return
+            running.drift.append(row)
+            self._wake()
 
     def add_tag(self, episode_id: str, tag: str) -> None:
         with self.transaction() as conn:

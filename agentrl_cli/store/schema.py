@@ -191,6 +191,23 @@ UPDATE runs SET claim = kind WHERE status = 'running';
 
 Migration = tuple[str, str | Callable[[sqlite3.Connection], None]]
 
+_UNGRADED = """
+UPDATE episodes SET reward=NULL WHERE reward IS NOT NULL AND (
+    outcome IN ('env_error', 'timeout', 'sandbox_error', 'cancelled', 'drift', 'too_long')
+    OR NOT EXISTS (SELECT 1 FROM reward_parts p WHERE p.episode_id=episodes.id));
+DELETE FROM scores WHERE episode_id IN (SELECT id FROM episodes WHERE reward IS NULL);
+DROP VIEW v_groups;
+CREATE VIEW v_groups AS
+    SELECT e.group_id AS id, r.name AS run, e.step, e.task_id AS task, count(*) AS episodes,
+        count(e.reward) AS graded, avg(e.reward) AS mean,
+        sqrt(max(avg(e.reward * e.reward) - avg(e.reward) * avg(e.reward), 0)) AS sd,
+        avg(CASE WHEN e.reward IS NOT NULL THEN e.outcome = 'solved' END) AS solved,
+        max(e.reward) - min(e.reward) > 0 AS has_signal
+    FROM episodes e LEFT JOIN runs r ON r.id = e.run_id
+    WHERE e.group_id IS NOT NULL GROUP BY e.run_id, e.group_id;
+"""
+"""Episodes of before that were not graded had a reward of 0."""
+
 MIGRATIONS: tuple[Migration, ...] = (
     ("m001_initial", _INITIAL),
     ("m002_group_why", _GROUP_WHY),
@@ -201,6 +218,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     ("m007_turn_diverged", _TURN_DIVERGED),
     ("m008_claim", _CLAIM),
     ("m009_relative_paths", make_relative),
+    ("m010_ungraded", _UNGRADED),
 )
 """(name, statements separated by `;` at a line's end, or a function of the connection), oldest first."""
 

@@ -77,6 +77,7 @@ PUT_WHOLE_CALL = (
 )
 NO_RESULT = (None,) * len(RESULT)
 PUT_PART = "INSERT INTO reward_parts VALUES (?,?,?,?,?,?,?,?)"
+PUT_DRIFT = "INSERT INTO drift (episode_id, kind, turn, position, expected, got) VALUES (?,?,?,?,?,?)"
 SET_COUNTS = (
     "UPDATE episodes SET n_turns=?, n_tokens=?, n_model_tokens=?, n_calls=?, n_tool_errors=? WHERE id=?"
     " AND outcome IS NULL"

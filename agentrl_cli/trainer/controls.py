@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl_cli.config import Config
 from agentrl_cli.config.show import full_yaml
-from agentrl_cli.errors import AgentRLError, ConfigError, RunFailed
+from agentrl_cli.errors import AgentRLError, ConfigError, RunFailed, StoreError
 from agentrl_cli.store import RunRow, Store
 
 CHANGEABLE = ("lr", "steps", "max_grad_norm", "eval_every", "save_every")
@@ -43,6 +43,7 @@ class Steering:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         if task is not None:
             self._looking = loop.create_task(self._look(task))
+            self._looking.add_done_callback(self._looked)
 
         def interrupted() -> None:
             if self.why and task is not None:
@@ -75,6 +76,14 @@ class Steering:
         self.lost = self.store.lost_claim(self.run_id)
         if self.lost:
             raise RunFailed(self.lost, hint="Nothing more was written to it from here.")
+
+    def _looked(self, looking: asyncio.Task[None]) -> None:
+        """A store that could not be read stops the run by its next write, not by words of the event loop."""
+        error = None if looking.cancelled() else looking.exception()
+        if isinstance(error, StoreError):
+            self.store.postpone(error)
+        elif error is not None:
+            raise error
 
     def ignore(self) -> None:
         """Leave signals to whoever had them: the loop may go on after the run."""

@@ -14,7 +14,7 @@ import torch
 
 from agentrl_cli.analysis.memory_plan import checkpoints, sets_aside
 from agentrl_cli.config import Config
-from agentrl_cli.errors import ConfigError, StoreError, TrainingStopped
+from agentrl_cli.errors import ConfigError, NotFound, StoreError, TrainingStopped
 from agentrl_cli.evaluate import EvalResult, evaluate_policy, pick_tasks
 from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.advantages import drops_equal
@@ -35,7 +35,7 @@ from agentrl_cli.trainer.checkpoints import forget_old, restore, retain
 from agentrl_cli.trainer.controls import Steering, keep_settings
 from agentrl_cli.trainer.metrics import cpu_seconds, step_metrics
 from agentrl_cli.trainer.prefetch import Ahead, age_metrics, apart, stale
-from agentrl_cli.trainer.report import Reporter
+from agentrl_cli.trainer.report import Reporter, what_ended
 from agentrl_cli.trainer.sampler import Collector
 from agentrl_cli.types import Episode, Fact, Task
 
@@ -136,6 +136,8 @@ class Trainer:
         try:
             if self.loaded.sync is not None:  # so that a server surely samples with what is trained
                 await self.loaded.publish(f"{self.run.name}@{self.step}")
+            if self._due and self.step not in {c.step for c in self.store.checkpoints(self.run.id) if c.kind == "step"}:
+                await self._save("step")  # killed after the step's best checkpoint
             while self.step < config.steps and not self.steering.why:
                 await self.steering.obey(actions)
                 if self.steering.changed:
@@ -144,12 +146,16 @@ class Trainer:
                     await self._one_step(self.step)
             await self._save("last")
         except BaseException as problem:
-            error = problem
+            error = what_ended(problem, self.store, self.run)
+            if error is not problem:
+                raise error from problem
             raise
         finally:
             await self.ahead.stop()
-            self._end(error)
-            self.steering.ignore()
+            try:
+                self._end(error)
+            finally:
+                self.steering.ignore()
             await self.hooks.call("on_run_end", run=self.run, error=error)
         return self.store.run(self.run.id)
 
@@ -208,7 +214,7 @@ class Trainer:
         await self.hooks.call("on_update", run=self.run, metrics=metrics, step=self.step)
         if self.config.train.eval_every and self.step % self.config.train.eval_every == 0:
             await self.evaluate()
-        if self.step % self.config.train.save_every == 0 and self.step < self.config.train.steps:
+        if self._due:
             await self._save("step")
 
     # --- score and update --------------------------------------------------------------------------------------------
@@ -249,7 +255,8 @@ class Trainer:
     async def evaluate(self) -> EvalResult | None:
         """Evaluate the current weights, unless the store has it already; the best so far is kept as a checkpoint."""
         known = next((row for row in self.store.evals(self.run.id) if row.step == self.step), None)
-        if known is not None:
+        if known is not None:  # killed since: perhaps before the step had it
+            self._note_rate(known.pass_rate)
             await self._keep_best(known.pass_rate)
             return None
         rollout = self.rollout
@@ -270,13 +277,16 @@ class Trainer:
             probe, self.eval_tasks, config.train.eval_samples, config.seed, run_id=self.run.id, step=self.step
         )
         rate = result.pass_rate
-        if rate is not None:
-            self.store.add_step(self.run.id, self.step, {"eval/solved": rate})
+        self._note_rate(rate)
         shown = "nothing could be graded" if rate is None else f"{rate:.3f}"
         self.narrate(f"step {self.step}: evaluation {shown} on {len(self.eval_tasks)} tasks")
         await self.hooks.call("on_eval", run=self.run, result=result, step=self.step)
         await self._keep_best(result.pass_rate)
         return result
+
+    def _note_rate(self, rate: float | None) -> None:
+        if rate is not None:
+            self.store.add_step(self.run.id, self.step, {"eval/solved": rate})
 
     async def _keep_best(self, rate: float | None) -> None:
         if rate is not None and (self.best is None or rate > self.best):
@@ -295,21 +305,31 @@ class Trainer:
         }
         assert self.loaded.folder is not None
         save_checkpoint(folder, self.loaded.model, self.loaded.folder, state)
-        self.store.add_checkpoint(self.run.id, self.step, folder, {"best": self.best}, kind)
-        self.store.add_event(self.run.id, "checkpoint", {"kind": kind, "step": self.step})
+        self._note_checkpoint(kind, folder)
         await self.hooks.call("on_checkpoint", run=self.run, path=folder, step=self.step)
         if kind == "step":
             forget_old(self.store, self.run.id, self.config.train.keep_last)
+
+    def _note_checkpoint(self, kind: str, folder: Path) -> None:
+        with self.store.transaction():
+            self.store.add_checkpoint(self.run.id, self.step, folder, {"best": self.best}, kind)
+            self.store.add_event(self.run.id, "checkpoint", {"kind": kind, "step": self.step})
+
+    @property
+    def _due(self) -> bool:
+        """Whether the step that was just made is one after which a checkpoint is kept."""
+        return self.step % self.config.train.save_every == 0 and 0 < self.step < self.config.train.steps
 
     async def _resume(self) -> None:
         """Load the newest usable checkpoint of this run, if it has one."""
         folder = self.folder / "checkpoints"
         found, state = restore(self.store, self.run.id, folder, self.narrate, self.loaded.model, self.learner)
         self.store.clear_live(self.run.id)
-        kept = [c.metrics.get("best") for c in found if c.kind == "best"]
-        self.best = kept[0] if kept else None
+        self.best = state.get("best")
         if found:
             self.step = int(state["step"])
+            if self.step != found[-1].step:  # killed between a `best` or `last` and its row
+                self._note_checkpoint(found[-1].kind, Path(found[-1].path))
             if self.loaded.sync is None:
                 await self.loaded.publish(f"{self.run.name}@{self.step}")
             self.narrate(f"resumed at step {self.step}")
@@ -330,10 +350,12 @@ class Trainer:
             self.store.update_run(self.run.id, status=status, error=text, ended=time.time(), step=self.step)
             retain(self.store, self.run.id, self.config)
             self.store.flush()
-        except StoreError as problem:
+        except (StoreError, NotFound) as problem:
+            cause = what_ended(problem, self.store, self.run)
             if error is None:
-                raise
-            self.narrate(problem.message)  # what ended the run says more than that this could not be written down
+                raise cause from problem
+            if not isinstance(error, StoreError) and str(cause) != str(error):
+                self.narrate(str(cause))  # what ended the run says more than that this could not be written down
 
     async def _keep_settings(self) -> None:
         """After a change: a resume goes on with the new settings, and applies no step from before them again."""

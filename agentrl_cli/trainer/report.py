@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from agentrl_cli.config import Config
-from agentrl_cli.errors import TrainingStopped
+from agentrl_cli.errors import NotFound, RunFailed, StoreError, TrainingStopped
 from agentrl_cli.learning.advantages import compares_groups
 from agentrl_cli.learning.update import Update
-from agentrl_cli.store import Store
+from agentrl_cli.store import RunRow, Store
 from agentrl_cli.trainer.alerts import Health
 from agentrl_cli.types import Episode, Fact, Outcome
 
@@ -102,3 +102,15 @@ class Reporter:
                 f"nothing_graded: no episode of the last two steps could be graded. The last: {self.first}",
                 hint="`agentrl replay last` shows one; the run's log has the first error of each step.",
             )
+
+
+def what_ended(problem: BaseException, store: Store, run: RunRow) -> BaseException:
+    """The error that ended a run: "it was deleted" says more than the write that was refused because of it."""
+    if isinstance(problem, (StoreError, NotFound)):
+        try:
+            store.run(run.id)
+        except NotFound:
+            return RunFailed(f"{run.name} was deleted while it ran.", hint="`agentrl train` starts another.")
+        except StoreError:
+            return problem
+    return problem

@@ -117,7 +117,7 @@ class Fact(StrEnum):
     SKIPPED_DRIFT = "skipped:drift"
     SKIPPED_STALE = "skipped:stale"
     SKIPPED_UNGRADED = "skipped:ungraded"
-    SKIPPED_BAD_TOKENS = "skipped:bad_tokens"  # no model can have sampled what is stored (algos/sound.py)
+    SKIPPED_BAD_TOKENS = "skipped:bad_tokens"  # no model can have sampled what is stored (learning/sound.py)
     SKIPPED_NO_MODEL_TOKENS = "skipped:no_model_tokens"
     SKIPPED_GROUP_TOO_SMALL = "skipped:group_too_small"
     SKIPPED_BASELINE = "skipped:baseline"  # a greedy attempt to compare with: evaluated, never trained

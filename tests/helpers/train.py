@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,10 +181,11 @@ PRELOADED = [
 ]
 
 
-def spawn(project: Path, *args: str) -> tuple[int, str]:
+def spawn(project: Path, *args: str, before: Callable[[], None] | None = None) -> tuple[int, str]:
     """`agentrl ARGS` in a process of its own, in `project`: its exit code (minus the signal's number where one killed
-    it) and what it wrote. The heavy imports are made once, in a server that the processes are forked from."""
-    return start(project, *args).end()
+    it) and what it wrote. The heavy imports are made once, in a server that the processes are forked from.
+    `before` is called in the new process first."""
+    return start(project, *args, before=before).end()
 
 
 @dataclass
@@ -203,17 +204,18 @@ class Started:
         return self.process.exitcode, self.log.read_text()
 
 
-def start(project: Path, *args: str, log: str = "output.txt") -> Started:
+def start(project: Path, *args: str, log: str = "output.txt", before: Callable[[], None] | None = None) -> Started:
     """As `spawn`, without waiting; `log` is the file in `project` that takes what it writes."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     started = Started(None, project / log)
-    started.process = context.Process(target=agentrl_process, args=(str(project), str(started.log), list(args)))
+    given = (str(project), str(started.log), list(args), before)
+    started.process = context.Process(target=agentrl_process, args=given)
     started.process.start()
     return started
 
 
-def agentrl_process(project: str, log: str, args: list[str]) -> None:
+def agentrl_process(project: str, log: str, args: list[str], before: Callable[[], None] | None = None) -> None:
     """What the process runs: `agentrl ARGS` in `project`, its output to `log`."""
     import torch
 
@@ -224,4 +226,6 @@ def agentrl_process(project: str, log: str, args: list[str]) -> None:
     file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
+    if before is not None:
+        before()
     sys.exit(main(args))

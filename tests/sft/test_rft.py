@@ -52,11 +52,8 @@ def test_the_best_of_each_task(project: Path) -> None:
                 kept = [e for e in found if e.task_id == task]
                 different = {e.tokens.ids.tobytes() for e in mine}
                 assert len(kept) == min(best_of, len(different))
-                left = [
-                    e.graded_reward
-                    for e in mine
-                    if e.tokens.ids.tobytes() not in {k.tokens.ids.tobytes() for k in kept}
-                ]
+                taken = {k.tokens.ids.tobytes() for k in kept}
+                left = [e.graded_reward for e in mine if e.tokens.ids.tobytes() not in taken]
                 assert not left or min(e.graded_reward for e in kept) >= max(left)
         solved = [e for e in every if e.outcome is Outcome.SOLVED]
         if solved:

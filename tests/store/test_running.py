@@ -15,7 +15,7 @@ import pytest
 from agentrl_cli.errors import StoreError
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.base import LINGER
-from agentrl_cli.types import AgentState, Episode, Outcome, Tokens, ToolResult, Turn
+from agentrl_cli.types import AgentState, Episode, Outcome, RewardPart, Tokens, ToolResult, Turn
 from tests.store.test_store import random_episode, same
 
 
@@ -91,10 +91,11 @@ def test_one_that_ends_soon_is_written_once_and_the_others_wait(store: Store) ->
         store.flush_ended()
         assert [row.id for row in watcher.episode_rows(watcher.episode_ids())] == [short.id]
         assert same(watcher.episode(short.id), short) and watcher.live() == []
+        assert [row.kind for row in watcher.drift(short.id)] == ["structural"]  # it decides whether that is trained
         store.flush()
         assert [row.episode_id for row in watcher.live()] == [long.id]
         assert watcher.episode(long.id).turns == long.turns
-        assert [row.kind for row in watcher.drift(short.id)] == ["structural"]
+        assert len(watcher.drift(short.id)) == 1
 
 
 def test_a_watcher_sees_what_runs_within_a_second(store: Store) -> None:
@@ -163,6 +164,20 @@ def test_a_row_that_is_refused_is_told_and_holds_nothing_back(store: Store) -> N
     assert [line["text"] for line in store.logs(None)] == ["next", "goes on"]
     with pytest.raises(StoreError, match="refused"):
         store.add_log(None, "info", "told")
+
+
+def test_an_end_that_is_refused_leaves_nothing_of_itself(store: Store) -> None:
+    episode = random_episode(np.random.default_rng(11), run_id="r1")
+    store.start_episode(begun(episode))
+    store.flush()
+    odd = RewardPart("odd", 0.0, fakeable=object())  # type: ignore[arg-type]  # what SQLite has no column for
+    store.add_drift(episode.id, kind="structural", turn=0, position=1, expected="a", got="b")
+    store.finish_episode(episode.with_(reward_parts=(RewardPart("good", 1.0), odd)), later=True)
+    store.flush()
+    with pytest.raises(StoreError, match="refused"):
+        store.add_log(None, "info", "next")
+    row = store.episode_row(episode.id)
+    assert row.outcome is None and store.drift(episode.id) == [] and store.episode(episode.id).turns == ()
 
 
 WRITER = """

@@ -1,0 +1,176 @@
+"""A store that is deleted, replaced or emptied of a run while a training writes to it: an error in one sentence."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.errors import StoreError
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.types import Episode, Outcome
+from tests.helpers.train import spawn, write_model, write_project
+
+HOOK = """\
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+
+DB = Path("runs/agentrl.db")
+
+
+def lose(*names):
+    return lambda: [Path(f"{DB}{name}").unlink() for name in names]
+
+
+def replace():
+    shutil.copy(DB, "other.db")
+    os.replace("other.db", DB)
+
+
+def delete():
+    from agentrl_cli.commands import main
+
+    assert os.system(f"{os.sys.executable} -m agentrl_cli runs delete last --force --yes > deleted.txt 2>&1") == 0
+
+
+def damage():
+    other = sqlite3.connect(DB)  # its commit makes the training read its pages again
+    other.execute("INSERT INTO logs (at, level, text) VALUES (1.0, 'info', 'x')")
+    other.commit()
+    other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with DB.open("r+b") as file:
+        file.seek(4096)
+        file.write(bytes([0xA5]) * (DB.stat().st_size - 4096))
+    other.close()
+
+
+FAULTS = {
+    "db": lose(""),
+    "everything": lose("", "-wal", "-shm"),
+    "log": lose("-wal"),
+    "runs": lambda: shutil.rmtree("runs"),
+    "replaced": replace,
+    "deleted": delete,
+    "damaged": damage,
+    "killed": lambda: os.kill(os.getpid(), 9),
+}
+
+
+class Fault:
+    def on_update(self, metrics, step):
+        if step == 2 and Path("fault").is_file():
+            Path("fault").rename("done")
+            FAULTS[Path("done").read_text()]()
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "random")
+
+
+def training(folder: Path, model: Path, fault: str) -> tuple[Path, int, str]:
+    """A training of four steps in which something happens to the store after the second."""
+    folder.mkdir()
+    (folder / "hook.py").write_text(HOOK)
+    (folder / "fault").write_text(fault)
+    project = write_project(folder, model, hooks=["hook.py:Fault"], train={"steps": 4, "save_every": 1})
+    return project, *spawn(project, "train")
+
+
+def errors(said: str) -> list[str]:
+    assert "Traceback" not in said and "never retrieved" not in said and "Something went wrong" not in said, said
+    return [line for line in said.splitlines() if line.startswith("Error: ")]
+
+
+@pytest.mark.parametrize("fault", ["db", "everything", "log", "runs", "replaced"])
+def test_a_training_stops_where_its_store_is_lost(tmp_path: Path, model: Path, fault: str) -> None:
+    project, code, said = training(tmp_path / "project", model, fault)
+    assert code == 3, said
+    (line,) = errors(said)
+    assert f"was {'replaced' if fault == 'replaced' else 'deleted'} while it was in use" in line, said
+    assert said.count("while it was in use") == 1 and "step 3" not in said
+    if fault == "log":  # what was in the log was saved, and a resume goes on
+        assert spawn(project, "train", "--resume", "last")[0] == 0
+        with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+            assert [row["step"] for row in store.steps(store.run("last").id)] == [1, 2, 3, 4]
+
+
+def test_a_training_whose_run_is_deleted_ends_with_a_sentence(tmp_path: Path, model: Path) -> None:
+    project, code, said = training(tmp_path / "project", model, "deleted")
+    assert code == 1, said
+    (line,) = errors(said)
+    assert "was deleted while it ran" in line and "closed database" not in said
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        assert store.runs() == [] and store.episode_ids() == []
+
+
+def test_a_training_whose_store_is_damaged_fails_and_is_not_resumed(tmp_path: Path, model: Path) -> None:
+    project, code, said = training(tmp_path / "project", model, "damaged")
+    (line,) = errors(said)
+    assert code == 3 and "is damaged" in line, said
+    for command in (["train", "--resume", "last"], ["rollout", "-n", "1"]):
+        code, said = spawn(project, *command)
+        (line,) = errors(said)
+        assert code == 3 and "is damaged" in line and ".recover" in said, said
+
+
+def test_a_damaged_page_is_found_before_a_resume(tmp_path: Path, model: Path) -> None:
+    """One page of token arrays, which a resume itself might not read."""
+    project, code, said = training(tmp_path / "project", model, "log")
+    assert code == 3, said
+    path = project / "runs" / "agentrl.db"
+    with sqlite3.connect(path) as conn:
+        (page,) = conn.execute("SELECT rootpage FROM sqlite_master WHERE name='turn_tokens'").fetchone()
+    data = bytearray(path.read_bytes())
+    data[(page - 1) * 4096 : page * 4096] = b"\xa5" * 4096
+    path.write_bytes(data)
+    code, said = spawn(project, "train", "--resume", "last")
+    (line,) = errors(said)
+    assert code == 3 and "is damaged" in line and "resumed" not in said
+
+
+def test_a_watched_training_that_dies_does_not_exit_with_0(tmp_path: Path, model: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "hook.py").write_text(HOOK)
+    (folder / "fault").write_text("killed")
+    write_project(folder, model, hooks=["hook.py:Fault"], train={"steps": 4})
+    command = [sys.executable, "-m", "agentrl_cli", "train", "--watch"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode == 1 and "Error: bandit-grpo: interrupted at step 2" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("name", ["", "-wal", "-shm"])
+def test_the_next_commit_notices(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "agentrl.db"
+    store = Store.open(path)
+    store.add_run(RunRow(id="r1", name="kept"))
+    Path(f"{path}{name}").unlink()
+    with pytest.raises(StoreError, match="deleted while it was in use"):
+        store.finish_episode(Episode("e", "t", outcome=Outcome.FAILED))
+    with pytest.raises(StoreError, match="deleted while it was in use"):
+        store.close()
+    if name:
+        assert sqlite3.connect(path).execute("SELECT name FROM runs").fetchall() == [("kept",)]
+
+
+def test_another_file_in_its_place_is_left_alone(tmp_path: Path) -> None:
+    path, other = tmp_path / "agentrl.db", tmp_path / "other.db"
+    with Store.open(other) as store:
+        store.add_run(RunRow(id="r2", name="other"))
+    store = Store.open(path)
+    store.add_run(RunRow(id="r1", name="mine"))
+    other.replace(path)
+    with pytest.raises(StoreError, match="replaced while it was in use"):
+        store.add_checkpoint("r1", 1, "x", {})
+    with pytest.raises(StoreError, match="replaced"):
+        store.close()
+    shutil.copy(path, tmp_path / "copy.db")
+    assert sqlite3.connect(tmp_path / "copy.db").execute("SELECT name FROM runs").fetchall() == [("other",)]
