@@ -30,7 +30,7 @@ from watch import FRAME, LATE, Capture, Job, Tree, signal_process, watch
 
 Answer = tuple[dict[str, Any], bytes]
 """Header and body."""
-_LATE = {"status": "timeout", "detail": "wall", "kept": True, "out": 0, "total": 0}
+_LATE = {"status": "timeout", "detail": "wall", "kept": True, "out": 0, "cut": False}
 """Of a program that was not started in its time."""
 
 
@@ -174,7 +174,8 @@ class Box:
         """
         if reply["status"] == "timeout":
             return reply
-        whose = self.kills.since(over)
+        killed = signal.SIGKILL in (reply.get("signal"), reply.get("exit", 0) - 128)
+        whose = self.kills.since(over, killed)
         if whose == "others":
             return {**reply, "status": "host_resources", "detail": "memory ran out outside of this box"}
         if whose == "own" and reply["status"] not in ("ok", "state_lost"):

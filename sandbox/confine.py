@@ -25,8 +25,9 @@ libc = ctypes.CDLL(None, use_errno=True)
 WORK = "/work"
 _RAW = ctypes.PyDLL(None, use_errno=True)
 _BYTE = ctypes.create_string_buffer(1)
+_code_filter = b""
 
-_NEWNS, _NEWIPC, _NEWUSER, _NEWPID = 0x00020000, 0x08000000, 0x10000000, 0x20000000
+_NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
 _CLONE_PARENT, _CLONE_CLEARTID, _CLONE_SETTID = 0x8000, 0x00200000, 0x01000000
 _SYS_CLONE = 56 if os.uname().machine == "x86_64" else 220
 ANY_KIND = 0x40000000
@@ -55,12 +56,12 @@ def dumpable() -> Callable[[], int]:
 
 
 def clone_namespaces() -> int:
-    """fork() whose child lives in user, pid, mount and ipc namespaces of its own. Raises OSError."""
+    """fork() whose child lives in user, pid, mount, ipc and network namespaces of its own. Raises OSError."""
     python = ctypes.pythonapi
     python.PyOS_BeforeFork()
     # PyDLL keeps the interpreter's lock over the call: the child wakes up holding it.
     pid = int(_RAW.syscall(
-        _SYS_CLONE, _NEWUSER | _NEWPID | _NEWNS | _NEWIPC | signal.SIGCHLD, 0, 0, 0, 0
+        _SYS_CLONE, _NEWUSER | _NEWPID | _NEWNS | _NEWIPC | _NEWNET | signal.SIGCHLD, 0, 0, 0, 0
     ))  # fmt: skip
     if pid == 0:
         python.PyOS_AfterFork_Child()
@@ -264,13 +265,13 @@ def install_filter(program: bytes) -> None:
 
 def install_code_filter() -> None:
     """The second filter, on a process that is about to run code; see seccomp.build_for_code."""
-    seccomp.install(know_code_filter(), libc)
+    seccomp.install(_code_filter, libc)
 
 
-@cache
-def know_code_filter() -> bytes:
-    """Made once, before there are children that would each do it again."""
-    return seccomp.build_for_code()
+def know_code_filter(level: str) -> None:
+    """Makes it once, before there are children that would each do it again."""
+    global _code_filter
+    _code_filter = seccomp.build_for_code(counted=level in ("ns", "uid"))
 
 
 def oom_first() -> None:

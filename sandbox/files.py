@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import confine
@@ -148,9 +150,13 @@ def entries(limit: int = 1000) -> list[list[Any]]:
     return sorted(found)
 
 
-def too_full(limits: dict[str, Any]) -> str:
-    """Where no file system of its own limits a work folder: what it holds too much of. Counts no further than that."""
-    size = number = 0
+def too_full(limits: dict[str, Any], pids: Iterable[int]) -> str:
+    """Where no file system of its own limits a work folder: what it holds too much of. Counts no further than that.
+
+    Files without a name count as long as one of the box's processes `pids` has them open.
+    """
+    nameless = _nameless(pids)
+    size, number = sum(nameless.values()), len(nameless)
     hidden: list[OSError] = []
     for folder, _, names in os.walk(confine.WORK, onerror=hidden.append):
         if folder.count("/") > _DEEPEST or any(error.errno == errno.ENAMETOOLONG for error in hidden):
@@ -166,3 +172,21 @@ def too_full(limits: dict[str, Any]) -> str:
         if number > limits["inodes"]:
             return ends.MANY
     return ""
+
+
+def _nameless(pids: Iterable[int]) -> dict[int, int]:
+    """Bytes on disk, by inode, of the deleted files that processes still have open."""
+    found: dict[int, int] = {}
+    try:
+        device = os.stat(confine.WORK).st_dev
+    except OSError:
+        return found
+    for pid in pids:
+        folder = f"/proc/{pid}/fd"
+        with suppress(OSError):  # the process is gone
+            for fd in os.listdir(folder):
+                with suppress(OSError):
+                    info = os.stat(f"{folder}/{fd}")
+                    if info.st_nlink == 0 and info.st_dev == device and stat.S_ISREG(info.st_mode):
+                        found[info.st_ino] = info.st_blocks * 512
+    return found

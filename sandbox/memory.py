@@ -5,33 +5,36 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CLOSE = 1 << 20
 """Bytes that a process may have asked for at once when it met the limit."""
 _TICKS = os.sysconf("SC_CLK_TCK")
+_CONTAINER = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+"""Where a container finds its own count (version 2, version 1)."""
 
 
 class Kills:
     """The kernel's own count of what it killed for want of memory.
 
     `fds`: open files of the box's cgroup, `memory.events` (version 2), or `memory.oom_control`,
-    `memory.max_usage_in_bytes` and `memory.limit_in_bytes` (version 1). Without them only the whole machine's count is
-    there, which says that somebody ran out of memory.
+    `memory.max_usage_in_bytes` and `memory.limit_in_bytes` (version 1). Without them there is only the count of the
+    container (where `contained`) or of the whole machine. That says only that some process ran out of memory, so it
+    matters to an execution only if SIGKILL ended it.
     """
 
-    def __init__(self, fds: list[int]) -> None:
+    def __init__(self, fds: list[int], contained: bool = False) -> None:
         self.exact = bool(fds)
         self.fds = fds
-        if not fds:
-            try:
-                self.fds = [os.open("/proc/vmstat", os.O_RDONLY)]
-            except OSError:
-                self.fds = []
+        for shared in () if fds else (*(_CONTAINER if contained else ()), "/proc/vmstat"):
+            with suppress(OSError):
+                self.fds = [os.open(shared, os.O_RDONLY)]
+                break
         self._before = self._look()
 
     def mark(self) -> None:
-        """An execution begins. The machine's count takes long to read: there it counts since the last look."""
+        """An execution begins. A shared count may take long to read: there it counts since the last look."""
         if self.exact:
             self._before = self._look()
 
@@ -46,15 +49,18 @@ class Kills:
         os.pwrite(self.fds[1], b"0", 0)
         return peak >= limit - _CLOSE
 
-    def since(self, over: bool) -> str:
+    def since(self, over: bool, killed: bool) -> str:
         """`own` where the box's own memory killed since `mark`, `others` where it was somebody else's, or nothing.
 
-        `over`: whether the box held more than its limit as far as is known, which decides where there is no cgroup.
+        Where there is no cgroup, `over` decides, whether the box held more than its limit as far as is known, and
+        `killed`, whether SIGKILL ended the execution.
         """
         before, self._before = self._before, self._look()
         if self._before == before or _number(self._before, b"oom_kill") <= _number(before, b"oom_kill"):
             return ""
-        return "own" if (self._full(before) if self.exact else over) else "others"
+        if self.exact:
+            return "own" if self._full(before) else "others"
+        return "own" if over else "others" if killed else ""
 
 
 def _number(text: bytes, name: bytes) -> int:

@@ -147,7 +147,8 @@ class Runner:
         else:
             confine.drop(self.program)
         wire.send(host, {"ready": True})
-        served = box.Box(host, limits, self.base, self.level, rules, user, memory.Kills(list(group[1:])))
+        kills = memory.Kills(list(group[1:]), contained=bool(user))
+        served = box.Box(host, limits, self.base, self.level, rules, user, kills)
         served.adopt(limits)  # else every box would draw the same random numbers
         try:
             served.serve()
@@ -220,7 +221,7 @@ def main() -> None:
     for name in ours.split():
         sys.modules.pop(name, None)
     confine.know_limits()
-    confine.know_code_filter()
+    confine.know_code_filter(level)
     gc.collect()
     pages.fill()
     gc.freeze()

@@ -15,7 +15,7 @@ LAST_KNOWN = 462
 _X32 = 0x40000000
 _NEW_NAMESPACES = 0x7E020080
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_EPERM, _EACCES, _ENOSYS, _ENXIO = "EPERM", "EACCES", "ENOSYS", "ENXIO"
+_EPERM, _EACCES, _ENOSYS, _UNSUPPORTED = "EPERM", "EACCES", "ENOSYS", "EOPNOTSUPP"
 
 # name: (x86_64, aarch64); -1 where the architecture has none.
 _DENIED = {
@@ -47,13 +47,25 @@ _SHARED_MEMORY = {
     "semop": (65, 193), "msgget": (68, 186), "msgctl": (71, 187), "mq_open": (240, 180),
 }  # fmt: skip
 _MEMFD = {"memfd_create": (319, 279)}
+# Who opens which shared file is a message, too: a session that watches a folder would read it.
+_WATCHES = {"inotify_init": (253, -1), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27)}
+# A socket with a name, or that asks for one, reaches whoever knows it: other sessions, and the host's services.
+_NAMED_SOCKETS = {
+    "bind": (49, 200), "connect": (42, 203), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242),
+}  # fmt: skip
 _SOCKET, _CLONE, _CLONE3, _PRLIMIT, _IOCTL = (41, 198), (56, 220), (435, 435), (302, 261), (16, 29)
+_SOCKETPAIR, _SENDTO, _FCNTL = (53, 199), (44, 206), (72, 25)
+_OPEN, _OPENAT, _OPENAT2 = (2, -1), (257, 56), (437, 437)
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_AF_UNIX, _SOCK_STREAM, _SOCK_TYPES = 1, 1, 0xF
+_F_SETLEASE, _F_NOTIFY = 1024, 1026
+_NAMELESS_FILE = 0x400000
+"""The bit of O_TMPFILE that O_DIRECTORY does not have."""
 
 _Code = list[tuple[int, int, int, int]]
-_LOAD, _JEQ, _JGT, _JGE, _JSET, _RETURN = 0x20, 0x15, 0x25, 0x35, 0x45, 0x06
+_LOAD, _AND, _JEQ, _JGT, _JGE, _JSET, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
-_NR, _ARCH_AT, _ARG0, _ARG0_HIGH, _ARG1 = 0, 4, 16, 20, 24
+_NR, _ARCH_AT, _ARG0, _ARG1, _ARG2, _ARG4, _ARG4_HIGH = 0, 4, 16, 24, 32, 48, 52
 
 
 def _fail(name: str) -> tuple[int, int, int, int]:
@@ -100,14 +112,33 @@ def build(own_ipc: bool = True, machine: str = "") -> bytes:
     return _packed(machine, _leaves(machine, own_ipc))
 
 
-def build_for_code() -> bytes:
-    """A second filter, for the code alone: no memory that outlives a mapping and is counted for no process.
+def build_for_code(counted: bool = True, machine: str = "") -> bytes:
+    """A second filter, for the code alone: what the box itself may do and its code must not.
 
-    Separate, since the box itself makes a memfd for what a program reads.
+    No memory that outlives a mapping and is counted for no process; no socket but a connected pair of streams, which
+    can be given no other end; nothing that tells what others do with a file that both see. `counted`: whether a file
+    system of its own counts what a session writes; where none does, no file without a name is made.
     """
-    machine = os.uname().machine
+    machine = machine or os.uname().machine
     at = 0 if machine == "x86_64" else 1
-    return _packed(machine, sorted((pair[at], [_fail(_EPERM)]) for pair in {**_SHARED_MEMORY, **_MEMFD}.values()))
+    refused = {**_SHARED_MEMORY, **_MEMFD, **_WATCHES}
+    leaves: list[tuple[int, _Code]] = [(pair[at], [_fail(_EPERM)]) for pair in refused.values()]
+    leaves += [(pair[at], [_fail(_EACCES)]) for pair in _NAMED_SOCKETS.values()]
+    streams = [
+        (_LOAD, 0, 0, _ARG0), (_JEQ, 1, 0, _AF_UNIX), _fail(_EACCES),
+        (_LOAD, 0, 0, _ARG1), (_AND, 0, 0, _SOCK_TYPES), (_JEQ, 1, 0, _SOCK_STREAM), _fail(_EACCES), _OK,
+    ]  # fmt: skip
+    leaves.append((_SOCKETPAIR[at], streams))
+    # An address; sendmsg's is in memory, but on a connected pair the kernel takes none.
+    nowhere = [(_LOAD, 0, 0, _ARG4), (_JEQ, 0, 2, 0), (_LOAD, 0, 0, _ARG4_HIGH), (_JEQ, 1, 0, 0), _fail(_EACCES), _OK]
+    leaves.append((_SENDTO[at], nowhere))
+    told = [(_LOAD, 0, 0, _ARG1), (_JEQ, 1, 0, _F_SETLEASE), (_JEQ, 0, 1, _F_NOTIFY), _fail(_EPERM), _OK]
+    leaves.append((_FCNTL[at], told))
+    if not counted:
+        for pair, flags in ((_OPEN, _ARG1), (_OPENAT, _ARG2)):
+            leaves.append((pair[at], [(_LOAD, 0, 0, flags), (_JSET, 0, 1, _NAMELESS_FILE), _fail(_UNSUPPORTED), _OK]))
+        leaves.append((_OPENAT2[at], [_fail(_ENOSYS)]))  # its flags are in memory; libraries fall back to openat
+    return _packed(machine, sorted(leaf for leaf in leaves if leaf[0] >= 0))
 
 
 def _packed(machine: str, leaves: list[tuple[int, _Code]]) -> bytes:

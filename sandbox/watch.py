@@ -54,13 +54,17 @@ class Capture:
         self._head.clear()
         self._tail.clear()
 
+    @property
+    def left_out(self) -> int:
+        """How many bytes in the middle are not kept."""
+        return self.total - len(self._head) - min(len(self._tail), self.half)
+
     def text(self) -> bytes:
         """What is kept, with a line in the middle that says how much is not."""
         tail = self._tail[-self.half :]
-        left_out = self.total - len(self._head) - len(tail)
-        if left_out <= 0:
+        if not self.left_out:
             return bytes(self._head + tail)
-        return bytes(self._head + b"\n[... %d bytes left out ...]\n" % left_out + tail)
+        return bytes(self._head + b"\n[... %d bytes left out ...]\n" % self.left_out + tail)
 
 
 class Job:
@@ -111,7 +115,7 @@ class Job:
                 return "timeout:cpu"
             if self.tree.exceeds(self.limits["memory_mb"] << 20, pids, self.deadline):
                 return "memory:processes together"
-            if full := self.tree.too_full(self.limits):
+            if full := self.tree.too_full(self.limits, pids):
                 return f"disk_limit:{full}"
         return ""
 
@@ -133,7 +137,7 @@ class Job:
         """The answer to the host: header and output."""
         out, err = self.captures[0].text(), self.captures[1].text()
         header["seconds"] = round(time.monotonic() - self.started, 6)
-        header["out"], header["total"] = len(out), self.captures[0].total + self.captures[1].total
+        header["out"], header["cut"] = len(out), any(capture.left_out for capture in self.captures)
         return header, out + err
 
 
@@ -313,12 +317,12 @@ class Tree:
         with confine.acting_as(self.user):
             return memory.exceeds([pid for pid in pids if pid != self.template], limit, until)
 
-    def too_full(self, limits: dict[str, Any]) -> str:
+    def too_full(self, limits: dict[str, Any], pids: list[int]) -> str:
         """What the work folder holds too much of, where no file system of its own limits it; else nothing."""
         if self.level == "ns" or (self.level == "uid" and not limits.get("watch_disk")):
             return ""
         with confine.acting_as(self.user):
-            return files.too_full(limits)
+            return files.too_full(limits, pids)
 
     def halt(self) -> bool:
         """Stops everything in the box but its init at once, where that can be done; else does nothing.

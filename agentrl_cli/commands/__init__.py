@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from agentrl_cli import trust
 from agentrl_cli._version import __version__
 from agentrl_cli.errors import AgentRLError, UsageError, disk_problem, nearest
 from agentrl_cli.types.plain import is_text, shown
@@ -158,7 +159,8 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code (DESIGN 6)."""
     try:
         _require_text(sys.argv[1:] if args is None else args)
-        code = get_command(app).main(args=args, prog_name="agentrl", standalone_mode=False)
+        with trust.saying(lambda text: print(text, file=sys.stderr, flush=True)):
+            code = get_command(app).main(args=args, prog_name="agentrl", standalone_mode=False)
     except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001  the boundary: what nobody expected goes to a log
         return report(error)
     return code if isinstance(code, int) else 0
@@ -209,9 +211,11 @@ def _usage_error(error: typer.TyperException) -> int:
 
 
 def _fail(message: str, hint: str, code: int, error: BaseException | None = None) -> int:
+    from agentrl_cli.commands.common import harmless
+
     colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     head, tail = ("\x1b[31mError:\x1b[0m ", "\x1b[2m") if colour else ("Error: ", "")
-    print(head + message, file=sys.stderr)
+    print(head + (harmless(message) if sys.stderr.isatty() else message), file=sys.stderr)
     if hint:
         print(f"{tail}{hint}" + ("\x1b[0m" if tail else ""), file=sys.stderr)
     if error is not None and os.environ.get("AGENTRL_DEBUG"):

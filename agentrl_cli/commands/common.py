@@ -177,14 +177,24 @@ def data_stdout() -> Iterator[None]:
             _data = outer_data
 
 
-STEERS = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
-"""What steers a terminal, but for colours."""
+_CONTROLS = r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+STEERS = re.compile(rf"\x1b(?:\[[0-9;]*m)?|{_CONTROLS}")
+"""What steers a terminal: control characters, colours, and what turns the direction of writing around."""
+_UNPAINTED = re.compile(rf"\x1b(?!\[[0-9;]*m)|{_CONTROLS}")
 
 
-def echo(text: str = "") -> None:
-    """One line of data to stdout; on a terminal nothing that a model or a tool said may steer it."""
+def harmless(text: str) -> str:
+    """A text without what would steer a terminal."""
+    return STEERS.sub("", text)
+
+
+def echo(text: str = "", *, painted: bool = False) -> None:
+    """One line of data to stdout; on a terminal nothing that a model or a tool said may steer it.
+
+    `painted`: the line has colours of our own, and what others said in it is `harmless` already.
+    """
     out = _data or sys.stdout
-    print(STEERS.sub("", text) if out.isatty() else text, file=out, flush=True)
+    print((_UNPAINTED if painted else STEERS).sub("", text) if out.isatty() else text, file=out, flush=True)
 
 
 def echo_json(value: Any) -> None:
@@ -199,14 +209,17 @@ def echo_jsonl(rows: Iterable[Any]) -> None:
 
 
 def narrate(text: str = "") -> None:
-    """One line for people, to stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """One line for people, to stderr; on a terminal as harmless as `echo`."""
+    print(harmless(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:
     """A warning for people, to stderr; yellow on a terminal."""
     coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    narrate(f"\x1b[33m{text}\x1b[0m" if coloured else text)
+    if coloured:
+        print(f"\x1b[33m{harmless(text)}\x1b[0m", file=sys.stderr, flush=True)
+    else:
+        narrate(text)
 
 
 def warn_unsafe(sandbox: Sandbox | None) -> None:

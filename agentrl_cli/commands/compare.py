@@ -80,7 +80,7 @@ def _print(found: RunComparison, limit: int) -> None:
 
 def _table(names: list[str], rows: list[list[object]]) -> None:
     for line in aligned(names, rows):
-        echo(line)
+        echo(line, painted=True)
     echo()
 
 

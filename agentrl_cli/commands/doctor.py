@@ -14,6 +14,7 @@ from agentrl_cli.commands.common import (
     echo,
     echo_json,
     find_db,
+    harmless,
     is_terminal,
     narrate,
     open_project,
@@ -66,7 +67,7 @@ def command(
     for check in _guarantees(level) if sandbox else check_machine(store, *_settings(project)):
         found.append(check)
         if not as_json:
-            echo(f"{_mark(check.status)} {check.name:10} {check.detail}")
+            echo(f"{_mark(check.status)} {check.name:10} {harmless(check.detail)}", painted=True)
             if check.fix:
                 echo(f"  {'':10} → {check.fix}")
     if as_json:
@@ -114,13 +115,15 @@ def _audit(folder: Path, as_json: bool) -> None:
     else:
         without = report.append_only_without
         mark = "ok" if report.append_only else "warn" if without else "fail"
-        echo(f"{_mark(mark)} turns can be appended: {f'only without {without}' if without else report.append_only}")
+        shown = f"only without {without}" if without else report.append_only
+        echo(f"{_mark(mark)} turns can be appended: {shown}", painted=True)
         stop = report.stop_token_trained
-        echo(f"{_mark('ok' if stop else 'warn')} the stop token is trained: {stop}")
-        echo(f"{_mark('ok')} earlier thinking is dropped by design: {report.thinking_by_design}")
+        echo(f"{_mark('ok' if stop else 'warn')} the stop token is trained: {stop}", painted=True)
+        echo(f"{_mark('ok')} earlier thinking is dropped by design: {report.thinking_by_design}", painted=True)
         echo(
             f"{_mark('warn' if report.would_skip else 'ok')} text, thinking and mistakes around a call are trained: "
-            f"{not report.would_skip}"
+            f"{not report.would_skip}",
+            painted=True,
         )
         for text in (*report.told, *report.notes, *report.would_skip):
             echo(f"  {text}")

@@ -247,7 +247,7 @@ def _print_split(results: Sequence[EvalResult], split: str) -> None:
         rows.append(["errors, left out", *(str(sum(one.errors.values())) for one in scores)])
     heads = [result.name for result in results]
     for line in aligned(["", *heads], rows):
-        echo(line)
+        echo(line, painted=True)
     echo()
     families = [{**result.packs(split), **result.families(split)} for result in results]
     rows = [
@@ -255,7 +255,7 @@ def _print_split(results: Sequence[EvalResult], split: str) -> None:
         for name, one in sorted(families[-1].items())
     ]
     for line in aligned(["family", "tasks", *(f"{head} pass@1" for head in heads)], rows):
-        echo(line)
+        echo(line, painted=True)
     echo()
 
 
@@ -286,7 +286,7 @@ def _print_comparison(comparison: Comparison) -> None:
         echo()
         heads = ["flip", "task", "family", before, after, f"replay {before}", f"replay {after}"]
         for line in aligned(heads, shown):
-            echo(line)
+            echo(line, painted=True)
         if len(shown) < len(rows):
             narrate(f"{len(shown)} of {len(rows)} flipped tasks; --json prints all.")
         narrate(f"Look at one: agentrl replay {rows[0][-1]}")

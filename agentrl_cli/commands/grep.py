@@ -17,6 +17,7 @@ from agentrl_cli.commands.common import (
     echo_json,
     echo_jsonl,
     find_db,
+    harmless,
     narrate,
 )
 from agentrl_cli.commands.tables import coloured
@@ -52,7 +53,7 @@ def command(
         line = hit.line[start : start + WIDTH]
         if coloured():
             a, b = hit.start - start, min(hit.end - start, WIDTH)
-            line = f"{line[:a]}\x1b[1;31m{line[a:b]}\x1b[0m{line[b:]}"
+            line = f"{harmless(line[:a])}\x1b[1;31m{harmless(line[a:b])}\x1b[0m{harmless(line[b:])}"
         return f"{hit.episode_id}@t{hit.turn} {hit.role}: {'…' if start else ''}{line}"
 
     count = 0
@@ -70,7 +71,7 @@ def command(
         else:
             for hit in islice(hits, limit or None):
                 count += 1
-                echo_jsonl([hit]) if json else echo(shown(hit))
+                echo_jsonl([hit]) if json else echo(shown(hit), painted=coloured())
     if not count:
         narrate("Nothing matches.")
         raise typer.Exit(1)

@@ -215,7 +215,7 @@ def _print_json(path: Path, episode: str, run: str | None) -> None:
 
 def _print(path: Path, episode: str, run: str | None, layer: str, tokens: bool) -> None:
     """The same as text; lines are as wide as the terminal, 100 in a pipe."""
-    from agentrl_cli.commands.common import console
+    from agentrl_cli.commands.common import STEERS, console
     from agentrl_cli.store import Store
     from agentrl_cli.tui.common.layers import LAYERS
     from agentrl_cli.tui.replay.plain import replay_lines, token_rows
@@ -231,6 +231,7 @@ def _print(path: Path, episode: str, run: str | None, layer: str, tokens: bool) 
         width = out.width if out.is_terminal else 100
         for text in replay_lines(store, found, layer=layer, width=width):
             if out.is_terminal:
+                text.plain = STEERS.sub(lambda found: " " * len(found[0]), text.plain)  # as long: styles stay in place
                 out.print(text, soft_wrap=True)
             else:
                 echo(text.plain)

@@ -231,7 +231,7 @@ def _print(found: Sequence[Change], total: dict[str, Any], limit: int) -> None:
         for c in ranked
     ]  # fmt: skip
     for line in aligned(names, rows):
-        echo(line)
+        echo(line, painted=True)
     before, after = total["reward_before"], total["reward"]
     narrate(
         f"{total['changed']} of {total['episodes']} rewards changed; mean {before:.3f} → {after:.3f}; trained"
@@ -255,5 +255,5 @@ def _side_by_side(names: Sequence[str], results: Sequence[Sequence[Change]], lim
         for c in sorted(rows, key=spread, reverse=True)[:limit]
     ]
     for line in aligned(["episode", "task", "step", "reward", "trained with", *names], lines):
-        echo(line)
+        echo(line, painted=True)
     narrate(f"Mean advantage of {len(rows)} episodes under each estimator; - where it would not train.")

@@ -228,15 +228,15 @@ def _show_run(store: Store, run: RunRow, json: bool) -> None:
             for a in alerts
         ]
         for line in aligned(["alert", "level", "count", "first", "last", "value", "threshold", "what to try"], lines):
-            echo(line)
+            echo(line, painted=True)
     if steps:
         echo("")
         for line in aligned(
             ["metric", "value"], [[name, steps[-1][name]] for name in sorted(steps[-1]) if name != "at"]
         ):
-            echo(line)
+            echo(line, painted=True)
     if evals:
         echo("")
         rows = [[item.step, item.name, item.split, item.pass_rate, item.low, item.high] for item in evals]
         for line in aligned(["step", "eval", "split", "pass@1", "low", "high"], rows):
-            echo(line)
+            echo(line, painted=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any
 
-from agentrl_cli.commands.common import echo, echo_json, echo_jsonl
+from agentrl_cli.commands.common import echo, echo_json, echo_jsonl, harmless
 
 
 class Format(StrEnum):
@@ -36,12 +36,14 @@ def print_rows(names: Sequence[str], rows: Sequence[Sequence[Any]], format: Form
         echo(out.getvalue().rstrip("\n"))
     else:
         for line in markdown(names, rows) if format is Format.md else aligned(names, rows):
-            echo(line)
+            echo(line, painted=format is not Format.md)
 
 
 def aligned(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
     """Columns separated by two spaces, numbers to the right; the heads are dim on a terminal."""
-    texts = [[cell(value) for value in row] for row in rows]
+    shown = harmless if sys.stdout.isatty() else str
+    names = [shown(name) for name in names]
+    texts = [[shown(cell(value)) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(names, *texts, strict=True)]
     right = [all(isinstance(row[place], int | float | None) for row in rows) for place in range(len(names))]
 

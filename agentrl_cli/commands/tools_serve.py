@@ -7,8 +7,9 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from socket import gethostname
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -42,6 +43,9 @@ TokenOption = Annotated[str | None, typer.Option(envvar="AGENTRL_TOKEN", help="T
 NoAuthOption = Annotated[bool, typer.Option("--no-auth", help="Ask for no token; this machine only, every user of it.")]
 JournalOption = Annotated[Path | None, typer.Option(help="Where calls are written down; runs/tool-server.db.")]
 MaxOption = Annotated[int, typer.Option(min=1, help="Calls that run or wait at once; more are answered with 429.")]
+AllowHostOption = Annotated[
+    list[str] | None, typer.Option(help="A further name that this machine has for clients; repeat.")
+]
 IdleOption = Annotated[float, typer.Option(min=1, help="Seconds until an uncalled trajectory gives its sandbox back.")]
 InvalidOption = Annotated[
     bool, typer.Option("--done-if-invalid", help="As verl-tool's: an action without a valid call ends its trajectory.")
@@ -56,6 +60,7 @@ def serve(
     socket: SocketOption = None,
     token: TokenOption = None,
     no_auth: NoAuthOption = False,
+    allow_host: AllowHostOption = None,
     journal: JournalOption = None,
     max_calls: MaxOption = 256,
     idle: IdleOption = 900.0,
@@ -71,7 +76,7 @@ def serve(
     typed protocol (/v1/…) and verl-tool's (/get_observation, /health, /metrics). Every call is journalled under its
     key before it runs: no retry runs it twice, and after a restart a trajectory's state is rebuilt.
     """
-    from agentrl_cli.servers.screens import is_loopback
+    from agentrl_cli.servers.guard import is_loopback
 
     if no_auth and socket is None and not is_loopback(host):
         raise UsageError("Without a token only this machine may be served.", hint="Leave --no-auth or --host away.")
@@ -83,7 +88,7 @@ def serve(
     path = journal or context.project / "runs" / "tool-server.db"
     options = {"token": secret, "limit": max_calls, "done_if_invalid": done_if_invalid}
     sessions = {name: one.session for name, one in packs_of(context, pack).items()}
-    asyncio.run(_serve(context, tools, path, options, parser, (host, port, socket), idle, sessions))
+    asyncio.run(_serve(context, tools, path, options, parser, (host, port, socket), idle, sessions, allow_host or ()))
 
 
 async def _serve(
@@ -95,13 +100,14 @@ async def _serve(
     where: tuple[str, int, Path | None],
     idle: float,
     sessions: Mapping[str, Mapping[str, Any]],
+    names: Sequence[str],
 ) -> None:
     async with open_server(context, tools, journal, options, parser, sessions) as server:
         ending = asyncio.Event()
         loop = asyncio.get_running_loop()
         for name in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(name, ending.set)
-        async with listening(server, *where) as address:
+        async with listening(server, *where, names) as address:
             echo(address)
             warn_bare(context.config.sandbox)
             if options["token"]:
@@ -164,9 +170,15 @@ async def open_server(
 
 
 @contextlib.asynccontextmanager
-async def listening(server: ToolServer, host: str, port: int, socket: Path | None) -> AsyncIterator[str]:
-    """Answers requests; yields the address that `rollout.tool_server` takes. Raises UsageError where it is taken."""
-    app = server.app()
+async def listening(
+    server: ToolServer, host: str, port: int, socket: Path | None, names: Sequence[str] = ()
+) -> AsyncIterator[str]:
+    """Answers requests; yields the address that `rollout.tool_server` takes. Raises UsageError where it is taken.
+
+    `names`: what clients may call this machine, besides its own name and addresses.
+    """
+    own = {"localhost", host, gethostname(), *names}
+    app = server.app(None if socket is not None else {name.casefold() for name in own})
     from aiohttp import web
 
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=5.0)

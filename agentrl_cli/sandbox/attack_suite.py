@@ -22,9 +22,12 @@ from agentrl_cli.sandbox.attacks import Attack, attacks
 from agentrl_cli.sandbox.launch import CANARY
 from agentrl_cli.sandbox.pool import Sandbox
 from agentrl_cli.sandbox.results import ExecResult
+from agentrl_cli.sandbox.session import Session
 
 _MARK = "98765.25"
 """Argument of the daemons that attacks try to leave behind."""
+_HEAD_START = 0.15
+"""Seconds after which one session talks while the other listens."""
 PATIENCE = 15.0
 """Seconds of the wall limit for an attack that another limit has to stop, where the machine was too slow for it, and
 for the harmless programs around an attack."""
@@ -62,7 +65,7 @@ class Guarantee:
 
 @dataclass(slots=True)
 class Canaries:
-    """What the attacks aim at: a file, a folder, a port, an abstract socket and a process on the host."""
+    """What the attacks aim at: a file, a folder, a port, an abstract socket, a socket in the folder, and a process."""
 
     secret: str
     folder: Path
@@ -82,7 +85,8 @@ class Canaries:
     def problems(self) -> list[str]:
         """What was touched since the last look."""
         found, self.touched = self.touched, []
-        if (self.folder / "secret").read_text() != self.secret or len(list(self.folder.iterdir())) != 1:
+        names = {path.name for path in self.folder.iterdir()}
+        if (self.folder / "secret").read_text() != self.secret or names != {"secret", "datagrams"}:
             found.append("the canary's folder was changed")
         if self.process.poll() is not None:
             found.append("the canary process was killed")
@@ -113,6 +117,7 @@ async def canaries() -> AsyncIterator[Canaries]:
 
     abstract = socket.socket(socket.AF_UNIX)
     abstract.bind("\0" + name)
+    datagrams = _datagrams(folder / "datagrams", lambda: touched.append("the canary's datagram socket was reached"))
     servers = [
         await asyncio.start_server(serve("port"), "127.0.0.1", 0),
         await asyncio.start_unix_server(serve("abstract socket"), sock=abstract),
@@ -124,9 +129,26 @@ async def canaries() -> AsyncIterator[Canaries]:
         os.environ.pop("SECRET_CANARY", None)
         for server in servers:
             server.close()
+        asyncio.get_running_loop().remove_reader(datagrams)
+        datagrams.close()
         process.kill()
         process.wait()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _datagrams(path: Path, reached: Callable[[], None]) -> socket.socket:
+    """A datagram socket in the file system, open to everyone, such as the journal's."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    listening.bind(str(path))
+    listening.setblocking(False)
+    path.chmod(0o777)
+
+    def heard() -> None:
+        listening.recv(4096)
+        reached()
+
+    asyncio.get_running_loop().add_reader(listening, heard)
+    return listening
 
 
 async def attack(
@@ -163,15 +185,16 @@ def _only_slow(one: Attack, verdict: Verdict) -> bool:
 async def _one(sandbox: Sandbox, one: Attack, targets: Canaries, wall: float) -> Verdict:
     session = await sandbox.session(wall=wall, cpu=5.0, memory_mb=512)
     faults = sandbox.counts.total()
-    code = one.code
-    for key, value in targets.values.items():
-        code = code.replace(f"@{key}@", str(value))
     problems: list[str] = []
     result: ExecResult | None = None
     try:
         if one.op == "cell":
             await session.cell("kept = 'the state'", wall=PATIENCE)
-        result = await getattr(session, one.op)(code)
+        if one.meanwhile:
+            result, heard = await _two(sandbox, session, one, targets)
+            problems += ["the other session heard what it must not"] if heard else []
+        else:
+            result = await getattr(session, one.op)(_aimed(one.code, targets))
         problems += _read(one, result, targets)
         if one.op == "cell" and result.state_kept:
             after = await session.cell("kept", wall=PATIENCE)
@@ -193,6 +216,42 @@ async def _one(sandbox: Sandbox, one: Attack, targets: Canaries, wall: float) ->
     problems += await _left()
     seconds = result.seconds if result else 0.0
     return Verdict(one.name, one.guarantee, str(result.status) if result else "fault", tuple(problems), seconds)
+
+
+def _aimed(code: str, targets: Canaries) -> str:
+    """An attack's code with the canaries in it."""
+    for key, value in targets.values.items():
+        code = code.replace(f"@{key}@", str(value))
+    return code
+
+
+async def _two(sandbox: Sandbox, session: Session, one: Attack, targets: Canaries) -> tuple[ExecResult, bool]:
+    """An attack of two sessions: the result of the one that listens, and whether it heard the word.
+
+    The least busy runner takes the next session, so with two for each one listens beside the one that talks.
+    """
+    word = "w" + secrets.token_hex(6)
+    code, meanwhile = _aimed(one.code, targets).replace("@word@", word), _aimed(one.meanwhile, targets)
+    test = {"call": "tell", "args": [word], "expect": None}
+    others = [await sandbox.session(cpu=5.0, memory_mb=512) for _ in range(2 * sandbox.workers - 1)]
+    try:
+        for other in (session, *others):
+            await other.run("0", wall=PATIENCE)
+        if one.op == "grade":  # the box that it gets takes longest to come where nothing was graded before
+            await session.grade("def tell(word): return", [test], wall=PATIENCE)
+        listening = [asyncio.ensure_future(other.run(meanwhile, wall=PATIENCE)) for other in others]
+        await asyncio.sleep(_HEAD_START)
+        if one.op == "grade":
+            await session.grade(code, [test], wall=PATIENCE)
+        else:
+            await getattr(session, one.op)(code, wall=PATIENCE)
+        results = await asyncio.gather(*listening)
+    finally:
+        for other in others:
+            await other.close()
+    heard = [result for result in results if word in result.stdout + result.stderr]
+    wrong = [result for result in results if "LEAK" in result.stdout or result.status not in one.right]
+    return (heard or wrong or results)[0], bool(heard)
 
 
 def _read(one: Attack, result: ExecResult, targets: Canaries) -> list[str]:
@@ -245,7 +304,7 @@ def _state(pid: int) -> str:
 
 MEANING = {
     "files": "reads and writes only its work folder",
-    "network": "no network, no sockets",
+    "network": "no network, no socket but a pair of its own",
     "signals": "cannot signal anything outside",
     "processes": "bounded in time and number, none left",
     "memory": "watched, private and shared, all processes together",
@@ -256,11 +315,20 @@ MEANING = {
 }
 
 
+WEAKER = {
+    "landlock": {
+        "files": "reads and writes only its work folder; names, sizes and times of other files may be seen",
+        "disk": "watched in bytes and files, not limited",
+    }
+}
+"""What a level holds of it, where that is less."""
+
+
 async def probe(sandbox: Sandbox) -> tuple[Guarantee, ...]:
     """What this sandbox guarantees here, found out by running the quick attacks (about 5 s)."""
     verdicts = await attack(sandbox, [one for one in attacks() if one.quick], wall=0.5)
     rows = []
-    for name, meaning in MEANING.items():
+    for name, meaning in {**MEANING, **WEAKER.get(sandbox.level, {})}.items():
         broken = [verdict for verdict in verdicts if verdict.guarantee == name and not verdict.contained]
         detail = "; ".join(f"{verdict.attack}: {verdict.problems[0]}" for verdict in broken) or meaning
         rows.append(Guarantee(name, not broken, detail, _fix(sandbox.level) if broken else ""))

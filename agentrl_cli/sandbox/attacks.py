@@ -18,7 +18,7 @@ class Attack:
     guarantee: str
     """files | network | signals | processes | memory | disk | output | system | state"""
     op: str
-    """run | cell | bash"""
+    """run | cell | bash | grade"""
     right: tuple[str, ...]
     """Names of the statuses that are right."""
     quick: bool
@@ -26,6 +26,8 @@ class Attack:
     strong: bool
     """Promised only by the levels that hold hostile code (ns, docker)."""
     code: str
+    meanwhile: str
+    """The program that runs in another session at the same time; empty for an attack of one session."""
 
 
 @cache
@@ -39,4 +41,5 @@ def _parse(text: str) -> Iterator[Attack]:
         head, _, code = part.partition("\n")
         name, guarantee, op, right, flags = (field.strip() for field in head.split("|"))
         words = flags.split()
-        yield Attack(name, guarantee, op, tuple(right.split()), "quick" in words, "strong" in words, code.strip("\n"))
+        code, _, other = code.strip("\n").partition("\n--- meanwhile\n")
+        yield Attack(name, guarantee, op, tuple(right.split()), "quick" in words, "strong" in words, code, other)

@@ -15,6 +15,7 @@ import platform
 import socket
 import struct
 import time
+from collections.abc import Coroutine
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -138,7 +139,7 @@ class Container(Runner, asyncio.Protocol):
         api = await asyncio.to_thread(connect)
         container = cls(api, launch, limits)
         try:
-            sock = await asyncio.to_thread(container._create, number)
+            sock = await _whole(asyncio.to_thread(container._create, number))
             await asyncio.get_running_loop().create_connection(lambda: container, sock=sock)
             await asyncio.to_thread(api.start, container.id)
             await asyncio.wait_for(asyncio.shield(container._ready), START)
@@ -320,6 +321,18 @@ class Container(Runner, asyncio.Protocol):
 
         with contextlib.suppress(DockerException):
             _remove(self.api, self.id)
+
+
+async def _whole(creating: Coroutine[Any, Any, socket.socket]) -> socket.socket:
+    """A container's stream. Cancelled, it waits for the thread, which would make the container nevertheless."""
+    task = asyncio.ensure_future(creating)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if task.exception() is None:
+            task.result().close()
+        raise
 
 
 def _memory(limits: Limits) -> int:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from agentrl_cli.sandbox.pool import Sandbox
 
 
+COMPARED_KB = 8 * 1024
+"""KiB of a program's output, at most, that are kept to be compared."""
+
+
 async def grade(
     sandbox: Sandbox,
     solution: str,
@@ -48,12 +52,18 @@ async def grade(
     load, SandboxFault where the sandbox failed twice.
     """
     checked = [_check(test, number) for number, test in enumerate(tests, 1)]
-    own = {**asdict(limits), "wall": wall or limits.wall}
-    session = await sandbox.session(imports=imports, seed=0, **own)
+    own = {**asdict(limits), "wall": wall or limits.wall, "output_kb": _output_kb(limits, checked)}
+    session = await sandbox.session(imports=imports, seed=0, grading=True, **own)
     try:
         return await _grade(session, solution, checked, setup, budget or own["wall"] * max(3, len(tests) / 2))
     finally:
         await session.close()
+
+
+def _output_kb(limits: Limits, tests: list[Mapping[str, Any]]) -> int:
+    """KiB of output that are compared: what the longest expected one needs, spaces at line ends included."""
+    longest = max((len(test["stdout"].encode("utf-8", "replace")) for test in tests if "stdin" in test), default=0)
+    return max(limits.output_kb, min(COMPARED_KB, (2 * longest >> 10) + limits.output_kb))
 
 
 def _check(test: Any, number: int) -> Mapping[str, Any]:
@@ -134,11 +144,13 @@ def _of_the_pack(what: str, result: ExecResult) -> ExecResult:
     return result
 
 
-def _program(test: Mapping[str, Any], result: Any) -> str:
+def _program(test: Mapping[str, Any], result: ExecResult) -> str:
     """Why a program failed; its output is compared line by line, spaces at line ends ignored."""
     if not result.ok:
         return f"{result.status}: {result.text().splitlines()[-1]}"
     lines = [[line.rstrip() for line in text.rstrip().splitlines()] for text in (result.stdout, test["stdout"])]
+    if lines[0] != lines[1] and result.truncated:
+        return f"printed more than the {result.limits.output_kb} KiB of output that are compared"
     return "" if lines[0] == lines[1] else f"printed {result.stdout!r:.200}, expected {test['stdout']!r:.200}"
 
 

@@ -40,6 +40,9 @@ AUTO = ("ns", "docker", "landlock")
 """What `backend: auto` tries, in this order: `ns` and `docker` hold the same, `ns` faster and without a daemon that is
 root; `bare` is never chosen, only asked for."""
 
+SEEN = ("docker", "landlock")
+"""Levels at which boxes of one runner see something of each other, such as the names of processes."""
+
 RUNNERS = {
     "ns": "agentrl_cli.sandbox.runner_process:Process",
     "landlock": "agentrl_cli.sandbox.runner_process:Process",
@@ -48,6 +51,8 @@ RUNNERS = {
 }
 """Level → its kind of runner. A backend of your own is named in the configuration as `module:object`."""
 
+GRADING = "@grading"
+"""In a profile, beside the names of packages: its runners hold the boxes of grading alone."""
 SPARES = 4
 """Boxes that every runner keeps ready for sessions to come: a box takes longer to start than most programs run."""
 HEALTH = 5.0
@@ -159,13 +164,15 @@ class Sandbox:
         seed: int | None = None,
         episode_seed: int | None = None,
         imports: Iterable[str] = (),
+        grading: bool = False,
         **limits: Any,
     ) -> Session:
         """A session for one episode; nothing is started before its first use.
 
         `keep`: how many earlier states stay alive so that `back` is immediate. `seed`: of `random` in the session;
         None: the configured one, and where there is none `episode_seed`. `imports`: packages besides the standard
-        library (numpy…) and the configured ones. The rest overrides single limits, e.g. `wall=2.0`.
+        library (numpy…) and the configured ones. `grading`: it gets what a running episode must not learn. The rest
+        overrides single limits, e.g. `wall=2.0`.
         """
         unknown = limits.keys() - {field.name for field in fields(Limits)}
         if unknown:
@@ -175,7 +182,8 @@ class Sandbox:
                 raise ConfigError(f"The limit {name} is {value!r}; it has to be a number above 0.")
         own = Limits(**{**asdict(self.limits), **limits})
         chosen = next((one for one in (seed, self.seed, episode_seed) if one is not None), None)
-        session = Session(self, own, keep=keep, seed=chosen, imports=self._profile(imports))
+        profile = self._profile([*imports, GRADING] if grading and self.level in SEEN else imports)
+        session = Session(self, own, keep=keep, seed=chosen, imports=profile)
         self._sessions.add(session)
         return session
 
@@ -188,7 +196,7 @@ class Sandbox:
             await session.close()
 
     def _profile(self, imports: Iterable[str]) -> tuple[str, ...]:
-        """The packages of a warm runner: those asked for and the configured ones."""
+        """What a warm runner is for: the packages asked for and the configured ones, and whether it only grades."""
         return tuple(sorted({*self.imports, *imports}))
 
     # what sessions use
@@ -249,7 +257,7 @@ class Sandbox:
 
     async def _start(self, imports: tuple[str, ...]) -> None:
         self._started += 1
-        launch = Launch(self.level, imports)
+        launch = Launch(self.level, tuple(name for name in imports if name != GRADING))
         self._runners[imports].append(await self._kind.start(launch, self._started, self.limits))
 
     def _prepare(self, imports: tuple[str, ...]) -> None:

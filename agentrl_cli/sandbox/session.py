@@ -303,7 +303,7 @@ class Session:
             files=head.get("files", ""),
             detail=head.get("detail", ""),
             stopped=head.get("stopped", 0),
-            truncated=head["total"] > len(frame.body),
+            truncated=head["cut"],
             limits=limits,
         )
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
-import ipaddress
 import re
 import signal
 from collections.abc import Awaitable, Callable, Collection
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from agentrl_cli.errors import MissingDependency, UsageError
+from agentrl_cli.servers.guard import allowed, is_foreign, is_loopback
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -31,24 +30,9 @@ PATIENCE = 3.0
 """Seconds a screen whose browser is gone has to end by itself."""
 
 
-def is_loopback(host: str) -> bool:
-    """True for localhost and addresses that never leave this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def address(host: str, port: int) -> str:
     """Host and port as an address has them."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def allowed(token: str, given: str) -> bool:
-    """Whether a token is the right one, compared in constant time."""
-    return hmac.compare_digest(token.encode(), given.encode())
 
 
 def make_guard(token: str, hosts: Collection[str]) -> Any:
@@ -57,8 +41,7 @@ def make_guard(token: str, hosts: Collection[str]) -> Any:
 
     @web.middleware
     async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
-        origin = request.headers.get("Origin")
-        if request.host not in hosts or (origin is not None and urlsplit(origin).netloc not in hosts):
+        if request.host not in hosts or is_foreign(request.headers.get("Origin"), hosts):
             raise web.HTTPForbidden(text="This address is not served here.")
         said = request.query.get("token")
         if said is not None and allowed(token, said):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli import trust
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.envs.user_simulator import load_interactions
 from agentrl_cli.errors import ConfigError, NotFound
@@ -32,6 +33,7 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
     """
     folder = find_pack(str(name), base)
     spec = _specification(folder / "task.yaml")
+    trust.meet(folder)
     module = load_file(folder / "task.py")
     rewards = _rewards(folder, _section(folder, spec, "rewards"), getattr(module, "REWARDS", {}))
     tools = _tools(folder, spec.get("tools") or [], getattr(module, "TOOLS", []))

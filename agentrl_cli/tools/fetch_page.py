@@ -186,16 +186,39 @@ def _left(ends: float) -> float:
     return left
 
 
+_TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
+_CLOSED = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "192.0.0.0/24",  # of protocols; 192.0.0.192 is a cloud's metadata
+        "168.63.129.16/32",  # another cloud's
+        "192.88.99.0/24",  # relays to IPv6
+        "64:ff9b:1::/48",  # translation to IPv4 inside a network
+        "fec0::/10",  # what private addresses of IPv6 were first
+        "100::/64",  # discarded
+        "2001::/23",  # of protocols
+    )
+)
+"""Ranges that are not of the public internet, or that hide an address that may not be."""
+
+
 def _public(address: str) -> bool:
     """True for an address of the public internet; IPv4 ones inside IPv6 are looked at as themselves."""
     ip = ipaddress.ip_address(address)
-    if isinstance(ip, ipaddress.IPv6Address):
-        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
-        if inner is not None and not _public(str(inner)):
-            return False
-        if ip in ipaddress.ip_network("64:ff9b::/96") and not _public(str(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))):
-            return False
-    return ip.is_global and not ip.is_multicast
+    if isinstance(ip, ipaddress.IPv6Address) and not all(map(_public, _inside(ip))):
+        return False
+    closed = any(ip in network for network in _CLOSED if network.version == ip.version)
+    return ip.is_global and not ip.is_multicast and not closed
+
+
+def _inside(ip: ipaddress.IPv6Address) -> list[str]:
+    """The IPv4 addresses that one of IPv6 stands for, by every way of writing one into the other."""
+    found = [ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())]
+    last = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    middle = int(ip) >> 32 & 0xFFFFFFFF
+    if int(ip) >> 32 == 0 or ip in _TRANSLATED or middle & ~0x02000000 == 0x5EFE:  # compatible, NAT64, ISATAP
+        found.append(last)
+    return [str(one) for one in found if one is not None]
 
 
 class _Pinned(http.client.HTTPConnection):

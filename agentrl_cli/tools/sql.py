@@ -1,9 +1,10 @@
 """`sql`: a SQLite database per episode, read-only or writable, in memory, with limits.
 
 The database comes from the row's `database` or the tool's setting: a script of SQL statements, or the path of a `.db`,
-`.sqlite` or `.sql` file (relative to the pack). Each episode works on its own copy. An authorizer allows what a query
-or a change of tables needs and refuses the rest: ATTACH, PRAGMA that set anything, extensions. A query that runs too
-long is interrupted; rows, text and memory are bounded. What goes wrong is told to the model.
+`.sqlite` or `.sql` file. A row names a file inside the pack's folder, since rows may come from others; the pack's own
+setting may name any. Each episode works on its own copy. An authorizer allows what a query or a change of tables needs
+and refuses the rest: ATTACH, PRAGMA that set anything, extensions. A query that runs too long is interrupted; rows,
+values, patterns, text and memory are bounded. What goes wrong is told to the model.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ from agentrl_cli.types import ToolResult
 
 WIDTH = 200
 """Characters shown of one value."""
+LONGEST = 128 * 1024
+"""Bytes of one value, or statement. No interrupt looks inside a function, and some take time by the square of it."""
+PATTERN = 200
+"""Bytes of a pattern of LIKE and GLOB."""
+STEPS = 20
+"""Steps of SQLite's machine between two looks at the clock: a few may be functions of long values."""
+OPENING = 30.0
+"""Seconds that the script of a row may take."""
 STATE = "sql"
 """Where the episode's connection stands in `ToolContext.state`, for rewards."""
 
@@ -56,7 +65,10 @@ def sql(query: str) -> ToolResult:
 
 
 class SqlTool(Tool):
-    """`database`: where rows bring none. `rows`: most rows that are shown. `seconds`: of one statement."""
+    """`database`: where rows bring none. `rows`: most rows that are shown. `seconds`: of one statement.
+
+    `anywhere`: rows may name files outside the pack's folder, too.
+    """
 
     name = "sql"
     own_timeout = True  # the statement is interrupted by itself
@@ -70,11 +82,12 @@ class SqlTool(Tool):
         rows: int = 50,
         seconds: float = 2.0,
         memory_mb: int = 64,
+        anywhere: bool = False,
     ) -> None:
         if rows < 1 or seconds <= 0 or memory_mb < 1:
             raise ConfigError("The limits of sql (rows, seconds, memory_mb) must be above 0.")
         self.database, self.writable, self.rows = database, writable, rows
-        self.seconds, self.memory_mb = seconds, memory_mb
+        self.seconds, self.memory_mb, self.anywhere = seconds, memory_mb, anywhere
         self.schema = tool_schema(sql)
         self.folder: Path | None = None
 
@@ -92,8 +105,10 @@ class SqlTool(Tool):
         return tool
 
     async def create(self, ctx: ToolContext) -> sqlite3.Connection:
-        source = str((ctx.task.data.get("database") if ctx.task is not None else None) or self.database)
-        connection = await in_thread(open_database, source, self.folder, self.memory_mb)
+        row = str((ctx.task.data.get("database") if ctx.task is not None else None) or "")
+        within = None if self.anywhere or not row else (self.folder or Path())
+        source = row or self.database
+        connection = await in_thread(open_database, source, self.folder, self.memory_mb, within)
         ctx.state[STATE] = connection
         return connection
 
@@ -106,7 +121,7 @@ class SqlTool(Tool):
         """One statement within the limits, committed where it is writable."""
         ends = time.monotonic() + self.seconds
         connection.set_authorizer(self._allowed)
-        connection.set_progress_handler(lambda: int(time.monotonic() > ends), 1000)
+        connection.set_progress_handler(lambda: int(time.monotonic() > ends), STEPS)
         try:
             with closing(connection.execute(query)) as cursor:
                 return ToolResult(table(cursor, self.rows))
@@ -140,34 +155,55 @@ class SqlTool(Tool):
         return ToolResult(f"Error: {text or type(error).__name__}", error="exception")
 
 
-def open_database(source: str, folder: Path | None, memory_mb: int) -> sqlite3.Connection:
+def open_database(source: str, folder: Path | None, memory_mb: int, within: Path | None = None) -> sqlite3.Connection:
     """An own copy, in memory, of the database that a script or a file holds; an empty one where `source` is "".
 
-    Raises EnvError where it cannot be made: the row, not the model, is to blame.
+    `within`: the folder that a file has to lie in, links followed; None: any. Raises EnvError where it cannot be made:
+    the row, not the model, is to blame.
     """
     connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+    ends = time.monotonic() + OPENING
     try:
         connection.execute(f"PRAGMA max_page_count={memory_mb * 256}")
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1 << 20)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 8 * LONGEST)
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN)
+        connection.set_progress_handler(lambda: int(time.monotonic() > ends), STEPS)
         if source.endswith((".db", ".sqlite", ".sqlite3", ".sql")) and "\n" not in source:
-            path = (folder or Path()) / source
-            if not path.is_file():
-                raise EnvError(f"There is no database {path}.")
-            if path.suffix == ".sql":
-                connection.executescript(path.read_text(encoding="utf-8"))
-            else:
-                with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as original:
-                    original.backup(connection)
+            _copy(_file(source, folder, within), connection)
         elif source:
             connection.executescript(source)
-    except (sqlite3.Error, OSError, UnicodeError) as error:
+        connection.set_progress_handler(None, 0)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
+    except (sqlite3.Error, OSError, UnicodeError, ValueError) as error:
         connection.close()
         raise EnvError(f"The database of the row cannot be made: {error}") from error
     except EnvError:
         connection.close()
         raise
     return connection
+
+
+def _file(source: str, folder: Path | None, within: Path | None) -> Path:
+    """The file that a row or the setting names, links resolved. Raises EnvError where it is none or lies elsewhere."""
+    path = ((folder or Path()) / source).resolve()
+    if within is not None and not path.is_relative_to(within.resolve()):
+        raise EnvError(
+            f"The row's database {source} lies outside of its pack.",
+            hint="Put it into the pack's folder, or let rows name any file: {name: sql, config: {anywhere: true}}.",
+        )
+    if not path.is_file():
+        raise EnvError(f"There is no database {path}.")
+    return path
+
+
+def _copy(path: Path, connection: sqlite3.Connection) -> None:
+    """Fills a connection with what a script or a database file holds."""
+    if path.suffix == ".sql":
+        connection.executescript(path.read_text(encoding="utf-8"))
+        return
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as original:
+        original.backup(connection)
 
 
 def table(cursor: sqlite3.Cursor, rows: int) -> str:

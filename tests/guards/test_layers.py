@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "agentrl_cli"
 
 ORDER = (
-    "types errors threads paths registry config hooks store chat models inference learning policies sandbox tools "
-    "rewards envs tasks compat rollout agents evaluate analysis sft trainer prompts servers tui commands"
+    "types errors threads paths trust registry config hooks store chat models inference learning policies sandbox "
+    "tools rewards envs tasks compat rollout agents evaluate analysis sft trainer prompts servers tui commands"
 ).split()
 """A package imports only what stands to its left; DESIGN 2 says what each is for."""
 

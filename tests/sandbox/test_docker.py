@@ -20,6 +20,8 @@ from agentrl_cli.errors import ConfigError, SandboxFault, SandboxUnavailable
 from agentrl_cli.sandbox import Sandbox, Status, container, image, owner
 from agentrl_cli.sandbox.attack_suite import attack
 from agentrl_cli.sandbox.attacks import attacks
+from agentrl_cli.sandbox.launch import Launch
+from agentrl_cli.sandbox.results import Limits
 from tests.sandbox.test_attacks import CHEATS, HONEST, HOST, TESTS
 
 
@@ -67,7 +69,7 @@ def ours(api: Any) -> list[str]:
 async def test_every_attack_is_contained(sandbox: Sandbox) -> None:
     verdicts = await attack(sandbox, wall=0.6)
     assert {v.attack: v.problems for v in verdicts if not v.contained} == {}
-    assert len(verdicts) == len(attacks()) >= 45
+    assert len(verdicts) == len(attacks()) >= 80
 
 
 async def test_no_cheat_passes(sandbox: Sandbox) -> None:
@@ -180,6 +182,15 @@ async def test_a_fork_bomb_costs_little_more_than_its_wall_limit(sandbox: Sandbo
     assert (await session.cell("x + y")).stdout == "3\n"  # what was halted with the bomb goes on
     assert await session.back(2) == () and (await session.cell("'y' in globals()")).stdout == "False\n"
     assert sandbox.counts[Status.SANDBOX_RESTARTED] == 0
+
+
+async def test_a_start_that_is_given_up_leaves_no_container(api: Any) -> None:
+    for seconds in (0.01, 0.05, 0.2):
+        starting = asyncio.create_task(container.Container.start(Launch("docker"), 7, Limits()))
+        await asyncio.sleep(seconds)
+        starting.cancel()
+        await asyncio.wait([starting])
+        assert not ours(api)
 
 
 async def test_closing_leaves_no_container(api: Any) -> None:

@@ -202,7 +202,7 @@ async def test_a_neighbour_that_dies_of_anothers_memory_is_not_at_fault(sandbox:
     assert (await again.cell("b = b'x' * (300 << 20); len(b) >> 20")).stdout == "300\n"
 
 
-def test_without_a_cgroup_the_machine_says_that_memory_ran_out(tmp_path: Path) -> None:
+def test_without_a_cgroup_only_what_was_killed_may_be_the_machines_fault(tmp_path: Path) -> None:
     file = tmp_path / "vmstat"
     file.write_text("nr_free 5\noom_kill 3\n")
     kills = inside("memory").Kills([])
@@ -210,12 +210,14 @@ def test_without_a_cgroup_the_machine_says_that_memory_ran_out(tmp_path: Path) -
         os.close(fd)
     with open(file, "rb") as numbers:
         kills.fds = [numbers.fileno()]
-        kills.since(over=False)
-        assert kills.since(over=False) == ""
+        kills.since(over=False, killed=True)
+        assert kills.since(over=False, killed=True) == ""
         file.write_text("nr_free 5\noom_kill 4\n")
-        assert kills.since(over=False) == "others"
+        assert kills.since(over=False, killed=True) == "others"
         file.write_text("nr_free 5\noom_kill 5\n")
-        assert kills.since(over=True) == "own"
+        assert kills.since(over=False, killed=False) == ""
+        file.write_text("nr_free 5\noom_kill 6\n")
+        assert kills.since(over=True, killed=True) == "own"
 
 
 def test_version_two_tells_a_limit_of_ones_own_from_anothers(tmp_path: Path) -> None:
@@ -225,7 +227,7 @@ def test_version_two_tells_a_limit_of_ones_own_from_anothers(tmp_path: Path) -> 
         kills = inside("memory").Kills([events.fileno()])
         kills.mark()
         file.write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 1\n")
-        assert kills.since(over=False) == "own"
+        assert kills.since(over=False, killed=False) == "own"
         file.write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 2\n")
-        assert kills.since(over=True) == "others"
-        assert kills.since(over=True) == ""
+        assert kills.since(over=True, killed=False) == "others"
+        assert kills.since(over=True, killed=False) == ""

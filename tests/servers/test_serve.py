@@ -16,7 +16,8 @@ import pytest
 
 from agentrl_cli.errors import UsageError
 from agentrl_cli.servers import screens
-from agentrl_cli.servers.screens import allowed, is_loopback, make_server
+from agentrl_cli.servers.guard import allowed, is_loopback
+from agentrl_cli.servers.screens import make_server
 from agentrl_cli.store import RunRow, Store
 
 aiohttp = pytest.importorskip("aiohttp")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -541,3 +543,59 @@ def test_the_command_refuses_an_open_door(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "agentrl_cli", "tools", "serve", "--no-auth", "--host", "0.0.0.0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 2 and "Without a token" in done.stderr
+
+
+PAGES: list[dict[str, str]] = [
+    {"Host": "evil.example"},
+    {"Origin": "http://evil.example"},
+    {"Origin": "null"},
+    {"Origin": "http://localhost:1"},
+    {"Content-Type": "text/plain"},
+    {"Content-Type": "multipart/form-data; boundary=x"},
+    {"Content-Type": ""},
+]
+
+
+@pytest.mark.parametrize("token", ["", "secret"])
+async def test_no_page_of_a_browser_reaches_the_tools(tmp_path: Path, token: str) -> None:
+    tally = Tally()
+    body = json.dumps({"trajectory": "t", "task": {"data": {}}})
+    async with served(tmp_path, [tally.tool], token=token) as (_, address), aiohttp.ClientSession() as session:
+        own = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
+        for page in PAGES:
+            answer = await session.post(f"{address}/v1/open", data=body, headers={**own, **page})
+            assert answer.status in (403, 415), page
+        port = address.rpartition(":")[2]
+        for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
+            head = {**own, "Host": host, "Origin": f"http://{host}"}
+            assert (await session.post(f"{address}/v1/open", data=body, headers=head)).status == 200
+
+
+async def test_health_names_the_tools_to_those_with_the_token(tmp_path: Path) -> None:
+    async with served(tmp_path, [Tally().tool]) as (_, address), aiohttp.ClientSession() as session:
+
+        async def said(path: str, **headers: str) -> tuple[int, Any]:
+            answer = await session.get(address + path, headers=headers)
+            return answer.status, await answer.json()
+
+        status, everyone = await said("/health")
+        assert status == 200 and everyone["status"] == "healthy" and "tools" not in everyone
+        assert (await said("/health", Authorization="Bearer secret"))[1]["tools"]
+        for sesame in ("secret", "Basic secret", "Bearersecret", "Bearer", "Bearer \udcff"):
+            assert (await said("/v1/tools", Authorization=sesame))[0] == 401
+
+
+async def test_an_answer_full_of_boxes_stops_nobody(tmp_path: Path) -> None:
+    async with served(tmp_path, [Tally().tool]) as (_, address), aiohttp.ClientSession() as session:
+        head = {"Authorization": "Bearer secret"}
+
+        async def observe(action: str) -> Any:
+            body = {"trajectory_ids": ["x"], "actions": [action], "finish": [True]}
+            answer = await session.post(f"{address}/get_observation", json=body, headers=head)
+            return (await answer.json())["observations"][0]
+
+        started = time.process_time()
+        assert (await observe("\\boxed{" * 110_000)).startswith("\\boxed{")
+        assert time.process_time() - started < 5.0
+        assert await observe("so \\boxed{}} and \\boxed{4}") == "}"
+        assert await observe("so \\boxed{ 4 } or \\boxed{5}") == "4"

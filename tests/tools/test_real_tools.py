@@ -350,3 +350,52 @@ async def test_pages_are_bounded_in_size_kind_and_time(site: Site) -> None:
     assert closed.error == "exception"
     with pytest.raises(ConfigError):
         FetchTool(["a"], seconds=0)
+
+
+# --- what code of others must not do ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["like", "glob"])
+async def test_one_statement_of_sql_cannot_hold_a_thread(how: str) -> None:
+    tool = SqlTool(seconds=0.2)
+    many = "replace(hex(zeroblob(200000)), '0', 'a')"
+    few = "replace(hex(zeroblob(5000)), '0', 'a')"
+    wild = "%" if how == "like" else "*"
+    started = time.process_time()
+    (result, short) = await query(
+        tool, f"SELECT {many} {how} '{wild}' || {few} || 'b'", f"SELECT 'pencil' {how} 'pen{wild}' AS fits"
+    )
+    assert result.error is not None and short.text == "fits\n1"
+    # The worst that is left: a function of two long values, which no interrupt looks into, many times over.
+    half = "printf('%.*c', 60000, 'a')"
+    slow = " + ".join([f"instr({half}, {half} || 'b')"] * 200)
+    (held,) = await query(tool, f"SELECT {slow}")
+    assert held.error == "timeout" and time.process_time() - started < 5.0
+
+
+async def test_rows_name_databases_of_their_pack_alone(tmp_path: Path) -> None:
+    pack = tmp_path / "pack"
+    pack.mkdir()
+    for folder in (tmp_path, pack):
+        with closing(sqlite3.connect(folder / "shop.db")) as original:
+            original.executescript(SHOP)
+    (pack / "link.db").symlink_to(tmp_path / "shop.db")
+    outside = (str(tmp_path / "shop.db"), "../shop.db", "link.db")
+    for source in outside:
+        with pytest.raises(EnvError, match="outside of its pack"):
+            await calls(SqlTool().at(pack), database=source)
+        # The pack's own settings may say otherwise.
+        for tool, row in ((SqlTool(source), {}), (SqlTool(anywhere=True), {"database": source})):
+            assert (await calls(tool.at(pack), {"query": "SELECT count(*) AS n FROM item"}, **row))[0].text == "n\n3"
+    inside = {"database": "shop.db"}
+    assert (await calls(SqlTool().at(pack), {"query": "SELECT 1 AS n"}, **inside))[0].text == "n\n1"
+
+
+def test_no_spelling_of_an_address_reaches_what_is_not_public() -> None:
+    closed = (
+        "192.0.0.192", "168.63.129.16", "169.254.169.254", "100.100.100.200", "64:ff9b:1::7f00:1", "fec0::1",
+        "::127.0.0.1", "::169.254.169.254", "::ffff:10.0.0.1", "2002:a9fe:a9fe::", "fd00:ec2::254",
+        "2606:4700::5efe:10.0.0.1", "2606:4700::200:5efe:10.0.0.1", "192.88.99.1",
+    )  # fmt: skip
+    assert [address for address in closed if _public(address)] == []
+    assert all(map(_public, ("1.1.1.1", "2606:4700::1111", "64:ff9b::101:101")))

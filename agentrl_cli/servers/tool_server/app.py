@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
-import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.parsers import Parser
 from agentrl_cli.errors import AgentRLError, EnvError, EnvironmentProblem, MissingDependency, NotFound, UsageError
+from agentrl_cli.servers.guard import allowed, bearer, is_foreign, is_served, sent_unasked
 from agentrl_cli.servers.tool_server import bodies
 from agentrl_cli.servers.tool_server.trajectories import Call, Trajectories
 from agentrl_cli.types import new_id
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 MAX_BODY = 64 * 1024 * 1024
 """Bytes of a request."""
 
-BOXED = re.compile(r"\\boxed\{(.+?)\}", re.DOTALL)
+BOXED = r"\boxed{"
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[Any]]
 Route = Callable[["web.Request"], Awaitable["web.Response"]]
@@ -137,12 +136,12 @@ class ToolServer:
         """(observation, done, valid) of one action."""
         if field.get("finish"):
             await self.trajectories.close(name)
-            boxed = BOXED.search(action)
-            return (boxed[1].strip() if boxed else action.strip()), True, bool(boxed) or not action
+            answer = _boxed(action)
+            return (action if answer is None else answer).strip(), True, answer is not None or not action
         if not self.trajectories.journal.known(name):
             await self.trajectories.open(name, {"task": {"data": bodies.task_data(field)}})
         schemas = [tool.schema for tool in self.trajectories.tools.values()]
-        parsed = parse_text(action, self._parser, schemas)
+        parsed = await asyncio.to_thread(parse_text, action, self._parser, schemas)  # as long as a request may be
         if not parsed.calls:
             return {"obs": "", "invalid_reason": "no valid tool found for action"}, self._done_if_invalid, False
         bad = [call for call in parsed.calls if call.error]
@@ -164,14 +163,17 @@ class ToolServer:
         return ({"obs": text, **extra} if extra else text), done, True
 
     async def health(self, _: Mapping[str, Any]) -> Any:
-        """What verl-tool's `/health` says."""
+        """What verl-tool's `/health` says; the names of the tools only to those who may call them."""
+        return {**await self.pulse({}), "tools": list(self.trajectories.tools)}
+
+    async def pulse(self, _: Mapping[str, Any]) -> Any:
+        """The same for everyone."""
         return {
             "status": "draining" if self.draining else "healthy",
             "concurrent_requests": self.active,
             "thread_pool_size": 0,
             "active_tasks": self.active,
             "max_concurrent": self.limit,
-            "tools": list(self.trajectories.tools),
             "trajectories": len(self.trajectories),
             "uptime_seconds": time.monotonic() - self._since,
         }
@@ -197,8 +199,11 @@ class ToolServer:
 
     # -- HTTP -------------------------------------------------------------------------------------------------------
 
-    def app(self) -> web.Application:
-        """The aiohttp application. Raises MissingDependency."""
+    def app(self, names: Collection[str] | None = None) -> web.Application:
+        """The aiohttp application. Raises MissingDependency.
+
+        `names`: those that a request's Host may have, besides addresses; None: any, where no page can send requests.
+        """
         try:
             from aiohttp import web
         except ImportError as error:
@@ -217,30 +222,33 @@ class ToolServer:
             "/v1/close": self.close,
             "/get_observation": self.observe,
         }
-        app = web.Application(client_max_size=MAX_BODY)
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[_guard(names)])
         for path, handler in posts.items():
             app.router.add_post(path, self._route(handler))
         app.router.add_get("/v1/tools", self._route(self.schemas))
-        app.router.add_get("/health", self._route(self.health, open_to_all=True))
+        app.router.add_get("/health", self._route(self.health, everyone=self.pulse))
         app.router.add_get("/metrics", metrics)
         return app
 
     def _allowed(self, request: web.Request) -> bool:
-        said = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        return not self._token or hmac.compare_digest(said.encode(), self._token.encode())
+        return not self._token or allowed(self._token, bearer(request.headers.get("Authorization", "")))
 
-    def _route(self, handler: Handler, *, open_to_all: bool = False) -> Route:
-        """A handler of JSON objects as one of requests; errors of ours as JSON with a fitting status."""
+    def _route(self, handler: Handler, *, everyone: Handler | None = None) -> Route:
+        """A handler of JSON objects as one of requests; errors of ours as JSON with a fitting status.
+
+        `everyone`: what is answered without the token; by default, that it is missing.
+        """
         from aiohttp import web
 
         async def answer(request: web.Request) -> web.Response:
-            if not open_to_all and not self._allowed(request):
+            known = self._allowed(request)
+            if not known and everyone is None:
                 return _problem(401, UsageError("The token is missing or wrong.", hint="Authorization: Bearer …"))
-            if self.draining and not open_to_all:
+            if self.draining and everyone is None:
                 return _problem(503, Busy("The tool server is about to end.", hint="Try again when it is back."))
             try:
                 body = bodies.json_object(await request.read()) if request.method == "POST" else {}
-                return web.json_response(await handler(body))
+                return web.json_response(await (handler if known or everyone is None else everyone)(body))
             except Busy as error:
                 return _problem(429, error)
             except NotFound as error:
@@ -253,6 +261,32 @@ class ToolServer:
                 return _problem(500, error)
 
         return answer
+
+
+def _guard(names: Collection[str] | None) -> Any:
+    """The middleware that keeps pages out, token or not: Host, Origin, and a body that no page sends without asking."""
+    from aiohttp import web
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Route) -> web.StreamResponse:
+        host = request.host
+        if names is not None and not is_served(host, names):
+            hint = "`tools serve --allow-host NAME` serves it under another name, too."
+            return _problem(403, UsageError(f"No server is called {host!r} here.", hint=hint))
+        if is_foreign(request.headers.get("Origin"), (host,)):
+            return _problem(403, UsageError("Pages of other sites are not answered."))
+        if request.method == "POST" and sent_unasked(request.headers.get("Content-Type", "")):
+            return _problem(415, UsageError("The body must be JSON.", hint="Content-Type: application/json"))
+        return await handler(request)
+
+    return guard
+
+
+def _boxed(action: str) -> str | None:
+    """What stands in an answer's first box, which is not empty; None without one."""
+    start = action.find(BOXED)
+    end = action.find("}", start + len(BOXED) + 1) if start >= 0 else -1
+    return action[start + len(BOXED) : end] if end >= 0 else None
 
 
 def _problem(status: int, error: AgentRLError) -> web.Response:

@@ -17,8 +17,8 @@ from typing import Any
 
 from agentrl_cli.types import Int32
 
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""What steers a terminal: C0 with ESC, DEL, C1."""
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""What steers a terminal: C0 with ESC, DEL, C1, and what turns the direction of writing around."""
 PARTIAL = "▫"
 """Stands for a token that holds only a part of a character."""
 
