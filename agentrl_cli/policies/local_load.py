@@ -304,6 +304,9 @@ def adapter_base(folder: Path, config: ModelConfig, *, base: Path) -> Path:
     moved = path.is_absolute() and path.name == bundled_model().name and not path.is_dir()
     if moved or path == bundled_model():
         return bundled_model()
+    if named.startswith("./"):  # relative to the project that trained it, which may be another than this one
+        places = (place / path for place in (base, *folder.resolve().parents))
+        named = str(next((place for place in places if place.is_dir()), path))
     return model_folder(named, Config(model=config), base=base)
 
 

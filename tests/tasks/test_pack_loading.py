@@ -141,7 +141,7 @@ def test_the_code_pack_is_as_large_as_promised() -> None:
         (("primary: true", "primry: true"), ConfigError, "primry"),
         (("exact:", "exakt:"), NotFound, "exact"),
         (("brief: 0.5", "brief: {primary: true}"), ConfigError, "exactly one"),
-        (("name: words", "name: [words"), ConfigError, "not YAML"),
+        (("name: words", "name: [words"), ConfigError, "task.yaml:2: expected"),
     ],
 )
 def test_a_bad_task_yaml(tmp_path: Path, change: tuple[str, str], error: type[AgentRLError], says: str) -> None:

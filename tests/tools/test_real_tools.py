@@ -369,7 +369,7 @@ async def test_one_statement_of_sql_cannot_hold_a_thread(how: str) -> None:
     # The worst that is left: a function of two long values, which no interrupt looks into, many times over.
     half = "printf('%.*c', 60000, 'a')"
     slow = " + ".join([f"instr({half}, {half} || 'b')"] * 200)
-    (held,) = await query(tool, f"SELECT {slow}")
+    (held,) = await query(SqlTool(seconds=0.02), f"SELECT {slow}")
     assert held.error == "timeout" and time.process_time() - started < 5.0
 
 
