@@ -1,6 +1,6 @@
 """What breaks under faults: kills, two supervisors, full disks, malformed outputs, and a long run by simulation.
 
-    python benchmarks/faults.py kills [--trials 200]        kill -9 at random moments, then resume
+    python benchmarks/faults.py kills [--kills 200]         kill -9 at random moments, then resume
     python benchmarks/faults.py supervisors [--minutes 10]  two supervisors that resume one run and kill each other
     python benchmarks/faults.py disk [--sizes 20]           a file system that fills up, at many sizes (needs root)
     python benchmarks/faults.py fuzz [--outputs 100000]     mutated tool calls through every parser and the agent loop
