@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from agentrl_cli.store import Store  # noqa: E402  # works without an installation
-from benchmarks.learning import agentrl, interval, machine, rate, read_curve  # noqa: E402
+from benchmarks.learning import agentrl, interval, knew, machine, rate, read_curve  # noqa: E402
 
 Result = dict[str, Any]
 
@@ -110,8 +110,9 @@ def _smooth(curve: Sequence[Mapping[str, float]]) -> list[float]:
 def table(results: Sequence[Result]) -> str:
     """Markdown: one line an algorithm, the seeds side by side."""
     lines = [
-        "| algorithm | settings | base | trained, by seed | training attempts reach 0.8 at step | CPU s | passed |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| algorithm | settings | base | the base knew | trained, by seed | training attempts reach 0.8 at step | CPU s"
+        " | passed |",
+        "|" + " --- |" * 8,
     ]
     for name in dict.fromkeys(one["algorithm"] for one in results):
         own = [one for one in results if one["algorithm"] == name]
@@ -119,6 +120,7 @@ def table(results: Sequence[Result]) -> str:
             name,
             "<br>".join(f"`{text}`" for text in own[0]["set"]) or "defaults",
             ", ".join(f"{rate(one['base']):.3f}" for one in own),
+            "<br>".join(knew(one["base"]) for one in own),
             ", ".join(interval(one["trained"]) for one in own),
             ", ".join(str(one["reached"] or "never") for one in own),
             f"{sum(one['cpu_seconds'] for one in own) / len(own):.0f}",

@@ -3,9 +3,9 @@
     python benchmarks/learning.py [--packs code-task calc-task] [--seeds 0 1 2] [--steps N] [--work DIR]
 
 For every seed (the first alone for packs after the first): `agentrl init`, `agentrl train --seed S`, then `agentrl
-eval` of base and last checkpoint on every task of the test split and of the held-out families, 4 attempts each at
-temperature 1, and once more without tools. The *last* checkpoint, because the best one is chosen on tasks of the same
-split. CPU seconds are those of training with its sandbox, evaluation excluded (`time/cpu` of the steps).
+eval` of base and best checkpoint on every task of the test split and of the held-out families, 4 attempts each at
+temperature 1, and once more without tools. The best checkpoint is chosen on the validation split, which shares no task
+with these. CPU seconds are those of training with its sandbox, evaluation excluded (`time/cpu` of the steps).
 
 Prints a Markdown table; writes benchmarks/results/learning.json and docs/learning.svg. With --work the projects are
 kept and a second call goes on where the first one stopped.
@@ -35,6 +35,8 @@ from agentrl_cli.store import RunRow, Store  # noqa: E402  # works without an in
 
 Result = dict[str, Any]
 
+KNOWN = 0.8
+"""Pass@1 from which the base counts as solving a family before it is trained."""
 SMOOTH = 5
 """Steps that a point of the curve is the mean of."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -60,7 +62,7 @@ def measure(pack: str, seed: int, project: Path, steps: int | None, tasks: int, 
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     run, curve, total = read_curve(project)
-    name = f"{run.name}@last"
+    name = f"{run.name}@best"
     common = ["-k", str(samples), "-n", str(tasks), "-T", "1", "--seed", str(seed), "--resume", "--json"]
     both = json.loads(agentrl("eval", "--checkpoint", name, "--compare-to", "base", *common, cwd=project))
     alone = ["--checkpoint", name, "--compare-to", "none", "--no-tools", "--split", "test"]
@@ -122,7 +124,8 @@ def read_curve(project: Path) -> tuple[RunRow, list[dict[str, float]], float]:
 
 def table(results: Sequence[Result]) -> str:
     """Markdown: one line a run; pass rates with 95 % intervals."""
-    heads = ["pack", "seed", "steps", "CPU s", "base", "trained", "held-out families", "tool calls", "without tools"]
+    heads = ["pack", "seed", "steps", "CPU s", "base", "trained", "the base knew", "held-out families"]
+    heads += ["tool calls", "without tools"]
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     for one in results:
         base, trained = one["base"]["test"], one["trained"]["test"]
@@ -134,6 +137,7 @@ def table(results: Sequence[Result]) -> str:
             f"{one['cpu_seconds']:.0f}",
             interval(base),
             f"**{rate(trained):.3f}** {interval(trained).partition(' ')[2]}",
+            knew(base),
             " → ".join(f"{rate(split):.3f}" for split in held if split) or "-",
             f"{base['tool_call_rate']:.2f} → {trained['tool_call_rate']:.2f}",
             f"{rate(one['without_tools']):.3f}",
@@ -153,6 +157,13 @@ def table(results: Sequence[Result]) -> str:
 
 def rate(split: Result) -> float:
     return float(split["pass_at"]["1"]["value"])
+
+
+def knew(base: Result) -> str:
+    """The families that the base solves before any training, with their pass@1; and of how many."""
+    families = {name: rate(one) for name, one in base["families"].items()}
+    solved = [f"{name} {value:.2f}" for name, value in sorted(families.items()) if value >= KNOWN]
+    return f"{', '.join(solved) or 'none'} ({len(solved)} of {len(families)})"
 
 
 def interval(split: Result) -> str:

@@ -12,7 +12,7 @@ from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
-from agentrl_cli.tasks import SPLITS, Pack
+from agentrl_cli.tasks import SPLITS, Pack, question
 from agentrl_cli.tools import validate_arguments
 from agentrl_cli.types import Message, Outcome, Task
 
@@ -57,7 +57,7 @@ async def check_pack(pack: Pack, sandbox: Sandbox | None, *, every: bool = False
         if not good and not bad:
             problems.append(Problem(where, f"the split {split} has no rows"))
     problems += _families(pack, tasks)
-    problems += _twice(tasks, ("setup", *getattr(pack.module, "WORLD", ())))
+    problems += _twice(tasks, getattr(pack.module, "WORLD", ()))
     problems += _tools(pack)
     problems += await _solutions(pack, tasks if every else _sample(tasks), sandbox)
     return problems
@@ -74,10 +74,10 @@ def _families(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
 
 
 def _twice(tasks: Sequence[Task], world: Sequence[str]) -> Iterator[Problem]:
-    """A task that stands in two splits: then an evaluation measures memory. `world`: fields besides the prompt."""
+    """A task that stands in two splits: then an evaluation measures memory. `world`: the pack's own fields of one."""
     seen: dict[str, Task] = {}
     for task in tasks:
-        key = repr((task.prompt, [task.data.get(name) for name in world]))
+        key = question(task.prompt, task.data, world)
         first = seen.setdefault(key, task)
         if first.split != task.split:
             yield Problem(task.id, f"the same task is in {first.split} as {first.id}")

@@ -225,6 +225,7 @@ def _greedy_rewards(episodes: Sequence[Episode], store: Store) -> np.ndarray[Any
 KL: Mapping[str, Callable[[Float32, Float32], Any]] = {
     "k1": lambda p, ref: np.asarray(p - ref, np.float64),
     "k2": lambda p, ref: np.asarray(p - ref, np.float64) ** 2 / 2,
+    "abs": lambda p, ref: np.abs(np.asarray(p - ref, np.float64)),
     "k3": lambda p, ref: np.expm1(np.asarray(ref - p, np.float64)) - np.asarray(ref - p, np.float64),
 }
 """learning.terms.KL without torch: this command needs none."""

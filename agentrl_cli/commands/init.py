@@ -53,7 +53,7 @@ def command(
         raise UsageError("Which pack?", hint=f"There are: {', '.join(pack_names())}. Start: agentrl init code-task")
     source = find_pack(pack)
     target = (folder or Path(source.name)).expanduser()
-    isolation = _isolation(min_level, yes)
+    isolation = _isolation(source, min_level, yes)
     files = _files(source)
     files[Path(PROJECT_FILE)] = _settings(source, model, isolation).encode()
     _refuse_loss(target, files, force)
@@ -129,8 +129,10 @@ def _settings(source: Path, model: str | None, isolation: dict[str, str]) -> str
     return f"{HEADER}\n{to_yaml(settings)}"
 
 
-def _isolation(wanted: str | None, yes: bool) -> dict[str, str]:
-    """The sandbox settings to write, none where the default holds. Weaker than `ns` only after an explicit yes."""
+def _isolation(source: Path, wanted: str | None, yes: bool) -> dict[str, str]:
+    """The sandbox settings to write, none where the default holds. Weaker than the pack's minimum, by default `ns`,
+    only after an explicit yes."""
+    from agentrl_cli.config import load_config
     from agentrl_cli.doctor import sandbox_level
     from agentrl_cli.sandbox import STRENGTH
 
@@ -139,8 +141,9 @@ def _isolation(wanted: str | None, yes: bool) -> dict[str, str]:
     level, why, fix = sandbox_level()
     if level is None:
         raise SandboxUnavailable(f"No sandbox works here. {why}", hint=fix)
-    weak = STRENGTH[level] < STRENGTH["ns"]
-    if weak:
+    least = load_config(flags={"task.packs": [str(source)]})[0].sandbox.min_level
+    weak = STRENGTH[level] < STRENGTH[least]
+    if STRENGTH[level] < STRENGTH["ns"]:
         warn(f"The code that the model writes would run here with weaker isolation than namespaces: {level}. {why}")
         warn(f"To get a stronger one: {fix}")
     if wanted is not None and STRENGTH[level] < STRENGTH[wanted]:
@@ -149,7 +152,7 @@ def _isolation(wanted: str | None, yes: bool) -> dict[str, str]:
         return {"sandbox.min_level": wanted}
     if wanted is None and weak and not confirm(f"Accept `{level}` for this project?", yes=yes):
         raise ConfigError(
-            f"Nothing was written: only the sandbox level {level} is to be had here, which is weaker than ns.",
+            f"Nothing was written: only the sandbox level {level} is to be had here, which is weaker than {least}.",
             hint=f"{fix} Or accept it with --yes; or say which with --min-level.",
         )
     # Only the minimum is written, so that a better machine runs the project better. `auto` never chooses `bare`.

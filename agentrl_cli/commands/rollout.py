@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 CountOption = Annotated[int, typer.Option("--count", "-n", min=1, help="Tasks to attempt.")]
 GroupOption = Annotated[int, typer.Option("--group", "-g", min=1, help="Attempts at each task.")]
-SplitOption = Annotated[str, typer.Option("--split", help="train, test or heldout.")]
+SplitOption = Annotated[str, typer.Option("--split", help="train, validation, test or heldout.")]
 TemperatureOption = Annotated[float | None, typer.Option("--temperature", "-T", min=0, help="0 is greedy.")]
 NoToolsOption = Annotated[bool, typer.Option("--no-tools", help="Take the tools away.")]
 

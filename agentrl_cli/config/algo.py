@@ -15,11 +15,12 @@ class AlgoConfig(Section):
     advantage: str = Field(
         default="grpo",
         description="estimator: grpo, dr_grpo, batch, rloo, reinforce_pp, reinforce_pp_baseline, remax, opo, gdpo,"
-        " pass_at_k, gae (PPO), turn_returns, mt_grpo, gigpo, or module:object",
+        " pass_at_k, grpo_passk, gae (PPO), turn_returns, mt_grpo, gigpo, or module:object",
     )
     gamma: Unit = Field(
         default=1.0,
-        description="discount, per trained token in gae and reinforce_pp, per assistant turn in turn_returns and gigpo",
+        description="discount, per trained token in gae and reinforce_pp, per assistant turn in turn_returns, mt_grpo"
+        " and gigpo",
     )
     lam: Unit = Field(default=1.0, description="gae's lambda: 1 trusts the returns, 0 the value head")
     pass_k: Positive = Field(default=2, description="k of the estimator pass_at_k")
@@ -33,22 +34,27 @@ class AlgoConfig(Section):
     )
     loss: str = Field(
         default="ppo_clip",
-        description="policy loss: ppo_clip, dapo, gspo, cispo, sapo, clip_cov, kl_cov, reinforce, or module:object",
+        description="policy loss: ppo_clip, dapo, gspo, geo_mean (GMPO), cispo, sapo, clip_cov, kl_cov, reinforce, or"
+        " module:object",
     )
     aggregation: str = Field(
         default="auto",
-        description="token_mean, seq_mean, seq_mean_norm, episode_mean, or module:object; auto: seq_mean for gspo and"
-        " sapo, seq_mean_norm for the advantage dr_grpo, token_mean elsewhere",
+        description="token_mean, seq_mean, seq_mean_norm, seq_mean_token_sum, episode_mean, verl's name of one"
+        " (seq-mean-token-sum …), or module:object; auto: seq_mean for gspo, geo_mean and sapo, seq_mean_norm for the"
+        " advantage dr_grpo, token_mean elsewhere",
     )
     clip_low: float | None = Field(
         default=None,
         gt=0,
         le=1,
         description="the ratio is clipped below 1 - clip_low; null: 0.2, with gspo its paper's 0.0003, since the mean"
-        " ratio of a sequence moves by orders less than a token's",
+        " ratio of a sequence moves by orders less than a token's, with geo_mean 0.4 (below e^-clip_low)",
     )
     clip_high: float | None = Field(
-        default=None, gt=0, description="the ratio is clipped above 1 + clip_high; null: 0.28, with gspo 0.0004"
+        default=None,
+        gt=0,
+        description="the ratio is clipped above 1 + clip_high; null: 0.28, with gspo 0.0004, with geo_mean 0.4 (above"
+        " e^clip_high)",
     )
     clip_dual: float | None = Field(
         default=None, gt=1, description="bound on the ratio where the advantage is negative, usually 3; null: none"
@@ -66,7 +72,9 @@ class AlgoConfig(Section):
     cov_high: float = Field(default=5.0, description="clip_cov draws from tokens of a covariance below this")
     cov_kl_coef: float = Field(default=1.0, ge=0, description="weight of kl_cov's penalty on the tokens it touches")
     kl_coef: float = Field(default=0.0, ge=0, description="weight of the KL to the reference model; 0 loads none")
-    kl: Literal["k1", "k2", "k3"] = Field(default="k3", description="estimate of the KL: k1, k2 or k3")
+    kl: Literal["k1", "k2", "k3", "abs"] = Field(
+        default="k3", description="estimate of the KL: k1, k2, k3, or abs, the absolute value of k1"
+    )
     kl_in: Literal["loss", "reward"] = Field(
         default="loss", description="the KL is a term of the loss, or taken off each token's reward"
     )

@@ -207,6 +207,11 @@ class TrainConfig(Section):
         " the plan says that they do not fit",
     )
     eval_every: Count = Field(default=0, description="evaluate every so many steps; 0: never")
+    eval_split: str = Field(
+        default="validation",
+        description="the split that evaluations during training, and so the best checkpoint, are about; where there is"
+        " none and eval_every is set, a tenth of the training tasks is held out",
+    )
     eval_tasks: Positive = Field(default=40, description="tasks of an evaluation during training")
     eval_samples: Positive = Field(default=2, description="attempts at each of them")
     save_every: Positive = Field(default=20, description="checkpoint every so many steps; the last step always saves")

@@ -72,10 +72,15 @@ def reinforce_pp_baseline(x: AdvantageInput) -> list[Float32]:
 
 
 def remax(x: AdvantageInput) -> list[Float32]:
-    """R − reward of the greedy attempt at the same task. https://arxiv.org/abs/2310.10505."""
+    """What is still to come at each token − reward of the greedy attempt. https://arxiv.org/abs/2310.10505.
+
+    As verl has it: with a reward at the end alone, R − the greedy attempt's on every token; rewards of turns and
+    penalties of tokens count from where they lie backwards.
+    """
     need(x.baseline, "the greedy attempt's reward (baseline)", "remax")
     assert x.baseline is not None
-    return spread(x.returns - x.baseline, x)
+    to_go = (discounted(rewards, 1.0) for rewards in token_rewards(x))
+    return [(r - base).astype(np.float32) for r, base in zip(to_go, x.baseline, strict=True)]
 
 
 def opo(x: AdvantageInput) -> list[Float32]:
@@ -118,6 +123,22 @@ def pass_at_k(x: AdvantageInput) -> list[Float32]:
     return spread(out, x)
 
 
+def grpo_passk(x: AdvantageInput) -> list[Float32]:
+    """(Best − second best) / (group std + eps) for the best of its group, 0 for the others.
+
+    https://arxiv.org/abs/2503.19595 with k the group's size, under verl's name: pass@k gains by the best alone, and by
+    what it is better than the next. A tie for the best tells nothing.
+    """
+    out = np.zeros(x.size)
+    for group in np.unique(x.groups):
+        rows = np.flatnonzero(x.groups == group)
+        if len(rows) > 1:
+            r = x.returns[rows]
+            second, best = np.sort(r)[-2:]
+            out[rows[int(r.argmax())]] = over(np.array([best - second]), r.std(ddof=1) + x.eps)[0]
+    return spread(out, x)
+
+
 def _best_of_k(rewards: Float64, k: int, eps: float) -> Float64:
     """[n] pass@k advantages of one group."""
     n = len(rewards)
@@ -153,13 +174,14 @@ ADVANTAGES: Mapping[str, Estimator] = {
     "opo": opo,
     "gdpo": gdpo,
     "pass_at_k": pass_at_k,
+    "grpo_passk": grpo_passk,
     "gae": gae,
     "turn_returns": turn_returns,
     "mt_grpo": mt_grpo,
     "gigpo": gigpo,
 }
 
-RELATIVE = frozenset({"grpo", "dr_grpo", "batch", "rloo", "reinforce_pp_baseline", "opo", "pass_at_k"})
+RELATIVE = frozenset({"grpo", "dr_grpo", "batch", "rloo", "reinforce_pp_baseline", "opo", "pass_at_k", "grpo_passk"})
 """Those that see nothing but the episodes' rewards against their group's: where these are equal there is no signal."""
 NOTHING = 1e-6
 """An advantage up to this is rounding."""

@@ -153,6 +153,27 @@ def gspo(x: LossInput, c: LossConfig) -> PolicyTerm:
     return _clip(ratio, ratio.detach(), x.advantage, c)
 
 
+def geo_mean(x: LossInput, c: LossConfig) -> PolicyTerm:
+    """GMPO: the geometric mean of a sequence's ratios, each of them clipped before. https://arxiv.org/abs/2507.20673
+
+    The bounds are of log ratios: e^−low to e^high. In the token form, as in `gspo`: with `seq_mean` it is the sequence
+    form, −A · (Π clipped ratios)^(1/n), where A is one number per sequence or the mean over its tokens, as in verl.
+    """
+    lengths = sequence_lengths(x.segment).clamp(min=1)
+    difference = (x.logp - x.old).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    bounded = difference.clamp(-c.clip_low, c.clip_high)
+    sign = x.advantage.sign()
+    # With an advantage of 0 nothing is kept: the token counts as a ratio of 1 (sign 0), as in verl.
+    kept = sign * torch.minimum(sign * difference, sign * bounded)
+    mean = (_sequence_sum(kept.detach(), x.segment) / lengths)[x.segment]
+    advantage = (_sequence_sum(x.advantage, x.segment) / lengths)[x.segment]
+    ratio = torch.exp(mean + kept - kept.detach())
+    clipped = sign * bounded.detach() < sign * difference.detach()
+    passes = ~clipped & (sign != 0) & ((x.logp - x.old).detach().abs() <= _MAX_LOG_RATIO)
+    weight = torch.where(passes, ratio.detach() * advantage, 0.0)
+    return PolicyTerm(-ratio * advantage, weight, ratio.detach(), clipped)
+
+
 def cispo(x: LossInput, c: LossConfig) -> PolicyTerm:
     """−sg(clip(ratio))·A·log p: the weight is bounded, no token loses its gradient. https://arxiv.org/abs/2506.13585."""
     ratio = _ratio(x)[0].detach()
@@ -237,6 +258,7 @@ LOSSES: Mapping[str, PolicyLoss] = {
     "ppo_clip": ppo_clip,
     "dapo": ppo_clip,
     "gspo": gspo,
+    "geo_mean": geo_mean,
     "cispo": cispo,
     "sapo": sapo,
     "clip_cov": clip_cov,
@@ -244,12 +266,13 @@ LOSSES: Mapping[str, PolicyLoss] = {
     "reinforce": reinforce,
 }
 
-PAIRED: Mapping[str, str] = {"dapo": "token_mean", "gspo": "seq_mean", "cispo": "token_mean", "sapo": "seq_mean"}
+PAIRED: Mapping[str, str] = {
+    **{"dapo": "token_mean", "gspo": "seq_mean", "geo_mean": "seq_mean", "cispo": "token_mean", "sapo": "seq_mean"}
+}
 """The aggregation that a loss's paper uses."""
-BOUNDS: Mapping[str, tuple[float, float]] = {"gspo": (3e-4, 4e-4)}
-"""The clip's bounds where a loss's paper has others than DAPO's: section 5.1 of https://arxiv.org/abs/2507.18071v2.
-
-A sequence's ratio is the mean over its tokens, in logarithms, so it moves by orders less than a token's.
+BOUNDS: Mapping[str, tuple[float, float]] = {"gspo": (3e-4, 4e-4), "geo_mean": (0.4, 0.4)}
+"""The clip's bounds where a loss's paper has others than DAPO's: section 5.1 of https://arxiv.org/abs/2507.18071v2,
+whose ratio, a sequence's mean over its tokens in logarithms, moves by orders less than a token's; and GMPO's e^±0.4.
 """
 
 
@@ -274,6 +297,11 @@ def seq_mean(x: LossInput, t: Totals) -> Tensor:
     return (1 / (sequence_lengths(x.segment).to(x.old.dtype) * max(t.sequences, 1)))[x.segment]
 
 
+def seq_mean_token_sum(x: LossInput, t: Totals) -> Tensor:
+    """Sum over a sequence's tokens, then the mean over sequences: `seq_mean_norm` with the constant 1 (verl)."""
+    return torch.full_like(x.old, 1 / max(t.sequences, 1))
+
+
 def seq_mean_norm(x: LossInput, t: Totals) -> Tensor:
     """Sum over a sequence's tokens / a constant, then the mean (Dr.GRPO, https://arxiv.org/abs/2503.20783)."""
     return torch.full_like(x.old, 1 / max(t.sequences * t.max_tokens, 1))
@@ -291,8 +319,18 @@ AGGREGATIONS: Mapping[str, Aggregation] = {
     "token_mean": token_mean,
     "seq_mean": seq_mean,
     "seq_mean_norm": seq_mean_norm,
+    "seq_mean_token_sum": seq_mean_token_sum,
     "episode_mean": episode_mean,
 }
+
+
+VERL: Mapping[str, str] = {
+    "token-mean": "token_mean",
+    "seq-mean-token-mean": "seq_mean",
+    "seq-mean-token-sum": "seq_mean_token_sum",
+    "seq-mean-token-sum-norm": "seq_mean_norm",
+}
+"""verl's names of aggregations (`loss_agg_mode`) → ours."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from agentrl_cli.config import Config
 from agentrl_cli.config.algo import AlgoConfig
 from agentrl_cli.learning.advantages import find, needs
-from agentrl_cli.learning.losses import AGGREGATIONS, BOUNDS, LOSSES, PAIRED, Aggregation, LossConfig
+from agentrl_cli.learning.losses import AGGREGATIONS, BOUNDS, LOSSES, PAIRED, VERL, Aggregation, LossConfig
 from agentrl_cli.learning.terms import adapt_entropy_coef, adapt_kl_coef
 from agentrl_cli.registry import resolve
 
@@ -40,9 +40,9 @@ def loss_config(config: Config) -> LossConfig:
 
 
 def aggregation_name(algo: AlgoConfig) -> str:
-    """What `algo.aggregation` means: `auto` is the one that the paper of the loss, or of Dr.GRPO, uses."""
+    """What `algo.aggregation` means, by our name or verl's: `auto` is that of the loss's paper, or of Dr.GRPO's."""
     if algo.aggregation != "auto":
-        return algo.aggregation
+        return VERL.get(algo.aggregation, algo.aggregation)
     if algo.loss in PAIRED:
         return PAIRED[algo.loss]
     return "seq_mean_norm" if algo.advantage == "dr_grpo" else "token_mean"

@@ -30,7 +30,12 @@ def k3(logp: Tensor, ref: Tensor) -> Tensor:
     return torch.expm1(difference) - difference
 
 
-KL: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+def absolute(logp: Tensor, ref: Tensor) -> Tensor:
+    """|log p − log p_ref|, k1's absolute form (verl's `abs`): biased, never negative; pulls a token by ±1."""
+    return (logp - ref).abs()
+
+
+KL: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
 
 
 def no_correction(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None) -> Tensor:
@@ -91,6 +96,14 @@ def value_loss(value: Tensor, old: Tensor, returns: Tensor, clip: float | None) 
         held = old + (value - old).clamp(-clip, clip)
         loss = torch.maximum(loss, (held - returns).square())
     return 0.5 * loss
+
+
+def value_held(value: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
+    """[M] bool: the held value's loss is the larger one, so it counts and passes no gradient (verl's vf_clipfrac)."""
+    if clip is None:
+        return torch.zeros_like(value, dtype=torch.bool)
+    held = old + (value - old).clamp(-clip, clip)
+    return (held - returns).square() > (value - returns).square()
 
 
 def explained_variance(value: Tensor, returns: Tensor) -> float:

@@ -107,22 +107,23 @@ def turn_returns(x: AdvantageInput) -> list[Float32]:
 
 
 def mt_grpo(x: AdvantageInput) -> list[Float32]:
-    """GRPO's advantage plus turn_coef × the turn reward normalised over the siblings' same turn.
+    """GRPO's advantage plus turn_coef × what turns still earn, normalised over the group at the same turn.
 
-    https://arxiv.org/abs/2505.11821, for every turn that has a reward where the paper has two turns. A turn
-    without a reward (NaN), as the final answer usually is, keeps the episode's term alone.
+    https://arxiv.org/abs/2505.11821 for any number of turns; of its two turns with a reward at the first it is the
+    paper's. A turn counts with the discounted rewards from it on, and a sibling that has ended with 0, which is what it
+    still earns. Each turn's own reward over the siblings that reach it would be biased where the policy decides when
+    to stop: going on to a turn of mean reward would look like nothing gained.
     """
     need(x.turn_rewards, "rewards per turn (turn_rewards)", "mt_grpo")
     assert x.turn_rewards is not None
     episode = normalise(x.returns, x.groups, x.eps)
+    earned = [discounted(np.nan_to_num(rewards), x.gamma) for rewards in x.turn_rewards]
     out = [np.full(len(counts), episode[i]) for i, counts in enumerate(x.turn_counts)]
-    for turn in range(max((len(r) for r in x.turn_rewards), default=0)):
-        rows = np.array([i for i, r in enumerate(x.turn_rewards) if turn < len(r) and not np.isnan(r[turn])], np.int64)
-        if not len(rows):
-            continue
-        rewards = np.array([x.turn_rewards[i][turn] for i in rows])
-        for i, a in zip(rows, normalise(rewards, x.groups[rows], x.eps), strict=True):
-            out[i][turn] += x.turn_coef * a
+    for turn in range(max(map(len, earned), default=0)):
+        column = np.array([rewards[turn] if turn < len(rewards) else 0.0 for rewards in earned])
+        for i, a in enumerate(normalise(column, x.groups, x.eps)):
+            if turn < len(out[i]):
+                out[i][turn] += x.turn_coef * a
     return spread_turns(out, x)
 
 

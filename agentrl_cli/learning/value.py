@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from agentrl_cli.config.algo import AlgoConfig
-from agentrl_cli.learning.terms import value_loss
+from agentrl_cli.learning.terms import value_held, value_loss
 
 
 class ValueHead(nn.Module):
@@ -49,9 +49,8 @@ class Critic:
         """This micro-batch's part of the mean over the mini-batch's `tokens`; and its metrics, which add up."""
         clip, n = self.algo.value_clip, max(tokens, 1)
         loss = value_loss(values, old, returns, clip).sum() / n
-        held = values.detach() - old
-        beyond = 0.0 if clip is None else float((held.abs() > clip).sum()) / n
-        metrics = {"value/loss": float(loss.detach()), "value/clip_ratio": beyond}
+        held = float(value_held(values.detach(), old, returns, clip).sum()) / n
+        metrics = {"value/loss": float(loss.detach()), "value/clip_ratio": held}
         return loss, metrics | {"value/mean": float(old.sum()) / n, "value/returns_mean": float(returns.sum()) / n}
 
     def step(self, factor: float, max_norm: float) -> None:

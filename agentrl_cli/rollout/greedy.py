@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from agentrl_cli.config import Config
+from agentrl_cli.learning.estimator_inputs import turn_rewards
 from agentrl_cli.rollout import Job, Rollout, seed_of
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack
@@ -68,5 +71,6 @@ class Greedy:
 
 
 def rewards(attempts: dict[str, Episode]) -> dict[str, float]:
-    """Group id → reward of its greedy attempt, of those that could be graded."""
-    return {name: e.graded_reward for name, e in attempts.items() if e.outcome is not None and e.graded}
+    """Group id → what its greedy attempt earned, rewards of single turns included, of those that could be graded."""
+    graded = {name: e for name, e in attempts.items() if e.outcome is not None and e.graded}
+    return {name: e.graded_reward + float(np.nansum(turn_rewards(e))) for name, e in graded.items()}

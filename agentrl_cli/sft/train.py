@@ -33,7 +33,7 @@ from agentrl_cli.learning.packing import Segment, chosen, micro_batches, trained
 from agentrl_cli.paths import models_dir
 from agentrl_cli.policies.local_load import load_policy, name_base
 from agentrl_cli.policies.local_loaded import save_model
-from agentrl_cli.tasks import Pack, load_pack
+from agentrl_cli.tasks import Pack, load_pack, question
 from agentrl_cli.types import Origin, Task
 
 SPECIALS = (
@@ -94,15 +94,36 @@ def load_recipe(path: Path | None = None) -> Recipe:
 
 
 def demonstrations(recipe: Recipe, packs: Mapping[str, Pack], seed: int) -> Iterator[tuple[Pack, list[Any]]]:
-    """Endless (pack, messages): fresh rows of the training families, never those of `data/`'s own seeds."""
+    """Endless (pack, messages): fresh rows of the training families, never one whose question stands in `data/`."""
+    for pack, row, messages in drawn(recipe, packs, seed):
+        yield pack, [*_task(pack, row).prompt, *messages]
+
+
+def drawn(recipe: Recipe, packs: Mapping[str, Pack], seed: int) -> Iterator[tuple[Pack, dict[str, Any], list[Any]]]:
+    """Endless (pack, row, what its demonstration says after the prompt)."""
     rng = random.Random(f"demonstrations {seed}")
     names, weights = list(recipe.packs), list(recipe.packs.values())
     rows = {name: pack.module.generate(1000 + seed) for name, pack in packs.items()}
+    taken = {name: _questions(pack) for name, pack in packs.items()}
     while True:
         name = rng.choices(names, weights)[0]
-        pack, row = packs[name], next(rows[name])
-        task: Task = pack.task({"id": "demo", **row}, "demo")
-        yield pack, [*task.prompt, *pack.module.demonstrate(row, rng, recipe.tool_rate)]
+        pack = packs[name]
+        row = next(row for row in rows[name] if _question(pack, _task(pack, row)) not in taken[name])
+        yield pack, row, pack.module.demonstrate(row, rng, recipe.tool_rate)
+
+
+def _task(pack: Pack, row: Mapping[str, Any]) -> Task:
+    return pack.task({"id": "demo", **row}, "demo")
+
+
+def _question(pack: Pack, task: Task) -> str:
+    return question(task.prompt, task.data, getattr(pack.module, "WORLD", ()))
+
+
+def _questions(pack: Pack) -> set[str]:
+    """The questions of the pack's own files."""
+    splits = [split for split in pack.splits() if split not in pack.sources]
+    return {_question(pack, task) for split in splits for task in pack.read(split)[0]}
 
 
 def encode(chat: Chat, pack: Pack, messages: Sequence[Any]) -> Segment:

@@ -1,5 +1,6 @@
 """Packs and their rows: what the agent is asked, with which tools, and how it is rewarded."""
 
+from agentrl_cli.tasks.drawing import draw_splits, question
 from agentrl_cli.tasks.pack import ROLES, SPLITS, BadLine, Pack
 from agentrl_cli.tasks.spec import check_weights, load_pack, load_packs
 
@@ -9,6 +10,8 @@ __all__ = [
     "BadLine",
     "Pack",
     "check_weights",
+    "draw_splits",
     "load_pack",
     "load_packs",
+    "question",
 ]

@@ -27,7 +27,7 @@ from agentrl_cli.types import Message, Task, ToolSchema
 if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
 
-SPLITS = ("train", "test", "heldout")
+SPLITS = ("train", "validation", "test", "heldout")
 ROLES = ("system", "user", "assistant", "tool")
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from agentrl_cli.analysis.memory_plan import checkpoints, sets_aside
@@ -37,6 +36,7 @@ from agentrl_cli.trainer.metrics import cpu_seconds, step_metrics
 from agentrl_cli.trainer.prefetch import Ahead, age_metrics, apart, stale
 from agentrl_cli.trainer.report import Reporter, what_ended
 from agentrl_cli.trainer.sampler import Collector
+from agentrl_cli.trainer.validation import fallback, validation
 from agentrl_cli.types import Episode, Fact, Task
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ class Trainer:
         self.narrate = narrate
         self.on_step = on_step
         self.folder = Path(run.dir)
-        self.tasks = self._tasks(config.task.split_train, config.task.limit)
-        self.eval_tasks = self._eval_tasks() if config.train.eval_every else []
+        found = validation(config, packs, self._tasks(), store, run, narrate)
+        self.tasks, self.eval_tasks = found.train, found.tasks
         torch.manual_seed(config.seed)
         recompute = checkpoints(config, loaded.folder, loaded.model)
         aside = sets_aside(config, loaded.folder, loaded.model)
@@ -261,7 +261,8 @@ class Trainer:
             return None
         rollout = self.rollout
         config = self.config
-        self.eval_tasks = self.eval_tasks or self._eval_tasks()
+        self.eval_tasks = self.eval_tasks or fallback(config, self.packs, self.narrate)
+        self.store.add_tasks(self.eval_tasks)
         probe = Rollout(
             rollout.policy,
             rollout.chat,
@@ -365,19 +366,15 @@ class Trainer:
 
     # --- pieces ------------------------------------------------------------------------------------------------------
 
-    def _tasks(self, split: str, limit: int | None) -> list[Task]:
+    def _tasks(self) -> list[Task]:
+        """The tasks of the training split, at most `task.limit` of each pack."""
+        split, limit = self.config.task.split_train, self.config.task.limit
         found = pick_tasks(self.packs, [split], families=self.config.task.families)
         tasks = [t for pack in self.packs for t in [task for task in found if task.pack == pack][:limit]]
         if not tasks:
             raise ConfigError(f"There is no task to train on in the split {split!r}.")
         self.store.add_tasks(tasks)
         return tasks
-
-    def _eval_tasks(self) -> list[Task]:
-        """`train.eval_tasks` tasks of the evaluation split, spread evenly over it."""
-        tasks = self._tasks(self.config.eval.split, None)
-        count = min(self.config.train.eval_tasks, len(tasks))
-        return [tasks[int(i)] for i in np.linspace(0, len(tasks) - 1, count)]
 
     def _frozen_reference(self) -> Any:
         """A copy of the weights for the KL term, where no adapter can be switched off instead.

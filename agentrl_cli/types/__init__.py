@@ -293,7 +293,7 @@ class Task:
     pack: str
     family: str
     split: str
-    """train | test | heldout (families that never appear in training)"""
+    """train | validation | test | heldout (families that never appear in training)"""
     prompt: tuple[Message, ...]
     data: Mapping[str, Any] = field(default_factory=dict)
     """Everything else of the row: hidden tests, set-up code, the expected answer."""

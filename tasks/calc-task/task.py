@@ -9,7 +9,10 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
+
+from agentrl_cli.tasks import draw_splits
 
 Row = dict[str, Any]
 
@@ -64,8 +67,8 @@ def _words(rng: random.Random) -> Row:
     return _row("words", prompt, expression)
 
 
-def _small(rng: random.Random) -> Row:
-    expression = f"{rng.randint(1, 9)} + {rng.randint(1, 9)}"
+def _small(rng: random.Random, low: int = 1, high: int = 9) -> Row:
+    expression = f"{rng.randint(low, high)} + {rng.randint(1, 9)}"
     return _row("small", _ask(rng, expression), expression, probe=False)
 
 
@@ -90,33 +93,38 @@ FAMILIES: dict[str, tuple[Callable[[random.Random], Row], int]] = {
 }
 """Family → (generator, how often it is drawn for training and test; 0: held out)."""
 
-SPLITS = {"train": 400, "test": 160, "heldout": 50}
+APART: dict[str, Callable[[random.Random], Row]] = {"small": partial(_small, low=10, high=99)}
+"""The family whose questions the demonstrations exhaust, with larger numbers: what `data/` is drawn from."""
+
+HELDOUT = [name for name, (_, weight) in FAMILIES.items() if not weight]
+SPLITS = {"train": 400, "test": 160, "heldout": 50, "validation": 80}
+SHOWN = {1001: 1400, 1002: 21500}
+"""Seed of `generate` to how many of its rows, or fewer, the demonstrations of the bundled model were made of."""
 
 
-def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
-    """Endless rows without ids; the same seed gives the same rows."""
+def generate(seed: int, families: list[str] | None = None, apart: bool = False) -> Iterator[Row]:
+    """Endless rows without ids; the same seed gives the same rows.
+
+    Args:
+        seed: Seed of the generator.
+        families: Draw evenly from these; by default from the training families by their weights.
+        apart: Larger numbers than in demonstrations where those have every question.
+    """
     rng = random.Random(f"calc-task {seed}")
     names = families or [name for name, (_, weight) in FAMILIES.items() for _ in range(weight)]
     while True:
-        yield FAMILIES[rng.choice(names)][0](rng)
+        name = rng.choice(names)
+        make = APART[name] if apart and name in APART else FAMILIES[name][0]
+        yield make(rng)
 
 
 def build() -> dict[str, list[Row]]:
-    """The rows checked into `data/`: no prompt stands in two splits."""
-    seen: set[str] = set()
-    splits: dict[str, list[Row]] = {}
-    heldout = [name for name, (_, weight) in FAMILIES.items() if not weight]
-    for number, (split, count) in enumerate(SPLITS.items()):
-        rows: list[Row] = []
-        for row in generate(number, heldout if split == "heldout" else None):
-            if row["prompt"] in seen:
-                continue
-            seen.add(row["prompt"])
-            rows.append({"id": f"{split}-{len(rows):04d}", **row})
-            if len(rows) == count:
-                break
-        splits[split] = rows
-    return splits
+    """The rows checked into `data/`: none of their questions stands in two splits, or in the warm-up."""
+
+    def rows_of(split: str, number: int) -> Iterator[Row]:
+        return generate(number, HELDOUT if split == "heldout" else None, apart=True)
+
+    return draw_splits(SPLITS, rows_of, generate=generate, shown=SHOWN)
 
 
 def solve(row: Row) -> list[dict[str, Any]]:

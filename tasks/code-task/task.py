@@ -12,7 +12,10 @@ import io
 import random
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
+
+from agentrl_cli.tasks import draw_splits
 
 Row = dict[str, Any]
 
@@ -162,23 +165,24 @@ def _numbers(rng: random.Random) -> list[list[Any]]:
     return [[rng.randint(-50, 400)] for _ in range(4)] + [[0], [1]]
 
 
-def _lists(rng: random.Random) -> list[list[Any]]:
-    return [[[rng.randint(-9, 99) for _ in range(rng.randint(1, 9))]] for _ in range(5)] + [[[3, 200, 14]]]
+def _lists(rng: random.Random, above: int) -> list[list[Any]]:
+    lists = [[[rng.randint(-9, 99) for _ in range(rng.randint(1, 9))]] for _ in range(5)]
+    return [*lists, [[3, 200, 14]], [[5, above + 1, 8]]]
 
 
-def _specification(rng: random.Random) -> tuple[str, str, str, list[list[Any]]]:
-    """(what the function returns in words, body, a wrong body, inputs)."""
-    a, b = rng.randint(2, 99), rng.randint(2, 99)
+def _specification(rng: random.Random, high: int) -> tuple[str, str, str, list[list[Any]]]:
+    """(what the function returns in words, body, a wrong body, inputs), about numbers from 2 to `high`."""
+    a, b = rng.randint(2, high), rng.randint(2, high)
     while b == a:
-        b = rng.randint(2, 99)
-    numbers, lists = _numbers(rng), _lists(rng)
+        b = rng.randint(2, high)
+    numbers, lists = _numbers(rng), _lists(rng, a)
     return rng.choice(
         (
             (f"x times {a} plus {b}", f"x * {a} + {b}", f"x * {a} - {b}", numbers),
             (f"x times {a} minus {b}", f"x * {a} - {b}", f"x + {a} - {b}", numbers),
             (f"the larger of x and {a}", f"max(x, {a})", f"min(x, {a})", [*numbers, [a + 1]]),
             (f"the smaller of x and {a}", f"min(x, {a})", f"max(x, {a})", [*numbers, [a + 1]]),
-            (f"the rest of x divided by {a}", f"x % {a}", f"x // {a}", [*numbers, [a - 1]]),
+            (f"the rest of x divided by {a}", f"x % {a}", f"x // {a}", [*numbers, [a - 1], [a + 1]]),
             (f"the sum of x times {a}", f"sum(x) * {a}", f"sum(x) + {a}", lists),
             (f"the largest item of x plus {a}", f"max(x) + {a}", f"min(x) + {a}", lists),
             (f"how many items of x are larger than {a}", f"sum(i > {a} for i in x)", f"sum(i < {a} for i in x)", lists),
@@ -187,14 +191,14 @@ def _specification(rng: random.Random) -> tuple[str, str, str, list[list[Any]]]:
     )
 
 
-def _write(rng: random.Random) -> Row:
-    words, body, _, inputs = _specification(rng)
+def _write(rng: random.Random, high: int = 99) -> Row:
+    words, body, _, inputs = _specification(rng, high)
     ask = rng.choice(("Write `f(x)` that returns {}.", "Write a function `f(x)`. It returns {}."))
     return _function("write", ask.format(words), body, inputs)
 
 
-def _repair(rng: random.Random) -> Row:
-    words, body, wrong, inputs = _specification(rng)
+def _repair(rng: random.Random, high: int = 99) -> Row:
+    words, body, wrong, inputs = _specification(rng, high)
     ask = f"Repair this function. It should return {words}.\n```python\ndef f(x):\n    return {wrong}\n```"
     return _function("repair", ask, body, inputs)
 
@@ -251,39 +255,41 @@ FAMILIES: dict[str, tuple[Callable[[random.Random], Row], int]] = {
 }
 """Family → (generator, how often it is drawn for training and test; 0: held out)."""
 
-SPLITS = {"train": 420, "test": 168, "heldout": 60}
+APART: dict[str, Callable[[random.Random], Row]] = {
+    "write": partial(_write, high=999),
+    "repair": partial(_repair, high=999),
+}
+"""The families whose questions the demonstrations exhaust, with larger numbers: what `data/` is drawn from."""
+
+HELDOUT = [name for name, (_, weight) in FAMILIES.items() if not weight]
+SPLITS = {"train": 420, "test": 168, "heldout": 60, "validation": 84}
+SHOWN = {1001: 2600, 1002: 42000}
+"""Seed of `generate` to how many of its rows, or fewer, the demonstrations of the bundled model were made of."""
 
 
-def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
+def generate(seed: int, families: list[str] | None = None, apart: bool = False) -> Iterator[Row]:
     """Endless rows without ids; the same seed gives the same rows.
 
     Args:
         seed: Seed of the generator.
         families: Draw evenly from these; by default from the training families by their weights.
+        apart: Larger numbers than in demonstrations where those have nearly every question.
     """
     rng = random.Random(f"code-task {seed}")
     names = families or [name for name, (_, weight) in FAMILIES.items() for _ in range(weight)]
     while True:
-        yield FAMILIES[rng.choice(names)][0](rng)
+        name = rng.choice(names)
+        make = APART[name] if apart and name in APART else FAMILIES[name][0]
+        yield make(rng)
 
 
 def build() -> dict[str, list[Row]]:
-    """The rows checked into `data/`: no prompt with its set-up stands in two splits."""
-    seen: set[str] = set()
-    splits: dict[str, list[Row]] = {}
-    heldout = [name for name, (_, weight) in FAMILIES.items() if not weight]
-    for number, (split, count) in enumerate(SPLITS.items()):
-        rows: list[Row] = []
-        for row in generate(number, heldout if split == "heldout" else None):
-            key = row["prompt"] + row["setup"]
-            if key in seen:
-                continue
-            seen.add(key)
-            rows.append({"id": f"{split}-{len(rows):04d}", **row})
-            if len(rows) == count:
-                break
-        splits[split] = rows
-    return splits
+    """The rows checked into `data/`: none of their questions stands in two splits, or in the warm-up."""
+
+    def rows_of(split: str, number: int) -> Iterator[Row]:
+        return generate(number, HELDOUT if split == "heldout" else None, apart=True)
+
+    return draw_splits(SPLITS, rows_of, generate=generate, shown=SHOWN)
 
 
 # --- demonstrations and the solver -----------------------------------------------------------------------------------

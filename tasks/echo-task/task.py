@@ -6,9 +6,16 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from agentrl_cli.tasks import draw_splits
+
 Row = dict[str, Any]
 
 WORDS = ("bird", "stone", "river", "lamp", "cloud", "chair", "green", "north", "apple", "table", "wheel", "glass")
+
+
+SPLITS = {"train": 32, "test": 16, "heldout": 0, "validation": 16}
+SHOWN = {1001: 800, 1002: 11000}
+"""Seed of `generate` to how many of its rows, or fewer, the demonstrations of the bundled model were made of."""
 
 
 def lookup(key: str) -> str:
@@ -42,10 +49,12 @@ def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
 
 
 def build() -> dict[str, list[Row]]:
-    """The rows checked into `data/`."""
-    sizes = {"train": 32, "test": 16, "heldout": 0}
-    rows = generate(0)
-    return {split: [{"id": f"{split}-{n:04d}", **next(rows)} for n in range(size)] for split, size in sizes.items()}
+    """The rows checked into `data/`: none of their questions stands in two splits, or in the warm-up."""
+
+    def rows_of(split: str, number: int) -> Iterator[Row]:
+        return generate(number)
+
+    return draw_splits(SPLITS, rows_of, generate=generate, shown=SHOWN)
 
 
 def solve(row: Row) -> list[dict[str, Any]]:

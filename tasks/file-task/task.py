@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli.tasks import draw_splits
+
 Row = dict[str, Any]
 
 WORDS = ("bill", "cart", "fee", "gain", "load", "rank", "rate", "span", "toll", "wage")
@@ -79,8 +81,8 @@ FAMILIES: dict[str, tuple[Callable[[random.Random], Row], int]] = {
 }
 """Family → (generator, how often it is drawn for training and test; 0: held out)."""
 
-
-SPLITS = {"train": 120, "test": 40, "heldout": 24}
+HELDOUT = [name for name, (_, weight) in FAMILIES.items() if not weight]
+SPLITS = {"train": 120, "test": 40, "heldout": 24, "validation": 20}
 
 
 def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
@@ -93,22 +95,12 @@ def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
 
 
 def build() -> dict[str, list[Row]]:
-    """The rows checked into `data/`: no task stands in two splits."""
-    seen: set[str] = set()
-    splits: dict[str, list[Row]] = {}
-    heldout = [name for name, (_, weight) in FAMILIES.items() if not weight]
-    for number, (split, count) in enumerate(SPLITS.items()):
-        rows: list[Row] = []
-        for row in generate(number, heldout if split == "heldout" else None):
-            key = f"{row['prompt']}{row.get('setup', '')}{row.get('database', '')}"
-            if key in seen:
-                continue
-            seen.add(key)
-            rows.append({"id": f"{split}-{len(rows):04d}", **row})
-            if len(rows) == count:
-                break
-        splits[split] = rows
-    return splits
+    """The rows checked into `data/`: none of their questions stands in two splits."""
+
+    def rows_of(split: str, number: int) -> Iterator[Row]:
+        return generate(number, HELDOUT if split == "heldout" else None)
+
+    return draw_splits(SPLITS, rows_of)
 
 
 def _call(name: str, **arguments: Any) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli.tasks import draw_splits
+
 Row = dict[str, Any]
 
 
@@ -30,7 +32,8 @@ FAMILIES: dict[str, tuple[Callable[[random.Random], Row], int]] = {
 WORLD = ("secret",)
 """Fields that make two rows with one prompt two tasks."""
 
-SPLITS = {"train": 120, "test": 40, "heldout": 30}
+HELDOUT = [name for name, (_, weight) in FAMILIES.items() if not weight]
+SPLITS = {"train": 120, "test": 40, "heldout": 30, "validation": 20}
 
 
 def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
@@ -44,20 +47,11 @@ def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
 
 def build() -> dict[str, list[Row]]:
     """The rows checked into `data/`: no prompt with the same number stands in two splits."""
-    seen: set[tuple[str, int]] = set()
-    splits: dict[str, list[Row]] = {}
-    heldout = [name for name, (_, weight) in FAMILIES.items() if not weight]
-    for number, (split, count) in enumerate(SPLITS.items()):
-        rows: list[Row] = []
-        for row in generate(number, heldout if split == "heldout" else None):
-            if (row["prompt"], row["secret"]) in seen:
-                continue
-            seen.add((row["prompt"], row["secret"]))
-            rows.append({"id": f"{split}-{len(rows):04d}", **row})
-            if len(rows) == count:
-                break
-        splits[split] = rows
-    return splits
+
+    def rows_of(split: str, number: int) -> Iterator[Row]:
+        return generate(number, HELDOUT if split == "heldout" else None)
+
+    return draw_splits(SPLITS, rows_of, world=WORLD)
 
 
 def _search(low: int, high: int, secret: int) -> Iterator[int]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli.tasks import draw_splits
 from agentrl_cli.tools import FunctionTool, ToolContext
 from agentrl_cli.types import ToolResult
 
@@ -67,8 +68,8 @@ FAMILIES: dict[str, tuple[Callable[[random.Random], Row], int]] = {
 }
 """Family → (generator, how often it is drawn for training and test; 0: held out)."""
 
-
-SPLITS = {"train": 130, "test": 40, "heldout": 30}
+HELDOUT = [name for name, (_, weight) in FAMILIES.items() if not weight]
+SPLITS = {"train": 130, "test": 40, "heldout": 30, "validation": 20}
 
 
 def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
@@ -81,22 +82,12 @@ def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
 
 
 def build() -> dict[str, list[Row]]:
-    """The rows checked into `data/`: no task stands in two splits."""
-    seen: set[str] = set()
-    splits: dict[str, list[Row]] = {}
-    heldout = [name for name, (_, weight) in FAMILIES.items() if not weight]
-    for number, (split, count) in enumerate(SPLITS.items()):
-        rows: list[Row] = []
-        for row in generate(number, heldout if split == "heldout" else None):
-            key = f"{row['prompt']}{row.get('setup', '')}{row.get('database', '')}"
-            if key in seen:
-                continue
-            seen.add(key)
-            rows.append({"id": f"{split}-{len(rows):04d}", **row})
-            if len(rows) == count:
-                break
-        splits[split] = rows
-    return splits
+    """The rows checked into `data/`: none of their questions stands in two splits."""
+
+    def rows_of(split: str, number: int) -> Iterator[Row]:
+        return generate(number, HELDOUT if split == "heldout" else None)
+
+    return draw_splits(SPLITS, rows_of)
 
 
 def solve(row: Row) -> list[dict[str, Any]]:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from agentrl_cli.tasks import draw_splits
 from agentrl_cli.tools.search import SearchTool, index_of
 
 Row = dict[str, Any]
@@ -70,23 +71,26 @@ def documents() -> list[dict[str, str]]:
     return [{"id": f"{n:03d}", "text": text} for n, text in enumerate(lines)]
 
 
+Part = Literal["warm-up", "train", "test"]
+PARTS: dict[Part, tuple[int, ...]] = {"warm-up": (0, 1, 2, 4, 5, 6), "train": (3,), "test": (7,)}
+"""What rows are for → the facts that they ask for, by their number modulo 8: no two parts share one."""
 OPENINGS = ("", "Tell me: ", "Find this: ", "Look up: ")
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Where a task's fact and wording are drawn from: every fourth fact is the test split's alone."""
+    """Where a task's fact and wording are drawn from; the places of a fact in eight decide whose it is."""
 
     rng: random.Random
-    held: bool
+    part: Part
 
     def fact(self, kind: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.rng.choice([f for n, f in enumerate(facts()[kind]) if (n % 4 == 3) == self.held])
+        found: dict[str, Any] = self.rng.choice([f for n, f in enumerate(facts()[kind]) if n % 8 in PARTS[self.part]])
         return found
 
     def row(self, wordings: tuple[str, str, str], searches: list[str], answer: Any) -> Row:
         """An opening and a wording that meet in the test split never meet in training."""
-        pairs = [(i, j) for i in range(len(OPENINGS)) for j in range(3) if ((i + j) % 4 == 3) == self.held]
+        pairs = [(i, j) for i in range(len(OPENINGS)) for j in range(3) if ((i + j) % 4 == 3) == (self.part == "test")]
         i, j = self.rng.choice(pairs)
         return {"prompt": f"{OPENINGS[i]}{wordings[j]}", "search": searches, "answer": str(answer)}
 
@@ -137,13 +141,15 @@ FAMILIES: dict[str, tuple[Callable[[Draw], Row], int]] = {
 }
 """Family → (generator, how often it is drawn for training and test; 0: held out)."""
 
+HELDOUT = [name for name, (_, weight) in FAMILIES.items() if not weight]
+SPLITS = {"train": 220, "test": 80, "heldout": 40, "validation": 40}
+SHOWN = {1002: 5120}
+"""Seed of `generate` to how many of its rows, or fewer, the demonstrations of `tiny-search` were made of."""
 
-SPLITS = {"train": 220, "test": 80, "heldout": 40}
 
-
-def generate(seed: int, families: list[str] | None = None, held: bool = False) -> Iterator[Row]:
-    """Endless rows without ids, about facts and in words of training or (`held`) of the test split; seeded."""
-    draw = Draw(random.Random(f"search-task {seed}"), held)
+def generate(seed: int, families: list[str] | None = None, part: Part = "warm-up") -> Iterator[Row]:
+    """Endless rows without ids, about the facts of one part, the test split's in words of their own; seeded."""
+    draw = Draw(random.Random(f"search-task {seed}"), part)
     names = families or [name for name, (_, weight) in FAMILIES.items() for _ in range(weight)]
     while True:
         family = draw.rng.choice(names)
@@ -156,21 +162,14 @@ def rich(seed: int) -> Iterator[Row]:
 
 
 def build() -> dict[str, list[Row]]:
-    """The rows checked into `data/`: no fact and no wording of the test split stands in training."""
-    seen: set[str] = set()
-    splits: dict[str, list[Row]] = {}
-    heldout = [name for name, (_, weight) in FAMILIES.items() if not weight]
-    for number, (split, count) in enumerate(SPLITS.items()):
-        rows: list[Row] = []
-        for row in generate(number, heldout if split == "heldout" else None, held=split == "test"):
-            if row["prompt"] in seen:
-                continue
-            seen.add(row["prompt"])
-            rows.append({"id": f"{split}-{len(rows):04d}", **row})
-            if len(rows) == count:
-                break
-        splits[split] = rows
-    return splits
+    """The rows checked into `data/`: no fact of the warm-up, and no fact or wording of the test split in training."""
+
+    def rows_of(split: str, number: int) -> Iterator[Row]:
+        if split == "heldout":
+            return generate(number, HELDOUT)
+        return generate(number, part="test" if split == "test" else "train")
+
+    return draw_splits(SPLITS, rows_of, generate=generate, shown=SHOWN)
 
 
 TOOL = SearchTool("corpus/facts.jsonl", top_k=3, width=160)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli.tasks import draw_splits
 from agentrl_cli.tools.sql import SqlTool, open_database
 
 Row = dict[str, Any]
@@ -168,7 +169,10 @@ def run(script: str, query: str) -> str:
 WORLD = ("database",)
 """Fields that make two rows with one prompt two tasks."""
 
-SPLITS = {"train": 300, "test": 100, "heldout": 40}
+HELDOUT = [name for name, (_, weight) in FAMILIES.items() if not weight]
+SPLITS = {"train": 300, "test": 100, "heldout": 40, "validation": 50}
+SHOWN = {1002: 5120}
+"""Seed of `generate` to how many of its rows, or fewer, the demonstrations of `tiny-sql` were made of."""
 
 
 def generate(seed: int, families: list[str] | None = None, held: bool = False, words: Words = PLAIN) -> Iterator[Row]:
@@ -186,22 +190,12 @@ def rich(seed: int) -> Iterator[Row]:
 
 
 def build() -> dict[str, list[Row]]:
-    """The rows checked into `data/`: no task stands in two splits, and no prompt of the test split in training."""
-    seen: set[str] = set()
-    splits: dict[str, list[Row]] = {}
-    heldout = [name for name, (_, weight) in FAMILIES.items() if not weight]
-    for number, (split, count) in enumerate(SPLITS.items()):
-        rows: list[Row] = []
-        for row in generate(number, heldout if split == "heldout" else None, held=split == "test"):
-            key = row["prompt"] + row["database"]
-            if key in seen:
-                continue
-            seen.add(key)
-            rows.append({"id": f"{split}-{len(rows):04d}", **row})
-            if len(rows) == count:
-                break
-        splits[split] = rows
-    return splits
+    """The rows checked into `data/`: no question stands in two splits, and no prompt of the test split in training."""
+
+    def rows_of(split: str, number: int) -> Iterator[Row]:
+        return generate(number, HELDOUT if split == "heldout" else None, held=split == "test")
+
+    return draw_splits(SPLITS, rows_of, world=WORLD, generate=generate, shown=SHOWN)
 
 
 def solve(row: Row) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Chat templates: rendered as transformers renders them, and the audit on the real ones of many families.
 
-The real templates are read from TRL's wheel, pinned by version and hash; without network and cache these tests skip.
+The real templates are read from TRL's wheel, pinned by version and hash; where it was not fetched these tests skip.
 """
 
 from __future__ import annotations
@@ -17,19 +17,11 @@ from agentrl_cli.chat.tokenizer import tiny_template
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message
 from tests.helpers.chat import tokenizer_for
-from tests.helpers.template import CACHE, templates_of
-
-
-def trl_templates() -> dict[str, str]:
-    """Name to source of the templates in TRL's wheel; empty where it is not to be had."""
-    return templates_of("trl")
+from tests.helpers.template import kept_templates, templates_of
 
 
 def trl_chat(name: str, parser: str = "auto") -> Chat:
-    templates = trl_templates()
-    if not templates:
-        pytest.skip(f"TRL is neither cached in {CACHE} nor to be downloaded")
-    return Chat(tokenizer_for(templates[name]), parser, now=datetime(2026, 1, 2))
+    return Chat(tokenizer_for(templates_of("trl")[name]), parser, now=datetime(2026, 1, 2))
 
 
 CONVERSATION: list[Message] = [
@@ -48,7 +40,7 @@ CONVERSATION: list[Message] = [
 def test_rendering_equals_that_of_transformers() -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    templates = {"tiny": tiny_template(), **{k: v for k, v in trl_templates().items() if k in WORKING}}
+    templates = {"tiny": tiny_template(), **{k: v for k, v in kept_templates("trl").items() if k in WORKING}}
     templates.pop("smolvlm", None)  # wants content as parts, which we make of a text and transformers does not
     compared = 0
     for name, source in templates.items():

@@ -1,7 +1,7 @@
 """Every chat template that a package ships (TRL, axolotl, llama.cpp): calls come back as they were written, and turns
 that are appended one by one are the template's own rendering, or the template is refused with what it does.
 
-Without network and cache these tests skip (template_helpers.py).
+Where the templates were not fetched these tests skip (template_helpers.py).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import Message, Outcome
 from tests.chat.test_chat_families import add, episode_of
 from tests.helpers.chat import schema, tokenizer_for
-from tests.helpers.template import SOURCES, templates_of
+from tests.helpers.template import SHIPPED, templates_of
 
-NAMES = [name for package in SOURCES for name in sorted(f"{package}/{one}" for one in templates_of(package))]
+NAMES = [f"{package}/{name}" for package, names in SHIPPED.items() for name in names]
 TOOLS = [
     schema("add", {"a": "integer", "b": "number"}),
     schema("say", {"text": "string", "how": "object", "many": "array", "loud": "boolean"}),
@@ -247,8 +247,6 @@ async def test_an_episode_by_the_real_loop_drifts_in_no_structure(name: str) -> 
 async def test_thinking_that_the_prompt_opened_is_no_drift() -> None:
     """Nemotron's prompt ends with `<think>`, and its history repeats a content as it is: the content begins with it."""
     for name in ("trl/nemotron_3_nano", "trl/qwen3_5_think", "llama-cpp-python/StepFun3.5-Flash"):
-        if name not in NAMES:
-            pytest.skip("no templates are to be had")
         chat = chat_of(name)
         assert chat.opens.startswith("<think>") and chat_of("trl/qwen3").opens == ""
         call = f"Hm.\n</think>\n\n{chat.parser.example('add', {'a': 5, 'b': 7})}"
@@ -261,9 +259,12 @@ async def test_thinking_that_the_prompt_opened_is_no_drift() -> None:
         assert unclosed.calls and unclosed.content == "", "a block that is not closed stays what it was"
 
 
+@pytest.mark.parametrize("package", SHIPPED)
+def test_the_names_are_those_that_the_package_ships(package: str) -> None:
+    assert sorted(templates_of(package)) == SHIPPED[package]
+
+
 def test_the_sweep_covers_every_syntax_that_a_template_writes() -> None:
-    if not NAMES:
-        pytest.skip("no templates are to be had")
     found = {chat_of(name).parser.name for name in NAMES if name not in NO_END and chat_of(name).able.calls}
     assert set(PARSERS) - found == {"gigachat3", "gemma3_function", "llama3_pythonic"}  # see PARTS and test_parsers.py
     refused = [name for names in REFUSED.values() for name in names]

@@ -121,6 +121,10 @@ def test_where_only_weaker_isolation_is_to_be_had(tmp_path: Path) -> None:
     assert not (tmp_path / "p").exists()
     assert agentrl("init", "echo-task", "p", "--yes").returncode == 0
     assert open_project(tmp_path / "p").config.sandbox.min_level == "landlock"
+    content = shutil.copytree(packs_dir() / "echo-task", tmp_path / "own") / "task.yaml"
+    content.write_text(content.read_text() + "  sandbox: {min_level: landlock}\n")
+    assert agentrl("init", "own", "q").returncode == 0, "strong enough for this pack"
+    assert open_project(tmp_path / "q").config.sandbox.min_level == "landlock"
     # A minimum that is not met is an error wherever code would run, and never a fallback.
     (tmp_path / "hello.py").write_text("print('hello')")
     refused = agentrl("sandbox", "run", "hello.py", "--set", "sandbox.min_level=ns")

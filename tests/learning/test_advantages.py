@@ -89,6 +89,25 @@ def test_remax_by_hand() -> None:
     assert scalars("remax", given([1, 0.25], baseline=np.array([0.5, 0.5]))) == [0.5, -0.25]
 
 
+def test_remax_counts_at_each_token_what_is_still_to_come() -> None:
+    # one turn of 2 tokens that earned 0.5, one of 1; 1 at the end; a penalty of 0.25 on the second token
+    x = given(
+        [1],
+        lengths=np.array([3]),
+        turn_lengths=counts([2, 1]),
+        turn_rewards=turns([0.5, np.nan]),
+        token_penalty=turns([0, 0.25, 0]),
+        baseline=np.array([0.5]),
+    )
+    assert ADVANTAGES["remax"](x)[0].tolist() == [0.75, 0.75, 0.5]
+
+
+def test_grpo_passk_by_hand() -> None:
+    # the best by what it is better than the next, over the group's deviation (0, 1, 3: sqrt(7/3)); a tie tells nothing
+    found = scalars("grpo_passk", given([0, 3, 1, 2, 2, 0, 5], [0, 0, 0, 1, 1, 1, 2]))
+    np.testing.assert_allclose(found, [0, 2 / np.sqrt(7 / 3), 0, 0, 0, 0, 0], rtol=1e-6)
+
+
 def test_opo_by_hand() -> None:
     # lengths 1 and 3, rewards 1 and 0: baseline 1·1/4
     assert [a.tolist() for a in ADVANTAGES["opo"](given([1, 0], lengths=np.array([1, 3])))] == [[0.75], [-0.25] * 3]
@@ -198,6 +217,18 @@ def test_mt_grpo_by_hand() -> None:
     )
     s = 1 / np.sqrt(2)
     np.testing.assert_allclose(np.concatenate(ADVANTAGES["mt_grpo"](x)), [-s, s, s, s, -s], rtol=1e-6)
+
+
+def test_mt_grpo_counts_a_sibling_that_ended_as_earning_nothing_more() -> None:
+    # two go on and earn 1 and 3 in their second turn, one stops: to go 1 3 0 at both turns, mean 4/3, std sqrt(7/3)
+    x = given(
+        [0, 0, 0],
+        lengths=np.array([2, 2, 1]),
+        turn_lengths=counts([1, 1], [1, 1], [1]),
+        turn_rewards=turns([np.nan, 1], [0, 3], [np.nan]),
+    )
+    a = (np.array([1, 3, 0]) - 4 / 3) / np.sqrt(7 / 3)
+    np.testing.assert_allclose(np.concatenate(ADVANTAGES["mt_grpo"](x)), [a[0], a[0], a[1], a[1], a[2]], rtol=1e-6)
 
 
 def test_gigpo_by_hand() -> None:

@@ -190,7 +190,7 @@ def test_the_clip_bounds_that_a_paper_has_where_none_are_set() -> None:
         return c.clip_low, c.clip_high
 
     assert bounds() == bounds(loss="cispo") == (0.2, 0.28)
-    assert bounds(loss="gspo") == (3e-4, 4e-4)
+    assert bounds(loss="gspo") == (3e-4, 4e-4) and bounds(loss="geo_mean") == (0.4, 0.4)
     assert bounds(loss="gspo", clip_low=0.03, clip_high=0.04) == (0.03, 0.04)
     assert bounds(loss="gspo", clip_high=0.04) == (3e-4, 0.04)
 
@@ -202,7 +202,14 @@ def test_the_aggregation_that_a_paper_pairs_with_its_loss() -> None:
     assert meant() == meant(loss="dapo") == meant(loss="cispo") == "token_mean"
     assert meant(loss="gspo") == meant(loss="sapo") == "seq_mean"
     assert meant(advantage="dr_grpo") == "seq_mean_norm"
+    assert meant(loss="geo_mean") == "seq_mean"
     assert meant(loss="gspo", aggregation="token_mean") == "token_mean"
+
+
+def test_verls_names_of_aggregations() -> None:
+    modes = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+    ours = ["token_mean", "seq_mean", "seq_mean_token_sum", "seq_mean_norm"]
+    assert [aggregation_name(AlgoConfig(aggregation=mode)) for mode in modes] == ours and set(ours) <= set(AGGREGATIONS)
 
 
 def test_what_estimators_need(tmp_path: Path) -> None:
@@ -245,7 +252,7 @@ def test_what_counts_as_a_group_with_signal() -> None:
         algo = AlgoConfig(advantage=name, **more)
         return [has_signal(algo, group) for group in (equal, apart, parts, turns, [])]
 
-    for name in ("grpo", "rloo", "dr_grpo", "opo", "pass_at_k", "reinforce_pp_baseline"):
+    for name in ("grpo", "rloo", "dr_grpo", "opo", "pass_at_k", "grpo_passk", "reinforce_pp_baseline"):
         assert signal(name) == signal(name, drop_zero_variance=False) == [False, True, False, False, False]
     assert signal("gdpo") == [False, True, True, False, False]
     for name in ("turn_returns", "mt_grpo"):
@@ -259,7 +266,7 @@ def test_what_counts_as_a_group_with_signal() -> None:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("algo.kl=k4", "'k1', 'k2' or 'k3'"),
+        ("algo.kl=k4", "'k1', 'k2', 'k3' or 'abs'"),
         ("algo.kl_in=both", "'loss' or 'reward'"),
         ("algo.correction=mask", "'auto', 'none', 'tis', 'tis_sequence', 'mis' or 'mis_sequence'"),
         ("algo.gamma=1.5", "less than or equal to 1"),

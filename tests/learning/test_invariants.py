@@ -197,6 +197,38 @@ def test_dividing_by_the_deviation_is_biased() -> None:
     assert 0.9 < cosine < 0.9999
 
 
+# --- two turns, the second only where the policy goes on -------------------------------------------------------------
+
+GO_ON, GOOD = 0.3, 0.6
+"""Chances of going on after the first turn, and of a good second turn, which earns 1 where a bad one earns 0.5."""
+
+
+def test_mt_grpo_is_unbiased_where_the_policy_decides_when_to_stop() -> None:
+    """But for the episode's share in its own mean. Over those alone that go on, going on would be worth nothing."""
+    ends = ((1 - GO_ON, None), (GO_ON * GOOD, 1.0), (GO_ON * (1 - GOOD), 0.5))
+    found = np.zeros(2)
+    large = 1e6  # the deviation does not count beside it
+    for drawn in product(ends, repeat=SIZE):
+        n = np.array([1 if earned is None else 2 for _, earned in drawn])
+        x = AdvantageInput(
+            np.zeros(SIZE),
+            np.zeros(SIZE, np.int64),
+            n,
+            turn_lengths=tuple(np.ones(k, np.int64) for k in n),
+            turn_rewards=tuple(np.array([np.nan] if e is None else [np.nan, e]) for _, e in drawn),
+            eps=large,
+        )
+        chance = np.prod([p for p, _ in drawn])
+        for (_, earned), a in zip(drawn, ADVANTAGES["mt_grpo"](x), strict=True):
+            scores = np.array([-GO_ON if earned is None else 1 - GO_ON, 0.0])  # ∇log p by the logits of both choices
+            found += chance * a[0] * large * scores / SIZE
+            if earned is not None:
+                found += chance * a[1] * large * np.array([0.0, (1.0 if earned == 1.0 else 0.0) - GOOD]) / SIZE
+    worth = GOOD + 0.5 * (1 - GOOD)
+    true = np.array([GO_ON * (1 - GO_ON) * worth, GO_ON * GOOD * (1 - GOOD) * 0.5])
+    np.testing.assert_allclose(found, true * (1 - 1 / SIZE), rtol=1e-4)
+
+
 @pytest.mark.parametrize("value", [0.0, 0.7])
 def test_gae_with_lambda_1_is_unbiased_whatever_the_values(value: float) -> None:
     def estimate(rewards: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -93,6 +93,42 @@ def test_gspo_has_the_gradient_of_the_sequence_form() -> None:
     torch.testing.assert_close(grad(total, x.logp), grad(expected, x.logp))
 
 
+GMPO = LossConfig(clip_low=0.4, clip_high=0.4)
+
+
+def test_geo_mean_by_hand() -> None:
+    # log ratios 0.2 and 1 (held at 0.4) for A = 2: e^0.3; 0.2 and −1 (held at −0.4) for A = −1: e^−0.1; −1 is kept for
+    # A > 0, since the bound on that side does not make it worse
+    logs = [0.2, 1.0, 0.2, -1.0, 0.1, -1.0]
+    x = tokens([exp(v) for v in logs], [2.0, 2.0, -1.0, -1.0, 1.0, 1.0], [0, 0, 1, 1, 2, 2])
+    term = LOSSES["geo_mean"](x, GMPO)
+    ratios = [exp(0.3), exp(-0.1), exp(-0.45)]
+    torch.testing.assert_close(term.ratio, t(*[r for r in ratios for _ in range(2)]))
+    torch.testing.assert_close(term.loss, t(*[-a * r for a, r in zip((2, -1, 1), ratios, strict=True) for _ in "ab"]))
+    assert term.clipped.tolist() == [False, True, False, True, False, False]
+    torch.testing.assert_close(term.weight, t(2 * ratios[0], 0, -ratios[1], 0, ratios[2], ratios[2]))
+
+
+def test_geo_mean_has_the_gradient_of_the_sequence_form() -> None:
+    x = noisy()
+    x = replace(x, advantage=torch.arange(-2, 4).double()[x.segment])
+    total = (AGGREGATIONS["seq_mean"](x, Totals.of(x.segment, 1)) * LOSSES["geo_mean"](x, GMPO).loss).sum()
+    each = []
+    for s in range(6):
+        a, d = float(s - 2), (x.logp - x.old)[x.segment == s]
+        kept = torch.minimum(d, d.clamp(-0.4, 0.4)) if a > 0 else torch.maximum(d, d.clamp(-0.4, 0.4))
+        each.append(-a * kept.mean().exp())
+    expected = torch.stack(each).mean()
+    torch.testing.assert_close(total, expected)
+    torch.testing.assert_close(grad(total, x.logp), grad(expected, x.logp))
+
+
+def test_geo_mean_takes_the_mean_advantage_of_a_sequence() -> None:
+    term = LOSSES["geo_mean"](tokens([1.0, 1.0, 1.0], [3.0, -1.0, 0.0], [0, 0, 0]), GMPO)
+    torch.testing.assert_close(term.loss, t(*[-2 / 3] * 3))
+    torch.testing.assert_close(term.weight, t(2 / 3, 2 / 3, 0))  # a token without an advantage counts as a ratio of 1
+
+
 def test_cispo_by_hand() -> None:
     x = tokens([1.0, 2.0, 0.5], [1.0, 1.0, -1.0])
     term = LOSSES["cispo"](x, CONFIG)
@@ -190,6 +226,7 @@ def test_aggregations_by_hand() -> None:
         "token_mean": [1 / 4] * 4,
         "seq_mean": [1 / 6, 1 / 6, 1 / 6, 1 / 2],
         "seq_mean_norm": [1 / 16] * 4,
+        "seq_mean_token_sum": [1 / 2] * 4,
         "episode_mean": [1 / 6, 1 / 6, 1 / 6, 1 / 2],
     }
     for name, coefficients in expected.items():
@@ -207,6 +244,12 @@ def test_kl_by_hand() -> None:
     torch.testing.assert_close(terms.KL["k1"](logp, ref), t(log(2)))
     torch.testing.assert_close(terms.KL["k2"](logp, ref), t(log(2) ** 2 / 2))
     torch.testing.assert_close(terms.KL["k3"](logp, ref), t(0.5 + log(2) - 1))
+    torch.testing.assert_close(terms.KL["abs"](t(-1, -3), t(-2, -1)), t(1, 2))
+
+
+def test_the_absolute_kl_pulls_every_token_by_one() -> None:
+    logp = t(-1, -3).requires_grad_()
+    torch.testing.assert_close(grad(terms.KL["abs"](logp, t(-2, -1)).sum(), logp), t(1, -1))
 
 
 def test_kl_estimators_agree_with_the_divergence_in_expectation() -> None:
@@ -243,6 +286,13 @@ def test_value_loss_by_hand() -> None:
     # ½·max(1, (0.5 − 2)²) and ½·max(1, 1): the second did not move further than the clip
     torch.testing.assert_close(terms.value_loss(value, old, returns, 0.5), t(1.125, 0.5))
     torch.testing.assert_close(terms.value_loss(value, old, returns, None), t(0.5, 0.5))
+
+
+def test_a_value_is_held_where_its_loss_at_the_bound_is_the_larger() -> None:
+    # moved beyond the clip: away from the return the loss itself is larger, towards it that at the bound
+    value, old, returns = t(1, 1, 0.2), t(0, 0, 0), t(2, -2, 2)
+    assert terms.value_held(value, old, returns, 0.5).tolist() == [True, False, False]
+    assert not terms.value_held(value, old, returns, None).any()
 
 
 def test_explained_variance_by_hand() -> None:

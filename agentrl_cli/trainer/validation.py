@@ -1,0 +1,87 @@
+"""The tasks that a training evaluates on: neither trained on nor, where that can be, those that `agentrl eval` reports.
+
+The best checkpoint is chosen by them, so an evaluation of it on the same tasks would be too good.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agentrl_cli.config import Config
+from agentrl_cli.evaluate import pick_tasks, spread
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.tasks import Pack
+from agentrl_cli.types import Task
+
+HELD_OUT = "held_out"
+"""The event that keeps which tasks a run holds out: a resume holds out the same ones, whatever its settings are."""
+SHARE = 10
+"""One of so many training tasks is held out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """The training tasks that are left, and the tasks of an evaluation during training; none: not before it is due."""
+
+    train: list[Task]
+    tasks: list[Task]
+
+
+def validation(
+    config: Config,
+    packs: Mapping[str, Pack],
+    train: Sequence[Task],
+    store: Store,
+    run: RunRow,
+    narrate: Callable[[str], None],
+) -> Validation:
+    """The split `train.eval_split`; of a pack without one, a seeded tenth of its training tasks, held out."""
+    kept = [str(task) for event in store.tail_events(run.id, limit=1_000_000) for task in _tasks_of(event)]
+    if not kept and run.step == 0 and config.train.eval_every:
+        kept = _draw(config, packs, train)
+        if kept:
+            store.add_event(run.id, HELD_OUT, {"tasks": kept})
+            narrate(
+                f"{len(kept)} of {len(train)} training tasks are held out to choose the best checkpoint:"
+                f" there is no split {config.train.eval_split!r} (train.eval_split)"
+            )
+    held = set(kept)
+    tasks = _of_split(config, packs) + [task for task in train if task.id in held]
+    if not tasks and config.train.eval_every:
+        tasks = fallback(config, packs, narrate)
+    return Validation([task for task in train if task.id not in held], spread(tasks, config.train.eval_tasks))
+
+
+def fallback(config: Config, packs: Mapping[str, Pack], narrate: Callable[[str], None]) -> list[Task]:
+    """Tasks of `eval.split`, where there are no others. Raises NotFound where no pack has that split."""
+    narrate(
+        f"the best checkpoint is chosen on the split {config.eval.split!r}, which `agentrl eval` reports too: there is"
+        f" no split {config.train.eval_split!r} (train.eval_split), and no training task was held out"
+    )
+    found = pick_tasks(packs, [config.eval.split], families=config.task.families)
+    return spread(found, config.train.eval_tasks)
+
+
+def _of_split(config: Config, packs: Mapping[str, Pack]) -> list[Task]:
+    split, families = config.train.eval_split, config.task.families
+    found = [task for pack in packs.values() if split in pack.splits() for task in pack.tasks(split)]
+    return [task for task in found if families is None or task.family in families]
+
+
+def _draw(config: Config, packs: Mapping[str, Pack], train: Sequence[Task]) -> list[str]:
+    """Ids of the tasks to hold out: of every pack without the split a tenth, at most an evaluation's tasks."""
+    held: list[str] = []
+    for name, pack in packs.items():
+        own = [task.id for task in train if task.pack == name]
+        if config.train.eval_split not in pack.splits():
+            count = min(len(own) // SHARE, config.train.eval_tasks)
+            held += random.Random(f"{name} held out {config.seed}").sample(own, count)
+    return held
+
+
+def _tasks_of(event: Mapping[str, object]) -> Sequence[object]:
+    data = event.get("data")
+    tasks = data.get("tasks", []) if event.get("kind") == HELD_OUT and isinstance(data, Mapping) else []
+    return tasks if isinstance(tasks, list) else []

@@ -1,0 +1,175 @@
+"""`make demo` and `make test` from a bare machine: what is missing is installed where that is allowed, else named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.template import ROOT, NotFetched, fetch
+
+TOOLS = ("sh", "make", "env", "echo", "true", "touch", "chmod")
+LINE = "sudo apt-get install -y bubblewrap"
+APT = """\
+[ "$1" = install ] || exit 0
+[ -e "$PLACE/broken" ] && exit 100
+echo '#!/bin/sh' > "$PLACE/bin/bwrap"
+chmod +x "$PLACE/bin/bwrap"
+"""
+
+
+class Machine:
+    """A PATH of its own, whose `sudo`, `apt-get`, `id` and Python write down how they are called."""
+
+    def __init__(self, place: Path, user: int, sudo: bool) -> None:
+        self.place = place
+        (place / "bin").mkdir()
+        for tool in TOOLS:
+            found = shutil.which(tool)
+            if found is None:
+                pytest.skip(f"{tool} is not installed")
+            (place / "bin" / tool).symlink_to(found)
+        self.program("bin/id", f"echo {user}", quiet=True)
+        self.program("bin/apt-get", APT)
+        self.program("bin/sudo", 'shift; exec "$@"' if sudo else "exit 1")
+        self.program("bin/python3", "exit 0", quiet=True)
+
+    def program(self, name: str, body: str, quiet: bool = False) -> None:
+        path = self.place / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        note = "" if quiet else f'echo "{path.name} $*" >> "$PLACE/calls"\n'
+        path.write_text(f"#!/bin/sh\n{note}{body}\n")
+        path.chmod(0o755)
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        env = {"PATH": str(self.place / "bin"), "PLACE": str(self.place), "HOME": str(self.place)}
+        return subprocess.run(command, cwd=self.place, env=env, capture_output=True, text=True, check=False)
+
+    @property
+    def calls(self) -> list[str]:
+        path = self.place / "calls"
+        return path.read_text().splitlines() if path.is_file() else []
+
+    def checkout(self) -> None:
+        """The Makefile with an installed environment, whose programs are fakes."""
+        shutil.copy(ROOT / "Makefile", self.place)
+        for name in (".ci/need", "tests/helpers/template.py"):
+            (self.place / name).parent.mkdir(parents=True)
+            shutil.copy(ROOT / name, self.place / name)
+        for name in ("pyproject.toml", "constraints.txt"):
+            (self.place / name).touch()
+        self.program(".venv/bin/agentrl", '[ "$1" != init ] || [ ! -e "$PLACE/weak" ] || [ -n "$4" ]')
+        self.program(".venv/bin/python", '[ "$2" != tests.helpers.template ] || [ ! -e "$PLACE/offline" ]')
+        for name in (".venv/.base", ".venv/.dev"):
+            (self.place / name).touch()
+
+
+NEED = str(ROOT / ".ci" / "need")
+
+
+def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, 1000, sudo=True)
+    machine.program("bin/bwrap", "exit 0", quiet=True)
+    done = machine.run(NEED, "python3", "python3-venv", "bubblewrap")
+    assert (done.returncode, done.stdout, done.stderr, machine.calls) == (0, "", "", [])
+
+
+@pytest.mark.parametrize(("user", "sudo"), [(0, False), (1000, True)])
+def test_who_may_install_gets_it_installed_and_is_shown_it(tmp_path: Path, user: int, sudo: bool) -> None:
+    machine = Machine(tmp_path, user, sudo)
+    done = machine.run(NEED, "bubblewrap")
+    assert done.returncode == 0 and "Missing: bubblewrap. Installing with" in done.stderr
+    installs = [call for call in machine.calls if call.startswith("apt-get install")]
+    assert installs == ["apt-get install -y -qq --no-install-recommends bubblewrap"]
+    assert ("sudo -n true" in machine.calls) == sudo
+
+
+def test_who_may_not_gets_the_line_to_type(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, 1000, sudo=False)
+    done = machine.run(NEED, "bubblewrap")
+    assert (done.returncode, done.stderr) == (1, f"Missing: bubblewrap. To install: {LINE}\n")
+    assert machine.calls == ["sudo -n true"]
+
+
+def test_an_installation_that_fails_gets_the_line_too(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, 0, sudo=False)
+    (tmp_path / "broken").touch()
+    done = machine.run(NEED, "bubblewrap")
+    assert done.returncode == 1 and done.stderr.endswith(f"Still missing: bubblewrap. To install: {LINE}\n")
+    (tmp_path / "bin" / "apt-get").unlink()
+    assert "There is no apt-get here" in machine.run(NEED, "bubblewrap").stderr
+
+
+def demo(machine: Machine, *more: str) -> tuple[int, str, Sequence[str]]:
+    machine.checkout()
+    done = machine.run("make", "demo", *more)
+    return done.returncode, done.stderr, [call for call in machine.calls if call.startswith("agentrl")]
+
+
+WHOLE = ["agentrl train --project demo", "agentrl eval --project demo --checkpoint best"]
+
+
+def test_the_demo_installs_what_it_misses(tmp_path: Path) -> None:
+    code, said, calls = demo(Machine(tmp_path, 0, sudo=False))
+    assert code == 0 and "Installing" in said and calls == ["agentrl init code-task demo", *WHOLE]
+
+
+def test_the_demo_goes_on_without_where_the_level_is_strong_enough(tmp_path: Path) -> None:
+    code, said, calls = demo(Machine(tmp_path, 1000, sudo=False))
+    assert code == 0 and LINE in said and calls == ["agentrl init code-task demo", *WHOLE]
+
+
+def test_the_demo_ends_with_the_line_to_type_where_it_is_not(tmp_path: Path) -> None:
+    (tmp_path / "weak").touch()
+    machine = Machine(tmp_path, 1000, sudo=False)
+    code, said, calls = demo(machine)
+    assert code == 2 and LINE in said and "make demo WEAK=1" in said and calls == ["agentrl init code-task demo"]
+    assert machine.run("make", "demo", "WEAK=1").returncode == 0
+    assert machine.calls[-3:] == ["agentrl init code-task demo --yes", *WHOLE]
+
+
+def test_tests_run_with_and_without_what_could_be_fetched(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, 1000, sudo=False)
+    machine.checkout()
+    (tmp_path / "offline").touch()
+    (tmp_path / ".cache" / "templates").mkdir(parents=True)
+    suite = "python -m pytest -q -n auto --dist worksteal"
+    fetching = "python -m tests.helpers.template"
+    for offline in (True, False, False):
+        if not offline:
+            (tmp_path / "offline").unlink(missing_ok=True)
+        done = machine.run("make", "test")
+        assert done.returncode == 0 and "The strong sandbox is not tested." in done.stderr and LINE in done.stderr
+    python = [call.strip() for call in machine.calls if call.startswith("python")]
+    assert python == [fetching, suite, fetching, suite, suite], "fetched once, and tried again where that failed"
+
+
+def test_templates_are_fetched_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    links, kept = tmp_path / "links", tmp_path / "kept"
+    links.mkdir()
+    for name, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(links)), ("PIP_CONFIG_FILE", os.devnull)):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(NotFetched, match="No matching distribution"):
+        fetch("trl", kept)
+    with zipfile.ZipFile(links / "trl-1.16.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("trl-1.16.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: trl\nVersion: 1.16.0\n")
+        wheel.writestr("trl-1.16.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+    with pytest.raises(NotFetched, match="SHA-256"):
+        fetch("trl", kept)
+    assert list(kept.iterdir()) == []
+
+
+def test_nothing_is_fetched_or_written_by_collecting(tmp_path: Path) -> None:
+    """With an empty home and no package index, the same tests are there."""
+    env = {**os.environ, "HOME": str(tmp_path), "PIP_NO_INDEX": "1"}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    command += ["tests/chat/test_template_sweep.py"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "no tests" not in done.stdout
+    assert done.stdout.count("test_calls_come_back") == 178 and list(tmp_path.iterdir()) == []
