@@ -54,12 +54,11 @@ def check_machine(
     model: ModelConfig | None = None,
     base: Path | None = None,
     remote: RemoteConfig | None = None,
-    recorded: bool = True,
 ) -> Iterator[Check]:
     """Every check of the machine, each as soon as it is known; the slow ones (torch, engine: seconds) come last.
 
     `db` is the path of the store, which need not exist; `sandbox` and `model` are those of the project, whose folder is
-    `base`; `remote` its server: it is asked where there is one; `recorded`: its decode steps may be recorded on a GPU.
+    `base`; `remote` its server: it is asked where there is one.
     """
     yield _python()
     yield _packages()
@@ -72,7 +71,7 @@ def check_machine(
     if remote is not None and remote.backend:
         yield _server(remote)
     yield _torch()
-    yield _engine(model, base or Path.cwd(), recorded)
+    yield _engine(model, base or Path.cwd())
 
 
 def sandbox_level() -> tuple[str | None, str, str]:
@@ -277,25 +276,21 @@ def _server(remote: RemoteConfig) -> Check:
     return Check("server", "ok", detail)
 
 
-def _engine(model: ModelConfig | None, base: Path, recorded: bool = True) -> Check:
-    """Which engine would sample from the project's model."""
+def _engine(model: ModelConfig | None, base: Path) -> Check:
+    """Which engine would sample from the project's model, by its configuration."""
     from agentrl_cli.config.models import ModelConfig as Default
+    from agentrl_cli.inference.served import unserved
 
     settings = model or Default()
     folder = bundled_model() if settings.name == "tiny" else base / Path(settings.name).expanduser()
     if not (folder / "config.json").is_file():
         return Check("engine", "ok", f"known when {settings.name} is loaded: it is no folder here")
-    command = [sys.executable, "-m", "agentrl_cli.policies.local_probe", str(folder), settings.device, settings.dtype]
-    command += [] if recorded else ["off"]
     try:
-        child = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    except subprocess.TimeoutExpired:
-        return Check("engine", "warn", f"it was not found out within two minutes for {settings.name}")
-    if child.returncode != 0:
-        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
-        return Check("engine", "fail", f"{settings.name}: {last}", "Mend model.name, or copy its folder again.")
-    name, _, why = child.stdout.strip().partition("\n")
-    return Check("engine", "ok", f"{name} for {settings.name}{f': {why}' if why else ''}")
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        return Check("engine", "fail", f"{settings.name}: {error}", "Mend model.name, or copy its folder again.")
+    why = "it reads images" if config.get("vision_config") else unserved(config.get("text_config") or config)
+    return Check("engine", "ok", f"fallback for {settings.name}: {why}" if why else f"paged for {settings.name}")
 
 
 def _torch() -> Check:

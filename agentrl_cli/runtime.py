@@ -21,7 +21,7 @@ from agentrl_cli.tasks import Pack, check_weights, load_packs
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.audit import Conversations
-    from agentrl_cli.policies.local_loaded import Loaded
+    from agentrl_cli.policies.loaded import Loaded
     from agentrl_cli.sandbox import Sandbox
 
 SMALL = 64 * 2**20
@@ -61,7 +61,7 @@ async def open_runtime(
     packs that say `sandbox: false` need none. Raises AgentRLErrors for everything a user can get wrong.
     """
     from agentrl_cli.chat.audit import require_calls_read
-    from agentrl_cli.policies.local_load import load_policy
+    from agentrl_cli.policies.load import load_policy
     from agentrl_cli.sandbox import Sandbox
 
     one_heap()

@@ -109,8 +109,8 @@ class Training:
 
         from agentrl_cli.analysis.memory_plan import plan
         from agentrl_cli.learning.update import Learner
-        from agentrl_cli.policies.local_load import add_adapter
-        from agentrl_cli.policies.local_make import make_policy
+        from agentrl_cli.models.adapter import add_adapter
+        from agentrl_cli.policies.load import make_policy
 
         load: Any = AutoModelForCausalLM
         model = load.from_config(AutoConfig.from_pretrained(folder)).float()

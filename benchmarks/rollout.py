@@ -33,9 +33,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # works without an installation
 
-from agentrl_cli.policies.local import LocalPolicy
-from agentrl_cli.policies.local_engine import free_memory
-from agentrl_cli.policies.local_graphs import CudaCapture
+
+from agentrl_cli.inference.cuda_graphs import CudaCapture, GraphRunner
+from agentrl_cli.inference.policy import LocalPolicy
+from agentrl_cli.models.device import free_memory
 from agentrl_cli.types import Sampling
 from benchmarks.rollout_plot import svg, told_apart
 
@@ -82,11 +83,11 @@ def measured(action: Callable[[], int], device: str) -> dict[str, float]:
 # --- generate --------------------------------------------------------------------------------------------------------
 
 
-def ours(model: Any, prompts: list[list[int]], wanted: list[int], record: Any = None) -> int:
+def ours(model: Any, prompts: list[list[int]], wanted: list[int]) -> int:
     """One rollout by the local policy, a new one, as a training step begins with."""
 
     async def go() -> int:
-        policy = LocalPolicy(model, context_length=4096, rows=len(prompts), record=record)
+        policy = LocalPolicy(model, context_length=4096, rows=len(prompts))
         every = await asyncio.gather(
             *(
                 policy.generate(f"e{n}", ids, Sampling(max_new_tokens=wanted[n], seed=n))
@@ -103,9 +104,10 @@ class Recorded:
     """Rollouts by one policy whose steps are recorded: it stays, as in a training, and so do its recordings."""
 
     def __init__(self, model: Any, device: str, episodes: int) -> None:
-        record = partial(CudaCapture, model.device) if device != "cpu" else as_they_are
+        capture = partial(CudaCapture, model.device) if device != "cpu" else as_they_are
+        runner = partial(GraphRunner, make=capture)
         memory = int(0.25 * free_memory(model.device))
-        self.policy = LocalPolicy(model, context_length=4096, rows=episodes, record=record, memory=memory)
+        self.policy = LocalPolicy(model, context_length=4096, rows=episodes, runner=runner, memory=memory)
         self.rounds = 0
 
     def __call__(self, model: Any, prompts: list[list[int]], wanted: list[int]) -> int:

@@ -31,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import Tokenizer
 from agentrl_cli.config import Config
+from agentrl_cli.inference.engine import PagedEngine
+from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.paths import bundled_model
-from agentrl_cli.policies.local import LocalPolicy
-from agentrl_cli.policies.local_engine import Engine
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.store import RunRow, Store
@@ -71,35 +71,22 @@ def script(tokenizer: Tokenizer, episodes: int, seed: int = 0) -> list[list[list
     return [[turn(number) for number in range(3)] for _ in range(episodes)]
 
 
-class Scripting:
-    """An engine whose rows say what the script says: the logit of that token is far above the others, no more.
+class Scripted(LocalPolicy):
+    """The local policy, saying what the script says: the logit of that token is far above the others, no more.
 
     Everything after the forward (softmax, draw, log-probabilities, entropy, alternatives, stops) is the sampler's own.
+    `slot` names the episode.
     """
-
-    def __init__(self, policy: Scripted, engine: Engine) -> None:
-        self._policy, self._engine = policy, engine
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def __call__(self, ids: torch.Tensor, rows: Any, *, head: bool) -> torch.Tensor | None:
-        logits = self._engine(ids, rows, head=head)
-        return logits if logits is None else self._policy.scripted(logits)
-
-    def packed(self, ids: torch.Tensor, view: Any) -> torch.Tensor:
-        return self._policy.scripted(self._engine.packed(ids, view))
-
-
-class Scripted(LocalPolicy):
-    """The local policy, saying what the script says; `slot` names the episode."""
 
     def __init__(self, model: Any, turns: list[list[list[int]]], **options: Any) -> None:
         super().__init__(model, **options)
         self.turns = turns
         self.said: dict[str, int] = {}
         """How many turns each episode has had."""
-        self._batch.engine = Scripting(self, self._batch.engine)  # type: ignore[union-attr]
+        assert isinstance(self._engine, PagedEngine)
+        runner = self._engine.runner
+        decode = runner.decode
+        runner.decode = lambda pool, batch: self.scripted(decode(pool, batch))  # type: ignore[method-assign]
 
     async def generate(self, key: str, ids: Any, sampling: Sampling, **options: Any) -> Generation:
         self.said[key] = self.said.get(key, 0) + 1
@@ -107,7 +94,7 @@ class Scripted(LocalPolicy):
 
     def scripted(self, logits: torch.Tensor) -> torch.Tensor:
         """The logits [rows, vocabulary] of every live row, in place."""
-        rows = self._batch.requests
+        rows = self._engine.running
         words = [[self.turns[r.sampling.slot][self.said[r.key] - 1][len(r.out)]] for r in rows]
         return logits.scatter_(1, torch.tensor(words), LIKELY)
 

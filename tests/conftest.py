@@ -31,4 +31,5 @@ def pytest_configure(config: pytest.Config) -> None:
     (folder / "tmp").chmod(0o1777)
     for name in HOMES:
         os.environ.pop(name, None)
+    os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub
     tempfile.tempdir = None  # read TMPDIR again

@@ -84,7 +84,7 @@ class Plan:
             "optimizer": "train an adapter: --lora, or train.optimizer=adamw_offload",
             "gradients": "train an adapter: --lora",
             "weights": "use a smaller model, or model.dtype=bfloat16",
-            "recorded steps": "rollout.cuda_graphs=off",
+            "captured steps": "rollout.cuda_graphs=off",
             "sampler": "rollout.async_staleness=0, or train an adapter: --lora",
             "reference": "train an adapter (--lora), which without itself is the reference, or algo.kl_coef=0",
         }
@@ -116,8 +116,8 @@ def plan(config: Config, folder: Path, held: float = 0.0, *, card: float | None 
     """
     import torch
 
-    from agentrl_cli.policies.local_engine import FAIR_SHARE
-    from agentrl_cli.policies.local_load import pick_device, pick_dtype
+    from agentrl_cli.inference.memory import copies_weights
+    from agentrl_cli.models.device import pick_device, pick_dtype
 
     device = pick_device(config.model.device) if card is None else torch.device("cuda")
     full = config.model.dtype == "auto" and not config.adapter.enabled  # full weights are trained in float32
@@ -134,15 +134,15 @@ def plan(config: Config, folder: Path, held: float = 0.0, *, card: float | None 
         "runtime": OVERHEAD[device.type if device.type in OVERHEAD else "cuda"] * GiB,
     }
     available = (_available(device) if card is None else card) + held
-    copied = shape["fused"] and device.type == "cpu" and size == 4 and count * size <= FAIR_SHARE * available
+    copied = size == 4 and copies_weights(count * size, device, available)
     if copied:
-        # The fused engine's copy has the embedding and the head apart; a frozen embedding is read where it is.
+        # The packed copy has the embedding and the head apart; a frozen embedding is read where it is.
         apart = shape["tied"] - config.adapter.enabled
         both["sampling weights"] = float((count + apart * shape["vocabulary"] * shape["hidden"]) * size)
     if config.algo.kl_coef and not (config.adapter.enabled and folder == given):  # a fresh adapter is switched off
         both["reference"] = float(count * size)
     rollout = both | _sampling(config, shape, size, adapted=config.adapter.enabled and not copied)
-    stays = _recorded(config, shape, size, rollout, available - both["weights"]) if on_gpu else {}
+    stays = _captured(config, shape, size, rollout) if on_gpu else {}
     both_ways = [both | _updating(config, shape, size, trained, again=way, on_gpu=on_gpu) for way in (False, True)]
     rollout, both_ways = rollout | stays, [stays | update for update in both_ways]
     if config.rollout.async_staleness:  # both phases at once, and the sampler has weights of its own
@@ -174,11 +174,11 @@ def _sampling(config: Config, shape: Mapping[str, int], size: int, *, adapted: b
     that is not merged is sampled with; beside the activation and a linear layer's result stand its own part and the
     sum, in float32 as its weights are (0.5B's shape in 16 bits: 158.9 MB by this, 159.5 measured).
     """
-    from agentrl_cli.policies.local_memory import kv_positions, live_rows, parse_memory
-    from agentrl_cli.policies.local_sampling import draw_rows
+    from agentrl_cli.inference.memory import kv_positions, live_rows, parse_memory
+    from agentrl_cli.inference.sampler import draw_rows
 
-    rows, shares = live_rows(config), config.rollout.max_tokens <= shape["shares"]
-    cache = kv_positions(config, shares=shares) * shape["layers"] * 2 * shape["kv_width"] * size
+    rows = live_rows(config)
+    cache = kv_positions(config) * shape["layers"] * 2 * shape["kv_width"] * size
     drawn = 20 * min(rows, draw_rows(shape["vocabulary"])) + size * rows  # five float32 of a part, and the step's own
     wide = 2 * size + 2 * 4 if adapted else 3 * size
     groups = shape["q_width"] // shape["kv_width"]
@@ -189,24 +189,21 @@ def _sampling(config: Config, shape: Mapping[str, int], size: int, *, adapted: b
     }
     larger = max(passing, key=lambda name: passing[name])
     kept = min(cache, parse_memory(config.rollout.memory) or cache)
-    # A shelf is made larger layer by layer, and keys after values: that much of it is there twice.
+    # The pool grows layer by layer, and keys after values: that much of it is there twice.
     found = {"keys and values": kept * (1 + 1 / (2 * shape["layers"]))}
     found[larger] = passing[larger]
     return found | ({"value head": _head(shape) * 12.0} if needs(config.algo.advantage) == "values" else {})
 
 
-def _recorded(
-    config: Config, shape: Mapping[str, int], size: int, rollout: Mapping[str, float], free: float
-) -> dict[str, float]:
-    """What stays in both phases where decode steps are recorded as CUDA graphs; nothing where none are."""
-    from agentrl_cli.policies.local_memory import STAY_SHARE, graph_bytes, records
+def _captured(config: Config, shape: Mapping[str, int], size: int, rollout: Mapping[str, float]) -> dict[str, float]:
+    """What stays in both phases where decode steps are captured as CUDA graphs; nothing where none are."""
+    from agentrl_cli.inference.memory import cuda_graphs_enabled, graph_bytes
 
-    if not records(config):
+    if not cuda_graphs_enabled(config):
         return {}
-    sizes = {name: shape[name] for name in ("vocabulary", "inner", "hidden", "kv_width")}
-    rows, positions = min(config.rollout.concurrency, 256), config.rollout.max_tokens
-    steps, kept = float(graph_bytes(rows, positions, itemsize=size, **sizes)), rollout["keys and values"]
-    return {"keys and values": kept, "recorded steps": steps} if steps + kept <= STAY_SHARE * free else {}
+    rows = min(config.rollout.concurrency, 256)
+    steps = float(graph_bytes(rows, shape["vocabulary"], size))
+    return {"keys and values": rollout["keys and values"], "captured steps": steps}
 
 
 def _updating(
@@ -255,7 +252,8 @@ def _kept(shape: Mapping[str, int], size: int) -> int:
 
 def _under(folder: Path, config: Config) -> tuple[Path, Config]:
     """The base of an adapter that is trained on, and the configuration with the adapter's rank."""
-    from agentrl_cli.policies.local_load import ADAPTER_FILE, adapter_base
+    from agentrl_cli.models.adapter import ADAPTER_FILE
+    from agentrl_cli.models.load import adapter_base
 
     if not (folder / ADAPTER_FILE).is_file() or (folder / "config.json").is_file():
         return folder, config
@@ -294,9 +292,9 @@ def _shape(folder: Path) -> dict[str, int]:
     import torch
     from transformers import AutoConfig
 
-    from agentrl_cli.policies.local_fused import FAMILIES
-    from agentrl_cli.policies.local_load import auto_class
-    from agentrl_cli.policies.local_memory import prefill_tokens, share_reach
+    from agentrl_cli.inference.memory import inner_size, prefill_tokens
+    from agentrl_cli.learning.fused_forward import FAMILIES
+    from agentrl_cli.models.load import auto_class
 
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -314,11 +312,10 @@ def _shape(folder: Path) -> dict[str, int]:
         "hidden": int(text.hidden_size),
         "vocabulary": int(text.vocab_size),
         "kv_width": int(heads * width),
-        "shares": share_reach(config),
         "tied": int(bool(getattr(text, "tie_word_embeddings", False))),
         "fused": int(getattr(config, "model_type", "") in FAMILIES),
         "q_width": int(text.num_attention_heads * width),
-        "inner": int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),
+        "inner": inner_size(text),
         "linear_weights": sum(m.in_features * m.out_features for m in linear),
         "head_norms": int(any(name.endswith(".q_norm") for name, _ in model.named_modules())),
         "prefill4": prefill_tokens(text, 4),

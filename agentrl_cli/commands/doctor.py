@@ -78,19 +78,18 @@ def command(
 
 def _settings(
     project: Path | None,
-) -> tuple[SandboxConfig | None, ModelConfig | None, Path | None, RemoteConfig | None, bool]:
-    """The project's sandbox, model, folder, server, and whether its decode steps may be recorded.
+) -> tuple[SandboxConfig | None, ModelConfig | None, Path | None, RemoteConfig | None]:
+    """The project's sandbox, model, folder and server.
 
     The defaults where there is no project, or a broken one.
     """
     try:
         found = open_project(project, required=False)
         config = found.config
-        recorded = config.rollout.cuda_graphs != "off" and not config.deterministic
-        return config.sandbox, config.model, found.project, config.remote, recorded
+        return config.sandbox, config.model, found.project, config.remote
     except ConfigError as problem:
         warn(f"{problem.message} The default settings are taken.")
-        return None, None, None, None, True
+        return None, None, None, None
 
 
 def _guarantees(level: str | None) -> list[Check]:

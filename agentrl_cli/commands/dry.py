@@ -24,8 +24,9 @@ def dry_run(context: Context, *, as_json: bool = False) -> None:
     with data_stdout():
         from agentrl_cli.analysis.memory_plan import plan
         from agentrl_cli.learning.settings import check
-        from agentrl_cli.policies.local_load import model_folder, pick_device
-        from agentrl_cli.policies.local_quant import check_trainable
+        from agentrl_cli.models.device import pick_device
+        from agentrl_cli.models.load import model_folder
+        from agentrl_cli.models.quantise import check_trainable
 
         config = context.config
         check(config.algo)

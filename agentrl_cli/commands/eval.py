@@ -168,7 +168,7 @@ def _plan(
 
 def _find(context: Context, store: Store, candidates: Sequence[str | None]) -> None:
     """Raise for a model that is not there before the other one is evaluated."""
-    from agentrl_cli.policies.local_load import model_folder
+    from agentrl_cli.models.load import model_folder
 
     for name in candidates:
         if (name or context.config.model.name) != "scripted":

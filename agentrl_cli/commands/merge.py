@@ -57,7 +57,7 @@ def command(
     target, name = (Path(checkpoint), None) if out is None else (out, checkpoint)
     context = open_project(project, db, config, sets, required=False)
     with data_stdout(), writing(target.expanduser(), "merge", context.db):
-        from agentrl_cli.policies.local_merge import merge
+        from agentrl_cli.models.merge import merge
         from agentrl_cli.store import Store
 
         store = Store.open(context.db, readonly=True) if context.db.is_file() else None

@@ -106,7 +106,7 @@ def command(
 
 
 def _from_nothing(name: str, given: dict[str, Any], out: Path) -> float:
-    from agentrl_cli.policies.local_checkpoint import written_whole
+    from agentrl_cli.models.checkpoint import written_whole
     from agentrl_cli.sft.train import load_recipe, make
 
     recipe = load_recipe(None if name == "tiny-agent" else Path(name))
@@ -120,9 +120,9 @@ def _from_nothing(name: str, given: dict[str, Any], out: Path) -> float:
 
 def _fine_tune(context: Any, given: dict[str, Any], out: Path, kept: _FromStore | None) -> float:
     """Fine-tune the configured model on the packs' demonstrations, or on the store's episodes."""
-    from agentrl_cli.policies.local_checkpoint import written_whole
-    from agentrl_cli.policies.local_load import load_policy
-    from agentrl_cli.policies.local_loaded import save_model
+    from agentrl_cli.models.checkpoint import written_whole
+    from agentrl_cli.models.save import save_model
+    from agentrl_cli.policies.load import load_policy
     from agentrl_cli.sft.from_store import batches
     from agentrl_cli.sft.train import Recipe, train, with_demonstrations
     from agentrl_cli.store import Store

@@ -159,10 +159,10 @@ class RolloutConfig(Section):
         default="auto", description="what keys and values may take: 2GiB, 512MB …; auto: half of what is free"
     )
     cuda_graphs: Literal["auto", "off"] = Field(
-        default="auto",
-        description="auto: on a GPU decode steps have fixed shapes and are recorded as CUDA graphs, where that has the"
-        " model's own numbers and takes at most an eighth of the free memory (not with `deterministic`, nor with an"
-        " adapter's dropout beside `async_staleness`); off: they run as they are; on a CPU this does nothing",
+        default="off",
+        description="auto: on a GPU decode steps have fixed shapes and are captured as CUDA graphs, where that has the"
+        " model's own numbers (not with `deterministic`, nor with an adapter's dropout beside `async_staleness`); never"
+        " run on a GPU yet, so off by default; on a CPU this does nothing",
     )
 
     @property

@@ -44,7 +44,7 @@ OnDone = Callable[[Attempt], None]
 
 
 class Candidate(Protocol):
-    """What is evaluated; `policies.local_load.Loaded` is one."""
+    """What is evaluated; `policies.loaded.Loaded` is one."""
 
     @property
     def policy(self) -> Policy: ...

@@ -20,7 +20,6 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from agentrl_cli.learning.attention import Block, Packing, packed_forward
 from agentrl_cli.learning.fused_layer import After, Before, Heads, Projection
-from agentrl_cli.policies.local_fused import fusable
 
 if TYPE_CHECKING:
     from agentrl_cli.learning.packing import Packed
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _TRUSTED: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 """Models whose numbers were compared, and whether they agreed."""
+FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "minimind"}
+"""`model_type` of the architectures whose decoder layers are this block."""
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Most that a hidden state may differ from the model's own, relative to the largest."""
 
@@ -158,3 +159,49 @@ def _agrees(base: Any) -> bool:
         _LOG.warning("%s: the fused training forward differs by %.2g: not used", type(base).__name__, off)
         return False
     return True
+
+
+def fusable(base: Any) -> str:
+    """Why a transformers model cannot be trained by this forward; empty where it can, as far as its structure tells."""
+    config = base.config
+    if getattr(config, "model_type", "") not in FAMILIES:
+        return f"{type(base).__name__} is no Llama, Mistral, Qwen2 or Qwen3"
+    if getattr(config, "hidden_act", "silu") not in ("silu", "swish"):
+        return f"its activation is {config.hidden_act}"
+    if any(module._forward_hooks or module._forward_pre_hooks for module in base.modules()):
+        return "a module has a forward hook, which would be passed by"
+    if len({weight.device for weight in base.parameters()}) > 1:
+        return "its weights are on several devices"
+    try:
+        layers = list(base.model.layers)
+        modules = [m for one in layers for m in (*_projections(one.self_attn), *_mlp(one.mlp))]
+        modules.append(base.get_output_embeddings())
+        norms = [base.model.norm, *(one.input_layernorm for one in layers)]
+    except AttributeError as error:
+        return str(error)
+    if any(not hasattr(norm, "variance_epsilon") for norm in norms):
+        return "its norms are no RMSNorm"
+    return next((why for why in map(_not_linear, modules) if why), "")
+
+
+def _projections(attention: Any) -> list[Any]:
+    return [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+
+
+def _mlp(mlp: Any) -> list[Any]:
+    return [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+
+
+def _not_linear(module: Any) -> str:
+    """Why a module is no linear layer, or LoRA on one, that can be copied; empty where it is."""
+    inner = getattr(module, "base_layer", module)
+    if type(inner) is not nn.Linear:
+        return f"{type(inner).__name__} is no plain linear layer"
+    if inner is module:
+        return ""
+    if not hasattr(module, "get_delta_weight") or not hasattr(module, "active_adapters"):
+        return f"{type(module).__name__} cannot be merged"
+    variants = getattr(module, "lora_variant", None)
+    if variants or any(getattr(module, "lora_bias", {}).values()):
+        return "its adapter is more than two matrices"
+    return ""

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
-
-from agentrl_cli.policies.local_fused import has_kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,3 +242,10 @@ def _spread(adapters: Sequence[Any], found: Sequence[Tensor]) -> list[Tensor | N
     """The gradients at the places of the adapters that there are, in their dtype."""
     rest = iter(found)
     return [None if one is None else next(rest).to(one.dtype) for one in adapters]
+
+
+@cache
+def has_kernels() -> bool:
+    """Whether this torch has the prepacked products (oneDNN)."""
+    mkldnn: Any = torch.backends.mkldnn
+    return bool(mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")

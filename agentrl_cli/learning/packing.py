@@ -29,8 +29,8 @@ from agentrl_cli.errors import ModelError
 from agentrl_cli.learning.attention import Block, NotPackable, Packing, packed_attention
 from agentrl_cli.learning.fused_forward import fused_states
 from agentrl_cli.learning.logprobs import head_logprobs
-from agentrl_cli.policies.local_fused import transformer
-from agentrl_cli.policies.local_vision import positions, reader_of
+from agentrl_cli.models.adapter import transformer
+from agentrl_cli.models.vision import positions, reader_of
 from agentrl_cli.types import Episode, Float32, Int32
 
 Bool = NDArray[np.bool_]

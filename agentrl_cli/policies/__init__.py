@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentrl_cli.policies.protocols import OnToken, Policy, generation, require_trainable
 
 POLICIES: dict[str, str] = {
-    "local": "agentrl_cli.policies.local:LocalPolicy",
+    "local": "agentrl_cli.inference.policy:LocalPolicy",
     "scripted": "agentrl_cli.policies.scripted:ScriptedPolicy",
     "openai": "agentrl_cli.policies.remote.policy:OpenAIPolicy",
     "sglang": "agentrl_cli.policies.remote.sglang:SGLangPolicy",

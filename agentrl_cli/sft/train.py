@@ -30,9 +30,10 @@ from agentrl_cli.config import Config
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.learning.packing import Segment, chosen, micro_batches, trained_logprobs
+from agentrl_cli.models.adapter import name_base
+from agentrl_cli.models.save import save_model
 from agentrl_cli.paths import models_dir
-from agentrl_cli.policies.local_load import load_policy, name_base
-from agentrl_cli.policies.local_loaded import save_model
+from agentrl_cli.policies.load import load_policy
 from agentrl_cli.tasks import Pack, load_pack, question
 from agentrl_cli.types import Origin, Task
 

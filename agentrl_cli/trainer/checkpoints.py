@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError
-from agentrl_cli.policies.local_checkpoint import DamagedCheckpoint, load_state, load_weights, sweep, whole
+from agentrl_cli.models.checkpoint import DamagedCheckpoint, load_state, load_weights, sweep, whole
 from agentrl_cli.store import Store
 from agentrl_cli.store.maintenance import prunable, prune
 from agentrl_cli.store.rows import CheckpointRow

@@ -20,9 +20,9 @@ from agentrl_cli.learning.advantages import drops_equal
 from agentrl_cli.learning.dispositions import decide
 from agentrl_cli.learning.length_shaping import Shaping
 from agentrl_cli.learning.update import Learner, Update
-from agentrl_cli.policies.local_checkpoint import save_checkpoint
-from agentrl_cli.policies.local_load import ADAPTER_FILE
-from agentrl_cli.policies.local_loaded import Loaded
+from agentrl_cli.models.adapter import ADAPTER_FILE
+from agentrl_cli.models.checkpoint import save_checkpoint
+from agentrl_cli.policies.loaded import Loaded
 from agentrl_cli.rollout import Rollout, seed_of
 from agentrl_cli.rollout.greedy import Greedy
 from agentrl_cli.rollout.greedy import rewards as greedy_rewards

@@ -12,10 +12,10 @@ import torch
 from agentrl_cli.analysis.memory_plan import Plan, checkpoints, plan
 from agentrl_cli.config import Config
 from agentrl_cli.config.models import ModelConfig
+from agentrl_cli.inference.cpu.packed import PackedRunner
+from agentrl_cli.inference.memory import kv_positions
+from agentrl_cli.models.load import load_model
 from agentrl_cli.paths import bundled_model
-from agentrl_cli.policies.local_fused import Fused
-from agentrl_cli.policies.local_load import load_model
-from agentrl_cli.policies.local_memory import kv_positions
 
 
 def test_the_parts_of_the_bundled_model_by_hand() -> None:
@@ -112,7 +112,7 @@ def test_half_a_billion_weights_under_an_adapter_fit_a_small_card(tmp_path: Path
     found = plan(sections(), folder)
     assert (found.parameters, found.trainable) == (494_032_768, 4_399_104)
     assert sum(found.update.values()) < 2.2e9
-    # 32 rows of 2,048 tokens at once, and one that moves: keys and values of 24 layers, 2 heads of 64, in 16 bits
+    # 32 sequences of 2,048 tokens at once, and one more for prefixes: of 24 layers, 2 heads of 64, in 16 bits
     assert found.rollout["keys and values"] == pytest.approx(33 * 2048 * 24 * 2 * 128 * 2 * 49 / 48)
     assert found.rollout["optimizer"] == found.trainable * 8, "it stays where it is while episodes are sampled"
     # 2^24 / (3 · 4,864 · 2) tokens: beside 6 · 896 in 16 bits two tensors of 4,864 in 16 bits and two in 32; a mask
@@ -142,20 +142,16 @@ def test_both_figures_of_a_small_card(tmp_path: Path) -> None:
     assert not full.aside, "there the update is the larger phase: nothing would be won"
 
 
-def test_recorded_steps_stay_with_keys_and_values_on_a_large_card(tmp_path: Path) -> None:
-    """CUDA graphs read pages where they were recorded, so those stay beside the training; a small card has none."""
+def test_captured_steps_stay_with_keys_and_values(tmp_path: Path) -> None:
+    """CUDA graphs read the pool where it was captured, so it stays beside the training; by default there are none."""
     folder = qwen2_half_billion(tmp_path)
-    found = plan(sections(), folder, card=80e9)
-    # 64 rows: logits in 16 bits, five float32 of them for a draw, 32 graphs of a guessed 2 MiB
-    wanted = 64 * 151936 * 2 + 20 * 64 * 151936 + 32 * 2**21
-    assert found.rollout["recorded steps"] == found.update["recorded steps"] == wanted
+    found = plan(sections(rollout={"cuda_graphs": "auto"}), folder, card=80e9)
+    # 64 rows: logits in 16 bits, and 32 graphs of a guessed 2 MiB
+    wanted = 64 * 151936 * 2 + 32 * 2**21
+    assert found.rollout["captured steps"] == found.update["captured steps"] == wanted
     assert found.rollout["keys and values"] == found.update["keys and values"] > 0
-    for none in (
-        plan(sections(), folder, card=4e9),
-        plan(sections(rollout={"cuda_graphs": "off"}), folder, card=80e9),
-        plan(sections(), folder),
-    ):
-        assert "recorded steps" not in (*none.rollout, *none.update) and "keys and values" not in none.update
+    for none in (plan(sections(), folder, card=80e9), plan(sections(rollout={"cuda_graphs": "auto"}), folder)):
+        assert "captured steps" not in (*none.rollout, *none.update) and "keys and values" not in none.update
 
 
 def test_quantised_weights_are_counted_as_they_are_kept(tmp_path: Path) -> None:
@@ -183,24 +179,24 @@ def test_muon_keeps_one_number_of_a_hidden_matrix() -> None:
 def test_keys_and_values_of_a_prompt_count_once_where_its_length_is_known() -> None:
     def positions(**given: int) -> int:
         sizes = {"group_size": 8, "prompts_per_step": 4, "max_tokens": 2048, **given}
-        return kv_positions(Config.model_validate({"rollout": sizes}), shares=True)
+        return kv_positions(Config.model_validate({"rollout": sizes}))
 
     assert positions() == 33 * 2048
-    own = 1024 + 32  # a prompt's last token is the row's own, and rows are whole blocks
+    own = 1024 + 32  # a prompt's last token is the sequence's own, in whole blocks
     assert positions(response_tokens=1024) == 4 * 1024 + 33 * own
     assert positions(response_tokens=1024, concurrency=3) == 3 * 1024 + 4 * own, "of three rows, three prompts"
     assert positions(response_tokens=4096) == 33 * 2048
 
 
 @pytest.mark.parametrize(("adapter", "apart"), [(False, 1), (True, 0)])
-def test_the_sampler_has_embedding_and_head_apart(adapter: bool, apart: int) -> None:
-    """Of tied weights there are two copies, or one where the embedding is frozen and read where it is."""
+def test_the_packed_copy_has_embedding_and_head_apart(adapter: bool, apart: int) -> None:
+    """Of tied weights there are two copies, or one where the embedding is frozen and shared."""
     found = plan(Config.model_validate({"adapter": {"enabled": adapter}}), bundled_model())
     assert found.rollout["sampling weights"] == (found.parameters + apart * 768 * 160) * 4
     model: Any = load_model(bundled_model(), ModelConfig(), base=Path())
     model.requires_grad_(not adapter)
-    engine = Fused(model)
-    assert (engine._embedding.data_ptr() != model.get_input_embeddings().weight.data_ptr()) is bool(apart)
+    copied: Any = PackedRunner(model).model.get_input_embeddings()  # type: ignore[operator]
+    assert (copied.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr()) is bool(apart)
 
 
 def test_a_value_head_is_counted() -> None:

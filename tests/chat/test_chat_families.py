@@ -23,7 +23,7 @@ from agentrl_cli.chat.template_probe import MARK, PROBE_TOOL, tool, user
 from agentrl_cli.chat.tokenizer import tiny_template
 from agentrl_cli.config import Config
 from agentrl_cli.errors import TemplateError
-from agentrl_cli.policies.local_load import load_policy
+from agentrl_cli.policies.load import load_policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout

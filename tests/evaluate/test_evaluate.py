@@ -434,7 +434,7 @@ def test_tasks_are_taken_evenly(packs: dict[str, Pack]) -> None:
 
 
 def test_names_of_checkpoints(tmp_path: Path) -> None:
-    from agentrl_cli.policies.local_load import checkpoint_folder
+    from agentrl_cli.models.load import checkpoint_folder
 
     with Store.open(tmp_path / "a.db") as store:
         assert full_name(store, None) is None and full_name(store, "base") is None

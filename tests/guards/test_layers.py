@@ -22,14 +22,13 @@ ENTRANCES = {"__init__", "__main__", "_version", "runtime", "doctor"}
 
 HEAVY = {"torch", "transformers", "peft", "accelerate", "safetensors"}
 MAY_BE_HEAVY = (
-    *("policies/local", "models/", "inference/"),
+    *("policies/load", "models/", "inference/"),
     *("learning/packing", "learning/attention", "learning/logprobs", "learning/fused_", "learning/losses"),
     *("learning/terms", "learning/batch", "learning/optimizers", "learning/update", "learning/value"),
     *("rewards/model", "sft/", "trainer/"),
 )
 AGAINST = {
     *("envs/user_simulator.py", "rewards/load.py", "tools/configured.py"),
-    *("learning/fused_forward.py", "learning/fused_layer.py", "learning/optimizers.py", "learning/packing.py"),
 }
 """Modules that still import against the order. Nothing is added here."""
 
@@ -38,7 +37,6 @@ CIRCLES: set[frozenset[str]] = {
     frozenset({"chat.parsers", "chat.parsers.base"}),
     frozenset({"commands.tools", "commands.tools_serve"}),
     frozenset({"learning.fused_forward", "learning.packing"}),
-    frozenset({"policies.local_bases", "policies.local_cache", "policies.local_kernel", "policies.local_request"}),
     frozenset({"rewards", "rewards.adapt"}),
     frozenset({"rollout.attempt", "rollout.run"}),
     frozenset({"sandbox.grading", "sandbox.pool", "sandbox.session"}),

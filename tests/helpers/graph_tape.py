@@ -56,7 +56,7 @@ class Tape(Mode):  # type: ignore[misc]  # a class of torch
 
 
 def record(step: Callable[[], None]) -> Callable[[], None]:
-    """A local_graphs.Capture."""
+    """A cuda_graphs.Capture."""
     tape = Tape()
     with tape:
         step()
@@ -64,5 +64,5 @@ def record(step: Callable[[], None]) -> Callable[[], None]:
 
 
 def tapes() -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """For LocalPolicy's `record`."""
+    """For GraphRunner's `make`."""
     return record

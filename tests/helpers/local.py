@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentrl_cli.policies.local import LocalPolicy
+from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.types import TOP_K, Generation, Sampling, StopReason
 

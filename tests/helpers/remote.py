@@ -138,8 +138,8 @@ class StandIn:
             await policy.close()
 
     def _policy(self, folder: Path) -> Any:
-        from agentrl_cli.policies.local import LocalPolicy
-        from agentrl_cli.policies.local_load import load_model
+        from agentrl_cli.inference.policy import LocalPolicy
+        from agentrl_cli.models.load import load_model
 
         return LocalPolicy(
             load_model(folder, ModelConfig(device="cpu", dtype="float32"), base=folder), context_length=256

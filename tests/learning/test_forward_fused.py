@@ -14,7 +14,7 @@ from agentrl_cli.config.models import LoraConfig
 from agentrl_cli.learning import fused_forward, packing
 from agentrl_cli.learning.packing import Packed, Segment, logprobs, pack
 from agentrl_cli.learning.update import Learner
-from agentrl_cli.policies.local_load import add_adapter
+from agentrl_cli.models.adapter import add_adapter
 from tests.helpers.train import VOCABULARY
 from tests.learning.test_update import config, episodes
 

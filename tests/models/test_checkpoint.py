@@ -13,14 +13,7 @@ import pytest
 import torch
 
 from agentrl_cli.errors import ModelError, StoreError
-from agentrl_cli.policies.local_checkpoint import (
-    load_state,
-    load_weights,
-    replace_folder,
-    save_checkpoint,
-    sweep,
-    whole,
-)
+from agentrl_cli.models.checkpoint import load_state, load_weights, replace_folder, save_checkpoint, sweep, whole
 from tests.helpers.train import write_model
 
 
@@ -111,7 +104,7 @@ def test_the_place_is_never_a_torn_folder(tmp_path: Path, dead: int) -> None:
     code = (
         "import os, shutil, signal\n"
         "from pathlib import Path\n"
-        "from agentrl_cli.policies import local_checkpoint as at\n"
+        "from agentrl_cli.models import checkpoint as at\n"
         "class Fatal:\n"
         "    def rmtree(self, path, **rest):\n"
         "        if Path(path).exists():\n"
@@ -120,7 +113,7 @@ def test_the_place_is_never_a_torn_folder(tmp_path: Path, dead: int) -> None:
         "at.shutil = Fatal()\n"
         f"at.replace_folder(Path({str(tmp_path / 'next')!r}), Path({str(tmp_path / 'last')!r}))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent.parent.parent)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
     assert done.returncode == -9
     assert whole(tmp_path / "last") and (tmp_path / "last" / "trainer.pt").read_text() == "new"

@@ -15,12 +15,14 @@ import torch
 from agentrl_cli.config import Config
 from agentrl_cli.config.models import LoraConfig, ModelConfig
 from agentrl_cli.errors import ModelError
+from agentrl_cli.models.adapter import add_adapter, name_base
+from agentrl_cli.models.load import adapter_base, load_model
+from agentrl_cli.models.save import save_model
 from agentrl_cli.paths import bundled_model
-from agentrl_cli.policies.local_load import adapter_base, add_adapter, load_model, load_policy, name_base
-from agentrl_cli.policies.local_loaded import save_model
+from agentrl_cli.policies.load import load_policy
 from tests.helpers.train import write_model
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
 CONFIG = ModelConfig(dtype="float32", device="cpu")
 
 
@@ -69,7 +71,7 @@ def test_the_bundled_model_stands_in_only_where_the_folder_is_gone(source: Path,
 
 
 def test_merging_takes_the_same_base(source: Path, tmp_path: Path) -> None:
-    from agentrl_cli.policies.local_merge import merge
+    from agentrl_cli.models.merge import merge
 
     done = merge(str(adapter(tmp_path / "adapter", source, source)), tmp_path / "out", Config(), base=tmp_path)
     merged: Any = load_model(done.folder, CONFIG, base=tmp_path)

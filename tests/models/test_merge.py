@@ -15,7 +15,7 @@ from agentrl_cli.chat.tokenizer import tiny_template
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError, NotFound, TemplateError, UsageError
-from agentrl_cli.policies.local_merge import merge
+from agentrl_cli.models.merge import merge
 from agentrl_cli.store import EvalRow, RunRow, Store
 from tests.helpers.chat import bpe_json
 

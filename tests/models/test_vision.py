@@ -31,9 +31,9 @@ from agentrl_cli.config import Config
 from agentrl_cli.envs.tool_env import ToolEnv
 from agentrl_cli.errors import EnvError, ModelError, PolicyError, TemplateError
 from agentrl_cli.learning.packing import Segment, pack, trained_logprobs
-from agentrl_cli.policies.local_checkpoint import load_weights
-from agentrl_cli.policies.local_load import load_policy
-from agentrl_cli.policies.local_vision import reader_of
+from agentrl_cli.models.checkpoint import load_weights
+from agentrl_cli.models.vision import reader_of
+from agentrl_cli.policies.load import load_policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout
@@ -188,7 +188,7 @@ async def test_what_is_sampled_after_an_image_is_what_training_computes(
     with caplog.at_level(logging.WARNING):
         loaded = load_policy(str(folder), config, base=folder, trainable=True)
     engine: Any = loaded.policy
-    assert engine.engine == "plain" and "reads images" in caplog.text and "one by one" in caplog.text
+    assert engine.engine == "fallback" and "reads images" in caplog.text and "fallback" in caplog.text
     with torch.no_grad():
         for name, weights in loaded.model.named_parameters():
             if "lora_B" in name:

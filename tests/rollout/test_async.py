@@ -18,10 +18,12 @@ from agentrl_cli.config import Config
 from agentrl_cli.config.models import LoraConfig, ModelConfig
 from agentrl_cli.errors import TrainingStopped
 from agentrl_cli.hooks import Hook
-from agentrl_cli.policies import local_engine
-from agentrl_cli.policies.local import LocalPolicy
-from agentrl_cli.policies.local_load import add_adapter, load_model, load_policy
-from agentrl_cli.policies.local_twin import copy_trained, twin
+from agentrl_cli.inference.cpu.packed import PackedRunner
+from agentrl_cli.inference.model_runner import ModelRunner
+from agentrl_cli.inference.policy import LocalPolicy
+from agentrl_cli.models.adapter import add_adapter, copy_trained, twin
+from agentrl_cli.models.load import load_model
+from agentrl_cli.policies.load import load_policy
 from agentrl_cli.trainer.prefetch import Ahead, age_metrics, apart, stale
 from agentrl_cli.types import Episode, Outcome, Sampling, Turn
 from tests.helpers.train import TASK_PY, episodes_of, trainer_of, write_model, write_pack
@@ -63,21 +65,19 @@ def teacher_forced(weights: torch.nn.Module, ids: Sequence[int], start: int) -> 
     return np.asarray(logits.gather(-1, torch.tensor(list(ids[start:]))[:, None])[:, 0])
 
 
-@pytest.mark.parametrize("kind", ["twin", "itself", "adapter", "adapter, its own forward"])
-async def test_no_forward_sees_half_updated_weights(model: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["twin", "itself, packed", "adapter", "adapter, packed"])
+async def test_no_forward_sees_half_updated_weights(model: Path, kind: str) -> None:
     """Weights change in a thread while turns are sampled; each turn's log-probs are those of its own version.
 
-    With a twin of the model, on the model itself, of which the fused engine has a copy, and with a second adapter on
-    the same base, by both engines.
+    With a twin of the model, a packed copy of the model itself, and a second adapter on the same base, packed or not.
     """
     trained = load_model(model, ModelConfig(dtype="float32"), base=model)
     if "adapter" in kind:
         trained = add_adapter(trained, LoraConfig(r=2), model)
-    if "own forward" in kind:
-        monkeypatch.setattr(local_engine, "FAIR_SHARE", 0.0)
-    sampler = trained if kind == "itself" else twin(trained)
-    policy = LocalPolicy(sampler, context_length=256, version="v0")
-    assert policy.copies_weights == (policy.engine == "fused") == ("own forward" not in kind)
+    sampler = trained if "itself" in kind else twin(trained)
+    runner = PackedRunner if "packed" in kind else ModelRunner
+    policy = LocalPolicy(sampler, context_length=256, version="v0", runner=runner)
+    assert policy.engine == "paged" and policy.copies_weights == ("packed" in kind)
     versions = {"v0": copy.deepcopy(trained)}
     turns: list[tuple[str, list[int], int, np.ndarray[Any, Any]]] = []
 
@@ -258,7 +258,7 @@ async def test_ahead_begins_no_step_twice_and_none_beyond_the_last() -> None:
 def test_the_plan_counts_the_second_copy_and_determinism_refuses(model: Path) -> None:
     small = {"model": {"name": str(model)}, "rollout": {"async_staleness": 1}}
     ahead, turns = plan(Config.model_validate(small), model), plan(Config(), model)
-    # The fused engine samples from a copy anyway; another one needs trained weights of its own.
+    # On a CPU float32 is sampled from a copy anyway; another model needs trained weights of its own.
     assert ahead.update["sampling weights"] == ahead.parameters * 4 and "sampler" not in ahead.update
     assert ahead.peak > turns.peak
     half: dict[str, Any] = {**small, "model": {"name": str(model), "dtype": "bfloat16"}}
@@ -270,13 +270,13 @@ def test_the_plan_counts_the_second_copy_and_determinism_refuses(model: Path) ->
         Config.model_validate({**small, "deterministic": True})
 
 
-@pytest.mark.parametrize(("dtype", "engine"), [("float32", "fused"), ("bfloat16", "shared")])
-def test_there_is_one_copy_of_the_weights_to_sample_from(model: Path, dtype: str, engine: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_there_is_one_copy_of_the_weights_to_sample_from(model: Path, dtype: str) -> None:
     settings = {"model": {"name": str(model), "dtype": dtype}, "rollout": {"async_staleness": 1}}
     loaded = load_policy(None, Config.model_validate(settings), base=model, trainable=True)
     policy = loaded.policy
-    assert isinstance(policy, LocalPolicy) and policy.engine == engine
-    assert (loaded.sampler is None) == policy.copies_weights == (engine == "fused")
+    assert isinstance(policy, LocalPolicy) and policy.engine == "paged"
+    assert (loaded.sampler is None) == policy.copies_weights == (dtype == "float32")
     asyncio.run(policy.close())
 
 

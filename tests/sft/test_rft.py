@@ -15,7 +15,7 @@ from agentrl_cli.commands import main
 from agentrl_cli.config.models import ModelConfig
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.learning.packing import Segment, trained_logprobs
-from agentrl_cli.policies.local_load import load_model
+from agentrl_cli.models.load import load_model
 from agentrl_cli.sft import train as sft
 from agentrl_cli.sft.from_store import batches, choose
 from agentrl_cli.sft.train import _backward

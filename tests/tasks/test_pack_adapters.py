@@ -18,10 +18,10 @@ from agentrl_cli.commands import main
 from agentrl_cli.commands.common import open_project
 from agentrl_cli.config import Config, load_config
 from agentrl_cli.errors import ConfigError, ModelError
+from agentrl_cli.models.merge import merge
+from agentrl_cli.models.save import save_model
 from agentrl_cli.paths import bundled_model, packs_dir
-from agentrl_cli.policies.local_load import load_policy
-from agentrl_cli.policies.local_loaded import save_model
-from agentrl_cli.policies.local_merge import merge
+from agentrl_cli.policies.load import load_policy
 from agentrl_cli.sft.train import Recipe, load_recipe, make
 from agentrl_cli.store import Store
 from tests.helpers.train import trainer_of, write_model

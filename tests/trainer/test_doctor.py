@@ -33,7 +33,7 @@ def test_every_check_answers(tmp_path: Path) -> None:
         "torch",
         "engine",
     ]
-    assert checks["engine"] == Check("engine", "ok", "fused for tiny")
+    assert checks["engine"] == Check("engine", "ok", "paged for tiny")
     assert checks["python"].status == checks["torch"].status == checks["packs"].status == "ok"
     assert checks["store"] == Check("store", "ok", f"none yet; it will be {tmp_path}/runs/agentrl.db")
     assert all(check.fix for check in checks.values() if check.status == "fail")

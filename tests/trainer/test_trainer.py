@@ -6,7 +6,6 @@ import asyncio
 import math
 import re
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ import torch
 
 from agentrl_cli.errors import ConfigError, NotFound, TemplateError
 from agentrl_cli.learning.packing import Segment, trained_logprobs
-from agentrl_cli.policies import local_make
-from agentrl_cli.policies.local_load import load_model
+from agentrl_cli.models.load import load_model
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Fact, Outcome
-from tests.helpers.graph_tape import record, tapes
 from tests.helpers.train import TASK_PY, episodes_of, trainer_of, write_model, write_pack
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
@@ -483,51 +480,3 @@ async def test_more_steps_can_be_asked_for(tmp_path: Path, model: Path) -> None:
     async with trainer_of(tmp_path, model, [asking]) as trainer:
         run = await trainer.train()
     assert (run.status, run.step, run.total_steps) == ("finished", 3, 3)
-
-
-async def test_recorded_steps_sample_what_is_trained(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An optimizer's steps leave recordings valid; where recording ends on the way, the run's log says so."""
-    works = [True]
-
-    def capture(step: Callable[[], None]) -> Callable[[], None]:
-        if not works[0]:
-            raise RuntimeError("no more")
-        return record(step)
-
-    monkeypatch.setattr(local_make, "recorder", lambda config, device: lambda: capture)
-    recorded: list[list[Any]] = []
-
-    def seen(step: int, metrics: dict[str, float]) -> None:
-        assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
-        recorded.append(list(policy._batch.steps.graphs.values()))
-        if step == 2:
-            works[0] = False
-            policy._batch.steps.drop()
-
-    async with trainer_of(tmp_path, model, train={"steps": 3}) as trainer:
-        policy: Any = trainer.loaded.policy
-        trainer.on_step = seen
-        run = await trainer.train()
-        lines = [row["text"] for row in trainer.store.logs(run.id) if row["text"].startswith("engine")]
-    first, second, third = recorded
-    assert first and all(graph in second for graph in first) and not third
-    assert lines[0].startswith("engine shared with CUDA graphs") and len(lines) == 2
-    assert lines[1].endswith("no CUDA graphs: recording a step failed (RuntimeError: no more))")
-
-
-async def test_recorded_steps_of_a_sampler_that_runs_ahead(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The twin's weights are copied in their place, while the trained ones are at work in another thread."""
-    monkeypatch.setattr(local_make, "recorder", lambda config, device: tapes)
-    async with trainer_of(tmp_path, model, train={"steps": 3}, rollout={"async_staleness": 1}) as trainer:
-        steps = []
-        policy: Any = trainer.loaded.policy
-        trainer.on_step = lambda step, metrics: steps.append(policy._batch.steps.captures)
-        run = await trainer.train()
-        assert trainer.loaded.sampler is not None and "with CUDA graphs" in policy.engine_line
-        versions = {turn.weights_version for e in episodes_of(trainer.store, run) for turn in e.turns}
-    assert run.status == "finished" and len(versions) > 1
-    assert policy._batch.steps.plays > 0 < steps[-1] and not policy._batch.steps.why

@@ -320,7 +320,7 @@ async def reachable(name: str | None, config: Config) -> None:
 
 
 def _loaded(name: str | None, config: Config, db: Path, base: Path) -> tuple[Policy, Chat]:
-    from agentrl_cli.policies.local_load import load_policy  # imports torch: only this process pays for it
+    from agentrl_cli.policies.load import load_policy  # imports torch: only this process pays for it
     from agentrl_cli.store import Store
 
     if not db.is_file():

@@ -1,0 +1,240 @@
+"""The paged engine: admits requests, computes prompts, and draws a token for every running request in each step.
+
+A request is admitted with the keys and values of all its context but the last token; that one is fed by the decode step
+that draws its first token. What several new prompts have in common is computed once, before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from agentrl_cli.inference.decode_batch import decode_batch
+from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, FixedKVCache, KVCache, common
+from agentrl_cli.inference.model_runner import PIECE, ModelRunner, sampling_mode
+from agentrl_cli.inference.request import Request, TokenSequence
+from agentrl_cli.inference.sampler import sample
+from agentrl_cli.inference.scheduler import FixedScheduler, Scheduler
+from agentrl_cli.types import Int32
+
+Item = tuple[Int32, int, list[int]]
+"""New tokens of a sequence, the position of the first, and its block table."""
+
+
+class Engine(Protocol):
+    """What a LocalPolicy samples with. `step` runs in a thread, everything else between two steps."""
+
+    name: str
+    copies: bool
+    """True where it samples from a copy of the weights: an optimizer may change the model's own meanwhile."""
+    vocabulary: int
+    limit: int
+    """Most positions of a sequence."""
+    @property
+    def why(self) -> str:
+        """Why no faster way is taken; empty for the fastest."""
+        ...
+
+    @property
+    def records(self) -> bool:
+        """Whether decode steps are captured."""
+        ...
+
+    @property
+    def running(self) -> list[Request]: ...
+
+    @property
+    def preempted(self) -> list[Request]:
+        """Those that wait again after a step; the policy takes them back."""
+        ...
+
+    def admit(self, waiting: Sequence[Request]) -> list[Request]:
+        """The waiting requests that the next step begins with."""
+        ...
+
+    def step(self, fresh: list[Request]) -> list[Request]:
+        """Begin some requests, then draw one token for every running one. Returns those, finished ones too."""
+        ...
+
+    def remove(self, request: Request) -> None:
+        """Take a running request out."""
+
+    def forget(self, key: str) -> None:
+        """An episode is over."""
+
+    def renew(self, version: str) -> None:
+        """The weights are others: drop what the old ones computed."""
+
+    def rest(self) -> None:
+        """Give memory back while nothing is sampled."""
+
+    def clear(self) -> None:
+        """Drop everything."""
+
+    def metrics(self, *, reset: bool = False) -> dict[str, float]:
+        """Memory in use, its peak, preemptions and prompt tokens computed; `reset`: count from here on."""
+        ...
+
+
+class PagedEngine:
+    """Continuous batching over a paged KV cache.
+
+    Args:
+        limit: Most positions of a sequence.
+        rows: Most running requests.
+        budget: Blocks that keys and values may take.
+    """
+
+    name = "paged"
+
+    def __init__(self, runner: ModelRunner, *, limit: int, rows: int, budget: int) -> None:
+        self.runner = runner
+        self.vocabulary, self.limit = runner.vocabulary, min(limit, budget * BLOCK)
+        self.copies = runner.copies
+        self.pool = BlockPool(runner.layers, budget, scratch=runner.records)
+        self.scheduler = self._scheduler(rows, budget)
+        self.cache = self.scheduler.cache
+
+    def _scheduler(self, rows: int, budget: int) -> Scheduler:
+        return Scheduler(KVCache(self.pool), rows, budget)
+
+    @property
+    def why(self) -> str:
+        return self.runner.why
+
+    @property
+    def records(self) -> bool:
+        return self.runner.records
+
+    @property
+    def running(self) -> list[Request]:
+        return self.scheduler.running
+
+    @property
+    def preempted(self) -> list[Request]:
+        return self.scheduler.preempted
+
+    def metrics(self, *, reset: bool = False) -> dict[str, float]:
+        found = {
+            "rollout/kv_blocks": float(self.cache.used),
+            "rollout/kv_blocks_peak": float(self.cache.peak),
+            "rollout/preemptions": float(self.scheduler.preemptions),
+            "rollout/prefill_tokens": float(self.runner.prefilled),
+        }
+        if reset:
+            self.cache.peak = self.scheduler.preemptions = self.runner.prefilled = 0
+        return found
+
+    # --- between two steps -------------------------------------------------------------------------------------------
+
+    def admit(self, waiting: Sequence[Request]) -> list[Request]:
+        return self.scheduler.admit(waiting)
+
+    def remove(self, request: Request) -> None:
+        self.scheduler.remove(request)
+
+    def forget(self, key: str) -> None:
+        self.scheduler.forget(key)
+
+    def renew(self, version: str) -> None:
+        self.cache.drop_cached()
+        self.runner.refresh()
+
+    def rest(self) -> None:
+        if self.runner.records:  # graphs read the pool where it was captured
+            self.cache.drop_cached()
+        else:
+            self.clear()
+
+    def clear(self) -> None:
+        self.scheduler.clear()
+        self.cache.clear()
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self, fresh: list[Request]) -> list[Request]:
+        with sampling_mode(self.runner.model):
+            self._begin(fresh)
+            self.scheduler.reserve()
+            live = list(self.running)
+            if live:
+                sample(self._decode(live), live, self.limit)
+        for request in live:
+            if request.stop is not None:
+                self.scheduler.finish(request)
+        return live
+
+    def _decode(self, live: list[Request]) -> Tensor:
+        """Logits [rows, vocabulary] after each request's newest token."""
+        return self.runner.decode(self.pool, decode_batch(live))
+
+    def _begin(self, fresh: list[Request]) -> None:
+        """Block tables for new requests, and the keys and values of their contexts."""
+        self._add_prefixes([r for r in fresh if r.key not in self.cache.turns])
+        begun = [(request, self.scheduler.begin(request)) for request in fresh]
+        self._prefill(
+            [(r.context[start:-1], start, r.block_table) for r, start in begun if start is not None and r.block_table]
+        )
+        self.cache.trim()
+
+    def _add_prefixes(self, fresh: list[Request]) -> None:
+        """Compute once, and keep, what new prompts have in common: system prompt and tools, and a group's prompt."""
+        prompts: dict[bytes, Int32] = {}
+        several: dict[bytes, Int32] = {}
+        for request in fresh:
+            context = request.context
+            (several if context.tobytes() in prompts else prompts)[context.tobytes()] = context
+        if len(prompts) > 1:
+            ordered = sorted(prompts.values(), key=lambda ids: ids.tolist())
+            self._add(ordered[0][: common(ordered[0], ordered[-1])])
+        for ids in several.values():
+            self._add(ids[:-1])
+
+    def _add(self, ids: Int32) -> None:
+        """Compute a prefix, now: the next one may begin with it."""
+        added = self.cache.add_prefix(ids)
+        if added is not None:
+            prefix, start = added
+            self._prefill([(ids[start:], start, prefix.blocks)])
+
+    def _prefill(self, items: list[Item]) -> None:
+        """Compute new tokens of some sequences, of like lengths together, as many as one forward may hold."""
+        batch: list[Item] = []
+        for item in sorted((item for item in items if len(item[0])), key=lambda item: len(item[0])):
+            width = min(len(item[0]), PIECE)
+            if batch and (len(batch) + 1) * width > self.runner.most:
+                self.runner.prefill(self.pool, *zip(*batch, strict=True))
+                batch = []
+            batch.append(item)
+        if batch:
+            self.runner.prefill(self.pool, *zip(*batch, strict=True))
+
+
+class FixedEngine(PagedEngine):
+    """Fixed slots, for `deterministic`: every shape is the same whatever else runs, and prompts are computed alone.
+
+    An episode's numbers then depend on itself and its slot. `limit` is the length of every slot.
+    """
+
+    def _scheduler(self, rows: int, budget: int) -> Scheduler:
+        return FixedScheduler(FixedKVCache(self.pool, rows, self.limit), rows, budget)
+
+    def _decode(self, live: list[Request]) -> Tensor:
+        cache = self.scheduler.cache
+        assert isinstance(cache, FixedKVCache)
+        rows: list[TokenSequence] = cache.idle([request.key for request in self.running])
+        for request in live:
+            rows[request.slot] = request
+        return self.runner.decode(self.pool, decode_batch(rows))[[request.slot for request in live]]
+
+    def _add_prefixes(self, fresh: list[Request]) -> None:
+        """Nothing is shared."""
+
+    def _prefill(self, items: list[Item]) -> None:
+        for tokens, start, table in items:
+            if len(tokens):
+                self.runner.prefill(self.pool, [tokens], [start], [table])

@@ -1,0 +1,189 @@
+"""Runs batches of sequences through a model's own forward, over the paged KV cache.
+
+Whether a model can be run so is decided by its structure and by comparing numbers with the model itself when the runner
+is made. Every other model takes the fallback (fallback.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from agentrl_cli.inference.attention import DecodeView, PrefillView, View
+from agentrl_cli.inference.attention_hook import paged_attention_in
+from agentrl_cli.inference.decode_batch import DecodeBatch, Ints, decode_batch
+from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, KVCache, NotServed
+from agentrl_cli.inference.memory import prefill_tokens
+from agentrl_cli.inference.request import TokenSequence
+from agentrl_cli.inference.served import unserved
+from agentrl_cli.models.adapter import transformer
+from agentrl_cli.models.vision import reader_of
+from agentrl_cli.types import Int32
+
+TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
+"""Most that a log-probability may differ from the model's own in the comparison."""
+PIECE = 2048
+"""Prompt tokens of one sequence in one forward; a longer prompt is computed in pieces."""
+
+
+class ModelRunner:
+    """Prefill and decode over a pool of blocks. Raises NotServed where the model's numbers would not be its own."""
+
+    copies = False
+    """True where it runs a copy of the weights, which `refresh` renews: the model itself is left alone."""
+
+    why = ""
+    """Why it is slower than it was to be."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        base = transformer(model)
+        self._config = base.config.get_text_config()
+        weight = base.get_input_embeddings().weight
+        self.device, self.dtype, self.vocabulary = weight.device, weight.dtype, int(weight.shape[0])
+        self.layers = int(self._config.num_hidden_layers)
+        self.most = prefill_tokens(self._config, weight.dtype.itemsize)
+        """Prompt tokens of all sequences in one forward, padding included."""
+        self._shared: Ints = np.zeros(0, np.int64)
+        self._read: dict[int, tuple[Tensor, Tensor]] = {}
+        """Shared blocks of the step before, and their keys and values by layer."""
+        self.prefilled = 0
+        """Prompt tokens computed so far."""
+        check_structure(model)
+        self.verify()
+        self.prefilled = 0
+
+    @property
+    def records(self) -> bool:
+        """True where decode steps are captured (cuda_graphs.py): the pool of blocks then stays where it is."""
+        return False
+
+    def verify(self) -> None:
+        """Raise NotServed where the numbers are not the model's own."""
+        with sampling_mode(self.model):
+            verify(self)
+
+    def refresh(self) -> None:
+        """The weights of the model have changed: nothing to do, they are read in every forward."""
+
+    def decode(self, pool: BlockPool, batch: DecodeBatch) -> Tensor:
+        """Logits [rows, vocabulary] after each row's token."""
+        tensors = batch.tensors(self.device)
+        if not np.array_equal(batch.shared, self._shared):
+            self._shared, self._read = batch.shared, {}
+        return self.run(tensors[0][:, None], DecodeView(pool, tensors, batch.shape, batch.in_place, self._read))
+
+    def prefill(
+        self, pool: BlockPool, tokens: Sequence[Int32], starts: Sequence[int], tables: Sequence[list[int]]
+    ) -> Tensor | None:
+        """Compute keys and values of new tokens of some sequences, in pieces; logits after the last piece's last token.
+
+        Short ones are padded on the right. Not for sequences without new tokens.
+        """
+        self._shared = np.zeros(0, np.int64)  # blocks may have become others'
+        self.prefilled += sum(map(len, tokens))
+        logits, left = None, [*zip(tokens, starts, tables, strict=True)]
+        while left:
+            size = min(PIECE, self.most)
+            pieces = [given[:size] for given, _, _ in left]
+            counts = [len(piece) for piece in pieces]
+            padded = np.zeros((len(pieces), max(counts)), np.int64)
+            for row, piece in zip(padded, pieces, strict=True):
+                row[: len(piece)] = piece
+            view = PrefillView(pool, [at for _, at, _ in left], counts, [table for *_, table in left], self.device)
+            logits = self.run(torch.from_numpy(padded).to(self.device), view)
+            left = [(given[size:], at + size, table) for given, at, table in left if len(given) > size]
+        return logits
+
+    def run(self, ids: Tensor, view: View) -> Tensor:
+        """Feed ids [B, T]; logits of the last position [B, vocabulary]."""
+        with paged_attention_in(self._config):
+            out = self.model(
+                input_ids=ids,
+                position_ids=view.positions,
+                # four dimensions: taken as a finished mask and handed on, so that none is built
+                attention_mask=ids.new_ones((1, 1, 1, 1), dtype=torch.bool),
+                past_key_values=view,
+                use_cache=True,
+                logits_to_keep=1,
+                view=view,
+            )
+        if view.calls != self.layers:
+            raise NotServed(f"it asked {view.calls} times for the attention of {self.layers} layers")
+        logits: Tensor = out.logits[:, -1]
+        return logits
+
+
+def check_structure(model: nn.Module) -> None:
+    """Raise NotServed where a model has more than layers of keys and values."""
+    config = transformer(model).config.get_text_config()
+    if reader_of(model) is not None:
+        raise NotServed("it reads images")
+    why = unserved(config.to_dict())
+    if why:
+        raise NotServed(why)
+
+
+@torch.inference_mode()
+def verify(runner: ModelRunner) -> None:
+    """Compare prompts and steps after them with one forward of the model. Raises NotServed where they differ.
+
+    Two sequences share a full block and part within the next one.
+    """
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, runner.vocabulary, (2, BLOCK + 6), generator=generator)
+    ids[1, : BLOCK + 2] = ids[0, : BLOCK + 2]
+    lengths = (BLOCK + 4, BLOCK + 3)
+    try:
+        wanted = runner.model(input_ids=ids.to(runner.device), use_cache=False).logits.float().log_softmax(-1).cpu()
+        found = list(_steps(runner, ids.numpy().astype(np.int32), lengths))
+    except (RuntimeError, TypeError, AttributeError, ValueError, NotImplementedError, IndexError) as error:
+        said = (str(error).strip().splitlines() or [""])[0]
+        raise NotServed(f"its forward is of another kind ({type(error).__name__}: {said})") from error
+    for step, logps in enumerate(found):
+        off = difference(logps, torch.stack([wanted[n, length - 1 + step] for n, length in enumerate(lengths)]))
+        if off > TOLERANCE.get(runner.dtype, 1e-3):
+            raise NotServed(f"the paged engine differs by {off:.2g} nats from the model's own forward")
+
+
+def _steps(runner: ModelRunner, ids: Int32, lengths: Sequence[int]) -> Iterator[Tensor]:
+    """Log-probabilities of three decode steps after prompts of these lengths, of which two share a block."""
+    cache = KVCache(BlockPool(runner.layers, 8, scratch=runner.records))
+    prefix = cache.add_prefix(ids[0, : BLOCK + 1])
+    assert prefix is not None
+    runner.prefill(cache.pool, [ids[0, : BLOCK + 1]], [0], [prefix[0].blocks])
+    requests = [TokenSequence(key=f"{n}", ids=ids[n, :length]) for n, length in enumerate(lengths)]
+    for request in requests:
+        start = cache.begin(request)
+        assert start is not None
+        runner.prefill(cache.pool, [request.ids[start:-1]], [start], [request.block_table])
+    for step in range(3):
+        for n, request in enumerate(requests):
+            if step:
+                request.out.append(int(ids[n, lengths[n] - 1 + step]))
+            cache.reserve(request)
+        yield runner.decode(cache.pool, decode_batch(requests)).float().log_softmax(-1).cpu()
+
+
+def difference(got: Tensor, wanted: Tensor) -> float:
+    """The largest difference of two tensors; infinite where one has a number and the other has none."""
+    if not torch.equal(got.isnan(), wanted.isnan()):
+        return torch.inf
+    return float((got - wanted).abs().nan_to_num(0.0).max())
+
+
+@contextmanager
+def sampling_mode(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode, and back."""
+    training = model.training
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        if training:
+            model.train()

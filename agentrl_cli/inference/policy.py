@@ -1,0 +1,383 @@
+"""The local policy: continuous batching over a Hugging Face causal LM, on CPU or GPU, in this process.
+
+Episodes join and leave the batch at any step, a finished turn frees its place at once, an episode's keys and values are
+kept between its turns, and a prompt that several episodes share is computed once. `generate` may be called by any
+number of coroutines; one worker thread runs the forwards, so tools go on while tokens are made.
+
+Which requests wait, are admitted or leave is decided in the event loop, between two steps: the thread touches the
+engine only while the loop does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from agentrl_cli.errors import AgentRLError, ModelError, PolicyError
+from agentrl_cli.inference.engine import Engine, FixedEngine, PagedEngine
+from agentrl_cli.inference.fallback import FallbackEngine
+from agentrl_cli.inference.kv_cache import BLOCK, NotServed, blocks
+from agentrl_cli.inference.memory import auto_memory, position_bytes
+from agentrl_cli.inference.model_runner import ModelRunner
+from agentrl_cli.inference.request import Request
+from agentrl_cli.inference.sampler import check_sampling, uniforms
+from agentrl_cli.models.vision import reader_of
+from agentrl_cli.registry import resolve
+from agentrl_cli.types import Generation, Int32, Sampling, StopReason
+
+_LOG = logging.getLogger(__name__)
+BACKENDS = [
+    "agentrl_cli.inference.cpu.packed:PackedRunner",
+]
+"""Runners that are tried before the ModelRunner, for one kind of device each."""
+
+
+class LocalPolicy:
+    """A Policy over a transformers model that lives in this process.
+
+    Args:
+        model: Any causal LM of transformers, peft-wrapped or not.
+        context_length: Most positions of one episode.
+        rows: Most episodes in one decode batch; more wait.
+        deterministic: Fixed slots: each episode has the row and the blocks of its slot, prompts are computed one by
+            one, and every decode step has the same shape. An episode's numbers then depend on itself and its slot
+            alone.
+        slot_length: Positions of a slot; no episode may be longer.
+        decode: Text of ids; needed for stop strings only.
+        memory: Bytes that keys and values may take; None: half of what is free on the model's device.
+        runner: Makes what runs the forwards, if not `choose_runner`; where it raises NotServed, the fallback samples.
+
+    Raises ModelError where the memory does not hold what it must.
+    """
+
+    name = "local"
+    trainable = True
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        context_length: int,
+        rows: int = 64,
+        version: str = "base",
+        deterministic: bool = False,
+        slot_length: int | None = None,
+        decode: Callable[[list[int]], str] | None = None,
+        memory: int | None = None,
+        runner: Callable[[Any], ModelRunner] | None = None,
+    ) -> None:
+        self.weights_version = version
+        self._decode = decode
+        reader = reader_of(model)
+        self._unsaid = reader.unsaid if reader is not None else ()  # a placeholder without an image means nothing
+        length = min(context_length, slot_length or context_length) if deterministic else context_length
+        self._engine = _make_engine(model, runner or choose_runner, length, rows, deterministic, memory)
+        self.context_length = min(context_length, self._engine.limit)  # an episode must fit into the memory
+        self._bounded = self.context_length < context_length
+        self._orders = itertools.count()
+        self._waiting: list[Request] = []
+        self._fresh: list[Request] = []
+        """Those that the newest steps were to begin with: a failure reaches them too."""
+        self._released: list[str] = []
+        self._task: asyncio.Task[None] | None = None
+        self._stepping = False
+        """True while the thread has the engine."""
+        self._called = False
+        """True where the event loop wants the engine: a request came, left or waits."""
+        self._held = False
+        """True while new weights wait for the running turns: no turn is begun then."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
+
+    @property
+    def engine(self) -> str:
+        """What samples: paged or fallback."""
+        return self._engine.name
+
+    @property
+    def copies_weights(self) -> bool:
+        """True where episodes are sampled from a copy of the weights that `set_version` renews.
+
+        An optimizer may then work on the model's own while they are.
+        """
+        return self._engine.copies
+
+    @property
+    def engine_why(self) -> str:
+        """Why the fallback samples; empty for the paged engine."""
+        return self._engine.why
+
+    @property
+    def engine_line(self) -> str:
+        """The engine and why it is no faster one, for people."""
+        name = f"{self.engine} with CUDA graphs" if self._engine.records else self.engine
+        return f"{name} ({self.engine_why})" if self.engine_why else name
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Memory for keys and values (blocks of positions; bytes with the fallback) and what it cost."""
+        return self._engine.metrics()
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt positions computed so far; tests and metrics read it."""
+        return int(self.metrics["rollout/prefill_tokens"])
+
+    def take_metrics(self) -> dict[str, float]:
+        """`metrics`, counted from here on."""
+        return self._engine.metrics(reset=True)
+
+    # --- the Policy interface ----------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        key: str,
+        ids: Sequence[int] | Int32,
+        sampling: Sampling,
+        *,
+        group: str = "",
+        on_token: Callable[[int], None] | None = None,
+        images: Sequence[bytes] = (),
+    ) -> Generation:
+        """Sample one turn after `ids`, the whole context so far; only what is new since the last turn is computed.
+
+        `images`: those of the context in order, for a model that reads them.
+
+        Raises:
+            PolicyError: the context is empty or full, has ids that the model does not know, has images that the model
+                does not read, the sampling means nothing, or the model failed.
+            EnvError: the turn's own `Sampling.allow` raised, or allowed nothing; other turns go on.
+        """
+        context = np.asarray(ids, np.int32)
+        self._check(context)
+        if self._unsaid:
+            sampling = replace(sampling, bad_ids=(*sampling.bad_ids, *self._unsaid))
+        elif images:
+            raise PolicyError("This model reads no images.")
+        check_sampling(sampling, self._engine.vocabulary)
+        if sampling.max_new_tokens < 1:
+            sampling = replace(sampling, max_new_tokens=0)
+        request = Request(
+            key=key,
+            ids=context,
+            sampling=sampling,
+            future=asyncio.get_running_loop().create_future(),
+            uniforms=uniforms(sampling.seed, sampling.max_new_tokens).tolist(),
+            started=time.monotonic(),
+            on_token=on_token,
+            decode=self._decode,
+            order=next(self._orders),
+            images=tuple(images),
+        )
+        if not sampling.max_new_tokens:
+            request.stop = StopReason.LENGTH
+            return request.result(self.weights_version)
+        self._waiting.append(request)
+        self._called = True
+        self._wake()
+        return await request.future
+
+    async def release(self, key: str) -> None:
+        """Forget an episode's keys and values."""
+        self._released.append(key)
+        self._called = True
+        if not self._stepping:
+            self._tidy()
+        self._wake()
+
+    async def close(self) -> None:
+        """Cancel what runs, wait for the step in progress, and free everything."""
+        self._called = True
+        for request in self._requests():
+            if not request.abandoned:
+                request.future.cancel()
+        if self._task is not None and self._running and self._task.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait([self._task])  # it ends by itself at the end of its step: nobody waits any more
+        self._thread.shutdown(wait=True)
+        self._waiting.clear()
+        self._engine.clear()
+
+    def set_version(self, version: str) -> None:
+        """Say that the weights changed: everything computed with the old ones is dropped."""
+        self.weights_version = version
+        self._engine.renew(version)
+
+    async def swap(self, version: str, change: Callable[[], None]) -> None:
+        """Change the weights between two turns: `change` runs while nothing is computed.
+
+        Turns that are running end with the weights they began with; those that wait, and later turns of the same
+        episodes, begin with the new ones, on keys and values that are computed again. So a turn has one version.
+        """
+        self._held = self._called = True
+        try:
+            while self._task is not None and self._running:
+                await asyncio.wait([self._task])
+            change()
+            self.set_version(version)
+        finally:
+            self._held = False
+            self._wake()
+
+    def rest(self) -> None:
+        """Free all keys and values, where no episode is running: training needs the memory."""
+        if not self._stepping and not self._requests():
+            self._engine.rest()
+
+    # --- serving: all of this runs in the event loop, between two steps of the thread ---------------------------------
+
+    @property
+    def _running(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    def _wake(self) -> None:
+        if self._waiting and not self._running and not self._held:
+            self._task = asyncio.get_running_loop().create_task(self._serve())
+
+    async def _serve(self) -> None:
+        """Step the batch until nobody waits. A failure reaches every waiting episode."""
+        try:
+            while True:
+                self._tidy()
+                fresh = self._admit()
+                if not fresh and not self._engine.running:
+                    return
+                for request in await self._step(fresh):
+                    self._tell(request)
+                self._waiting[:0] = sorted(self._engine.preempted, key=lambda r: r.order)
+                self._engine.preempted.clear()
+                # Let the coroutines that were waiting go on: their next turns then join the same step.
+                await asyncio.sleep(0)
+        except Exception as error:  # noqa: BLE001 - handed to every waiting episode, none may hang
+            self._fail(error)
+
+    async def _step(self, fresh: list[Request]) -> list[Request]:
+        """Steps in the thread, which has the batch to itself meanwhile."""
+        self._called = False
+        self._fresh = fresh
+        step = self._thread.submit(self._steps, fresh)
+        self._stepping = True
+        try:
+            return await asyncio.wrap_future(step)
+        finally:
+            wait([step])  # where we were cancelled: the thread leaves the batch before anybody else touches it
+            self._stepping = False
+
+    def _steps(self, fresh: list[Request]) -> list[Request]:
+        """In the thread: steps until there is something to tell the event loop, or it calls. Returns the rows."""
+        while True:
+            rows = self._engine.step(fresh)
+            quiet = not self._called and not self._engine.preempted
+            if not (rows and quiet and all(r.stop is None and r.on_token is None and not r.abandoned for r in rows)):
+                return rows
+            fresh = []
+
+    def _tell(self, request: Request) -> None:
+        """Hand on the newest token, and the whole turn where it is over."""
+        if request.abandoned:
+            return
+        if request.error is not None:
+            request.future.set_exception(request.error)
+            return
+        if request.on_token is not None:
+            request.on_token(request.out[-1])
+        if request.stop is not None:
+            request.future.set_result(request.result(self.weights_version))
+
+    def _fail(self, error: Exception) -> None:
+        memory = "out of memory" in str(error).lower()
+        hint = "Lower rollout.concurrency or rollout.max_tokens." if memory else getattr(error, "hint", "")
+        for request in [*self._requests(), *self._fresh, *self._engine.preempted]:
+            if not request.abandoned:
+                what = error.message if isinstance(error, AgentRLError) else f"{type(error).__name__}: {error}"
+                problem = PolicyError(f"The model could not generate: {what}", hint=hint)
+                problem.__cause__ = error
+                request.future.set_exception(problem)
+        self._waiting.clear()
+        self._engine.clear()
+
+    def _tidy(self) -> None:
+        """Drop the rows and the waiting of those who are gone, and what was released."""
+        self._waiting = [r for r in self._waiting if not r.abandoned]
+        for request in list(self._engine.running):
+            if request.abandoned:
+                self._engine.remove(request)
+        for key in self._released:
+            self._engine.forget(key)
+        self._released.clear()
+
+    def _admit(self) -> list[Request]:
+        """Take from those that wait as many as there is room for."""
+        # A turn that has begun ends with the weights it began with.
+        ready = [request for request in self._waiting if request.out or not self._held]
+        taken = self._engine.admit(ready)
+        self._waiting = [request for request in self._waiting if request not in taken]
+        return taken
+
+    def _check(self, ids: Int32) -> None:
+        if not len(ids):
+            raise PolicyError("There is nothing to continue: the context is empty.")
+        if len(ids) >= self.context_length and self._bounded:
+            raise PolicyError(
+                f"The context of {len(ids)} tokens does not fit into the memory for keys and values, which holds"
+                f" {self.context_length}.",
+                hint="Raise rollout.memory, or lower rollout.max_tokens.",
+            )
+        if len(ids) >= self.context_length:
+            raise PolicyError(f"The context of {len(ids)} tokens leaves no room in {self.context_length}.")
+        if int(ids.max()) >= self._engine.vocabulary or int(ids.min()) < 0:
+            raise PolicyError(
+                f"The context has token {int(ids.max())}, and the model knows {self._engine.vocabulary}.",
+                hint="The tokenizer does not belong to this model.",
+            )
+
+    def _requests(self) -> list[Request]:
+        return [*self._waiting, *self._engine.running]
+
+
+
+
+def choose_runner(model: Any) -> ModelRunner:
+    """The first runner that serves the model. Raises NotServed, with the model's own reason, where none does."""
+    for place in BACKENDS:
+        try:
+            backend: Callable[[Any], ModelRunner] = resolve("runners", {}, place)
+            return backend(model)
+        except NotServed as why:
+            _LOG.debug("%s: %s", place, why.message)
+    return ModelRunner(model)
+
+
+def _make_engine(
+    model: Any,
+    runner: Callable[[Any], ModelRunner],
+    length: int,
+    rows: int,
+    deterministic: bool,
+    memory: int | None,
+) -> Engine:
+    """The paged engine where it gives the model's own numbers, else the fallback."""
+    weight = model.get_input_embeddings().weight
+    most = auto_memory(weight.device) if memory is None else memory
+    try:
+        made = runner(model)
+    except NotServed as why:
+        _LOG.warning("%s: episodes are sampled by the fallback engine, which is slower", why.message)
+        return FallbackEngine(model, why=why.message, rows=1 if deterministic else rows, limit=length, memory=most)
+    each = position_bytes(model.config.get_text_config(), weight.dtype)
+    budget = most // (each * BLOCK)
+    needed = rows * blocks(length) if deterministic else 2
+    if budget < needed:
+        raise ModelError(
+            f"Keys and values need at least {needed * BLOCK * each / 2**20:.1f} MiB"
+            f" and may take {most / 2**20:.1f} (rollout.memory).",
+            hint="Raise rollout.memory, or lower rollout.concurrency or rollout.max_tokens.",
+        )
+    kind = FixedEngine if deterministic else PagedEngine
+    return kind(made, limit=length, rows=rows, budget=needed if deterministic else budget)

@@ -1,0 +1,265 @@
+"""Drawing tokens from logits, one row per sequence, each with its own random numbers.
+
+In this order, as in transformers: `steer` changes the logits (repetition penalty, forbidden and allowed tokens); the
+temperature divides them; top-k, top-p and min-p take tokens away, and what is left is renormalised. Two
+log-probabilities come out: of the distribution that was really sampled, all of the above included, and of the policy at
+that temperature, untouched by any of it.
+
+A row's draw depends on its own logits and its own seed alone: `uniforms` are made from the seed when the turn starts,
+and token n of the turn uses number n, whatever else is in the batch. The logits themselves may differ in the last bits
+with the batch's shape, so equal seeds give equal text as far as that arithmetic allows (exactly, with fixed slots).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from agentrl_cli.errors import EnvError, PolicyError
+from agentrl_cli.inference.request import NUMBERS, Request
+from agentrl_cli.types import TOP_K, Int32, Sampling
+
+_STRIDE = 64
+DRAWN = 2**21
+"""Rows times vocabulary of one draw: a step with more is drawn in parts."""
+
+
+@dataclass(slots=True)
+class Draw:
+    """One sampled token per row; all [rows] but the top ones, which are [rows, TOP_K]."""
+
+    ids: torch.Tensor
+    logp_sampled: torch.Tensor
+    logp_policy: torch.Tensor
+    entropy: torch.Tensor
+    top_ids: torch.Tensor
+    top_logps: torch.Tensor
+
+
+def uniforms(seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """[count] float64 in [0, 1), a function of the seed alone."""
+    return np.random.Generator(np.random.Philox(key=seed & (2**64 - 1))).random(count)
+
+
+def draw_rows(vocabulary: int) -> int:
+    """Most rows of logits that tokens are drawn from at once."""
+    return max(1, DRAWN // vocabulary)
+
+
+def check_sampling(sampling: Sampling, vocabulary: int) -> None:
+    """Raise PolicyError where a turn cannot be drawn so."""
+    problem = sampling.problem
+    if not problem and max(sampling.bad_ids, default=0) >= vocabulary:
+        problem = f"Sampling.bad_ids has {max(sampling.bad_ids)}, and the model knows tokens 0 to {vocabulary - 1}"
+    if not problem and len(sampling.bad_ids) >= vocabulary and len(set(sampling.bad_ids)) == vocabulary:
+        problem = "Sampling.bad_ids forbids every token"
+    if problem:
+        raise PolicyError(f"{problem}.", hint="A hook's on_sample or the section rollout of the configuration says so.")
+
+
+def sample(logits: torch.Tensor, requests: list[Request], limit: int, most: int | None = None) -> None:
+    """Draw the next token of each request from its row of logits [rows, vocabulary], in parts where that is large.
+
+    `limit`: most positions of a sequence; `most`: rows of a part, if not as many as DRAWN allows.
+    Raises PolicyError where the probabilities are not numbers.
+    """
+    rows = draw_rows(logits.shape[-1]) if most is None else most
+    for start in range(0, len(requests), rows):
+        _sample(logits[start : start + rows], requests[start : start + rows], limit)
+
+
+def _sample(logits: torch.Tensor, requests: list[Request], limit: int) -> None:
+    samplings = [r.sampling for r in requests]
+    # `allow` is called once; a row with a single token to say is drawn like any other, and then says that one.
+    allowed = [_allowed(request, logits.shape[-1]) for request in requests]
+    single = single_tokens(allowed, samplings, logits.shape[-1])
+    contexts = [r.context if r.sampling.repetition_penalty != 1.0 else r.ids for r in requests]
+    steered, forced = steer(logits, samplings, contexts, allowed, single)
+    numbers = torch.tensor([r.uniform for r in requests], dtype=torch.float64)
+    drawn = draw(logits, samplings, numbers, steered, single)
+    found = torch.stack((drawn.logp_sampled, drawn.logp_policy, drawn.entropy), 1).float()
+    tops = (drawn.top_ids.to(torch.int32).view(torch.float32), drawn.top_logps.float())
+    records = torch.cat((found, *tops), 1).cpu().numpy()
+    if not bool(np.isfinite(records[:, :NUMBERS]).all()):
+        raise PolicyError(
+            "The model's probabilities are not numbers.",
+            hint="Its weights have diverged: take an older checkpoint.",
+        )
+    for n, (request, token) in enumerate(zip(requests, drawn.ids.tolist(), strict=True)):
+        request.take(token, records[n], limit, forced[n])
+
+
+def _allowed(request: Request, vocabulary: int) -> Sequence[int] | None:
+    """What a request's `allow` says of its next token. What is wrong with that ends this request, and no other."""
+    how = request.sampling
+    if how.allow is None or request.error is not None:
+        return None
+    try:
+        wanted = how.allow(tuple(request.out))
+        known = None if wanted is None else [int(id_) for id_ in wanted]
+        if known is None or (known and min(known) >= 0 and max(known) < vocabulary and set(known) - set(how.bad_ids)):
+            return known
+        beside = ", all of which bad_ids forbids" if set(known) & set(how.bad_ids) else ""
+        why = f"gave {known[:8]}{beside}; the model knows tokens 0 to {vocabulary - 1}"
+    except Exception as error:  # noqa: BLE001 - a user's own function, whatever it raised
+        why = f"raised {type(error).__name__}: {error}"
+    hint = "It returns the ids that may come next, or None for all."
+    request.error = EnvError(f"Sampling.allow {why}.", hint=hint)
+    return None
+
+
+def draw(
+    logits: torch.Tensor,
+    samplings: list[Sampling],
+    numbers: torch.Tensor,
+    steered: torch.Tensor | None = None,
+    single: Mapping[int, int] | None = None,
+) -> Draw:
+    """Sample one token per row.
+
+    Args:
+        logits: [rows, vocabulary], any float dtype.
+        samplings: One per row.
+        numbers: [rows] float64 uniforms; inverse-CDF sampling, so one number decides one token.
+        steered: [rows, vocabulary] what `steer` made of the logits; None where it changed nothing.
+        single: Rows that may say one token only, and which: it is certain.
+    """
+    logits = logits.float()
+    temperatures = [s.temperature if s.temperature > 0 else 1.0 for s in samplings]
+    plain = all(t == 1.0 for t in temperatures)
+    divisor = None if plain else torch.tensor(temperatures, device=logits.device)[:, None]
+    logp = torch.log_softmax(logits if divisor is None else logits / divisor, dim=-1)
+    probs = logp.exp()
+    entropy = -torch.bmm(probs[:, None], logp[:, :, None])[:, 0, 0]
+    if bool(entropy.isnan().any()):  # a token without probability has logp −inf, and counts nothing
+        entropy = -torch.einsum("rv,rv->r", probs, logp.clamp(min=-1e4))
+    drawn_logp, drawn_probs = logp, probs
+    if steered is not None:
+        drawn_logp = torch.log_softmax(steered if divisor is None else steered / divisor, dim=-1)
+    if any(s.cut for s in samplings):
+        drawn_logp = _truncate(drawn_logp, samplings)
+    if drawn_logp is not logp:
+        drawn_probs = drawn_logp.exp()
+    ids = _invert(drawn_probs, numbers)
+    sampled = drawn_logp.gather(1, ids[:, None])[:, 0]
+    if any(s.temperature == 0 for s in samplings):
+        greedy = torch.tensor([s.temperature == 0 for s in samplings], device=logits.device)
+        ids = torch.where(greedy, (logits if steered is None else steered).argmax(-1), ids)
+        # A greedy choice is certain under the distribution that was really sampled.
+        sampled = torch.where(greedy, torch.zeros_like(sampled), sampled)
+    if single:
+        rows = torch.tensor(list(single), device=logits.device)
+        ids[rows] = torch.tensor(list(single.values()), device=logits.device)
+        sampled[rows] = 0.0
+    top_logps, top_ids = logp.topk(min(TOP_K, logp.shape[-1]), dim=-1)
+    return Draw(ids, sampled, logp.gather(1, ids[:, None])[:, 0], entropy, top_ids, top_logps)
+
+
+def single_tokens(
+    allowed: Sequence[Sequence[int] | None], samplings: Sequence[Sampling], vocabulary: int
+) -> dict[int, int]:
+    """Rows to which `Sampling.allow` left one token, and which. Raises PolicyError where there is no such token."""
+    found = {row: ids for row, ids in enumerate(allowed) if ids is not None and len(ids) == 1}
+    return {row: _checked(ids, vocabulary)[0] for row, ids in found.items() if ids[0] not in samplings[row].bad_ids}
+
+
+def steer(
+    logits: torch.Tensor,
+    samplings: Sequence[Sampling],
+    contexts: Sequence[Int32],
+    allowed: Sequence[Sequence[int] | None],
+    single: Mapping[int, int] | None = None,
+) -> tuple[torch.Tensor | None, list[bool]]:
+    """Apply repetition penalty, `bad_ids` and `allow`: new logits (None: none changed), and who may say one token only.
+
+    The penalty is that of https://arxiv.org/abs/1909.05858 as transformers has it: the logit of every token of the
+    context (prompt and answer) is divided by it where positive, multiplied where negative.
+
+    Args:
+        logits: [rows, vocabulary].
+        contexts: Per row all ids so far; read for a penalty only.
+        allowed: Per row what `Sampling.allow` said: the ids that may come next, None for all.
+        single: Rows whose token is decided already: their logits stay.
+    Raises PolicyError where `allow` and `bad_ids` leave no token.
+    """
+    decided = single or {}
+    forced = [row in decided for row in range(len(samplings))]
+    if not any(s.steered and row not in decided for row, s in enumerate(samplings)):
+        return None, forced
+    out = logits.float().clone()
+    for row, sampling in enumerate(samplings):
+        if row in decided:
+            continue
+        if sampling.repetition_penalty != 1.0:
+            seen = torch.from_numpy(np.unique(contexts[row]).astype(np.int64)).to(out.device)
+            old = out[row, seen]
+            factor = sampling.repetition_penalty
+            out[row, seen] = torch.where(old > 0, old / factor, old * factor)
+        if sampling.bad_ids:
+            out[row, list(sampling.bad_ids)] = -torch.inf
+        wanted = allowed[row]
+        if wanted is not None:
+            forced[row] = _only(out[row], wanted, sampling)
+    return out, forced
+
+
+def _only(row: torch.Tensor, allowed: Sequence[int], sampling: Sampling) -> bool:
+    """In place: take all but the allowed tokens away. True where one is left."""
+    wanted = _checked(sorted(set(allowed) - set(sampling.bad_ids)), len(row))
+    kept = row[wanted]
+    row.fill_(-torch.inf)
+    row[wanted] = kept
+    return len(wanted) == 1
+
+
+def _checked(wanted: Sequence[int], vocabulary: int) -> Sequence[int]:
+    if not wanted or min(wanted) < 0 or max(wanted) >= vocabulary:
+        raise PolicyError(
+            f"Sampling.allow gave {list(wanted[:8])}, and the model knows tokens 0 to {vocabulary - 1}.",
+            hint="It returns the ids that may come next, or None for all.",
+        )
+    return wanted
+
+
+def _invert(probs: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """The token whose cumulative probability first exceeds the row's number, by float64 sums."""
+    rows, vocabulary = probs.shape
+    numbers = numbers[:, None].to(probs.device)
+    if vocabulary < 2 * _STRIDE**2 or vocabulary % _STRIDE:
+        cumulative = probs.cumsum(-1, dtype=torch.float64)
+        ids = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)[:, 0]
+        return ids.clamp_(max=vocabulary - 1)
+    # A large vocabulary in two steps: which stretch, then which token of it. No [rows, vocabulary] float64 is made.
+    stretches = probs.view(rows, -1, _STRIDE)
+    cumulative = stretches.sum(-1, dtype=torch.float64).cumsum(-1)
+    target = numbers * cumulative[:, -1:]
+    stretch = torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
+    before = torch.where(stretch > 0, cumulative.gather(1, (stretch - 1).clamp_(min=0)), 0.0)
+    within = stretches[torch.arange(rows, device=probs.device), stretch[:, 0]].cumsum(-1, dtype=torch.float64)
+    place = torch.searchsorted(within, target - before, right=True)
+    last = (within < within[:, -1:]).sum(-1, keepdim=True)  # rounding must not reach beyond the last likely token
+    return (stretch * _STRIDE + torch.minimum(place, last))[:, 0]
+
+
+def _truncate(logp: torch.Tensor, samplings: list[Sampling]) -> torch.Tensor:
+    """Keep the top-k tokens, the smallest set of mass top-p, then those of min-p times the best; −inf elsewhere."""
+    chosen = [row for row, sampling in enumerate(samplings) if sampling.cut]
+    some = [samplings[row] for row in chosen]
+    out = logp.clone()
+    rows = logp[chosen]
+    ordered, order = rows.sort(dim=-1, descending=True)
+    rank = torch.arange(rows.shape[-1], device=logp.device)[None]
+    top_k = torch.tensor([s.top_k or rows.shape[-1] for s in some], device=logp.device)[:, None]
+    kept = ordered.masked_fill(rank >= top_k, -torch.inf)
+    kept = kept - kept.logsumexp(-1, keepdim=True)
+    before = kept.exp().cumsum(-1) - kept.exp()
+    top_p = torch.tensor([s.top_p for s in some], device=logp.device)[:, None]
+    kept = kept.masked_fill((before >= top_p) & (rank > 0), -torch.inf)
+    least = torch.tensor([s.min_p for s in some], device=logp.device)[:, None]
+    kept = kept.masked_fill((kept - kept[:, :1]).exp() < least, -torch.inf)
+    kept = kept - kept.logsumexp(-1, keepdim=True)
+    out[chosen] = torch.full_like(rows, -torch.inf).scatter(1, order, kept)
+    return out

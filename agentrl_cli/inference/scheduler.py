@@ -1,0 +1,144 @@
+"""Which requests run: admission by free blocks, preemption of the youngest, and the slots of a deterministic policy.
+
+A request is admitted where blocks are free, or held by what can be computed again: prefixes and finished turns. Where
+the running requests outgrow the rest, the youngest is preempted: it releases its blocks, waits again, and is computed
+again from its tokens, which stay. The oldest is never disturbed, so one of them always gets on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentrl_cli.errors import PolicyError
+from agentrl_cli.inference.kv_cache import BLOCK, FixedKVCache, KVCache, blocks
+from agentrl_cli.inference.request import Request
+
+
+class Scheduler:
+    """Running requests over a KV cache of `budget` blocks.
+
+    Args:
+        rows: Most running requests.
+        budget: Blocks that the cache may take.
+    """
+
+    def __init__(self, cache: KVCache, rows: int, budget: int) -> None:
+        self.cache = cache
+        self.rows = rows
+        self.budget = budget
+        self.running: list[Request] = []
+        self.preempted: list[Request] = []
+        """Those that wait again; the policy takes them back."""
+        self.preemptions = 0
+
+    # --- between two steps, in the event loop -------------------------------------------------------------------------
+
+    def admit(self, waiting: Sequence[Request]) -> list[Request]:
+        """The first of the waiting requests for which there is room, in order."""
+        taken: list[Request] = []
+        held = {block for request in self.running for block in request.block_table}
+        prompts: set[bytes] = set()
+        need = 0
+        for request in waiting:
+            need += self._wanted(request, held, prompts)
+            full = len(self.running) + len(taken) >= self.rows
+            if full or (len(held) + need > self.budget and (self.running or taken)):
+                break
+            taken.append(request)
+        return taken
+
+    def _wanted(self, request: Request, held: set[int], prompts: set[bytes]) -> int:
+        """Blocks for a context, and some of what may be drawn, beside those that others hold. Notes what it shares."""
+        context = request.context
+        more = min(request.sampling.max_new_tokens - len(request.out), max(BLOCK, len(context) // 2))
+        start, source = self.cache.longest(context, request.key)
+        shared = 0 if source is None else start // BLOCK
+        if source is not None:
+            held.update(source.blocks[:shared])
+        if context.tobytes() in prompts:  # another one brings it
+            shared = (len(context) - 1) // BLOCK
+        prompts.add(context.tobytes())
+        return max(blocks(len(context) + more) - shared, 0)
+
+    def remove(self, request: Request) -> None:
+        """Take a request out and release its blocks."""
+        self.running.remove(request)
+        self.cache.free(request)
+
+    def forget(self, key: str) -> None:
+        """An episode is over: release what its last turn left."""
+        self.cache.forget(key)
+
+    # --- in the thread -----------------------------------------------------------------------------------------------
+
+    def begin(self, request: Request) -> int | None:
+        """Start a request. Returns how much of its context is cached; None if it waits again, as memory is short."""
+        start = self.cache.begin(request)
+        if start is not None:
+            self.running.append(request)
+        elif self.running:
+            self.preempted.append(request)
+        else:
+            raise PolicyError(
+                "There is no memory left for keys and values.", hint="Raise rollout.memory, or lower concurrency."
+            )
+        return start
+
+    def reserve(self) -> None:
+        """A block for the newest token of each running request, the oldest first; the youngest are preempted for it."""
+        short = [request for request in self.running if self.cache.lacks(request)]
+        for request in sorted(short, key=lambda r: r.order):
+            while request in self.running and not self.cache.reserve(request):
+                self._preempt(max(self.running, key=lambda r: r.order))
+
+    def _preempt(self, request: Request) -> None:
+        self.remove(request)
+        self.preempted.append(request)
+        self.preemptions += 1
+
+    def finish(self, request: Request) -> None:
+        """A turn is over: its blocks stay for the next turn of its episode."""
+        self.running.remove(request)
+        self.cache.keep(request)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.running.clear()
+        self.preempted.clear()
+
+
+class FixedScheduler(Scheduler):
+    """Every episode has a slot until it is forgotten, so its numbers depend on itself and its slot alone."""
+
+    cache: FixedKVCache
+
+    def __init__(self, cache: FixedKVCache, rows: int, budget: int) -> None:
+        super().__init__(cache, rows, budget)
+        self._slots: dict[str, int] = {}
+
+    def admit(self, waiting: Sequence[Request]) -> list[Request]:
+        return [request for request in waiting if self._claim(request)]
+
+    def _claim(self, request: Request) -> bool:
+        """Give an episode its slot; False if it waits for one.
+
+        The arithmetic of a row may depend on where it stands, so a request that names a slot waits for just that one.
+        """
+        if request.key not in self._slots:
+            taken = set(self._slots.values())
+            named = request.sampling.slot
+            wanted = range(self.rows) if named < 0 else [named % self.rows]
+            free = next((slot for slot in wanted if slot not in taken), None)
+            if free is None:
+                return False
+            self._slots[request.key] = free
+        request.slot = self._slots[request.key]
+        return True
+
+    def forget(self, key: str) -> None:
+        super().forget(key)
+        self._slots.pop(key, None)
+
+    def clear(self) -> None:
+        super().clear()
+        self._slots.clear()

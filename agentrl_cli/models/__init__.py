@@ -1,0 +1,1 @@
+"""Models: loading, adapters, quantisation, checkpoints, merging, images. Importing this imports no torch."""

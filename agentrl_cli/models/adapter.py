@@ -1,0 +1,111 @@
+"""LoRA adapters through peft, and the twin of a model that samples while the model itself is trained.
+
+A twin shares the frozen weights and has trained ones of its own: with an adapter a second adapter on the same base,
+with full weights a second copy of them, which the memory plan counts. Its modules are its own too, so that a forward in
+one thread and a backward in another share nothing that either of them writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from agentrl_cli.config.models import LoraConfig
+from agentrl_cli.errors import ModelError
+
+ADAPTER_FILE = "adapter_config.json"
+
+
+def transformer(model: nn.Module) -> Any:
+    """The transformers model inside a peft model, or the model itself."""
+    inner: Callable[[], Any] | None = getattr(model, "get_base_model", None)
+    return model if inner is None else inner()
+
+
+def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
+    """A fresh LoRA adapter by the configuration, or the one that `adapter.path` names, ready to be trained."""
+    from peft import LoraConfig as PeftLora
+    from peft import PeftModel, get_peft_model
+
+    if config.path is not None:
+        path = base / Path(config.path).expanduser()
+        if not (path / ADAPTER_FILE).is_file():
+            raise ModelError(
+                f"There is no adapter in {path}.", hint="adapter.path is a folder with adapter_config.json."
+            )
+        with quiet_peft():
+            loaded: nn.Module = PeftModel.from_pretrained(model, str(path), is_trainable=True)
+        return loaded
+    lora = PeftLora(
+        r=config.r,
+        lora_alpha=int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,  # type: ignore[arg-type]
+        lora_dropout=config.dropout,
+        target_modules=config.target_modules,
+        use_rslora=config.use_rslora,
+        use_dora=config.use_dora,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with quiet_peft():
+            adapted: nn.Module = get_peft_model(model, lora)
+    except ValueError as error:
+        raise ModelError(
+            f"The adapter does not fit the model: {short(error)}",
+            hint='adapter.target_modules names modules of the model, or is "all-linear".',
+        ) from error
+    return adapted
+
+
+def name_base(model: nn.Module, name: str, revision: str | None) -> None:
+    """Let an adapter name its base as the hub or the project does, not a folder of this machine."""
+    configs: Any = getattr(model, "peft_config", {})
+    for config in configs.values():
+        config.base_model_name_or_path, config.revision = name, revision
+
+
+@contextlib.contextmanager
+def quiet_peft() -> Iterator[None]:
+    """What peft 0.19 says and no user could do anything about.
+
+    It asks transformers 5 for a name that is on its way out; and it warns that an adapter on a tied head is not to be
+    merged as it is, which `merge` sees to.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Model has `tie_word_embeddings=True` and a tied layer", UserWarning)
+        warnings.filterwarnings("ignore", r"`is_gradient_checkpointing` is deprecated", FutureWarning)
+        yield
+
+
+def short(error: BaseException) -> str:
+    """The first line of an error of another library."""
+    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+
+
+def twin(model: nn.Module) -> nn.Module:
+    """A model in eval mode that shares the frozen parameters of `model` and has copies of the trained ones.
+
+    Raises nothing of its own; the copies require no gradient.
+    """
+    shared = {id(weights): weights for weights in model.parameters() if not weights.requires_grad}
+    other = copy.deepcopy(model, shared)
+    for weights in other.parameters():
+        if id(weights) not in shared:
+            weights.requires_grad_(False)
+    return other.eval()
+
+
+@torch.no_grad()
+def copy_trained(source: nn.Module, target: nn.Module) -> None:
+    """Give a twin the weights that its model has now. Nothing may compute with either meanwhile."""
+    for ours, theirs in zip(source.parameters(), target.parameters(), strict=True):
+        if ours is not theirs:
+            theirs.copy_(ours)
+    for old, new in zip(target.buffers(), source.buffers(), strict=True):
+        old.copy_(new)

@@ -1,0 +1,208 @@
+"""Checkpoints: a Hugging Face model folder (or a peft adapter folder) that also holds what a resume needs.
+
+A checkpoint is written beside its place, under a hidden name, and renamed into it; an older one of the same name is
+renamed aside before and deleted after. So a folder with this name is always whole, wherever the process is killed.
+Its files reach the disk before the rename does, and their checksums lie among them (checksums.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from agentrl_cli.errors import ModelError, writing
+from agentrl_cli.models.adapter import ADAPTER_FILE
+from agentrl_cli.models.checksums import CHECKSUMS, damage, seal, to_disk
+from agentrl_cli.models.save import save_model
+
+STATE = "trainer.pt"
+"""Optimizer, random numbers and step; the rest of the folder is the model."""
+LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>partial|old)-(?P<pid>[0-9]+)")
+"""What a checkpoint is called while it is written, and while it is replaced."""
+
+
+class DamagedCheckpoint(ModelError):
+    """A checkpoint that a run cannot go on from; `why` says what is wrong with it."""
+
+    def __init__(self, folder: Path, why: str) -> None:
+        super().__init__(f"The checkpoint {folder} cannot be resumed from: {why}", hint="An older one may be usable.")
+        self.why = why
+
+
+def save_checkpoint(folder: Path, model: nn.Module, tokenizer: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint; an older one of the same name is replaced. Raises StoreError where it cannot be.
+
+    What dead processes left in the same parent folder is swept first.
+    """
+    sweep(folder.parent)
+    with writing(f"the checkpoint {folder}"), written_whole(folder) as beside:
+        save_model(model, tokenizer, beside)
+        with (beside / STATE).open("wb") as file:  # given a path, torch would not say what went wrong
+            torch.save(state, file)
+
+
+@contextlib.contextmanager
+def written_whole(folder: Path, *, keep: bool = False) -> Iterator[Path]:
+    """A folder beside `folder` to write into; if the block ends well, it is sealed and takes that place.
+
+    With `keep`, what `folder` holds under other names stays there. Raises OSError.
+    """
+    folder = folder.absolute()  # "." has no name
+    beside = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        beside.mkdir(parents=True)
+        yield beside
+        seal(beside)
+        if keep and folder.is_dir() and any(folder.iterdir()):
+            _move_files(beside, folder)
+        else:
+            replace_folder(beside, folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _move_files(new: Path, folder: Path) -> None:
+    """The checksums go first: killed among the files, this leaves a folder that is known to be damaged."""
+    for path in sorted(new.iterdir(), key=lambda path: path.name != CHECKSUMS):
+        path.replace(folder / path.name)
+        to_disk(folder)
+
+
+def replace_folder(new: Path, folder: Path) -> None:
+    """Put `new` in the place of `folder`, which may exist: two renames, then the old one is deleted. Raises OSError.
+
+    Killed between the two, the old one lies aside under a hidden name; `sweep` puts it back.
+    """
+    aside = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    if folder.exists():
+        folder.rename(aside)
+    new.rename(folder)
+    to_disk(folder.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def sweep(parent: Path) -> None:
+    """Tidy up after processes that died while they wrote checkpoints into `parent`, which may not exist.
+
+    An old checkpoint that was renamed aside is put back where its replacement did not come; everything else goes.
+    """
+    for path in sorted(parent.glob(".*-*")) if parent.is_dir() else ():
+        found = LEFTOVER.fullmatch(path.name)
+        if found is None or _alive(int(found["pid"])):
+            continue
+        place = path.with_name(found["name"])
+        if found["kind"] == "old" and not place.exists() and (whole(path) or (path / CHECKSUMS).is_file()):
+            path.rename(place)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    """Whether another process has this number; our own leftovers are those of a save that failed."""
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def load_state(folder: Path) -> dict[str, Any]:
+    """The trainer's state of a checkpoint. Raises DamagedCheckpoint."""
+    if why := damage(folder):
+        raise DamagedCheckpoint(folder, why)
+    try:
+        state: dict[str, Any] = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged bytes break the reader in any way
+        raise DamagedCheckpoint(folder, _first_line(error)) from error
+    if not isinstance(state, dict) or not isinstance(state.get("step"), int):
+        raise DamagedCheckpoint(folder, f"{STATE} holds something else than a trainer's state")
+    return state
+
+
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Put a checkpoint's weights into a model of the same shape, in place.
+
+    All is read and compared before the first weight changes. Raises DamagedCheckpoint.
+    """
+    if (folder / ADAPTER_FILE).is_file():
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+        weights = _read(folder, folder / "adapter_model.safetensors")
+        _require_fit(folder, weights, get_peft_model_state_dict(model, save_embedding_layers=False), set())
+        set_peft_model_state_dict(model, weights)
+        return
+    weights = _read(folder, *sorted(folder.glob("*.safetensors")))
+    tied = set(getattr(model, "_tied_weights_keys", None) or ())
+    own = model.state_dict()
+    if set(weights) - set(own) and hasattr(model, "from_pretrained"):  # published names (vision-language models)
+        weights = _published(model, folder)
+    _require_fit(folder, weights, own, tied)
+    model.load_state_dict(weights, strict=False)
+
+
+def _read(folder: Path, *files: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    weights: dict[str, torch.Tensor] = {}
+    for path in files:
+        try:
+            weights |= load_file(path)
+        except Exception as error:  # damaged bytes break the reader in any way
+            raise DamagedCheckpoint(folder, f"{path.name}: {_first_line(error)}") from error
+    return weights
+
+
+def _published(model: Any, folder: Path) -> dict[str, torch.Tensor]:
+    """The weights under the model's own names, by transformers' conversion."""
+    try:
+        weights: dict[str, torch.Tensor] = type(model).from_pretrained(folder, local_files_only=True).state_dict()
+    except Exception as error:  # damaged bytes break the reader in any way
+        raise DamagedCheckpoint(folder, _first_line(error)) from error
+    return weights
+
+
+def _require_fit(folder: Path, weights: Mapping[str, Any], own: Mapping[str, Any], tied: set[str]) -> None:
+    """Raise DamagedCheckpoint unless names and shapes are the model's; tied weights may be missing."""
+    wrong = [*(set(own) - set(weights) - tied), *(set(weights) - set(own))]
+    wrong += [name for name in set(weights) & set(own) if weights[name].shape != own[name].shape]
+    if wrong:
+        shown = ", ".join(sorted(wrong)[:3]) + (" …" if len(wrong) > 3 else "")
+        raise DamagedCheckpoint(folder, f"its weights do not fit the model ({shown})")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def whole(folder: Path) -> bool:
+    """Whether a checkpoint folder has both its state and all its weights; one torn by a crash does not.
+
+    For checkpoints of versions that wrote no checksums.
+    """
+    if not (folder / STATE).is_file():
+        return False
+    if (folder / ADAPTER_FILE).is_file():
+        return (folder / "adapter_model.safetensors").is_file()
+    if not (folder / "config.json").is_file():
+        return False
+    index = folder / "model.safetensors.index.json"
+    try:
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.is_file() else set()
+    except (OSError, ValueError, KeyError):
+        return False
+    return all((folder / shard).is_file() for shard in shards or {"model.safetensors"})

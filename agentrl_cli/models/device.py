@@ -1,0 +1,40 @@
+"""Devices and number formats that a configuration names, and the memory that is free on a device."""
+
+from __future__ import annotations
+
+import torch
+
+from agentrl_cli.errors import ModelError
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto`: the GPU where there is one. Raises ModelError for a device that this machine lacks."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelError(f"model.device {name!r} is no device.", hint="auto, cpu, cuda or cuda:1.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError("model.device says cuda, and torch finds no GPU here.", hint="`agentrl doctor` says why.")
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto`: bfloat16 on a GPU that has it, float32 elsewhere."""
+    if name != "auto":
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+    return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            found = next(line for line in lines if line.startswith("MemAvailable"))
+        return int(found.split()[1]) * 1024
+    except (OSError, StopIteration, ValueError):  # not Linux
+        return 4 * 2**30

@@ -1,0 +1,227 @@
+"""Loading models: the bundled one, a local folder, a Hugging Face id, a peft adapter, a checkpoint of a run.
+
+What goes wrong here goes wrong for users: every failure is a ModelError that says what was looked for, where, and what
+to do. Loading is transformers' own; downloads, cache, token and offline mode are huggingface_hub's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from agentrl_cli.chat.tokenizer import Tokenizer
+from agentrl_cli.config import Config
+from agentrl_cli.config.models import ModelConfig
+from agentrl_cli.errors import ModelError, NotFound
+from agentrl_cli.models.adapter import ADAPTER_FILE, quiet_peft, short
+from agentrl_cli.models.checksums import CHECKSUMS, damage
+from agentrl_cli.models.device import pick_device, pick_dtype
+from agentrl_cli.models.quantise import quantization
+from agentrl_cli.models.save import quiet
+from agentrl_cli.paths import bundled_model, portable
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import Store
+
+
+def model_folder(name: str, config: Config, *, base: Path, store: Store | None = None) -> Path:
+    """The folder a model's name means; a Hugging Face id is downloaded into the hub's cache first."""
+    if name == "tiny":
+        return bundled_model()
+    run, at, which = name.rpartition("@")
+    if at and store is not None and "/" not in which:
+        return checkpoint_folder(store, run, which, config, base=base)
+    local = base / Path(name).expanduser()
+    for folder in (local, Path(name).expanduser()):
+        if folder.is_dir():
+            return _checked(folder.resolve())
+    if not is_hub_id(name, base):
+        raise ModelError(
+            f"There is no model {name!r}: no such folder, and no Hugging Face id (those look like `org/name`).",
+            hint='`--model tiny` is the bundled model; a checkpoint is written "RUN@best".',
+        )
+    return _download(name, config.model)
+
+
+def is_hub_id(name: str, base: Path) -> bool:
+    """Whether a name, that is no checkpoint's, means a model of the Hugging Face hub: `org/name`, and no folder."""
+    folders = (base / Path(name).expanduser(), Path(name).expanduser())
+    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not any(f.is_dir() for f in folders)
+
+
+def checkpoint_folder(store: Store, run: str, which: str, config: Config, *, base: Path) -> Path:
+    """The folder of a run's checkpoint: best, last, base or a step. Raises NotFound naming what there is."""
+    row = store.run(run)
+    if which == "base":
+        return model_folder(row.model or config.model.name, config, base=base)
+    found = store.checkpoints(row.id)
+    chosen = [c for c in found if c.kind == which or (which.isdigit() and c.step == int(which))]
+    if not chosen and which in ("best", "last"):  # of a run that goes on, or was killed: the newest there is
+        chosen = [c for c in found if c.kind == "last"] or sorted(found, key=lambda c: c.step)
+    if not chosen:
+        known = sorted({c.kind for c in found if c.kind != "step"} | {str(c.step) for c in found})
+        raise NotFound.of(f"checkpoint of {row.name}", which, [*known, "base"])
+    folder = Path(chosen[-1].path)
+    if not folder.is_dir():
+        raise ModelError(f"The checkpoint's folder is gone: {folder}.", hint="Another one: agentrl show RUN.")
+    return folder
+
+
+def load_tokenizer(folder: Path, config: ModelConfig, base: Path) -> Tokenizer:
+    """The tokenizer of a model folder, with `model.chat_template` in place of its own where one is given."""
+    tokenizer = Tokenizer.load(folder)
+    if config.chat_template is not None:
+        path = base / Path(config.chat_template).expanduser()
+        if not path.is_file():
+            raise ModelError(f"There is no chat template at {path}.", hint="Mend model.chat_template.")
+        tokenizer.chat_template = path.read_text(encoding="utf-8")
+    return tokenizer
+
+
+def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
+    """A causal LM from a model folder, or from an adapter folder with the base that it names. In eval mode."""
+    require_undamaged(folder)
+    if (folder / ADAPTER_FILE).is_file():
+        return _with_adapter(folder, config, base)
+    quiet()
+    loader = auto_class(folder)
+    device = pick_device(config.device)
+    dtype = pick_dtype(config.dtype, device)
+    more = {} if config.quantization == "none" else quantization(config.quantization, device, dtype)
+    try:
+        model, found = loader.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True, **more
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise ModelError(
+            f"The model in {folder} cannot be loaded: {short(error)}",
+            hint="Is the folder complete (config.json, model.safetensors)? Copy or download it again.",
+        ) from error
+    except Exception as error:
+        if type(error).__name__ not in {"SafetensorError", "PickleError", "UnpicklingError"}:
+            raise
+        raise ModelError(
+            f"The weights in {folder} are corrupt: {short(error)}", hint="Copy or download the folder again."
+        ) from error
+    if found["missing_keys"]:
+        lost = sorted(found["missing_keys"])
+        others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise ModelError(
+            f"The weights in {folder} are not all there: it lacks {lost[0]}{others}.",
+            hint="transformers would make them up at random. Copy or download the folder again.",
+        )
+    ready: nn.Module = model.eval() if more else model.to(device).eval()  # quantised weights are there already
+    return ready
+
+
+def require_undamaged(folder: Path) -> None:
+    """Raise ModelError if a model folder that has checksums is not as it was written. A trainer's state may differ."""
+    if why := damage(folder, skip=("trainer.pt",)):
+        raise ModelError(
+            f"The model in {folder} is damaged: {why}.",
+            hint=f"Take another checkpoint, or write it again. If the change is yours, delete {CHECKSUMS} in it.",
+        )
+
+
+def auto_class(folder: Path) -> Any:
+    """The auto class of a folder's model: one that reads images has a vision part, which the causal one would drop."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    config = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    return AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
+
+
+def _with_adapter(folder: Path, config: ModelConfig, base: Path) -> nn.Module:
+    from peft import PeftModel
+
+    under = load_model(adapter_base(folder, config, base=base), config, base=base)
+    with quiet_peft():
+        model: nn.Module = PeftModel.from_pretrained(under, str(folder), is_trainable=True)
+    return model.eval()
+
+
+def adapter_base(folder: Path, config: ModelConfig, *, base: Path) -> Path:
+    """The folder of the model that the adapter in `folder` was trained on.
+
+    An adapter of the bundled model names the place where that was installed when it was trained: where there is no
+    such folder here, a path that ends in the bundled model's name means the bundled model. A project's adapter that
+    names the absolute path of a model where the project was before means the project's own. Raises ModelError.
+    """
+    named = str(_json(folder / ADAPTER_FILE).get("base_model_name_or_path") or config.name)
+    path = Path(named).expanduser()
+    own = PurePath(portable(config.name, (base,)))
+    inside = folder.resolve().is_relative_to(base.resolve()) and not path.is_relative_to(base) and path.is_absolute()
+    if inside and not own.is_absolute() and (base / own).is_dir() and path.parts[-len(own.parts) :] == own.parts:
+        return model_folder(str(own), Config(model=config), base=base)
+    moved = path.is_absolute() and path.name == bundled_model().name and not path.is_dir()
+    if moved or path == bundled_model():
+        return bundled_model()
+    if named.startswith("./"):  # relative to the project that trained it, which may be another than this one
+        places = (place / path for place in (base, *folder.resolve().parents))
+        named = str(next((place for place in places if place.is_dir()), path))
+    return model_folder(named, Config(model=config), base=base)
+
+
+def _checked(folder: Path) -> Path:
+    if not (folder / "config.json").is_file() and not (folder / ADAPTER_FILE).is_file():
+        raise ModelError(
+            f"{folder} is no model folder: it has neither config.json nor {ADAPTER_FILE}.",
+            hint="A model folder is what `save_pretrained` writes.",
+        )
+    return folder
+
+
+def _download(name: str, config: ModelConfig) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    offline = config.offline or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+    wanted = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "tokenizer*"]
+    try:
+        return Path(snapshot_download(name, revision=config.revision, allow_patterns=wanted, local_files_only=offline))
+    except GatedRepoError as error:
+        raise ModelError(
+            f"{name} is gated on the Hugging Face hub.",
+            hint=f"Accept its terms at https://huggingface.co/{name}, then `hf auth login` or set HF_TOKEN.",
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(
+            f"The Hugging Face hub has no model {name!r} (or it is private).", hint="Mind the spelling; set HF_TOKEN."
+        ) from error
+    except LocalEntryNotFoundError as error:
+        why = "offline mode is on and it is not in the cache" if offline else "the hub cannot be reached"
+        raise ModelError(
+            f"{name} cannot be had: {why}.",
+            hint="Use a local folder, or the bundled model: --model tiny.",
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise ModelError(
+            f"{name} could not be downloaded: {short(error)}", hint="Try again, or use a local folder."
+        ) from error
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        data: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path.parent} cannot be loaded: {path.name} cannot be read: {error}") from error
+    return data
+
+
+def configured_length(folder: Path) -> int:
+    """Positions of the model in a folder by its configuration alone: nothing is loaded."""
+    config = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    found = config.get("max_position_embeddings") or (config.get("text_config") or {}).get("max_position_embeddings")
+    return int(found or 32768)
+
+
+def context_length(model: nn.Module) -> int:
+    """Positions that a model's configuration allows."""
+    config: Any = model.config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return int(getattr(text, "max_position_embeddings", None) or 4096)

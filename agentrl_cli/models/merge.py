@@ -1,0 +1,225 @@
+"""A checkpoint as a plain Hugging Face folder: an adapter is merged into its base, full weights are copied.
+
+The folder holds weights, tokenizer, chat template and a model card, and nothing of the trainer; it is written beside
+its place and renamed into it, so that it is whole or not there.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ModelError, TemplateError, UsageError, writing
+from agentrl_cli.models.adapter import ADAPTER_FILE
+from agentrl_cli.models.checkpoint import written_whole
+from agentrl_cli.models.checksums import CHECKSUMS
+from agentrl_cli.models.device import pick_dtype
+from agentrl_cli.models.load import (
+    adapter_base,
+    auto_class,
+    load_model,
+    load_tokenizer,
+    model_folder,
+    require_undamaged,
+)
+from agentrl_cli.models.save import copy_tokenizer
+
+if TYPE_CHECKING:
+    from torch import dtype as Dtype
+
+    from agentrl_cli.store import EvalRow, RunRow, Store
+
+NOT_COPIED = {"trainer.pt", "README.md", ".gitattributes", CHECKSUMS}
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What was written."""
+
+    folder: Path
+    source: Path
+    adapter: bool
+    """True where an adapter was merged, False where full weights were copied."""
+    dtype: str
+    files: tuple[str, ...]
+
+
+def merge(
+    name: str,
+    out: Path,
+    config: Config,
+    *,
+    base: Path,
+    store: Store | None = None,
+    dtype: str = "auto",
+    force: bool = False,
+) -> Merged:
+    """Write the model that `name` means (as for `load_policy`) to the folder `out`.
+
+    `dtype` is that of the weights written: auto keeps full weights bit by bit, and gives a merged adapter the dtype
+    that its base is stored in; the merging itself is done in float32. `force` replaces a folder that is there.
+
+    Raises UsageError where `out` is in the way, ModelError, NotFound, TemplateError, StoreError (full disk).
+    """
+    source = model_folder(name, config, base=base, store=store)
+    _refuse(source, out, force)
+    under = _base_folder(source, config, base)
+    tokenizer_home = source if (source / "tokenizer.json").is_file() else under
+    tokenizer = load_tokenizer(tokenizer_home, config.model, base)
+    if tokenizer.chat_template is None:
+        raise TemplateError(f"{tokenizer_home} has no chat template.", hint="model.chat_template names a file.")
+    adapter = (source / ADAPTER_FILE).is_file()
+    require_undamaged(source)
+    with writing(str(out), hint="Free some space, or choose another place."), written_whole(out) as beside:
+        if adapter or dtype != "auto":
+            _save(source, beside, config, base, dtype, _stored_dtype(under))
+        else:
+            _copy(source, beside)
+        copy_tokenizer(tokenizer_home, beside)
+        if config.model.chat_template is not None:
+            (beside / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
+        written = _stored_dtype(beside)
+        card = _card(name, source, adapter, written, store, auto_class(beside))
+        (beside / "README.md").write_text(card, encoding="utf-8")
+    return Merged(out, source, adapter, written, tuple(sorted(path.name for path in out.iterdir())))
+
+
+def _refuse(source: Path, out: Path, force: bool) -> None:
+    """Raise before anything is written where something is in the way."""
+    if out.is_file():
+        raise UsageError(f"{out} is a file.", hint="Name a folder that is not there yet.")
+    if out.exists() and (out.resolve() == source.resolve() or out.resolve() in source.resolve().parents):
+        raise UsageError(f"{out} holds the model that is to be merged.", hint="Name another folder.")
+    if out.exists() and any(out.iterdir()) and not force:
+        raise UsageError(f"{out} is there already.", hint="Name another folder, or replace it with --force.")
+
+
+def _base_folder(source: Path, config: Config, base: Path) -> Path:
+    """The folder of an adapter's base; of full weights they themselves."""
+    if not (source / ADAPTER_FILE).is_file():
+        return source
+    return adapter_base(source, config.model, base=base)
+
+
+def _save(source: Path, target: Path, config: Config, base: Path, dtype: str, stored: str) -> None:
+    whole = config.model.model_copy(update={"dtype": "float32", "device": "cpu"})
+    model: Any = load_model(source, whole, base=base)
+    if hasattr(model, "merge_and_unload"):
+        _untie(model)
+        model = model.merge_and_unload(safe_merge=True)
+    _cast(model, stored if dtype == "auto" else dtype).save_pretrained(target)
+
+
+def _untie(model: Any) -> None:
+    """Give an adapted head weights of its own: merged into a tied one, its adapter would change the embedding too."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    under = getattr(head, "base_layer", None)
+    if under is not None and under.weight is embedding.weight:
+        under.weight = nn.Parameter(under.weight.detach().clone())
+        model.get_base_model().config.tie_word_embeddings = False
+
+
+def _cast(model: nn.Module, name: str) -> Any:
+    wanted: Dtype = pick_dtype(name, next(model.parameters()).device)
+    return model.to(wanted)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """All files of a model folder but the trainer's, links followed (the hub's cache is made of them)."""
+    for path in sorted(source.iterdir()):
+        if path.is_file() and path.name not in NOT_COPIED and not path.name.startswith("."):
+            shutil.copyfile(path, target / path.name)
+
+
+def _stored_dtype(folder: Path) -> str:
+    """What config.json says of the weights; float32 where it says nothing."""
+    try:
+        data = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ModelError(f"{folder / 'config.json'} cannot be read: {error}") from error
+    return str(data.get("dtype") or data.get("torch_dtype") or "float32").removeprefix("torch.")
+
+
+# --- the model card ------------------------------------------------------------------------------------------------
+
+
+def _card(name: str, source: Path, adapter: bool, dtype: str, store: Store | None, kind: Any) -> str:
+    """README.md: what it is, how it was trained, what it was measured at, how to load it."""
+    row, step = _origin(name, store)
+    base = row.model if row is not None else None
+    head = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
+    if base is not None and base.count("/") == 1 and not Path(base).exists() and base[0] not in "./~":
+        head.append(f"base_model: {base}")
+    head += ["tags:", "- agentrl", "- reinforcement-learning", "- tool-use", "---", ""]
+    lines = [f"# {name}", ""]
+    how = "an adapter merged into its base" if adapter else "full weights"
+    lines += [f"A causal language model that calls tools, written by `agentrl merge`: {how}, {dtype}.", ""]
+    if row is not None and store is not None:
+        lines += _training(row, step) + _measured(_evals(store, row, step))
+    else:
+        lines += [f"Made from `{source.name}`.", ""]
+    lines += [
+        "## Use",
+        "",
+        "```python",
+        f"from transformers import {kind.__name__}, AutoTokenizer",
+        "",
+        'tokenizer = AutoTokenizer.from_pretrained("this-folder")',
+        f'model = {kind.__name__}.from_pretrained("this-folder")',
+        "text = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)",
+        "```",
+        "",
+        "Tools are described to it, and called by it, in the format of the chat template in this folder.",
+    ]
+    return "\n".join([*head, *lines, ""])
+
+
+def _training(row: RunRow, step: int) -> list[str]:
+    settings: Any = dict(row.config)
+    algo, train = settings.get("algo") or {}, settings.get("train") or {}
+    facts = {
+        "run": f"{row.name}, step {step} of {row.total_steps}",
+        "base model": f"{row.model} (bundled with agentrl-cli)" if row.model == "tiny" else Path(row.model).name,
+        "tasks": row.pack,
+        "advantage, loss": f"{algo.get('advantage', '-')}, {algo.get('loss', '-')}",
+        "learning rate": train.get("lr", "-"),
+        "seed": row.seed,
+        "agentrl-cli": row.version,
+    }
+    return ["## Training", "", "| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in facts.items()), ""]
+
+
+def _measured(evals: Sequence[EvalRow]) -> list[str]:
+    if not evals:
+        return []
+    lines = ["## Evaluation", "", "| split | tasks | attempts | pass@1 | 95 % interval |"]
+    lines.append("| --- | --- | --- | --- | --- |")
+    for one in evals:
+        if one.pass_rate is not None and one.low is not None and one.high is not None:
+            rate = f"{one.pass_rate:.3f} | {one.low:.3f} to {one.high:.3f}"
+            lines.append(f"| {one.split} | {one.n_tasks} | {one.n_samples} | {rate} |")
+    return [*lines, ""]
+
+
+def _evals(store: Store, row: RunRow, step: int) -> list[EvalRow]:
+    """The evaluations of just these weights with their tools, in the run and by `agentrl eval` afterwards."""
+    runs = [one.id for one in store.runs() if one.kind == "eval" and (one.parent_id, one.parent_step) == (row.id, step)]
+    found = [one for run_id in [row.id, *runs] for one in store.evals(run_id) if one.step == step]
+    return [one for one in found if one.metrics.get("tools", True)]
+
+
+def _origin(name: str, store: Store | None) -> tuple[RunRow | None, int]:
+    run, at, which = name.rpartition("@")
+    if not at or "/" in which or store is None:
+        return None, 0
+    row = store.run(run)
+    found = store.checkpoints(row.id)
+    chosen = [c for c in found if which in (c.kind, str(c.step))] or [c for c in found if c.kind == "last"]
+    return row, chosen[-1].step if chosen and which != "base" else 0

@@ -1,0 +1,347 @@
+"""Every architecture, by every engine: the tokens and log-probabilities of the model's own `generate`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ModelError, PolicyError
+from agentrl_cli.inference.attention import PrefillView, View, explicit_attention
+from agentrl_cli.inference.attention_hook import paged_attention
+from agentrl_cli.inference.cpu.packed import PackedRunner
+from agentrl_cli.inference.decode_batch import MEMBERS, decode_batch
+from agentrl_cli.inference.engine import PagedEngine
+from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, KVCache, NotServed
+from agentrl_cli.inference.model_runner import ModelRunner, check_structure, difference
+from agentrl_cli.inference.request import TokenSequence
+from agentrl_cli.policies.load import make_policy
+from agentrl_cli.policies.protocols import Policy
+from agentrl_cli.types import Sampling
+from tests.helpers.local import KINDS, VOCAB, check_against_generate, forced, greedy, policy_of, prompts, tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
+
+
+def with_lora(model: Any) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)).eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_sixteen_ragged_episodes_of_three_turns(kind: str) -> None:
+    policy = await check_against_generate(tiny(kind), runner=ModelRunner)
+    assert policy.engine == "paged" and not policy.engine_why
+    assert isinstance(policy, Policy)
+    # Prompts of a group are computed once, and later turns only by what is new: less than the first turns alone.
+    assert policy.prefill_tokens < sum(len(ids) for ids in prompts(count=16))
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "minimind", "mistral", "gemma2"])
+async def test_an_adapter_and_a_preemption(kind: str) -> None:
+    """Memory for five blocks of the twelve or more that four rows come to: some must give way, and say the same."""
+    model = with_lora(tiny(kind))
+    config = model.config.get_text_config()
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    policy = policy_of(model, memory=5 * BLOCK * 2 * 2 * 2 * dim * 4)
+    sampling = Sampling(temperature=0, max_new_tokens=80)
+    everyone = prompts()[:4]
+    several = await asyncio.gather(*(policy.generate(f"e{n}", ids, sampling) for n, ids in enumerate(everyone)))
+    await policy.close()
+    for number, (ids, said) in enumerate(zip(everyone, several, strict=True)):
+        wanted, logps = greedy(model, ids, 80, None) if number == 3 else forced(model, ids, 80, said=said.ids.tolist())
+        assert said.ids.tolist() == wanted[:80] and abs(said.logp_policy - logps).max() < 1e-4
+    assert policy.metrics["rollout/preemptions"] >= 1
+    assert policy.metrics["rollout/kv_blocks_peak"] <= 5
+    await check_against_generate(model, count=6, memory=7 * BLOCK * 2 * 2 * 2 * dim * 4)
+
+
+class Packed(PackedRunner):
+    """Packs layers of every size for oneDNN."""
+
+    packs_from = 0
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2", "gpt-oss"])
+@pytest.mark.parametrize("make", [PackedRunner, Packed])
+async def test_packed_weights(kind: str, make: type[PackedRunner]) -> None:
+    """On a CPU: the same tokens from a copy of the weights in another order, adapters merged, renewed with them."""
+    for model in (tiny(kind), with_lora(tiny(kind))):
+        policy = await check_against_generate(model, count=4, runner=make)
+        assert policy.copies_weights and policy.engine == "paged"
+        runner = make(model)
+        with torch.no_grad():
+            for weights in model.parameters():
+                weights += 0.02 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(1))
+        assert last_logps(runner, model) > 1e-3, "an optimizer leaves the copy alone"
+        runner.refresh()
+        assert last_logps(runner, model) < 1e-4
+
+
+def last_logps(runner: ModelRunner, model: Any) -> float:
+    """How far a runner's log-probabilities after a prompt are from the model's own."""
+    ids = torch.arange(20)
+    with torch.inference_mode():
+        wanted = model(input_ids=ids[None]).logits[:, -1].log_softmax(-1)
+        cache = KVCache(BlockPool(runner.layers, 4))
+        sequence = TokenSequence(key="a", ids=ids.numpy().astype(np.int32))
+        assert cache.begin(sequence) == 0
+        found = runner.prefill(cache.pool, [sequence.ids], [0], [sequence.block_table])
+    assert found is not None
+    return difference(found.log_softmax(-1), wanted)
+
+
+def test_a_copy_is_made_only_where_it_helps() -> None:
+    with pytest.raises(NotServed, match="no float32"):
+        PackedRunner(tiny().to(torch.bfloat16))
+    assert policy_of(tiny()).copies_weights and not policy_of(tiny().to(torch.bfloat16)).copies_weights
+
+
+async def test_eager_attention_and_fixed_slots() -> None:
+    await check_against_generate(tiny(attn_implementation="eager"))
+    await check_against_generate(tiny(), deterministic=True, slot_length=160)
+    await check_against_generate(tiny("gemma2"), deterministic=True, slot_length=160, count=8)
+
+
+# --- the fallback ------------------------------------------------------------------------------------------------
+
+
+def linear_attention() -> Any:
+    """A hybrid of linear and full attention, whose state is no keys and values."""
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    torch.manual_seed(0)
+    config: Any = Qwen3NextConfig
+    model: Any = Qwen3NextForCausalLM
+    return model(
+        config(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            layer_types=["linear_attention", "full_attention"],
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            num_experts=0,
+            initializer_range=0.15,
+            eos_token_id=None,
+        )
+    ).eval()
+
+
+async def test_layers_with_a_state_take_the_fallback(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        policy = await check_against_generate(linear_attention(), count=4)
+    assert policy.engine == "fallback"
+    assert "linear_attention" in caplog.text and "fallback" in caplog.text
+
+
+async def test_caches_of_the_fallback_stay_within_their_memory(caplog: pytest.LogCaptureFixture) -> None:
+    policy = await check_against_generate(linear_attention(), count=3, more=8, memory=12_000)
+    assert policy.metrics["rollout/preemptions"] >= 1
+    small = policy_of(linear_attention(), memory=1000)
+    with pytest.raises(PolicyError, match="more than the 1000 bytes"):
+        await small.generate("a", [1, 2, 3], Sampling(max_new_tokens=3))
+    await small.close()
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+class Wrong(ModelRunner):
+    """Attends to one position too few."""
+
+    def run(self, ids: Tensor, view: View) -> Tensor:
+        view.positions = view.positions + 1 * (view.positions > BLOCK)
+        return super().run(ids, view)
+
+
+async def test_an_engine_that_differs_from_the_model_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        policy = await check_against_generate(tiny(), count=2, runner=Wrong)
+    assert policy.engine == "fallback" and "nats from the model's own forward" in policy.engine_why
+    assert policy.engine_line == f"fallback ({policy.engine_why})" and policy.engine_why in caplog.text
+
+
+def test_what_the_attention_does_not_know_is_refused() -> None:
+    model = tiny()
+    layer = model.model.layers[0].self_attn
+    view = PrefillView(BlockPool(2, 2), [0], [3], [[0]], torch.device("cpu"))
+    q = torch.zeros(1, 4, 3, 8)
+    with pytest.raises(NotServed, match="position_bias"):
+        paged_attention(layer, q, q, q, None, view=view, position_bias=q)
+    with pytest.raises(NotServed, match="does not hand keyword"):
+        paged_attention(layer, q, q, q, None)
+    with pytest.raises(NotServed, match="drops"):
+        paged_attention(layer, q, q, q, None, view=view, dropout=0.1)
+    model.config.layer_types = ["chunked_attention", "full_attention"]
+    with pytest.raises(NotServed, match="chunked_attention"):
+        check_structure(model)
+
+
+async def test_latent_attention_takes_the_fallback() -> None:
+    """Its cache holds something else than the heads and widths of the configuration."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    torch.manual_seed(0)
+    make: Any = DeepseekV3ForCausalLM
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 8}
+    widths: dict[str, Any] = {"qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 2}
+    model = make(DeepseekV3Config(**sizes, **heads, **widths, initializer_range=0.15)).eval()
+    policy = await check_against_generate(model, count=2)
+    assert policy.engine == "fallback"
+
+
+def test_soft_cap_and_sink_by_hand() -> None:
+    q, k = torch.tensor([[[[1.0]]]]), torch.tensor([[[[0.0], [2.0]]]])
+    v, mask = torch.tensor([[[[1.0], [3.0]]]]), torch.zeros(1, 1, 1, 2)
+    # Scores 0 and tanh(2) = 0.9640; a sink of 0.5 takes its share and gives nothing.
+    cap = torch.tensor([0.0, torch.tanh(torch.tensor(2.0))])
+    weights = torch.softmax(torch.cat([cap, torch.tensor([0.5])]), 0)
+    got = explicit_attention(q, k, v, mask, 1.0, 1.0, torch.tensor([0.5]).view(1, 1, 1, 1))
+    assert got.item() == pytest.approx(float(weights[0] + 3 * weights[1]), abs=1e-6)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_episode_that_cannot_fit_is_told_so() -> None:
+    position = 2 * 2 * 2 * 8 * 4
+    policy = policy_of(tiny(), memory=3 * BLOCK * position)
+    with pytest.raises(PolicyError, match="holds 96") as caught:
+        await policy.generate("a", [7] * 96, Sampling(max_new_tokens=3))
+    assert "rollout.memory" in caught.value.hint
+    # One that fits to the last position is stopped there.
+    said = await policy.generate("b", [7] * 90, Sampling(temperature=0, max_new_tokens=40))
+    assert len(said.ids) == 6 and said.ids.tolist() == greedy(tiny(), [7] * 90, 6, None)[0]
+    await policy.close()
+    with pytest.raises(ModelError, match=r"at least .* MiB"):
+        policy_of(tiny(), memory=1000)
+    with pytest.raises(ModelError, match=r"rollout.memory"):
+        policy_of(tiny(), memory=3 * BLOCK * position, deterministic=True, slot_length=64)
+
+
+async def test_memory_follows_the_tokens_not_the_longest_row() -> None:
+    policy = policy_of(tiny(), rows=8, context_length=512)
+    lengths = [400, *[10] * 7]
+    await asyncio.gather(
+        *(policy.generate(f"e{n}", [7 + n] * size, Sampling(max_new_tokens=8)) for n, size in enumerate(lengths))
+    )
+    # 408 tokens are 13 blocks, seven times 18 one each; eight rows of 408 would be 104.
+    assert policy.metrics["rollout/kv_blocks_peak"] <= 13 + 7
+    await policy.close()
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2"])
+async def test_a_common_prompt_is_kept_once(kind: str) -> None:
+    """200 tokens for eight rows: rows hold what comes after them alone, windows or not."""
+    policy = policy_of(tiny(kind), rows=8)
+    ids = np.random.default_rng(1).integers(0, VOCAB, 200).tolist()
+    sampling = Sampling(temperature=0, max_new_tokens=8)
+    every = await asyncio.gather(*(policy.generate(f"e{n}", ids, sampling) for n in range(8)))
+    assert policy.metrics["rollout/kv_blocks_peak"] <= 7 + 8
+    assert policy.prefill_tokens == 199
+    wanted = greedy(runner_of(policy).model, ids, 8, None)
+    for said in every:
+        assert said.ids.tolist() == wanted[0] and abs(said.logp_policy - wanted[1]).max() < 1e-4
+    await policy.close()
+
+
+@pytest.mark.parametrize(("shared", "most"), [(True, 9 * 256), (False, 9 * 256), (None, 64 + 9 * 224)])
+async def test_what_is_kept_stays_within_what_the_plan_counts(shared: bool | None, most: int) -> None:
+    """Eight episodes of two turns to their last position: the bytes that are there, seen after every token.
+
+    Nothing is computed twice for that, and nobody gives way. None: told how much of an episode its prompt is.
+    """
+    told = {"response_tokens": 192} if shared is None else {}
+    sizes = {"group_size": 8, "prompts_per_step": 1, "max_tokens": 256, "max_new_tokens": 100, **told}
+    policy, _ = make_policy(tiny(), Config.model_validate({"rollout": sizes}), "base", None, True)
+    position, seen = 2 * 2 * 2 * 8 * 4, [0]  # keys and values, layers, heads, dim, float32
+    rng = np.random.default_rng(4)
+    begins = [rng.integers(0, VOCAB, 64).tolist() for _ in range(8)]
+
+    async def episode(n: int) -> None:
+        def look(_: int) -> None:
+            engine = policy._engine
+            assert isinstance(engine, PagedEngine)
+            seen.append(engine.pool.bytes)
+
+        ids = begins[0 if shared in (True, None) else n]
+        first = await policy.generate(str(n), ids, Sampling(seed=n, max_new_tokens=100), on_token=look)
+        context = [*ids, *first.ids.tolist(), *ids[:20]]
+        rest = Sampling(seed=n, max_new_tokens=256 - len(context))
+        assert len((await policy.generate(str(n), context, rest, on_token=look)).ids) == 72
+
+    await asyncio.gather(*map(episode, range(8)))
+    assert max(seen) <= most * position
+    assert policy.metrics["rollout/preemptions"] == 0
+    first = 63 if shared in (True, None) else 8 * 63
+    assert policy.prefill_tokens == first + 8 * 20, "the first prompts, and what came between the turns"
+    await policy.close()
+
+
+def test_blocks_that_many_share_are_listed_more_than_once() -> None:
+    """Ten sequences share a block, two of them another; the rest is their own."""
+    tables = [[5, 6, 10 + n] if n < 2 else [5, 20 + n] for n in range(MEMBERS + 2)]
+    ids = [np.zeros(BLOCK * (len(table) - 1) + 1 + n, np.int32) for n, table in enumerate(tables)]
+    batch = decode_batch([TokenSequence(key="", ids=i, block_table=t) for i, t in zip(ids, tables, strict=True)])
+    assert batch.shared.tolist() == [5, 5, 6] and batch.shared_begins.tolist() == [0, 0, BLOCK]
+    assert batch.members[0].tolist() == list(range(MEMBERS)) and batch.members[1, :2].tolist() == [8, 9]
+    assert batch.members[2, :2].tolist() == [0, 1]
+    first = batch.shape.blocks
+    assert batch.parts[1].tolist() == [first + 1, first + 2 * MEMBERS + 1, batch.blocks.tolist().index(11)]
+    assert batch.parts[9, :2].tolist() == [first + MEMBERS + 1, batch.blocks.tolist().index(29)]
+    assert batch.write.tolist() == [table[-1] * BLOCK + n for n, table in enumerate(tables)]
+    own = batch.blocks.tolist().index(29)
+    assert (batch.owner[own], batch.begins[own], batch.held[own]) == (9, BLOCK, 10)
+
+
+def runner_of(policy: Any) -> ModelRunner:
+    assert isinstance(policy._engine, PagedEngine)
+    return policy._engine.runner
+
+
+def test_a_pool_counts_users_and_grows_layer_by_layer() -> None:
+    pool = BlockPool(2, 64)
+    first = pool.allocate(3)
+    keys, _ = pool.store(0, torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4))
+    keys[first] = 1
+    pool.share(first[:1])
+    pool.release(first)
+    assert pool.used == 1 and pool.allocate(1) == [1], "the lowest free block"
+    assert pool.allocate(60) and pool.used == 62 and pool.size >= 62
+    grown = pool.keys[0]
+    assert grown is not None and grown[0].eq(1).all() and not grown[32:].any()
+
+
+async def test_rows_with_and_without_a_common_beginning() -> None:
+    """Prompts of two lengths on one shelf of beginnings, rows that share none, members that leave before others."""
+    model = tiny()
+    policy = policy_of(model, rows=16)
+    rng = np.random.default_rng(2)
+    groups = [rng.integers(0, VOCAB, n).tolist() for n in (60, 41, 150)]
+    everyone = [*(ids for ids in groups for _ in range(3)), rng.integers(0, VOCAB, 30).tolist()]
+    counts = [3, 9, 20, 12, 1, 7, 5, 16, 2, 11]
+    every = await asyncio.gather(
+        *(
+            policy.generate(f"e{n}", ids, Sampling(temperature=0, max_new_tokens=counts[n]))
+            for n, ids in enumerate(everyone)
+        )
+    )
+    for ids, count, said in zip(everyone, counts, every, strict=True):
+        tokens, logps = greedy(model, ids, count, None)
+        assert said.ids.tolist() == tokens and abs(said.logp_policy - logps).max() < 1e-4
+    await policy.close()

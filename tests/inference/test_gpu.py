@@ -1,0 +1,116 @@
+"""The path that a GPU takes, without one: tensors on the device `meta` have shapes and dtypes, and no numbers.
+
+An operation on tensors of two devices, or of shapes or dtypes that do not fit, fails here as it would there. What a
+kernel computes, and how fast, is not shown by this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from agentrl_cli.inference.decode_batch import decode_batch
+from agentrl_cli.inference.kv_cache import BlockPool, KVCache
+from agentrl_cli.inference.model_runner import ModelRunner
+from agentrl_cli.inference.request import TokenSequence
+from agentrl_cli.inference.sampler import draw, steer
+from agentrl_cli.types import Sampling
+from tests.helpers.local import VOCAB, tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
+
+
+Mode: Any = TorchDispatchMode  # torch does not say its types
+FunctionMode: Any = TorchFunctionMode
+
+
+class OneDevice(Mode):  # type: ignore[misc]  # a class of torch
+    """Raises where an operation mixes devices, or a product mixes dtypes: `meta` alone lets some of it pass."""
+
+    FREE = ("copy_", "_to_copy", "index.Tensor", "index_put", "set_", "detach")
+    """These may: they are how data moves, and indices may be anywhere."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [t for t in tree_leaves((args, kwargs or {})) if isinstance(t, torch.Tensor) and t.dim()]
+        if not any(name in str(func) for name in self.FREE):
+            assert len({t.device for t in tensors}) <= 1, f"{func} on {[t.device for t in tensors]}"
+        if "mm" in str(func) or "scaled_dot" in str(func):
+            assert len({t.dtype for t in tensors if t.is_floating_point()}) <= 1, f"{func} of two dtypes"
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_check_itself() -> None:
+    there = torch.empty(2, 4, device="meta")
+    for wrong in (torch.zeros(4, 2), torch.empty(4, 2, device="meta", dtype=torch.bfloat16)):
+        with pytest.raises(AssertionError, match="mm"), OneDevice():
+            there @ wrong
+
+
+class Unverified(ModelRunner):
+    """Comparing needs numbers, which fake tensors lack."""
+
+    def verify(self) -> None:
+        """Nothing is compared."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "adapter"),
+    [("qwen3", True), *((kind, False) for kind in ("qwen3", "qwen2", "llama", "mistral", "gemma2", "gpt-oss"))],
+)
+def test_prompts_and_steps_stay_on_the_gpu(kind: str, adapter: bool) -> None:
+    """Ragged prompts that share a prefix, steps past windows and blocks, and a turn after a turn."""
+    model = tiny(kind)
+    if adapter:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear"))
+    runner = Unverified(model.to("meta", torch.bfloat16).eval())
+    cache = KVCache(BlockPool(runner.layers, 400))
+    common = np.arange(40, dtype=np.int32)
+    contexts = [*(np.append(common, np.arange(n, dtype=np.int32)) for n in (1, 9)), common[:5]]
+    with torch.inference_mode(), OneDevice():
+        prefix = cache.add_prefix(common)
+        assert prefix is not None
+        runner.prefill(cache.pool, [common], [0], [prefix[0].blocks])
+        sequences = [TokenSequence(key=str(n), ids=ids) for n, ids in enumerate(contexts)]
+        starts = [cache.begin(sequence) for sequence in sequences]
+        assert starts == [40, 40, 4]
+        new = [(s, start) for s, start in zip(sequences, starts, strict=True) if start is not None]
+        some = [(s, start) for s, start in new if s.length - 1 > start]
+        tables = [s.block_table for s, _ in some]
+        runner.prefill(cache.pool, [s.ids[at:-1] for s, at in some], [at for _, at in some], tables)
+        for _ in range(24):
+            for sequence in sequences:
+                assert cache.reserve(sequence)
+            logits = runner.decode(cache.pool, decode_batch(sequences))
+            for sequence in sequences:
+                sequence.out.append(7)
+    assert logits.device.type == "meta" and logits.shape == (3, VOCAB) and logits.dtype == torch.bfloat16
+    for store in (*cache.pool.keys, *cache.pool.values):
+        assert store is not None and store.device.type == "meta" and store.dtype == torch.bfloat16
+
+
+
+def test_drawing_stays_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but one question of the drawing asks for no number; that one is answered for it."""
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: False)
+    samplings = [
+        Sampling(temperature=0.7, top_p=0.9, top_k=3),
+        Sampling(temperature=0.0, bad_ids=(1, 2)),
+        Sampling(min_p=0.1, repetition_penalty=1.3, allow=lambda out: [3, 4]),
+    ]
+    for vocabulary in (96, 151936):
+        with OneDevice():
+            logits = torch.empty(3, vocabulary, device="meta", dtype=torch.bfloat16)
+            context = [np.array([5, 6], np.int32)] * 3
+            steered, forced = steer(logits, samplings, context, [None, None, [3, 4]])
+            assert steered is not None and steered.device.type == "meta" and forced == [False] * 3
+            found = draw(logits, samplings, torch.empty(3, dtype=torch.float64), steered)
+        for tensor in (found.ids, found.logp_sampled, found.logp_policy, found.entropy, found.top_ids):
+            assert tensor.device.type == "meta" and tensor.shape[0] == 3

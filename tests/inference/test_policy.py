@@ -1,0 +1,333 @@
+"""The local policy: the numbers of the model's own `generate`, whatever else is in the batch."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl_cli.errors import PolicyError
+from agentrl_cli.inference.engine import PagedEngine
+from agentrl_cli.inference.memory import prefill_tokens
+from agentrl_cli.inference.model_runner import PIECE, ModelRunner
+from agentrl_cli.inference.policy import LocalPolicy
+from agentrl_cli.inference.request import Request
+from agentrl_cli.inference.sampler import draw, sample, uniforms
+from agentrl_cli.types import TOP_K, Generation, Sampling, StopReason
+from tests.helpers.local import STOP, VOCAB, greedy, policy_of, prompts, tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
+
+
+async def test_long_prompts_go_in_pieces() -> None:
+    model = tiny()
+    long = np.random.default_rng(3).integers(0, VOCAB, PIECE + 100).tolist()
+    policy = LocalPolicy(model, context_length=4096, rows=2)
+    said = await policy.generate("a", long, Sampling(temperature=0, max_new_tokens=3))
+    assert said.ids.tolist() == greedy(model, long, 3)[0]
+    await policy.close()
+
+
+class SmallParts(ModelRunner):
+    """Computes prompts in forwards of at most 16 tokens."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.most = 16
+
+
+async def test_small_parts_of_prompts_and_draws_change_nothing() -> None:
+    """Where layers are wide or the vocabulary is large, prompts go in shorter pieces and tokens are drawn in parts."""
+    found = []
+    for runner in (ModelRunner, SmallParts):
+        policy = LocalPolicy(tiny(), context_length=256, rows=8, runner=runner)
+        sampling = [Sampling(max_new_tokens=6, seed=n) for n in range(8)]
+        many = (
+            policy.generate(f"e{n}", ids, one) for n, (ids, one) in enumerate(zip(prompts(), sampling, strict=False))
+        )
+        found.append([said.ids.tolist() for said in await asyncio.gather(*many)])
+        await policy.close()
+    assert found[0] == found[1] and any(len(ids) > 1 for ids in found[0])
+    assert prefill_tokens(tiny().config, 4) == 8192
+    wide = SimpleNamespace(intermediate_size=4864, hidden_size=896)
+    assert (prefill_tokens(wide, 2), prefill_tokens(wide, 4)) == (2**24 // (6 * 4864), 2**26 // (12 * 4864))
+    by_layer = SimpleNamespace(intermediate_size=[64, 4864], hidden_size=896)
+    assert prefill_tokens(by_layer, 4) == prefill_tokens(wide, 4), "the widest layer counts"
+
+
+async def test_tokens_are_drawn_in_parts() -> None:
+    logits = torch.randn(7, VOCAB, generator=torch.Generator().manual_seed(0))
+    found = []
+    for most in (7, 3):
+        requests = [
+            Request(
+                key=str(n),
+                ids=np.zeros(1, np.int32),
+                sampling=Sampling(max_new_tokens=1),
+                future=asyncio.get_running_loop().create_future(),
+                uniforms=[n / 7],
+                started=0.0,
+            )
+            for n in range(7)
+        ]
+        sample(logits, requests, 64, most)
+        found.append([request.out for request in requests])
+    assert found[0] == found[1]
+
+
+async def test_what_is_shared_is_computed_once() -> None:
+    policy = policy_of(tiny(), rows=8)
+    ids = prompts()[0]
+    sampling = Sampling(temperature=0, max_new_tokens=2)
+    await asyncio.gather(*(policy.generate(f"e{n}", ids, sampling) for n in range(8)))
+    assert policy.prefill_tokens == len(ids) - 1
+    # The next turn of an episode costs what is new: its last token was never fed, and the newest is fed by the draw.
+    said = await policy.generate("e0", ids, sampling)
+    before = policy.prefill_tokens
+    await policy.generate("e0", [*ids, *said.ids.tolist(), 7, 8, 9], sampling)
+    assert policy.prefill_tokens - before == 3
+    policy.set_version("new")
+    await policy.generate("e0", ids, sampling)
+    assert policy.prefill_tokens - before == 3 + len(ids) - 1
+    await policy.close()
+
+
+async def test_a_history_that_was_rewritten() -> None:
+    """A chat that takes back what was said: only what still agrees is used."""
+    model = tiny()
+    policy = policy_of(model)
+    ids = prompts()[1]
+    sampling = Sampling(temperature=0, max_new_tokens=4)
+    await policy.generate("a", ids, sampling)
+    other = [*ids[:-4], 11, 12, 13]
+    assert (await policy.generate("a", other, sampling)).ids.tolist() == greedy(model, other, 4)[0]
+    assert (await policy.generate("a", other[:20], sampling)).ids.tolist() == greedy(model, other[:20], 4)[0]
+    await policy.close()
+
+
+# --- sampling --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_seed_gives_the_same_tokens_in_another_batch() -> None:
+    model = tiny()
+    everyone = prompts()
+    alone, together = policy_of(model, rows=1), policy_of(model, rows=12)
+    settings = [Sampling(max_new_tokens=12, stop_ids=(STOP,), seed=n) for n in range(12)]
+    first = await asyncio.gather(*(together.generate(f"e{n}", everyone[n], settings[n]) for n in range(12)))
+    for number in (0, 4, 11):
+        again = await alone.generate("x", everyone[number], settings[number])
+        assert again.ids.tolist() == first[number].ids.tolist()
+        assert np.abs(again.logp_policy - first[number].logp_policy).max() < 1e-4
+    # Members of a group share the prompt and differ in their seeds.
+    assert first[0].ids.tolist() != first[1].ids.tolist()
+    await alone.close()
+    await together.close()
+
+
+async def test_fixed_slots_give_the_same_bits_whatever_runs_beside() -> None:
+    model = tiny()
+    everyone = prompts()
+    sampling = Sampling(max_new_tokens=12, seed=4, slot=4)
+    one, other = (policy_of(model, deterministic=True, slot_length=128) for _ in range(2))
+    alone = await one.generate("e4", everyone[4], sampling)
+    settings = [Sampling(max_new_tokens=12, seed=n, slot=n) for n in range(12)]
+
+    async def attempt(n: int) -> Generation:
+        said = await other.generate(f"e{n}", everyone[n], settings[n])
+        await other.release(f"e{n}")
+        return said
+
+    many = await asyncio.gather(*(attempt(n) for n in range(12)))
+    assert many[4].ids.tolist() == alone.ids.tolist()
+    assert many[4].logp_policy.tobytes() == alone.logp_policy.tobytes()
+    await one.close()
+    await other.close()
+
+
+def test_log_probabilities_by_hand() -> None:
+    logits = torch.log(torch.tensor([[0.5, 0.25, 0.125, 0.125], [0.1, 0.2, 0.3, 0.4]]))
+    numbers = torch.tensor([0.6, 0.35], dtype=torch.float64)
+    drawn = draw(logits, [Sampling(), Sampling(temperature=0.5)], numbers)
+    # Row 0: 0.6 falls into (0.5, 0.75]. Row 1: squares 0.01 0.04 0.09 0.16 of 0.3; 0.35 of it falls into the third.
+    assert drawn.ids.tolist() == [1, 2]
+    assert drawn.logp_policy.tolist() == pytest.approx([np.log(0.25), np.log(0.3)], abs=1e-6)
+    assert drawn.logp_sampled.tolist() == drawn.logp_policy.tolist()
+    assert drawn.entropy[0].item() == pytest.approx(1.75 * np.log(2), abs=1e-6)
+    assert drawn.top_ids[0, :2].tolist() == [0, 1] and drawn.top_logps.shape == (2, 4)
+
+
+def test_top_k_and_top_p_renormalise() -> None:
+    logits = torch.log(torch.tensor([[0.125, 0.5, 0.25, 0.125]] * 4))
+    settings = [
+        Sampling(top_k=2),  # 1/2 and 1/4 become 2/3 and 1/3
+        Sampling(top_p=0.7),  # the smallest set of mass 0.7: the same two
+        Sampling(top_p=0.5),  # the first alone has it
+        Sampling(top_k=3, top_p=0.99),
+    ]
+    drawn = draw(logits, settings, torch.full((4,), 0.9, dtype=torch.float64))
+    assert drawn.ids.tolist()[:3] == [2, 2, 1]
+    assert drawn.logp_sampled.tolist()[:3] == pytest.approx([np.log(1 / 3), np.log(1 / 3), 0.0], abs=1e-6)
+    assert drawn.logp_policy.tolist()[:3] == pytest.approx([np.log(0.25), np.log(0.25), np.log(0.5)], abs=1e-6)
+    # Top-k of three among equals keeps three; the policy's own numbers are untouched by truncation.
+    assert drawn.logp_sampled[3].exp().item() in (pytest.approx(0.25 / 0.875), pytest.approx(0.125 / 0.875))
+    assert (drawn.entropy == drawn.entropy[0]).all()
+
+
+def test_draws_follow_the_distribution() -> None:
+    probabilities = np.array([0.4, 0.3, 0.2, 0.1])
+    logits = torch.log(torch.tensor(probabilities, dtype=torch.float32)).repeat(20000, 1)
+    drawn = draw(logits, [Sampling()] * 20000, torch.from_numpy(uniforms(7, 20000)))
+    shares = np.bincount(drawn.ids.numpy(), minlength=4) / 20000
+    assert np.abs(shares - probabilities).max() < 0.012  # 3.5 standard errors
+
+
+def test_a_token_without_probability_is_never_drawn() -> None:
+    logits = torch.tensor([[0.0, -torch.inf, 0.0, -torch.inf]])
+    for number in (0.0, 0.25, 0.5, 0.75, 1 - 2**-53):
+        drawn = draw(logits, [Sampling()], torch.tensor([number], dtype=torch.float64))
+        assert drawn.ids.item() in (0, 2)
+        assert drawn.entropy.item() == pytest.approx(np.log(2))
+
+
+def test_uniforms_depend_on_the_seed_alone() -> None:
+    assert uniforms(3, 5).tolist() == uniforms(3, 9)[:5].tolist()
+    assert uniforms(3, 5).tolist() != uniforms(4, 5).tolist()
+    assert uniforms(2**63 - 1, 2).shape == (2,)
+
+
+# --- how a turn ends -------------------------------------------------------------------------------------------------
+
+
+async def test_stop_ids_strings_and_limits() -> None:
+    model = tiny()
+    policy = policy_of(model, context_length=40, decode=lambda ids: "".join(chr(64 + id_) for id_ in ids))
+    ids = prompts()[9] + list(range(10, 30))
+    free, _ = greedy(model, ids, 8)
+    said = await policy.generate("a", ids, Sampling(temperature=0, max_new_tokens=8, stop_ids=(free[2],)))
+    assert (said.ids.tolist(), said.stop_reason) == (free[:3], StopReason.STOP)
+    said = await policy.generate(
+        "b", ids, Sampling(temperature=0, max_new_tokens=8, stop_strings=(chr(64 + free[1]) + chr(64 + free[2]),))
+    )
+    assert (said.ids.tolist(), said.stop_reason) == (free[:3], StopReason.STOP_STRING)
+    said = await policy.generate("c", ids, Sampling(temperature=0, max_new_tokens=100))
+    assert len(ids) + len(said.ids) == 40 and said.stop_reason is StopReason.LENGTH
+    nothing = await policy.generate("d", ids, Sampling(max_new_tokens=0))
+    assert len(nothing.ids) == 0 and nothing.top_ids.shape == (0, TOP_K)
+    with pytest.raises(PolicyError, match="leaves no room in 40"):
+        await policy.generate("e", [1] * 40, Sampling())
+    with pytest.raises(PolicyError, match="empty"):
+        await policy.generate("f", [], Sampling())
+    with pytest.raises(PolicyError, match=f"token {VOCAB}, and the model knows {VOCAB}"):
+        await policy.generate("g", [1, VOCAB], Sampling())
+    await policy.close()
+
+
+async def test_tokens_are_told_as_they_come() -> None:
+    policy = policy_of(tiny())
+    heard: list[int] = []
+    said = await policy.generate("a", [7, 8], Sampling(max_new_tokens=5), on_token=heard.append)
+    assert heard == said.ids.tolist() and said.seconds > 0 and said.weights_version == "base"
+    await policy.close()
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+def failing(when: int) -> Any:
+    """A model that raises in its `when`th forward."""
+    model, calls = tiny(), []
+
+    def count(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == when:
+            raise RuntimeError("CUDA out of memory. Tried to allocate")
+
+    model.register_forward_pre_hook(count)
+    return model
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_an_error_reaches_every_waiting_episode_and_the_next_ones_work(deterministic: bool) -> None:
+    policy = policy_of(failing(11), rows=3, deterministic=deterministic, slot_length=96)
+    sampling = Sampling(max_new_tokens=20)
+    answers = await asyncio.gather(
+        *(policy.generate(f"e{n}", prompts()[n], sampling) for n in range(8)), return_exceptions=True
+    )
+    assert all(isinstance(answer, PolicyError) for answer in answers)
+    first = answers[0]
+    assert isinstance(first, PolicyError) and "out of memory" in first.message and "concurrency" in first.hint
+    assert len((await policy.generate("x", [1, 2, 3], sampling)).ids) == 20
+    await policy.close()
+
+
+async def test_weights_that_are_no_numbers() -> None:
+    model = tiny()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    policy = policy_of(model)
+    with pytest.raises(PolicyError, match="not numbers"):
+        await policy.generate("a", [1, 2], Sampling())
+    await policy.close()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_a_cancelled_episode_frees_its_row(deterministic: bool) -> None:
+    """Two rows, held by endless turns; one is cancelled, and the one that waits gets its place."""
+    model = tiny()
+    policy = policy_of(model, rows=2, context_length=512, deterministic=deterministic, slot_length=512)
+    endless = Sampling(temperature=0, max_new_tokens=400)
+    tasks = [asyncio.create_task(policy.generate(f"e{n}", prompts()[n * 3], endless)) for n in range(2)]
+    heard: list[int] = []
+    waiting = asyncio.create_task(
+        policy.generate("w", prompts()[9], Sampling(temperature=0, max_new_tokens=4), on_token=heard.append)
+    )
+    await asyncio.sleep(0.1)
+    assert not heard and not waiting.done()
+    tasks[0].cancel()
+    await asyncio.gather(tasks[0], return_exceptions=True)
+    await policy.release("e0")
+    assert (await waiting).ids.tolist() == greedy(tiny(), prompts()[9], 4)[0]  # the other one runs in the thread
+    assert not tasks[1].done()  # the other one went on all the time
+    said = await tasks[1]
+    assert said.ids.tolist()[:50] == greedy(model, prompts()[3], 50, None)[0]
+    await policy.close()
+
+
+async def test_closing_ends_what_runs() -> None:
+    policy = policy_of(tiny(), context_length=512)
+    task = asyncio.create_task(policy.generate("a", [1, 2], Sampling(max_new_tokens=500)))
+    await asyncio.sleep(0.05)
+    await policy.close()
+    assert task.cancelled() or isinstance((await asyncio.gather(task, return_exceptions=True))[0], BaseException)
+
+
+def test_one_policy_in_two_event_loops() -> None:
+    """A script that calls asyncio.run twice; the first run is torn down while a turn is being made."""
+    model = tiny()
+    policy = policy_of(model, rows=1, context_length=512)
+
+    async def interrupted() -> None:
+        asyncio.get_running_loop().create_task(policy.generate("a", [1, 2], Sampling(max_new_tokens=500)))
+        await asyncio.sleep(0.05)
+
+    async def later() -> Generation:
+        return await policy.generate("b", prompts()[1], Sampling(temperature=0, max_new_tokens=4))
+
+    asyncio.run(interrupted())
+    assert asyncio.run(later()).ids.tolist() == greedy(model, prompts()[1], 4)[0]
+    asyncio.run(policy.close())
+
+
+async def test_memory_is_given_back_between_sampling_and_training() -> None:
+    policy = policy_of(tiny())
+    await policy.generate("a", prompts()[0], Sampling(max_new_tokens=3))
+    assert policy.metrics["rollout/kv_blocks"] > 0
+    policy.rest()
+    engine = policy._engine
+    assert isinstance(engine, PagedEngine)
+    assert policy.metrics["rollout/kv_blocks"] == engine.pool.bytes == 0
+    await policy.close()
