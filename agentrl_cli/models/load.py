@@ -163,7 +163,7 @@ def adapter_base(folder: Path, config: ModelConfig, *, base: Path) -> Path:
         return bundled_model()
     if named.startswith("./"):  # relative to the project that trained it, which may be another than this one
         places = (place / path for place in (base, *folder.resolve().parents))
-        named = str(next((place for place in places if place.is_dir()), path))
+        named = str(next((place for place in places if place.is_dir()), named))
     return model_folder(named, Config(model=config), base=base)
 
 
