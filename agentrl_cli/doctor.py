@@ -136,7 +136,7 @@ def audit_template(folder: Path) -> AuditReport:
 
     Raises ModelError, TemplateError where there is no tokenizer or template to audit.
     """
-    from agentrl_cli.chat.audit import append_only_without
+    from agentrl_cli.chat.audit import append_only_without, audit
     from agentrl_cli.chat.render import Chat
     from agentrl_cli.chat.tokenizer import Tokenizer
     from agentrl_cli.rollout.rehearse import rehearse
@@ -145,7 +145,7 @@ def audit_template(folder: Path) -> AuditReport:
         raise ModelError(f"There is no model folder {folder}.", hint="Name a local folder with a tokenizer.json.")
     chat = Chat(Tokenizer.load(folder), "auto")
     found = tuple(map(str, asyncio.run(rehearse(chat))))
-    return replace(chat.audit(), append_only_without=append_only_without(chat), would_skip=found)
+    return replace(audit(chat), append_only_without=append_only_without(chat), would_skip=found)
 
 
 def _python() -> Check:

@@ -1,30 +1,48 @@
-"""Check a call's arguments against a tool's JSON Schema, with answers a model can act on.
+"""Validates a call's arguments against a tool's JSON Schema, with answers that a model can act on.
 
-Covers what tool schemas use: type, enum, const, properties, required, items, anyOf, oneOf, bounds and lengths. An
-argument the schema does not know is an error (it names the nearest), unless `additionalProperties` allows it.
-Strict where Python would trip: `true` is no integer, `3.0` is no integer.
+`jsonschema` validates; this module chooses the first error in the order of the arguments and words it. Stricter than
+the standard in two places: an argument that the schema does not name is an error (the answer suggests the nearest
+name) unless `additionalProperties` allows it, and `3.0` is not an integer. Nothing is fetched: a `$ref` to an address
+cannot be resolved.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.chat.parsers.base import kind
 from agentrl_cli.errors import nearest
 from agentrl_cli.types import ToolSchema
 
-TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list, tuple),
-    "object": (dict,),
-    "null": (type(None),),
+if TYPE_CHECKING:
+    from jsonschema import ValidationError
+
+log = logging.getLogger(__name__)
+
+TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
+LIMITS = {
+    "minimum": "must be at least {}",
+    "maximum": "must be at most {}",
+    "exclusiveMinimum": "must be greater than {}",
+    "exclusiveMaximum": "must be less than {}",
+    "minLength": "must have at least {} characters",
+    "maxLength": "must have at most {} characters",
+    "minItems": "must have at least {} items",
+    "maxItems": "must have at most {} items",
+    "pattern": "must match {}",
 }
+ORDER = ("type", "const", "enum", "additionalProperties", "required")
+"""Of several errors in one place, the one that is reported."""
+MOST_ERRORS = 100
+"""Errors that are looked at to find the first."""
+MAX_MESSAGE = 200
+"""Characters of a message of the library's own, which repeats the value."""
 
 
 def parameters_of(schema: ToolSchema) -> Mapping[str, Any]:
@@ -35,14 +53,25 @@ def parameters_of(schema: ToolSchema) -> Mapping[str, Any]:
 
 
 def validate_arguments(schema: ToolSchema, arguments: Mapping[str, Any]) -> str | None:
-    """What is wrong with `arguments`, None where they fit. The text speaks to the model."""
+    """The first error of `arguments`, worded for the model; None if they are valid.
+
+    A schema that cannot be used (a broken `pattern` or `$ref`) is logged once and checks nothing: the tool decides.
+    """
     parameters = {"type": "object", "additionalProperties": False, **parameters_of(schema)}
     parameters.setdefault("properties", {})
-    return _check(dict(arguments), parameters, "")
+    value = dict(arguments)
+    try:
+        found = list(islice(_errors(parameters, value), MOST_ERRORS))
+        return _text(_first(found, value)) if found else None
+    except RecursionError:
+        return "the arguments are nested too deeply"
+    except Exception as error:  # noqa: BLE001  (a schema comes from anywhere: it can make the library raise anything)
+        _report(f"{type(error).__name__}: {error}")
+        return None
 
 
 def example_arguments(schema: ToolSchema) -> dict[str, Any]:
-    """Arguments of the right shape, with `…` or 0 for values: the required ones, or all where none is."""
+    """Arguments of the right shape, with placeholder values: the required ones, or all if none is required."""
     parameters = parameters_of(schema)
     properties = parameters.get("properties", {})
     names = [name for name in properties if name in parameters.get("required", ())] or list(properties)
@@ -57,92 +86,111 @@ def _example(schema: Mapping[str, Any]) -> Any:
     return {"integer": 0, "number": 0, "boolean": True, "array": [], "object": {}, "null": None}.get(first, "...")
 
 
-def _check(value: Any, schema: Mapping[str, Any], path: str) -> str | None:
-    for key in ("anyOf", "oneOf"):
-        if schema.get(key):
-            problems = [_check(value, option, path) for option in schema[key]]
-            if all(problems):
-                return problems[0] if len(problems) == 1 else f"{_name(path)} fits none of its types: {problems[0]}"
-    problem = _check_type(value, schema, path) or _check_limits(value, schema, path)
-    if problem:
-        return problem
-    if isinstance(value, dict):
-        return _check_object(value, schema, path)
-    if isinstance(value, (list, tuple)) and isinstance(schema.get("items"), Mapping):
-        checks = (_check(item, schema["items"], f"{path}[{index}]") for index, item in enumerate(value))
-        return next((problem for problem in checks if problem), None)
-    return None
+@cache
+def _report(reason: str) -> None:
+    log.warning("The JSON Schema of a tool cannot be used, so its arguments are not checked: %s", reason)
 
 
-def _check_type(value: Any, schema: Mapping[str, Any], path: str) -> str | None:
-    wanted = schema.get("type")
-    names = [wanted] if isinstance(wanted, str) else list(wanted or [])
-    if names and not any(_is(value, name) for name in names):
-        shown = json.dumps(value, ensure_ascii=False, default=str)
-        given = f"{kind(value)} ({shown})" if len(shown) <= 40 else kind(value)
-        return f"{_name(path)} must be {' or '.join(_article(name) for name in names)}, not {given}"
-    if "const" in schema and value != schema["const"]:
-        return f"{_name(path)} must be {json.dumps(schema['const'])}"
-    if schema.get("enum") and value not in schema["enum"]:
-        options = ", ".join(json.dumps(option, ensure_ascii=False) for option in schema["enum"])
-        return f"{_name(path)} must be one of {options}"
-    return None
+def _errors(schema: Mapping[str, Any], value: Any) -> Iterator[ValidationError]:
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+
+    validator = _strict(validator_for(schema, default=Draft202012Validator))
+    errors: Iterator[ValidationError] = validator(schema, registry=Registry()).iter_errors(value)  # fetches nothing
+    return errors
 
 
-def _check_limits(value: Any, schema: Mapping[str, Any], path: str) -> str | None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    sized = isinstance(value, (str, list, tuple))
-    unit = "characters" if isinstance(value, str) else "items"
-    checks = (
-        ("minimum", number, lambda limit: value < limit, "must be at least {}"),
-        ("maximum", number, lambda limit: value > limit, "must be at most {}"),
-        ("exclusiveMinimum", number, lambda limit: value <= limit, "must be greater than {}"),
-        ("exclusiveMaximum", number, lambda limit: value >= limit, "must be less than {}"),
-        ("minLength", sized, lambda limit: len(value) < limit, f"must have at least {{}} {unit}"),
-        ("maxLength", sized, lambda limit: len(value) > limit, f"must have at most {{}} {unit}"),
-        ("minItems", sized, lambda limit: len(value) < limit, f"must have at least {{}} {unit}"),
-        ("maxItems", sized, lambda limit: len(value) > limit, f"must have at most {{}} {unit}"),
-        ("pattern", isinstance(value, str), lambda limit: not re.search(limit, value), "must match {}"),
+@cache
+def _strict(base: Any) -> Any:
+    """A validator of the library with JSON's types as Python values have them, and lenient about unknown types."""
+    from jsonschema import ValidationError
+    from jsonschema.validators import extend
+
+    def check_type(validator: Any, types: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
+        names = [types] if isinstance(types, str) else types
+        if not any(name not in TYPES or validator.is_type(value, name) for name in names):
+            yield ValidationError("")
+
+    types = base.TYPE_CHECKER.redefine_many(
+        {
+            "integer": lambda checker, value: isinstance(value, int) and not isinstance(value, bool),
+            "array": lambda checker, value: isinstance(value, (list, tuple)),
+        }
     )
-    for key, applies, fails, text in checks:
-        if applies and key in schema and fails(schema[key]):
-            return f"{_name(path)} {text.format(schema[key])}"
-    return None
+    return extend(base, {"type": check_type}, type_checker=types)
 
 
-def _check_object(value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> str | None:
-    properties: Mapping[str, Any] = schema.get("properties", {})
-    extra = schema.get("additionalProperties", True)
-    unknown = [name for name in value if name not in properties] if extra is False else []
-    missing = [name for name in schema.get("required", ()) if name not in value]
-    if unknown:
-        close = nearest(str(unknown[0]), missing or properties, n=1)
-        hint = f', did you mean "{close[0]}"?' if close else ""
-        known = ", ".join(f'"{name}"' for name in properties) or "none"
-        return f'there is no argument "{_join(path, str(unknown[0]))}"{hint or f"; there are: {known}"}'
-    if missing:
-        return f'argument "{_join(path, missing[0])}" is missing'
-    for name, item in value.items():
-        inner = properties.get(name, extra if isinstance(extra, Mapping) else {})
-        problem = _check(item, inner, _join(path, name))
-        if problem:
-            return problem
-    return None
+def _first(errors: Iterable[ValidationError], value: Any) -> ValidationError:
+    """The error that comes first in `value`; of an object before those of its members."""
+
+    def place(error: ValidationError) -> tuple[list[int], int]:
+        inner, positions = value, []
+        for part in error.relative_path:
+            positions.append(list(inner).index(part) if isinstance(inner, dict) else int(part))
+            inner = inner[part]
+        return positions, ORDER.index(error.validator) if error.validator in ORDER else len(ORDER)
+
+    return min(errors, key=place)
 
 
-def _is(value: Any, name: str) -> bool:
-    if isinstance(value, bool):
-        return name == "boolean"
-    return isinstance(value, TYPES.get(name, (object,)))
+def _text(error: ValidationError) -> str:
+    path, value, wanted = _path(error.absolute_path), error.instance, error.validator_value
+    name = f'argument "{path}"' if path else "the arguments"
+    match error.validator:
+        case "type":
+            names = [wanted] if isinstance(wanted, str) else list(wanted)
+            return f"{name} must be {' or '.join(_article(type_) for type_ in names)}, not {_given(value)}"
+        case "const":
+            return f"{name} must be {_json(wanted)}"
+        case "enum":
+            return f"{name} must be one of {', '.join(map(_json, wanted))}"
+        case "additionalProperties" if wanted is False:
+            return _unknown(path, value, error.schema)
+        case "required":
+            return f'argument "{_join(path, _missing(value, error.schema)[0])}" is missing'
+        case "anyOf" | "oneOf" if error.context:
+            inner = _text(_first([one for one in error.context if one.relative_schema_path[0] == 0], value))
+            return inner if len(wanted) == 1 else f"{name} fits none of its types: {inner}"
+        case validator if validator in LIMITS:
+            return f"{name} {LIMITS[validator].format(wanted)}"
+    return f"{name}: {error.message[:MAX_MESSAGE]}"
+
+
+def _unknown(path: str, value: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    """The error for the first argument that the schema does not name, with the nearest name or all of them."""
+    properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    first = next(key for key in value if key not in properties and not any(re.search(p, key) for p in patterns))
+    close = nearest(str(first), _missing(value, schema) or properties, n=1)
+    known = ", ".join(f'"{key}"' for key in properties) or "none"
+    return f'unknown argument "{_join(path, first)}"' + (
+        f', did you mean "{close[0]}"?' if close else f"; there are: {known}"
+    )
+
+
+def _missing(value: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
+    return [key for key in schema.get("required", ()) if key not in value]
+
+
+def _given(value: Any) -> str:
+    shown = _json(value)
+    return f"{kind(value)} ({shown})" if len(shown) <= 40 else kind(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _article(name: str) -> str:
     return "null" if name == "null" else f"{'an' if name[0] in 'aio' else 'a'} {name}"
 
 
-def _name(path: str) -> str:
-    return f'argument "{path}"' if path else "the arguments"
+def _path(parts: Iterable[str | int]) -> str:
+    path = ""
+    for part in parts:
+        path = f"{path}[{part}]" if isinstance(part, int) else _join(path, part)
+    return path
 
 
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+def _join(path: str, name: Any) -> str:
+    return f"{path}.{name}" if path else str(name)

@@ -1,47 +1,49 @@
-"""The template audit behind `agentrl doctor --template`: can this template be trained with, and what is odd about it.
+"""The template audit behind `agentrl doctor --template`: whether a template can be trained with, and its oddities.
 
 It plays conversations: a scripted model writes exactly what the template would, deltas are appended, and the result is
-compared with full renderings. So what is found is what would happen in training, for any template.
+compared with full renderings. So it finds what would happen in training, for any template.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
+from weakref import WeakKeyDictionary
 
 from agentrl_cli.chat.drift import check_episode
 from agentrl_cli.chat.parse import parse_text
-from agentrl_cli.chat.render import Chat, Tools
+from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.rendered import Rendered
 from agentrl_cli.chat.spans import shared_prefix
 from agentrl_cli.chat.template_probe import PROBE_TOOL, tool, user
+from agentrl_cli.chat.template_syntax import Tools
 from agentrl_cli.chat.thinking import family_thinking, has_thinking, spaced, squeezed
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Episode, Message, Origin, Tokens, Turn
 
 _SHOWN = re.compile(r": (?:it asks with|a full rendering has) ")
-"""Where a problem goes on to show the texts that differ, which every probe has of its own."""
+"""Separates a problem's reason from the texts that differ, which are each probe's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversations:
-    """What the conversations of a pack can hold. A template is judged by these, not by all there are."""
+    """What the conversations of a pack can contain. A template is judged by these, not by all possible ones."""
 
     users: bool = True
-    """A user who answers, so that there is a second user message: a simulated one, or an environment's."""
+    """A second user message: from a simulated user, or from an environment."""
     system: bool = True
     """A system text."""
     tools: bool = True
 
     def among(self, others: Conversations) -> bool:
-        """True if nothing is needed that the others cannot hold."""
-        own, theirs = (astuple(one) for one in (self, others))
-        return all(there or not needed for needed, there in zip(own, theirs, strict=True))
+        """True if these need nothing that the others cannot contain."""
+        own, available = (astuple(one) for one in (self, others))
+        return all(there or not needed for needed, there in zip(own, available, strict=True))
 
     @property
-    def words(self) -> str:
-        """What they lack."""
+    def lacking(self) -> str:
+        """What they cannot contain, in words."""
         has = {"a second user message": self.users, "a system text": self.system, "tools": self.tools}
         return " or ".join(name for name, there in has.items() if not there)
 
@@ -51,18 +53,18 @@ EVERY = Conversations()
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What an audit found. Usable for training as it is where `append_only` and `stop_token_trained`."""
+    """The result of an audit. The template can be trained with as it is if `append_only` and `stop_token_trained`."""
 
     append_only: bool
-    """Prompt, turns and deltas give what a full rendering gives, thinking aside."""
+    """Prompt, turns and deltas equal a full rendering, thinking aside."""
     stop_token_trained: bool
-    """Assistant turns end with a token of their own that the model samples."""
+    """Assistant turns end with a token that the model samples."""
     thinking_by_design: bool
     """The template drops the thinking of earlier turns; the appended ids keep it."""
     problems: tuple[str, ...] = ()
-    """Why it cannot be used as it is, in words."""
+    """Why it cannot be used as it is."""
     notes: tuple[str, ...] = ()
-    """What is worth knowing."""
+    """Oddities that do not prevent training."""
     supports_tools: bool = False
     supports_system: bool = False
     parallel_calls: bool = False
@@ -70,37 +72,47 @@ class AuditReport:
     stop_tokens: tuple[str, ...] = ()
     reads_calls: bool = True
     """The parser reads the calls that the template writes."""
-    first_difference: tuple[str, str] | None = field(default=None)
-    """(full rendering, appended) from the first difference on, where there is one."""
+    first_difference: tuple[str, str] | None = None
+    """(full rendering, appended) from the first difference on; None if they are equal."""
     append_only_without: str = ""
-    """What conversations must lack so that all the same they extend by appending; empty if nothing helps or must."""
+    """What conversations must lack to extend by appending; empty if they do anyway, or if nothing helps."""
     would_skip: tuple[str, ...] = ()
-    """What a model may write around a call whose episodes a training would skip (rollout/rehearse.py)."""
+    """What a model may write around a call that would make training skip the episode (rollout/rehearse.py)."""
 
     @property
-    def told(self) -> tuple[str, ...]:
-        """The problems for people; probes often fail for one reason: it is told once, with what the first shows."""
+    def distinct(self) -> tuple[str, ...]:
+        """The problems, one for each reason, as probes often fail for the same. Each quotes its first probe."""
         found: dict[str, tuple[list[str], str]] = {}
         for problem in self.problems:
-            name, _, told = problem.rstrip(".").partition(": ")
-            found.setdefault(_SHOWN.split(told)[0], ([], told))[0].append(name)
-        return tuple(f"{', '.join(names)}: {told}" for names, told in found.values())
+            name, _, text = problem.rstrip(".").partition(": ")
+            found.setdefault(_SHOWN.split(text)[0], ([], text))[0].append(name)
+        return tuple(f"{', '.join(names)}: {text}" for names, text in found.values())
 
     @property
     def reason(self) -> str:
         """The problems in one line."""
-        return "; ".join(self.told)
+        return "; ".join(self.distinct)
 
     @property
     def ok(self) -> bool:
         return self.append_only and self.stop_token_trained
 
 
-def audit(chat: Chat, which: Conversations = EVERY) -> AuditReport:
-    """Play the probes that are among these conversations.
+_REPORTS: WeakKeyDictionary[Chat, dict[Conversations, AuditReport]] = WeakKeyDictionary()
 
-    Never raises; a template that refuses to render anything has that as its problem.
+
+def audit(chat: Chat, which: Conversations = EVERY) -> AuditReport:
+    """Play the probes that are among these conversations. One audit is kept for each chat and `which`.
+
+    Never raises; if a template refuses to render anything, that is its problem.
     """
+    reports = _REPORTS.setdefault(chat, {})
+    if which not in reports:
+        reports[which] = _audit(chat, which)
+    return reports[which]
+
+
+def _audit(chat: Chat, which: Conversations) -> AuditReport:
     problems: list[str] = []
     notes: list[str] = []
     difference: tuple[str, str] | None = None
@@ -118,7 +130,7 @@ def audit(chat: Chat, which: Conversations = EVERY) -> AuditReport:
     several = [user("u"), _calls(2), tool("r", "c00000000"), tool("s", "c00000001")]
     parallel = chat.able.results and _renders(chat, several)
     if chat.able.results and not parallel:
-        notes.append("the template takes one tool call a turn; results of several are appended one by one")
+        notes.append("the template accepts one tool call a turn; results of several are appended one by one")
     if not chat.stops.closing:
         stops = ", ".join(chat.stops.texts)
         notes.append(f"nothing closes an assistant turn: the model stops with the next message's first token ({stops})")
@@ -140,27 +152,27 @@ def audit(chat: Chat, which: Conversations = EVERY) -> AuditReport:
 
 
 def append_only_without(chat: Chat) -> str:
-    """What conversations must lack so that they extend by appending; empty if nothing helps, or nothing must."""
-    if chat.audit().append_only:
+    """What conversations must lack to extend by appending; empty if they do anyway, or if nothing helps."""
+    if audit(chat).append_only:
         return ""
     fewer = (Conversations(users=False), Conversations(users=False, system=False))
-    return next((which.words for which in fewer if chat.audit(which).append_only), "")
+    return next((which.lacking for which in fewer if audit(chat, which).append_only), "")
 
 
 def require_append_only(chat: Chat, which: Conversations = EVERY) -> AuditReport:
-    """The audit. Raises TemplateError with the reason where the template does not extend these by appending."""
-    report = chat.audit(which)
+    """The audit. Raises TemplateError with the reason if the template does not extend these by appending."""
+    report = audit(chat, which)
     if not report.append_only and not chat.append_only:
         raise TemplateError(
             f"The chat template cannot be extended by appending: {report.reason}.",
-            hint="Give a template that can (--set model.chat_template=FILE), or --set model.append_only=true to"
+            hint="Use a template that can (--set model.chat_template=FILE), or --set model.append_only=true to"
             " train with the appended rendering, which then differs from this template's own.",
         )
     return report
 
 
 def require_calls_read(chat: Chat) -> None:
-    """Raise TemplateError where the parser does not read the template's own calls: no tool would ever be executed."""
+    """Raise TemplateError if the parser cannot read the template's own calls: no tool would ever be executed."""
     if not chat.reads_calls:
         raise TemplateError(
             f"The parser {chat.parser.name} does not read the tool calls that the chat template writes.",
@@ -181,10 +193,10 @@ def _calls(count: int = 1, text: str = "", first: int = 0) -> Message:
 
 
 def _lacking(chat: Chat) -> list[str]:
-    """What is said in another way, since the template has none of its own (adapt.py), and calls that nobody reads."""
+    """What the adapter writes in place of the template (template_adapter.py), and calls that the parser cannot read."""
     able, name = chat.able, chat.parser.name
     lacks = {
-        "no system role: the system text stands in front of the first user message": able.system,
+        "no system role: the system text is put before the first user message": able.system,
         f"no tool schemas: they are described in the system text, with {name}'s syntax": able.schemas,
         f"no tool calls: they stand in the assistant's text, in {name}'s syntax": able.calls,
         "no tool results: they come as user messages, in <tool_response> tags": able.results,
@@ -198,7 +210,7 @@ def _lacking(chat: Chat) -> list[str]:
 
 
 def _plays() -> list[tuple[str, list[Message], Conversations]]:
-    """Name, conversation, and what a pack must have for it."""
+    """Name, conversation, and what a pack must contain for it."""
     nothing, called = Conversations(False, False, False), Conversations(users=False, system=False)
     spoken, talked = replace(nothing, system=True), Conversations(system=False)
     tools_twice = [user("one"), _calls(), tool("r"), _calls(first=1), tool("s", "c00000001")]
@@ -218,7 +230,7 @@ def _plays() -> list[tuple[str, list[Message], Conversations]]:
 
 
 def _play(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, tuple[str, str] | None]:
-    """What goes wrong when `messages` are played as an episode, and both texts from the first difference on."""
+    """The problem when `messages` are played as an episode (empty: none), and both texts from the difference on."""
     try:
         whole = chat.conversation(messages, tools)
         appended = _as_history(chat, whole)
@@ -233,9 +245,9 @@ def _play(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, t
     texts = chat.decode(full[at : at + 16]), chat.decode(appended[at : at + 16])
     both = chat.decode(full), chat.decode(appended)
     if both[0] == both[1]:
-        return "", None  # the same text in other tokens: no fault of the template
+        return "", None  # the same text in other tokens: not the template's fault
     if has_thinking("".join(both)) and any(bare(both[0]) == bare(both[1]) for bare in (squeezed, spaced)):
-        return "", None  # given, empty blocks of thinking come and go with the position of a turn: by design
+        return "", None  # empty blocks of thinking depend on the position of a turn: by design
     return (
         f"{_trait(chat, whole, at, asked)}: a full rendering has {texts[0]!r} where appending gives {texts[1]!r}",
         texts,
@@ -243,7 +255,7 @@ def _play(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, t
 
 
 def _play_answer(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, tuple[str, str] | None]:
-    """The same for an episode that ends with an answer: as the drift guard would see it."""
+    """The same for an episode that ends with an answer, compared as the drift guard does."""
     try:
         whole = chat.conversation(messages, tools)
     except TemplateError as error:
@@ -259,24 +271,24 @@ def _play_answer(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple
 
 
 def _trait(chat: Chat, appended: Rendered, at: int, asked: int) -> str:
-    """What a template does whose rendering differs from what was appended at token `at`.
+    """What the template does, if its rendering differs from the appended ids at token `at`.
 
-    `asked`: where the prompt's messages end, and it asks for the first turn.
+    `asked`: where the prompt's messages end and the first generation prompt begins.
     """
     role, start, _ = next((span for span in appended.spans if span[1] <= at < span[2]), ("", 0, 0))
     if at < asked:
-        return "it rewrites the prompt when the conversation goes on"
+        return "it rewrites the prompt when the conversation continues"
     if start == 0 or (role == "assistant" and at == start):
-        return "it begins an earlier turn otherwise than it asked for it"
+        return "it begins an earlier turn differently from its generation prompt"
     if role != "assistant":
         return "what it writes between turns depends on the rest of the conversation"
     if appended.ids[at] in chat.stop_ids:
-        return "it ends an earlier turn otherwise than the model did"
-    return "it rewrites what the model said"
+        return "it ends an earlier turn differently from the model"
+    return "it rewrites what the model wrote"
 
 
 def _as_history(chat: Chat, appended: Rendered) -> list[int]:
-    """The ids of a conversation that goes on, each sampled stop token as the template's history has it."""
+    """The ids of a conversation that continues, each sampled stop token as the template's history writes it."""
     stop, history = chat.stop_ids[0], chat.tokenizer.id_of(chat.stops.history)
     if history is None:
         return appended.ids
@@ -285,7 +297,7 @@ def _as_history(chat: Chat, appended: Rendered) -> list[int]:
 
 
 def _drops_thinking(chat: Chat) -> bool:
-    """True where a later user message makes the template forget an earlier turn's thinking."""
+    """True if a later user message makes the template drop an earlier turn's thinking."""
     write = family_thinking(chat.source) or "<think>\n{}\n</think>\n\n".format
     thought = parse_text(f"{write('qqthought')}first", chat.parser).message
     try:
@@ -304,8 +316,7 @@ def _renders(chat: Chat, messages: Sequence[Message]) -> bool:
 
 
 def _stop_trained(chat: Chat, problems: list[str]) -> bool:
-    """True where the last id of a demonstrated turn is a stop token; adds to `problems` where the token is not an
-    end token that a model would be stopped by."""
+    """True if the last id of a demonstrated turn is a stop token. Adds to `problems` if the template refuses one."""
     try:
         ids = chat.assistant_ids(_answer("done"))
     except TemplateError as error:

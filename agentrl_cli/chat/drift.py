@@ -1,29 +1,28 @@
-"""The drift guard: do the ids of an episode still say what the chat template would write?
+"""Drift: where the ids of an episode differ from what the chat template would write.
 
-The ids are trained whatever a rendering says; this only finds out and names it. Four kinds, mildest first:
+The ids are trained either way; this finds and classifies the differences. Four kinds, mildest first:
 
-- `resegmented`: the same text, cut into other tokens. A model may sample any cut.
+- `resegmented`: the same text in other tokens. A model may sample any segmentation.
 - `reserialised`: the same meaning, written differently: spaces in a call's JSON, trimmed content.
 - `by_design`: the template drops or rewrites what the model wrote (earlier thinking, text beside a call), or cannot
   render this conversation at all.
-- `structural`: a separator, a role or a stop token is missing or different. The model is trained on something that it
-  will never see again: an alert, and such episodes are skipped unless `drift.structural: train`.
+- `structural`: a separator, a role or a stop token is missing or different. The model would train on something that it
+  never sees again: this raises an alert, and such episodes are skipped unless `drift.structural: train`.
 
-`check_delta` looks at one turn and what was appended after it, at a cost that does not grow with the conversation;
-`check_episode` renders the whole conversation once, at the end. `DriftGuard` does both for a running episode.
+`check_delta` compares one turn and what was appended after it, at a cost that does not grow with the conversation;
+`check_episode` renders the whole conversation once. `DriftGuard` (drift_guard.py) does both for a running episode.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 from agentrl_cli.chat.parse import parse_text
-from agentrl_cli.chat.render import Chat, Tools
+from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.spans import shared_prefix
-from agentrl_cli.chat.template_probe import assistant, user
+from agentrl_cli.chat.template_syntax import Tools
 from agentrl_cli.chat.thinking import MARKERS, same_but_thinking
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Episode, Int8, Int32, Message, Origin
@@ -32,7 +31,7 @@ KINDS = ("resegmented", "reserialised", "by_design", "structural")
 """Mildest first."""
 
 EXCERPT = 24
-"""Tokens of each side that a Drift shows."""
+"""Tokens of each side that a Drift quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Drift:
 
     kind: str
     turn: int
-    """Index of the turn it lies in, -1 where there is none."""
+    """Index of its turn, -1 if it is in none."""
     position: int
     """Token index of the first difference, in the episode's ids."""
     expected: str
@@ -58,7 +57,7 @@ class Drift:
 
 
 def worst(drifts: Sequence[Drift]) -> str:
-    """The severest kind among them, empty where there is none."""
+    """The most severe kind among them, empty for none."""
     return max((drift.kind for drift in drifts), key=KINDS.index, default="")
 
 
@@ -76,7 +75,7 @@ def check_delta(
     """Compare one assistant turn and the delta after it with the template's own rendering of both.
 
     `turn_ids` are the sampled (and forced) ids, `delta_ids` what `Chat.extend` gave, `message` the parsed assistant
-    message. `position` is the index of the first of `turn_ids` in the episode. Empty where all is equal.
+    message. `position` is the index of the first of `turn_ids` in the episode. Empty if all is equal.
     """
     got = [int(id_) for id_ in (*turn_ids, *delta_ids)]
     try:
@@ -95,7 +94,7 @@ def check_delta(
 def check_episode(episode: Episode, chat: Chat, tools: Tools = None) -> list[Drift]:
     """Compare a finished episode with one rendering of its whole conversation: a Drift per block that differs.
 
-    An episode may end anywhere in what the template would go on to write: that is no drift.
+    An episode may end before the template's text does: that is not drift.
     """
     messages = episode.messages
     if not messages:
@@ -116,65 +115,9 @@ def check_episode(episode: Episode, chat: Chat, tools: Tools = None) -> list[Dri
     return drifts
 
 
-class DriftGuard:
-    """The guard of one running episode: every turn as soon as it was answered, the whole once at its end.
-
-    Where a user accepted a template that cannot be extended by appending (`model.append_only`), what then has to
-    differ is `by_design`: the whole always, a single turn where the template's own probe differs, too.
-    """
-
-    def __init__(self, chat: Chat, tools: Tools = None) -> None:
-        self.chat = chat
-        self.tools = tools
-        self.found: list[Drift] = []
-
-    def turn(
-        self, turn_ids: Sequence[int], delta_ids: Sequence[int], messages: Sequence[Message], turn: int, position: int
-    ) -> list[Drift]:
-        """Check assistant turn number `turn`, which begins at `position`, and the delta after it.
-
-        `messages` are the parsed assistant message and the new ones. Returns what was found, and remembers it.
-        """
-        found = check_delta(
-            self.chat, turn_ids, delta_ids, messages[0], messages[1:], self.tools, turn=turn, position=position
-        )
-        end = position + len(turn_ids)
-        found = [replace(drift, turn=turn + 1) if drift.position >= end else drift for drift in found]
-        if self.chat.append_only and not self.exact_turns:
-            found = [_accepted(drift) for drift in found]
-        self.found += found
-        return found
-
-    @cached_property
-    def exact_turns(self) -> bool:
-        """True if a turn as a model samples it and its delta are what the template writes for the two."""
-        said, answer = assistant("x"), user("u")
-        try:
-            ids = self.chat.assistant_ids(said)
-            delta = self.chat.extend([said], [answer], last_id=ids[-1])
-            found = check_delta(self.chat, ids, delta.ids, said, [answer])
-        except TemplateError:  # its turns do not begin as its generation prompt does
-            return False
-        return all(drift.kind != "structural" for drift in found)
-
-    def end(self, episode: Episode) -> list[Drift]:
-        """Check the whole episode. Returns what no turn had shown, and remembers it."""
-        known = {(drift.kind, drift.turn) for drift in self.found}
-        found = check_episode(episode, self.chat, self.tools)
-        if self.chat.append_only and not self.chat.audit().append_only:
-            found = [_accepted(drift) for drift in found]
-        found = [drift for drift in found if (drift.kind, drift.turn) not in known]
-        self.found += found
-        return found
-
-
-def _accepted(drift: Drift) -> Drift:
-    return replace(drift, kind="by_design") if drift.kind == "structural" else drift
-
-
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Ids up to and with the next control token (the last segment may have none)."""
+    """Ids up to and including the next control token (the last segment may have none)."""
 
     start: int
     end: int
@@ -186,8 +129,11 @@ class _Segment:
 
 
 def _segments(ids: Sequence[int], control: frozenset[int], between: Sequence[int], inside: bool) -> list[_Segment]:
-    """`between`: ids that end one message of a turn and begin the next, where a turn may have several; with `inside`
-    the first of `ids` lie within a turn. They divide nothing there."""
+    """Ids cut at control tokens, but not at the messages within a turn.
+
+    `between`: ids that end one message of a turn and begin the next, if a turn may have several; `inside`: the first of
+    `ids` are within a turn.
+    """
     segments: list[_Segment] = []
     begins, start, index = list(between[1:]), 0, 0
     while index < len(ids):
@@ -217,7 +163,7 @@ def _differences(
     for number, own in enumerate(ours):
         last = number == len(ours) - 1
         if number >= len(theirs):
-            # In header style the sampled stop token has no counterpart where nothing follows it.
+            # In header style the sampled stop token has no counterpart if nothing follows it.
             if not (last and own.control in chat.stop_ids and own.body_end == own.start):
                 yield "structural", len(expected), own.start
             return
@@ -226,11 +172,11 @@ def _differences(
         wanted = list(expected[other.start : other.body_end])
         sampled = any(model[own.start : own.end])
         if own.control != other.control and sampled and {own.control, other.control} == swapped:
-            # The model samples the one, the history has the other: what was sampled stays as it is.
+            # The model samples the one, the history has the other: sampled tokens are kept.
             yield "by_design", other.body_end, own.body_end
         elif own.control != other.control:
             ended = last and (own.control is None or (other.control is None and own.control in chat.stop_ids))
-            # In header style nothing closes a turn by itself: what a template writes at the very end is its own.
+            # In header style no token closes a turn: what a template writes at the very end is its own.
             ended |= last and not chat.stops.closing and {own.control, other.control} <= set(chat.stop_ids)
             if not ended:
                 yield "structural", other.start + shared_prefix(wanted, body), own.start + shared_prefix(wanted, body)
@@ -243,7 +189,7 @@ def _differences(
 
 
 def _kind(chat: Chat, expected: str, got: str, sampled: bool) -> str:
-    """What kind of difference lies between two texts of one block; `sampled`: a model wrote (part of) it."""
+    """The kind of the difference between two texts of one block; `sampled`: the model wrote (part of) it."""
     if expected == got:
         return "resegmented"
     if not sampled:
@@ -252,7 +198,7 @@ def _kind(chat: Chat, expected: str, got: str, sampled: bool) -> str:
     calls = [[(call.name, call.arguments, call.error and call.raw) for call in p.calls] for p in (theirs, ours)]
     broken = [call.raw for call in ours.calls if call.arguments is None]
     if broken and all(raw in expected for raw in broken):
-        return "by_design"  # it stands in the content as it was written; what is put around that is the template's own
+        return "by_design"  # a malformed call is content, unchanged; the template decides what surrounds it
     if calls[0] != calls[1]:
         return "by_design" if same_but_thinking(theirs.content, ours.content) else "structural"
     if _squeezed(theirs.content) == _squeezed(ours.content):
@@ -270,11 +216,11 @@ def _model_mask(origin: Int8) -> list[bool]:
     return [int(value) in {Origin.MODEL, Origin.FORCED} for value in origin]
 
 
-def _drift(chat: Chat, kind: str, turn: int, base: int, expected: Sequence[int], got: Sequence[int], at: int) -> Drift:
+def _drift(chat: Chat, kind: str, turn: int, start: int, expected: Sequence[int], got: Sequence[int], at: int) -> Drift:
     return Drift(
         kind,
         turn,
-        base + at,
+        start + at,
         chat.decode(expected[:EXCERPT]),
         chat.decode(got[:EXCERPT]),
         expected[0] if expected else None,

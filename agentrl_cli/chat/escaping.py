@@ -1,16 +1,16 @@
 """Text from users and tools stays text: no token of the chat template can be written by them.
 
-How: every text that looks like a control token inside a message is replaced by a placeholder before the template
-renders, and put back afterwards as a *plain* range, where the tokenizer recognises no added token. The template sees
-ordinary words, so trimming, JSON escaping and joining work as they always do; a conversation without such text
-(nearly all of them) takes exactly the path of a plain rendering.
+Every text that looks like a control token inside a message is replaced by a placeholder before the template renders,
+and put back afterwards as a *plain* range, in which the tokenizer recognises no added token. The template sees
+ordinary words, so trimming, JSON escaping and joining work as usual; a conversation without such text (nearly all of
+them) takes exactly the path of a plain rendering.
 
-What is guarded depends on who wrote the text:
+What is escaped depends on who wrote the text:
 
 - user and tool: control tokens, and added words that the template or the parser uses as markup (`<tool_call>`).
 - system text and tool schemas: control tokens. A pack's author may write `<tool_call>` in a system prompt and it is
   encoded as Hugging Face would.
-- assistant: only the tokens that end a turn. The rest is what a model wrote and may write.
+- assistant: only the tokens that end a turn. A model may write the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Guard:
     """Hides control-token texts inside messages and tools; `Hidden.reveal` puts them back into a rendering."""
 
     def __init__(self, tokenizer: BaseTokenizer, markup: str, stop_texts: Iterable[str] = ()) -> None:
-        """`markup`: template source and parser markers, where an added word has to occur to count as markup."""
+        """`markup`: template source and parser markers; an added word counts as markup if it occurs in them."""
         control = [token.text for token in tokenizer.added if token.special]
         words = [
             token.text
@@ -45,7 +45,7 @@ class Guard:
     def hide(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
     ) -> tuple[list[Message], list[ToolSchema] | None, Hidden]:
-        """Copies of messages and tools with placeholders in place of guarded text."""
+        """Copies of messages and tools with placeholders in place of escaped text."""
         hidden = Hidden(self._prefix)
         safe = [self._message(message, hidden) for message in messages]
         return safe, hidden.replace(list(tools), self._author) if tools else None, hidden
@@ -59,7 +59,7 @@ class Guard:
 
 
 class Hidden:
-    """The texts that were taken out of one conversation."""
+    """The texts that were replaced in one conversation."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -99,7 +99,7 @@ class Hidden:
 
 
 def within(span: Range, ranges: Sequence[Range]) -> bool:
-    """Whether a piece of a text meets one of these ranges."""
+    """Whether a span of a text overlaps one of these ranges."""
     return any(start < span[1] and span[0] < end for start, end in ranges)
 
 

@@ -1,7 +1,7 @@
-"""Images in a conversation: what a chat must know of a model that reads them, and tool answers as such messages.
+"""Images in a conversation: what a chat must know of a vision model, and tool results with images as messages.
 
-The template writes one placeholder token for an image; the model wants as many as its processor makes of the image.
-Counts travel in the message (`types/content.py`), so a conversation renders to the same ids without the bytes.
+The template writes one placeholder token for an image; the model needs as many as its processor makes of the image.
+Counts are in the message (`types/content.py`), so a conversation renders to the same ids without the bytes.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from agentrl_cli.types import Message, ToolResult
 from agentrl_cli.types.content import image_part, images_of
 
 Measure = Callable[[bytes], tuple[int, int, int]]
-"""(width, height, tokens) of an image. Raises EnvError for bytes that are none."""
+"""(width, height, tokens) of an image. Raises EnvError for bytes that are not an image."""
 
 REFUSED = (
-    "A tool answered with an image, and this model reads text alone: it would never see what it is asked about. Let the"
-    " tool describe the image in words, or take a vision-language model."
+    "A tool returned an image, but this model reads text alone and would never see it. Let the tool describe the image"
+    " in words, or use a vision-language model."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """A model that reads images. `token`: id of the placeholder, of which one stands for every patch of an image."""
+    """A model that reads images. `token`: id of the placeholder, one for every patch of an image."""
 
     token: int
     measure: Measure
@@ -38,14 +38,14 @@ class Images:
     def expand(self, ids: list[int], offsets: Offsets, messages: Sequence[Message]) -> tuple[list[int], Offsets]:
         """Ids with every placeholder repeated as often as its image needs, and their offsets.
 
-        Raises TemplateError where the rendering does not have one placeholder for each image of the messages.
+        Raises TemplateError unless the rendering has one placeholder for each image of the messages.
         """
         counts = [int(part["tokens"]) for message in messages for part in images_of(message)]
         found = ids.count(self.token)
         if found != len(counts):
             raise TemplateError(
                 f"The chat template writes {found} places for {len(counts)} images.",
-                hint="Give one that shows the images of tool answers: --set model.chat_template=FILE.",
+                hint="Use one that shows the images of tool results: --set model.chat_template=FILE.",
             )
         left = iter(counts)
         times = [next(left) if token == self.token else 1 for token in ids]
@@ -55,7 +55,7 @@ class Images:
         )
 
     def shown(self, extend: Callable[[Sequence[Message], Sequence[Message]], Rendered]) -> bool:
-        """True where a template writes the images of tool answers; `extend`: see Chat."""
+        """True if a template writes the images of tool results; `extend`: see Chat."""
         answer: Message = {**tool(""), "content": [image_part(b"", 1, 1, 1)]}
         try:
             return self.token in extend([user("u"), assistant("", [("c00000000", "probe")])], [answer]).ids
@@ -63,7 +63,7 @@ class Images:
             return False
 
     def mark(self, ids: Sequence[int], origins: Sequence[int], of: Sequence[tuple[int, int]]) -> list[int]:
-        """Origins with those of the images filled in; `of`: (tokens, origin) of each image in order."""
+        """Origins, those of the images filled in; `of`: (tokens, origin) of each image in order."""
         marked = np.asarray(origins, np.int64)
         marked[np.asarray(ids) == self.token] = [origin for count, origin in of for _ in range(count)]
         return [int(origin) for origin in marked]
@@ -72,9 +72,9 @@ class Images:
 def pictured(
     messages: Sequence[Message], results: Sequence[ToolResult], images: Images | None
 ) -> tuple[list[Message], tuple[bytes, ...]]:
-    """Tool messages with the images of their results before the text, as verl has them; and the images in order.
+    """Tool messages with the images of their results before the text, as in verl; and the images in order.
 
-    Raises EnvError where there is an image and the model reads none, or where one cannot be read.
+    Raises EnvError if the model reads no images, or if one cannot be read.
     """
     out: list[Message] = []
     pixels: list[bytes] = []
@@ -91,5 +91,5 @@ def pictured(
             pixels += given
         out.append(message)
     if any(result.images for result in results[number + 1 :]):
-        raise EnvError("An image came with no tool message to show it in.")
+        raise EnvError("A tool returned an image with no tool message to show it in.")
     return out, tuple(pixels)

@@ -1,43 +1,44 @@
 """The text of an assistant turn to a message with tool calls. A call that cannot be executed carries its error.
 
-A bad call never ends an episode: its `error` becomes the observation, and says what was wrong and what is expected.
-Calls inside the model's thinking are no calls.
+A bad call never ends an episode: its `error` becomes the observation, with what was wrong and what is expected.
+Calls inside the model's thinking do not count.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from agentrl_cli.chat.arguments import example_arguments, validate_arguments
-from agentrl_cli.chat.parsers.base import Parser
+from agentrl_cli.chat.parsers import PARSERS, UNMARKED, Parser, candidates, load_parser
+from agentrl_cli.chat.thinking import THINK, THINK_END
 from agentrl_cli.errors import nearest
 from agentrl_cli.types import Message, ToolCall, ToolSchema
-
-THINK, THINK_END = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """An assistant turn, read. The ids it came from are not touched."""
+    """An assistant turn, parsed. The ids that it came from are unchanged."""
 
     content: str
-    """The text without its calls; the whole text where a call was malformed."""
+    """The text without its calls; the whole text if a call was malformed."""
     calls: tuple[ToolCall, ...]
     message: Message
     """The assistant message for the conversation. Malformed calls stay in its content, so that rendering it again
-    gives what the model wrote. `reasoning_content` holds `thinking`, where there is any."""
+    gives what the model wrote. `reasoning_content` is `thinking`, if any."""
     thinking: str = ""
-    """What was thought, where the parser's syntax has markup of its own for it (Gemma 4, gpt-oss)."""
+    """The model's thinking, if the parser's syntax has markup of its own for it (Gemma 4, gpt-oss)."""
 
 
 def parse_text(
     text: str, parser: Parser, tools: Sequence[ToolSchema] | None = None, turn: int = 0, *, opened: str = ""
 ) -> Parsed:
-    """Read an assistant turn (no stop token). With `tools` also names and arguments are checked. Never raises.
+    """Parse an assistant turn (no stop token). With `tools`, names and arguments are checked too. Never raises.
 
-    `opened`: how the generation prompt opened a thinking block. Where the turn closes it, the content begins with it:
-    so the message says what was thought, and a template does not take the opening for missing.
+    `opened` is the thinking block that the generation prompt opened. If the turn closes it, the content begins with
+    it: the message then contains the whole block, and no template adds an opening.
     """
     if opened and THINK_END in text and THINK not in text.partition(THINK_END)[0]:
         text = opened + text
@@ -70,8 +71,29 @@ def call_id(turn: int, number: int) -> str:
 
 
 def is_malformed(call: ToolCall) -> bool:
-    """True where the call's syntax is wrong, as against an unknown tool or bad arguments."""
+    """True if the call's syntax is wrong, as opposed to an unknown tool or bad arguments."""
     return call.arguments is None
+
+
+def foreign_parser(text: str, parsed: Parsed, own: Parser, tools: Sequence[ToolSchema]) -> str:
+    """The parser that reads calls of a turn in which `own` read none: the model writes another family's syntax.
+
+    `parsed` is the turn as `own` read it. A parser that reads a whole call comes first; if `own` found no call at all,
+    one whose markers begin a malformed call counts too. Empty if there is none.
+    """
+    if not _any_marker().search(text):
+        return ""
+    others = [parser for parser in candidates(text) if parser.name not in (own.name, *UNMARKED)]
+    found = [(parser.name, parse_text(text, parser, tools).calls) for parser in others]
+    whole = [name for name, calls in found if any(call.arguments is not None for call in calls)]
+    begun = [name for name, calls in found if calls and not parsed.calls]
+    return next(iter([*whole, *begun]), "")
+
+
+@cache
+def _any_marker() -> re.Pattern[str]:
+    marked = (load_parser(name) for name in PARSERS if name not in UNMARKED)
+    return re.compile("|".join(sorted({re.escape(marker) for parser in marked for marker in parser.markers})))
 
 
 def _split_thinking(text: str) -> tuple[str, str]:
@@ -92,13 +114,13 @@ def _checked(call: ToolCall, tools: Sequence[ToolSchema] | None) -> ToolCall:
     if call.name not in schemas:
         close = nearest(call.name, schemas, n=1)
         known = f"did you mean {close[0]}?" if close else f"there are: {', '.join(schemas) or 'none'}"
-        return replace(call, error=f'there is no tool "{call.name}"; {known}')
+        return replace(call, error=f'unknown tool "{call.name}"; {known}')
     problem = validate_arguments(schemas[call.name], call.arguments or {})
     return replace(call, error=problem) if problem else call
 
 
 def _explained(call: ToolCall, parser: Parser, tools: Sequence[ToolSchema] | None) -> ToolCall:
-    """The error with the class of the problem before it and the expected form after it."""
+    """The error with its kind before it and the expected form after it."""
     if not call.error:
         return call
     schemas = {tool["function"]["name"]: tool for tool in tools or ()}

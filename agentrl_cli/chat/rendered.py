@@ -1,4 +1,4 @@
-"""What a rendering is: ids, whose they are, and where each message's are."""
+"""A rendering: token ids with their origins and the span of each message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Rendered:
         return len(self.ids)
 
     def by_role(self, messages: Sequence[Message]) -> Iterator[tuple[str, tuple[Message, ...], Tokens]]:
-        """What is rendered here, cut where the role changes: role, the messages of it, and their tokens."""
+        """Role, messages and tokens of each span; `messages` are those of the whole rendering."""
         left = list(messages)
         for role, start, end in self.spans:
             count = next((n for n, message in enumerate(left) if message["role"] != role), len(left))

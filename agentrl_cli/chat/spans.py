@@ -1,7 +1,7 @@
-"""Which characters of a rendering are whose: content of messages, or the template's own.
+"""Which characters of a rendering are content of which message, and which the template's own.
 
-Only for origins (colours in replay, counts of observation tokens): no loss depends on it, since nothing found here is
-ever trained. Found by rendering the conversation again with a marker in place of each content.
+Only for origins (colours in replay, counts of observation tokens): no loss depends on it, as none of these tokens is
+trained. Found by rendering the conversation again with a marker in place of each content.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ORIGINS = {
 
 
 def locate(text: str, messages: Sequence[Message], render: Callable[[Sequence[Message]], str]) -> list[Region]:
-    """The regions of `text` that are contents of `messages`, in order. `render` gives the text for other contents."""
+    """The regions of `text` that are contents of `messages`, in order. `render` renders other messages the same way."""
     contents: list[tuple[int, str]] = []
     marked = [_marked(message, index, contents) for index, message in enumerate(messages)]
     try:
@@ -101,9 +101,9 @@ def spans(
 
 
 def shared_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """How many leading items (characters, tokens) two sequences share."""
+    """Number of leading items (characters, tokens) that two sequences share."""
     low, high = 0, min(len(a), len(b))
-    while low < high:  # slices compare fast: halve instead of walking
+    while low < high:  # a binary search: slices compare fast
         middle = (low + high + 1) // 2
         if a[low:middle] == b[low:middle]:
             low = middle
@@ -113,13 +113,13 @@ def shared_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
 
 
 def _variants(content: str) -> tuple[str, ...]:
-    """What templates make of a content: itself, trimmed, or JSON text."""
+    """How templates may write a content: unchanged, trimmed, or as JSON text."""
     quoted = json.dumps(content, ensure_ascii=False)
     return content, content.strip(), content.rstrip(), content.lstrip("\n"), content.strip("\n"), quoted, quoted[1:-1]
 
 
 def _search(text: str, contents: Sequence[tuple[int, str]], position: int = 0) -> list[Region]:
-    """The fallback where a template moves or rewrites contents: the next place where each occurs, if any."""
+    """The fallback if a template moves or rewrites contents: the next occurrence of each, if any."""
     regions: list[Region] = []
     for index, content in contents:
         needle = content.strip()

@@ -1,7 +1,7 @@
 """Chat templates: Jinja in a sandbox, with the filters and functions that Hugging Face templates expect.
 
-Differences from transformers, on purpose: the clock is read once, when the template is made, so that a conversation
-that crosses midnight does not drift; and tool-call arguments are given as the template wants them, object or text.
+Two intended differences from transformers: the clock is read once, when the template is compiled, so a conversation
+that crosses midnight does not drift; and tool-call arguments are passed as the template wants them, object or text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agentrl_cli.types import Message, ToolSchema
 
 PROBE = "zqcontent"
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-"""Names that templates have for a message's thinking; the first is ours."""
+"""Names that templates have for a message's thinking; the first is the one that messages have here."""
 
 
 class ChatTemplate:
@@ -38,7 +38,7 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         now: datetime | None = None,
     ) -> None:
-        """`variables` are further names (`enable_thinking`). Raises TemplateError where the source does not compile."""
+        """`variables` are further names (`enable_thinking`). Raises TemplateError if the source does not compile."""
         self.source = source
         self._now = now or datetime.now()
         self._variables = {"bos_token": "", "eos_token": "", **(specials or {}), **(variables or {})}
@@ -65,11 +65,11 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = False,
     ) -> str:
-        """The text of a conversation. Raises TemplateError with the template's own reason where it refuses."""
+        """The text of a conversation. Raises TemplateError with the template's own reason if it refuses."""
         try:
             return self._render(messages, tools, add_generation_prompt)
         except TypeError as error:
-            # DeepSeek's template joins the arguments to text: it wants them as JSON text, all others as an object.
+            # DeepSeek's template joins the arguments to text, so it needs JSON text; all others need an object.
             if self._arguments_as_text or not any(message.get("tool_calls") for message in messages):
                 raise TemplateError(f"The chat template failed: {error}.") from error
         self._arguments_as_text = True
@@ -88,7 +88,7 @@ class ChatTemplate:
         return plain
 
     def _wants_parts(self) -> bool:
-        """True where the template shows a content only as a list of parts (vision models)."""
+        """True if the template shows a content only as a list of parts (vision models)."""
         probe: list[Message] = [{"role": "user", "content": PROBE}]
         for parts in (False, True):
             self._content_as_parts = parts
@@ -109,8 +109,25 @@ class ChatTemplate:
             raise TemplateError(f"The chat template refuses this conversation: {error}") from error
 
 
+class ModelTemplates:
+    """The chat template of a model, and the one that it ships for conversations with tools, if any."""
+
+    def __init__(
+        self, source: str, tool_source: str | None, specials: Mapping[str, str], variables: Mapping[str, Any] | None,
+        now: datetime | None,
+    ) -> None:  # fmt: skip
+        now = now or datetime.now()
+        self._plain = ChatTemplate(source, specials, variables=variables, now=now)
+        self._tool = ChatTemplate(tool_source, specials, variables=variables, now=now) if tool_source else self._plain
+        self.source = source + (tool_source or "")
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, ask: bool) -> str:
+        """The text of a conversation; `ask` adds the generation prompt."""
+        return (self._tool if tools else self._plain).render(messages, tools, add_generation_prompt=ask)
+
+
 def plain_message(message: Message, arguments_as_text: bool = False) -> Message:
-    """A copy as templates expect it: content a text, call arguments an object (or JSON text), no empty fields."""
+    """A copy as templates expect it: content is text, call arguments are an object (or JSON text), no field is None."""
     copy = {key: value for key, value in message.items() if value is not None}
     content = copy.get("content", "")
     if isinstance(content, list) and all(part.get("type") == "text" for part in content):
@@ -128,7 +145,7 @@ def _plain_call(call: Mapping[str, Any], arguments_as_text: bool) -> dict[str, A
     if arguments_as_text and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     elif not arguments_as_text and isinstance(arguments, str):
-        with contextlib.suppress(json.JSONDecodeError):  # a text that is no JSON is shown as it is
+        with contextlib.suppress(json.JSONDecodeError):  # text that is not JSON is shown unchanged
             arguments = json.loads(arguments)
     function["arguments"] = {} if arguments is None else arguments
     return {"type": "function", **{k: v for k, v in call.items() if k in {"id", "type"}}, "function": function}

@@ -1,31 +1,29 @@
 """Conversations for templates that lack something: a system role, tool schemas, calls or results.
 
 Gemma has no system role and no tools, Phi-3 and Llama-2 no tools, DeepSeek writes calls and results but no schemas.
-What a template can is found by rendering probes. What it cannot is said in a role that it has, the same way in a
-prompt, a delta and a full rendering, so that an episode still extends by appending:
+Rendering probes shows what a template can write. The rest is written in a role that it has, the same way in a prompt,
+a delta and a full rendering, so that an episode still extends by appending:
 
-- a system message goes in front of the first user message,
+- a system message is put before the first user message,
 - schemas are described in the system text, with the parser's own syntax as the example,
-- calls stand in the assistant's content in that syntax,
-- results come as a user message, each in `<tool_response>` tags; or only those of malformed calls, which a template
-  may not know for calls.
+- calls are written in the assistant's content in that syntax,
+- results are a user message, each in `<tool_response>` tags; or only those of malformed calls, which a template may not
+  recognise as calls.
 
-A template that can all of it, as those for agents do, is given the messages as they are.
+A template that can write everything, as those for agents can, gets the messages unchanged.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl_cli.chat.parsers.base import Parser
-from agentrl_cli.chat.template_probe import MARK, PROBE_TOOL, RESULT, assistant, tool, user
+from agentrl_cli.chat.template_probe import MARK, PROBE_TOOL, RESULT, RenderText, assistant, tool, user
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message, ToolSchema
-
-RenderText = Callable[[Sequence[Message], Sequence[ToolSchema] | None, bool], str]
 
 TOOLS_TEXT = """\
 # Tools
@@ -46,7 +44,7 @@ class Abilities:
     calls: bool = True
     results: bool = True
     lone_results: bool = True
-    """Results behind a turn without a call, as after a malformed one, are written like any others."""
+    """Results after a turn without a call, as after a malformed one, are written like any others."""
 
     @property
     def all(self) -> bool:
@@ -54,7 +52,7 @@ class Abilities:
 
 
 def find_abilities(render: RenderText) -> Abilities:
-    """Probe a template. One that refuses everything has no abilities, and says so where it is used."""
+    """Probe a template. One that refuses everything has no abilities, and raises when it is used."""
 
     def shows(word: str, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None) -> bool:
         try:
@@ -62,22 +60,22 @@ def find_abilities(render: RenderText) -> Abilities:
         except TemplateError:
             return False
 
-    def tail(said: Message) -> str | None:
-        """What follows a result behind this turn; None if it is not written."""
+    def tail(turn: Message) -> str | None:
+        """The text after a result that follows this turn; None if the result is not written."""
         try:
-            _, found, after = render([user("u"), said, tool(RESULT)], [PROBE_TOOL], True).rpartition(RESULT)
+            _, found, after = render([user("u"), turn, tool(RESULT)], [PROBE_TOOL], True).rpartition(RESULT)
         except TemplateError:
             return None
         return after if found else None
 
     call = assistant("", [("c00000000", "probe")])
-    alone, behind_call = tail(assistant("a")), tail(call)
+    alone, after_call = tail(assistant("a")), tail(call)
     return Abilities(
         system=shows(MARK, [{"role": "system", "content": MARK}, user("u")]),
         schemas=shows("probe", [user("u")], [PROBE_TOOL]),
         calls=shows(MARK, [user("u"), call, tool("r")], [PROBE_TOOL]) or shows(MARK, [user("u"), call], [PROBE_TOOL]),
         results=shows(RESULT, [user("u"), call, tool(RESULT)], [PROBE_TOOL]),
-        lone_results=alone is not None and behind_call in (None, alone),
+        lone_results=alone is not None and after_call in (None, alone),
     )
 
 
@@ -92,11 +90,11 @@ def adapted(
         found = _described(found, tools, parser)
         tools = None
     if able.results and not able.lone_results:
-        found = _adopted(found)
+        found = _lone_as_user(found)
     if not able.calls:
         found = [_written(message, parser) for message in found]
     if not able.results:
-        found = _answered(found)
+        found = _as_user(found)
     if not able.system:
         found = _merged(found)
     return found, tools
@@ -112,7 +110,7 @@ def _described(messages: list[Message], tools: Sequence[ToolSchema], parser: Par
 
 
 def _written(message: Message, parser: Parser) -> Message:
-    """An assistant message whose calls stand in its content."""
+    """An assistant message with its calls written in its content."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -132,8 +130,8 @@ def _arguments(call: Message) -> dict[str, Any]:
     return dict(arguments)
 
 
-def _answered(messages: list[Message]) -> list[Message]:
-    """Results as user messages; those of one turn in one."""
+def _as_user(messages: list[Message]) -> list[Message]:
+    """Results as user messages; those of one turn together."""
     found: list[Message] = []
     previous = ""
     for message in messages:
@@ -149,8 +147,8 @@ def _answered(messages: list[Message]) -> list[Message]:
     return found
 
 
-def _adopted(messages: list[Message]) -> list[Message]:
-    """Results behind a turn without calls as user messages: Gemma 4 shows no others, MiniMax refuses them."""
+def _lone_as_user(messages: list[Message]) -> list[Message]:
+    """Results after a turn without calls as user messages: Gemma 4 does not show them, MiniMax refuses them."""
     alone, found = False, []
     for message in messages:
         if message.get("role") == "assistant":
@@ -171,7 +169,7 @@ def _tagged(content: Any) -> Any:
 
 
 def _merged(messages: list[Message]) -> list[Message]:
-    """The system text in front of the first user message; alone, where there is none."""
+    """The system text before the first user message, or as a user message of its own."""
     if not messages or messages[0].get("role") != "system":
         return messages
     text = messages[0].get("content") or ""
@@ -186,7 +184,7 @@ def _prefixed(message: Message, before: str, after: str) -> Message:
 
 
 def _joined(first: Any, between: str, second: Any) -> Any:
-    """Two contents in one: a text, or a list of parts where one of them is (images)."""
+    """Two contents joined: a text, or a list of parts if one of them is (images)."""
     if isinstance(first, str) and isinstance(second, str):
         return first + between + second
     parts: list[Message] = []

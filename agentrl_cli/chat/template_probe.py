@@ -1,4 +1,4 @@
-"""What a chat template does at the end of an assistant turn, found by rendering probes, not by knowing families.
+"""What a chat template writes at the end of an assistant turn, found by rendering probes, not by knowing families.
 
 Two styles exist. *Closing*: the turn ends with a token of its own (`<|im_end|>`) that the model samples, and the next
 message brings its own header. *Header*: nothing closes the turn; the model stops by sampling the first token of the
@@ -45,16 +45,16 @@ class Stops:
     texts: tuple[str, ...]
     """Texts of the tokens that a template writes where an assistant turn ends; the first follows a plain answer."""
     closing: bool
-    """True where the token belongs to the assistant turn, False where it opens the next message."""
+    """True if the token belongs to the assistant turn, False if it opens the next message."""
     suffix: str = ""
-    """What the template writes between the content and the stop token; the model samples this too."""
+    """The template's text between the content and the stop token; the model samples this too."""
     after_call: str = ""
-    """The text that follows a turn with tool calls; empty where the template has no tools."""
+    """The text that follows a turn with tool calls; empty if the template has no tools."""
     history: str = ""
-    """What the template writes in place of the stop token once the conversation goes on, where that is another token
-    (`<|end|>` of gpt-oss, which samples `<|return|>`). It ends a message, not the turn: no stop token."""
+    """What the template writes in place of the stop token once the conversation continues, if that is another token
+    (`<|end|>` of gpt-oss, which samples `<|return|>`). It ends a message, not the turn: it is not a stop token."""
     next_message: str = ""
-    """With a `history`: what a model writes between two messages of one turn."""
+    """With a `history`: the text between two messages of one turn."""
 
 
 def user(text: str) -> Message:
@@ -76,7 +76,7 @@ def tool(text: str, id_: str = "c00000000", name: str = "probe") -> Message:
 
 
 def find_stops(render: RenderText, tokenizer: BaseTokenizer, markers: Sequence[str]) -> Stops:
-    """Where assistant turns of this template end. Raises TemplateError where no special token ends them."""
+    """How assistant turns of this template end. Raises TemplateError if no special token ends them."""
     control = [token.text for token in tokenizer.added if token.special and token.text not in markers]
     followed = render([user("u"), assistant(MARK), user("v")], None, False)
     alone = render([user("u"), assistant(MARK)], None, False)
@@ -96,7 +96,7 @@ def find_stops(render: RenderText, tokenizer: BaseTokenizer, markers: Sequence[s
         after = _first(text, [stop]) or _first(text, control)
         after_call = after[0] if after else ""
     except TemplateError:
-        pass  # no tools in this template: audit says so
+        pass  # no tools in this template: the audit reports it
     texts = tuple(dict.fromkeys(text for text in (stop, after_call) if text))
     asked, closed = (render([user("u")], None, ask) for ask in (True, False))
     between = history + asked.removeprefix(closed) if history else ""
@@ -106,7 +106,7 @@ def find_stops(render: RenderText, tokenizer: BaseTokenizer, markers: Sequence[s
 def _sampled(written: str, last: tuple[str, str] | None, tokenizer: BaseTokenizer) -> tuple[str, str]:
     """The stop token that a model samples, and what the history has instead (empty: the same).
 
-    They differ where the very last turn ends with another token than the turns before it, and only that one is an end
+    They differ if the very last turn ends with another token than the turns before it, and only that one is an end
     token of the model.
     """
     ends = {token.text for token in tokenizer.added if token.id in tokenizer.eos_ids}
@@ -116,15 +116,15 @@ def _sampled(written: str, last: tuple[str, str] | None, tokenizer: BaseTokenize
 
 
 def find_called(
-    render: RenderText, said: Callable[[Message], str] | None = None, ends: re.Pattern[str] | None = None
+    render: RenderText, write: Callable[[Message], str] | None = None, ends: re.Pattern[str] | None = None
 ) -> str:
-    """What a template writes in a turn that calls the probe: `said` of it, else all that it adds, up to one of `ends`.
+    """The text of a turn that calls the probe: by `write`, else all that the template adds, up to one of `ends`.
 
-    The second where the turn does not begin as the generation prompt does. Empty where the template refuses.
+    `write` fails if the turn does not begin as the generation prompt does. Empty if the template refuses.
     """
     call = assistant("", [("c00000000", "probe")])
     try:
-        return said(call) if said is not None else _added(render, call, ends)
+        return write(call) if write is not None else _added(render, call, ends)
     except TemplateError:
         pass
     try:
@@ -141,7 +141,7 @@ def _added(render: RenderText, call: Message, ends: re.Pattern[str] | None) -> s
 
 
 def _first(text: str, candidates: Sequence[str]) -> tuple[str, str] | None:
-    """The first of `candidates` after the last marker, and the text between."""
+    """The first of `candidates` after the last marker, and the text between; None if there is none."""
     start = text.rfind(MARK)
     if start < 0:
         return None

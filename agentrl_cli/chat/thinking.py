@@ -1,8 +1,8 @@
-"""Thinking: how the families mark it, what a generation prompt gives of it, and texts without it.
+"""Thinking: how the families mark it, how generation prompts begin it, and texts without it.
 
-Templates keep, drop or empty the thinking of earlier turns, and generation prompts open a block, or give an empty one
-(`<think>\\n\\n</think>\\n\\n`) so that the model answers at once. One rule for all: where only given thinking tokens
-differ between the appended ids and a full rendering, that is by design. The model sampled none of them.
+Templates keep, drop or empty the thinking of earlier turns, and generation prompts open a block, or write an empty one
+(`<think>\\n\\n</think>\\n\\n`) so that the model answers at once. One rule for all: if the appended ids and a full
+rendering differ only in thinking tokens that the prompt wrote, that is by design. The model sampled none of them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ BLOCKS: tuple[tuple[str, str], ...] = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 """Opening and closing markers of a block of thinking inside a turn."""
+THINK, THINK_END = BLOCKS[0]
 HARMONY = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
 """The same in gpt-oss, where thinking is a message of its own."""
 
@@ -31,55 +32,55 @@ _LEADING = re.compile(rf"\A(?:(?!{_OPENED}).)*?(?:{_CLOSED})", re.DOTALL)
 
 
 def without_given(start: str, full: str) -> str:
-    """How much of `full` is the prompt, where only the thinking that the prompt `start` gives stands between them.
+    """The prompt as it stands at the start of `full`, if it differs from `start` only in the thinking that it begins.
 
-    `start` as it is where something else differs.
+    Else `start` unchanged.
     """
     given = _GIVEN.search(start)
     if given is None or not full.startswith(start[: given.start()]):
         return start
     bare = start[: given.start()]
     opening = next(block[0] for block in BLOCKS if given[0].startswith(block[0]))
-    if given[0].rstrip() == opening:  # an open block: the turn goes on inside of it where the template opens it, too
+    if given[0].rstrip() == opening:  # an open block: the turn continues inside it if the template opens it here too
         return bare + opening if full.startswith(bare + opening) else bare
     empty = _EMPTY.match(full, len(bare))
     return full[: empty.end()] if empty else bare
 
 
 def gives_empty(prompt: str) -> bool:
-    """True if a generation prompt gives an empty block of thinking: then a model does not think."""
+    """True if a generation prompt writes an empty block of thinking, so that the model does not think."""
     given = _GIVEN.search(prompt)
     return given is not None and any(given[0].rstrip().endswith(block[1]) for block in BLOCKS)
 
 
 def has_thinking(text: str) -> bool:
-    """True if a marker of thinking stands in a text."""
+    """True if a text contains a marker of thinking."""
     return _MARK.search(text) is not None
 
 
 def squeezed(text: str) -> str:
-    """A text without empty blocks of thinking, and without closing markers that nothing opened."""
+    """A text without empty blocks of thinking and without unopened closing markers."""
     return _EMPTY.sub("", text)
 
 
 def spaced(text: str) -> str:
-    """The same with the line breaks around: MiniMax M2 writes some beside a block that it leaves out."""
+    """`squeezed`, with the line breaks around them joined: MiniMax M2 keeps those beside a block that it drops."""
     return re.sub(r"\n+", "\n", _EMPTY.sub("\n", text))
 
 
 def same_but_thinking(a: str, b: str) -> bool:
-    """True if two texts of a turn differ in thinking, its markers and white space alone."""
+    """True if two texts of a turn differ only in thinking, its markers and white space."""
     return not _bare(a).isdisjoint(_bare(b))
 
 
 def _bare(text: str) -> set[str]:
-    """A text without thinking and white space; also as one that begins inside a block which the prompt opened."""
+    """A text without thinking and white space, read as it is and as one that begins inside an opened block."""
     found = _WHOLE.sub("", text)
     return {"".join(_MARK.sub("", part).split()) for part in (found, _LEADING.sub("", found))}
 
 
 def family_thinking(source: str) -> Callable[[str], str] | None:
-    """How a model of this template's family writes a thought at the beginning of a turn; None if it has no markers."""
+    """Writes a thought at the start of a turn as this template's family does; None if it has no markers for it."""
     if HARMONY[0] in source:
         return lambda text: f"{HARMONY[0]}{text}{HARMONY[1]}"
     block = next((block for block in BLOCKS if block[0] in source), None)

@@ -1,9 +1,9 @@
 """Text to token ids and back, from a model folder, by the `tokenizers` library alone (no transformers import).
 
-Two promises the rest of `chat` leans on. `encode` never adds tokens of its own: what a chat template writes is what
-is encoded. And `encode_offsets` can be told that parts of the text are *plain*: added tokens (`<|im_end|>` and the
-like) are not recognised there, so text from a user or a tool cannot become markup. The plain parts still go through
-the tokenizer in one piece with everything around them, so merges at their borders are the template's own.
+The rest of `chat` relies on two guarantees. `encode` never adds tokens of its own: what a chat template writes is what
+is encoded. And `encode_offsets` takes *plain* ranges, in which added tokens (`<|im_end|>` and the like) are not
+recognised, so text from a user or a tool cannot become markup. Plain ranges are still encoded in one piece with
+everything around them, so merges at their borders are the template's own.
 
 Not here: batching, padding, truncation.
 """
@@ -46,7 +46,7 @@ class AddedToken:
 class BaseTokenizer:
     """What `Chat`, policies and screens need of a tokenizer; subclasses encode and decode.
 
-    `chat_template` is a Jinja text, or None. `tool_template` is the one to use with tools where a model ships two.
+    `chat_template` is a Jinja text, or None. `tool_template` is the one to use with tools if a model ships two.
     """
 
     added: tuple[AddedToken, ...]
@@ -69,7 +69,7 @@ class BaseTokenizer:
         raise NotImplementedError
 
     def token_text(self, token: int) -> str:
-        """A text of one token for people: never empty, its own bytes where it is part of a character."""
+        """A text of one token for people: never empty, its own bytes if it is part of a character."""
         raise NotImplementedError
 
     def encode(self, text: str) -> list[int]:
@@ -77,7 +77,7 @@ class BaseTokenizer:
         return self.encode_offsets(text)[0]
 
     def id_of(self, text: str) -> int | None:
-        """The id of an added token, None where there is no such token."""
+        """The id of an added token, None if absent."""
         return self._added_ids.get(text)
 
     def plain(self, ids: Iterable[int]) -> str:
@@ -91,7 +91,7 @@ class BaseTokenizer:
 
     @cached_property
     def hash(self) -> str:
-        """16 hex digits over vocabulary and templates: equal where the same text gives the same ids."""
+        """16 hex digits over vocabulary and templates: equal if the same text gives the same ids."""
         parts = (self.json, self.chat_template, self.tool_template, json.dumps(dict(self.specials), sort_keys=True))
         return hashlib.sha256("\0".join(part or "" for part in parts).encode()).hexdigest()[:16]
 
@@ -121,7 +121,7 @@ class Tokenizer(BaseTokenizer):
         tool_template: str | None = None,
         eos_ids: Sequence[int] = (),
     ) -> None:
-        """`tokenizer_json` is the text of tokenizer.json. Raises ModelError where it cannot be read."""
+        """`tokenizer_json` is the text of tokenizer.json. Raises ModelError if it cannot be read."""
         self.json = tokenizer_json
         self._tk = _backend(tokenizer_json)
         self.chat_template, self.tool_template = chat_template, tool_template
@@ -142,7 +142,7 @@ class Tokenizer(BaseTokenizer):
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not folder.is_dir():
-            raise ModelError(f"There is no model folder {folder}.", hint="Give a local folder or a Hugging Face id.")
+            raise ModelError(f"No model folder {folder}.", hint="Use a local folder or a Hugging Face id.")
         if not path.is_file():
             raise ModelError(
                 f"{folder} has no tokenizer.json.",
@@ -189,20 +189,20 @@ class Tokenizer(BaseTokenizer):
 
     @cached_property
     def _renamed(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
-        """The same tokenizer whose added tokens have secret names, and its ids to ours.
+        """The same tokenizer with secret names for its added tokens, and its ids to the original ones.
 
-        With it markup is written under the secret names and everything else is plain text, in one call, so that no
-        border between the two is tokenized differently than in the template's own rendering.
+        Markup is renamed and everything else is plain text, encoded in one call, so that no border between the two is
+        tokenized differently than in the template's own rendering.
         """
         data = json.loads(self.json)
         for token in data["added_tokens"]:
             token["content"] = f"{self._nonce}x{token['id']}x"
         backend = _backend(json.dumps(data))
         ids = {backend.token_to_id(f"{self._nonce}x{token.id}x"): token.id for token in self.added}
-        return backend, {theirs: ours for theirs, ours in ids.items() if theirs is not None}
+        return backend, {renamed: original for renamed, original in ids.items() if renamed is not None}
 
     def _rename(self, text: str, plain: Sequence[tuple[int, int]]) -> tuple[str, _Back]:
-        """`text` with its markup, outside of `plain`, under the secret names; and the map of positions back."""
+        """`text` with its markup outside `plain` renamed, and the map of positions back."""
         parts: list[str] = []
         moves = [(0, 0)]
         done = length = 0
@@ -231,7 +231,7 @@ class _Back:
 
 
 class ByteTokenizer(BaseTokenizer):
-    """A fake that ships: ids 0 to 255 are bytes, added tokens follow. Made for tests and demonstrations.
+    """A fake tokenizer for tests and demonstrations: ids 0 to 255 are bytes, added tokens follow.
 
     `template` defaults to the bundled tiny-agent template; give another with its own control tokens to try it out.
     Tokens of `words` are added but not special, as in Qwen.
@@ -340,5 +340,5 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
         return named.get("default"), named.get("tool_use")
     if template is not None and not isinstance(template, str):
-        raise TemplateError(f"chat_template in {folder}/tokenizer_config.json is neither a text nor a list of them.")
+        raise TemplateError(f"chat_template in {folder}/tokenizer_config.json is neither a string nor a list.")
     return template, None

@@ -1,8 +1,8 @@
-"""`tool_choice` as at OpenAI's: how an assistant turn begins that must call a tool.
+"""`tool_choice`, as in OpenAI's API: the prefix of an assistant turn that must call a tool.
 
-A forced beginning is appended to the context before the model goes on: its tokens are the template's way to write a
-call, are marked FORCED and are never trained. `required` forces a call and leaves its name to the model; naming a
-function forces the name too. It holds for the first assistant turn: an episode whose every turn must call never ends.
+The prefix is appended to the context before the model generates: its tokens are how the template writes a call, have
+the origin FORCED and are never trained. `required` forces a call and leaves its name to the model; naming a function
+forces the name too. It applies to the first assistant turn: an episode whose every turn must call never ends.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl_cli.chat.parse import THINK_END
 from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.thinking import THINK_END
 from agentrl_cli.types import ToolSchema
 
 NAME = "qzxname"
-"""Stands for the name in a parser's example; no tool is called so."""
+"""Stands for the name in a parser's example; not the name of any tool."""
 
 
 def forced_text(chat: Chat, schemas: Sequence[ToolSchema], choice: Any) -> str:
-    """What a turn begins with under this choice; empty for `none`, `auto`, and where there are no tools."""
+    """The text that a turn must begin with; empty for `none` and `auto`, and without tools."""
     name = choice.get("function", {}).get("name") if isinstance(choice, Mapping) else None
     if not schemas or (choice != "required" and name is None):
         return ""
@@ -28,5 +28,5 @@ def forced_text(chat: Chat, schemas: Sequence[ToolSchema], choice: Any) -> str:
     if name is not None:
         empty = rest.find("{}")
         head += str(name) + (rest[:empty] if empty >= 0 else rest[:1])
-    # A generation prompt that opens a thinking block has it closed: calls inside it are no calls.
+    # If the generation prompt opens a thinking block, close it: calls inside it do not count.
     return (f"\n{THINK_END}\n\n" if chat.opens else "") + head

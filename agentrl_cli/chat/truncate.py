@@ -1,4 +1,4 @@
-"""Cutting tool results that are too long: by tokens, on the side that the settings say, and saying so."""
+"""Truncates tool results that are too long: by tokens, on the configured side, with a mark at the cut."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl_cli.types import Message, ToolResult
 
 
 def cut_text(chat: Chat, text: str, limit: int, side: str) -> str:
-    """A text of at most about `limit` tokens; `side` (left, middle, right) is cut away, and a mark says so."""
+    """A text of at most about `limit` tokens; `side` (left, middle, right) is replaced by a mark."""
     ids = chat.tokenizer.encode(text)
     if len(ids) <= limit:
         return text
@@ -38,16 +38,16 @@ def cut_results(
         if message["role"] != "tool":
             out.append(message)
             continue
-        said = _text(message["content"])
-        text = cut_text(chat, said, limit, side)
+        whole = _text(message["content"])
+        text = cut_text(chat, whole, limit, side)
         out.append({**message, "content": _with_text(message["content"], text)})
-        if text != said and number < len(marked):
+        if text != whole and number < len(marked):
             marked[number] = replace(marked[number], text=text, truncated=True)
     return out, tuple(marked)
 
 
 def _text(content: Any) -> str:
-    """The text of a tool's answer, which follows its images where it has any."""
+    """The text of a tool's answer, which follows its images if it has any."""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
@@ -68,9 +68,9 @@ def fit_results(
     room: int,
     shrink: bool,
 ) -> tuple[list[Message], tuple[ToolResult, ...], Rendered]:
-    """`cut_results`, and what `render` makes of the messages; with `shrink` cut further until that fits into `room`.
+    """`cut_results` and the rendering of its messages; with `shrink`, cut further until that fits into `room`.
 
-    It may not fit all the same: user messages are never cut, and a few tokens of a result always stay.
+    It may still not fit: user messages are never cut, and a few tokens of a result always stay.
     """
     out, marked = cut_results(chat, messages, results, limit, side)
     delta = render(out)

@@ -124,7 +124,7 @@ def _audit(folder: Path, as_json: bool) -> None:
             f"{not report.would_skip}",
             painted=True,
         )
-        for text in (*report.told, *report.notes, *report.would_skip):
+        for text in (*report.distinct, *report.notes, *report.would_skip):
             echo(f"  {text}")
         if not report.append_only:
             when = f"packs that have {without}" if without else "it"

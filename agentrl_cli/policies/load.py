@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from agentrl_cli.chat.audit import EVERY, Conversations, audit, require_append_only
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.config import Config
 from agentrl_cli.config.models import ModelConfig
@@ -38,7 +39,6 @@ from agentrl_cli.policies.remote.load import is_remote, remote_policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 
 if TYPE_CHECKING:
-    from agentrl_cli.chat.audit import Conversations
     from agentrl_cli.store import Store
 
 _LOG = logging.getLogger(__name__)
@@ -69,8 +69,8 @@ def load_policy(
     chat = Chat(tokenizer, settings.parser, settings.append_only, variables=settings.template_variables)
     if trainable:
         # What packs can hold is read from their rows: not for the many templates that fit all conversations.
-        held = None if conversations is None or chat.audit().append_only else conversations()
-        chat.require_append_only(held)
+        held = EVERY if conversations is None or audit(chat).append_only else conversations()
+        require_append_only(chat, held)
     remote = remote_policy(config, chat, context_length=configured_length(folder)) if is_remote(spec, config) else None
     if remote is not None and not trainable:
         return Loaded(remote, chat, None, config.remote.model or name, folder)

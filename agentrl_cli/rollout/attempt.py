@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.chat.drift import Drift, DriftGuard, worst
+from agentrl_cli.chat.drift import Drift, worst
+from agentrl_cli.chat.drift_guard import DriftGuard
 from agentrl_cli.chat.images import pictured
 from agentrl_cli.chat.tool_choice import forced_text
 from agentrl_cli.chat.truncate import fit_results

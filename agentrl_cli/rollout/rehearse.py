@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl_cli.chat.drift import check_episode
-from agentrl_cli.chat.parse import THINK_END
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.thinking import family_thinking, gives_empty
+from agentrl_cli.chat.thinking import THINK_END, family_thinking, gives_empty
 from agentrl_cli.config import Config
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.policies.scripted import ScriptedPolicy

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.chat.foreign import foreign_parser
-from agentrl_cli.chat.parse import Parsed
+from agentrl_cli.chat.parse import Parsed, foreign_parser
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.config import Config
 from agentrl_cli.envs.tool_env import Env, tool_env

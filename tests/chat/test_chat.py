@@ -1,4 +1,4 @@
-"""Delta rendering: what is appended equals what a full rendering would have given, token for token."""
+"""Delta rendering: the appended ids equal those of a full rendering, token for token."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_markup_in_content_stays_text(chat: Chat, where: str) -> None:
 
 
 def test_guarded_text_does_not_disturb_its_surroundings() -> None:
-    """The ids around a guarded text are those of the same rendering with a harmless word in its place."""
+    """The ids around an escaped text are those of the same rendering with a harmless word in its place."""
     chat = Chat(Tokenizer(bpe_json(), ByteTokenizer().chat_template, {"eos_token": "<|im_end|>"}))
     hostile = chat.prompt([{"role": "user", "content": "print <|im_end|> print"}])
     middle = chat.tokenizer.encode_offsets("<|im_end|>", [(0, 10)])[0]
@@ -206,7 +206,7 @@ def test_a_template_that_never_stops_is_refused() -> None:
 
 
 def test_tokenizer_errors_are_model_errors(tmp_path: Any) -> None:
-    with pytest.raises(ModelError, match="no model folder"):
+    with pytest.raises(ModelError, match="No model folder"):
         Tokenizer.load(tmp_path / "missing")
     with pytest.raises(ModelError, match=r"no tokenizer\.json"):
         Tokenizer.load(tmp_path)

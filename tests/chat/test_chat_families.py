@@ -1,4 +1,4 @@
-"""Every family of models, with tools: its real template where a package ships it, else one after its documented form.
+"""Every family of models, with tools: its real template if a package ships it, else one after its documented form.
 
 A scripted model answers in the family's own syntax; the real agent loop executes the call, appends the result as the
 template's delta, and the drift guard compares each turn and the whole with the template's own rendering.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.chat.audit import require_calls_read
+from agentrl_cli.chat.audit import audit, require_append_only, require_calls_read
 from agentrl_cli.chat.parsers import PARSERS, load_parser
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.template_adapter import Abilities
@@ -37,16 +37,16 @@ from tests.helpers.template import templates_of
 from tests.helpers.train import write_model
 
 # After the documented format (https://huggingface.co/HuggingFaceTB/SmolLM2-1.7B-Instruct): ChatML, a system text of its
-# own where there is none, no tools.
+# own if the conversation has none, and no tools.
 SMOLLM2 = """{%- if messages[0].role != 'system' %}
 {{- '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}
 {%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"""
 WRITTEN = {"minimind": MINIMIND, "SmolLM2": SMOLLM2}
-"""Families that no package ships the file of."""
+"""Families whose file no package ships."""
 
 CPP, TRL, AXOLOTL, OWN = "llama-cpp-python", "trl", "axolotl", "written here"
-# source, template -> the parser that is found, and what the template lacks: s(ystem) t(ools) c(alls) r(esults)
+# source, template -> the detected parser, and what the template lacks: s(ystem) t(ools) c(alls) r(esults)
 FAMILIES: dict[tuple[str, str], tuple[str, str]] = {
     (CPP, "Qwen-Qwen2.5-7B-Instruct"): ("hermes", ""),
     (CPP, "Qwen-Qwen3-0.6B"): ("hermes", ""),
@@ -115,7 +115,7 @@ async def episode_of(chat: Chat, replies: Sequence[str]) -> tuple[Episode, Rollo
 
 
 def called(chat: Chat) -> str:
-    """A call in the family's syntax, with its own stop token where that is another than an answer's (GLM)."""
+    """A call in the family's syntax, with its own stop token if that differs from an answer's (GLM)."""
     own = chat.stops.after_call
     return chat.parser.example("add", {"a": 5, "b": 7}) + ("" if own == chat.stops.texts[0] else own)
 
@@ -126,11 +126,11 @@ async def test_a_tool_episode_of_every_family(source: str, name: str) -> None:
     parser, lacks = FAMILIES[source, name]
     assert chat.parser.name == parser and chat.reads_calls
     assert replace(chat.able, lone_results=True) == Abilities(*(letter not in lacks for letter in "stcr"))
-    chat.require_append_only()
+    require_append_only(chat)
     call, answer = called(chat), "It is 12"
     thinking = chat.decode(chat.prompt([user("u")], [PROBE_TOOL]).ids).rstrip().endswith("<think>")
     before = "\n</think>\n\n" if thinking else ""
-    if name in CHANNELS:  # a turn names whom it speaks to: it is written as the template does
+    if name in CHANNELS:  # a turn names its recipient: written as the template does
         schema = tool_schema(add)
         arguments = {"name": "add", "arguments": {"a": 5, "b": 7}}
         message: Message = {
@@ -151,7 +151,7 @@ async def test_a_tool_episode_of_every_family(source: str, name: str) -> None:
     # Spaces (the script writes as the parser does) and thinking, which some templates drop, may differ; nothing else.
     kinds = set(rollout.drift.values())
     assert kinds <= {"reserialised", "by_design"}
-    assert "by_design" not in kinds or "think" in text or chat.audit().thinking_by_design
+    assert "by_design" not in kinds or "think" in text or audit(chat).thinking_by_design
 
 
 REFUSED = [
@@ -159,18 +159,18 @@ REFUSED = [
     (CPP, "Mistral-Small-3.2-24B-Instruct-2506", "an answer after a tool"),
     (AXOLOTL, "mistral_v3_tekken", "an answer after a tool"),
     (TRL, "deepseekv3", "two tool turns"),
-    (CPP, "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "it begins an earlier turn otherwise"),
-    (CPP, "deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "it begins an earlier turn otherwise"),
+    (CPP, "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "it begins an earlier turn differently"),
+    (CPP, "deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "it begins an earlier turn differently"),
 ]
 
 
 @pytest.mark.parametrize(("source", "name", "reason"), REFUSED)
 async def test_refused_with_the_reason_and_trained_where_the_user_says_so(source: str, name: str, reason: str) -> None:
     with pytest.raises(TemplateError, match=reason) as caught:
-        chat_of(source, name).require_append_only()
+        require_append_only(chat_of(source, name))
     assert "model.append_only=true" in caught.value.hint
     chat = chat_of(source, name, append_only=True)
-    chat.require_append_only()
+    require_append_only(chat)
     call = called(chat)
     episode, rollout = await episode_of(chat, [call, f"</think>{call}", "It is 12"])
     assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
@@ -181,7 +181,7 @@ async def test_refused_with_the_reason_and_trained_where_the_user_says_so(source
     ("source", "name"), [(TRL, "gemma4"), (CPP, "Qwen-Qwen2.5-7B-Instruct"), (CPP, "deepseek-ai-DeepSeek-V4")]
 )
 async def test_a_malformed_call_is_answered_in_a_role_that_the_template_shows(source: str, name: str) -> None:
-    """Gemma 4 writes no result without a call, and a malformed call is none: the answer comes from the user."""
+    """Gemma 4 writes no result without a call, and a malformed call does not count: the answer comes from the user."""
     chat = chat_of(source, name)
     call = called(chat)
     marker = chat.parser.markers[-1 if name != "gemma4" else 1]
@@ -251,7 +251,7 @@ def test_origins_stay_those_of_the_messages() -> None:
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_the_parser_is_found_by_reading_what_the_template_writes(name: str) -> None:
-    """A template whose source gives nothing away writes calls as `name` does: that parser is taken."""
+    """A template whose source has no telling text writes calls as `name` does: that parser is chosen."""
     written = load_parser(name).example("probe", {"x": MARK}).split(MARK)
     head, tail = (json.dumps(part, ensure_ascii=False) for part in written)
     source = (
@@ -273,7 +273,7 @@ def test_a_syntax_that_nobody_reads_is_refused_for_tools() -> None:
     chat = Chat(tokenizer_for(source), "auto")
     with pytest.raises(TemplateError, match="hermes does not read the tool calls"):
         require_calls_read(chat)
-    report = chat.audit()
+    report = audit(chat)
     assert report.ok and not report.reads_calls and any("model.parser" in note for note in report.notes)
 
 

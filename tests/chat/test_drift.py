@@ -1,10 +1,11 @@
-"""The drift guard: each kind of difference is found, named and placed; what is the same is quiet."""
+"""The drift guard: each kind of difference is found, classified and located; equal ids report nothing."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from agentrl_cli.chat.audit import audit
 from agentrl_cli.chat.drift import check_delta, check_episode, worst
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
@@ -31,7 +32,7 @@ def chat() -> Chat:
 
 
 def episode(chat: Chat, replies: list[list[int]], results: list[str]) -> Episode:
-    """An episode as the rollout makes it, from sampled ids."""
+    """An episode as the rollout builds it, from sampled ids."""
     prompt = chat.prompt(PROMPT, TOOLS)
     parts = [Tokens.given(prompt.ids, prompt.origin)]
     turns = [Turn(0, "user", tuple(PROMPT), 0, len(prompt))]
@@ -158,7 +159,7 @@ def test_other_tokens_for_the_same_text_are_resegmented() -> None:
 
 def test_dropped_thinking_is_by_design() -> None:
     chat = Chat(ByteTokenizer(THINKING))
-    assert chat.audit().thinking_by_design
+    assert audit(chat).thinking_by_design
     ids = chat.assistant_ids("<think>\nhm\n</think>\n\nfirst")
     odd = episode(chat, [ids, chat.assistant_ids("second")], ["1"])
     (drift,) = check_episode(odd, chat, TOOLS)

@@ -1,5 +1,5 @@
-"""How families end turns, think and call, through the real loop: nothing that is right is cut, dropped or skipped, and
-what would be skipped is said before a training. The templates are written here, so that nothing has to be fetched.
+"""How families end turns, think and call, through the real loop: nothing correct is cut, dropped or skipped, and what
+would be skipped is reported before training. The templates are written here, so that nothing is fetched.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.audit import Conversations
+from agentrl_cli.chat.audit import Conversations, require_append_only
 from agentrl_cli.chat.drift import check_delta, check_episode
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.template_probe import PROBE_TOOL, tool, user
@@ -61,7 +61,7 @@ def sampled(chat: Chat, episode: Episode) -> list[str]:
     "call",
     [
         ANALYSIS + GPT_CALL,
-        # as the model writes it: the recipient behind the channel, the format as a constraint
+        # as the model writes it: the recipient after the channel, the format as a constraint
         f'{ANALYSIS}<|channel|>commentary to=functions.add <|constrain|>json<|message|>{{"a":5,"b":7}}<|call|>',
         f"<|channel|>commentary<|message|>I add.<|end|><|start|>assistant{GPT_CALL}",
         GPT_CALL,
@@ -71,10 +71,10 @@ async def test_gpt_oss_goes_on_after_its_analysis(call: str) -> None:
     chat = chat_of(GPT_OSS)
     assert chat.parser.name == "harmony"
     assert {chat.tokenizer.token_text(id_) for id_ in chat.stop_ids} == set(GPT_OSS_ENDS)
-    assert chat.require_append_only().ok and await rehearse(chat) == ()
+    assert require_append_only(chat).ok and await rehearse(chat) == ()
     episode, rollout = await episode_of(chat, [call, ANALYSIS + GPT_ANSWER])
     assert (episode.outcome, results(episode)) == (Outcome.SOLVED, ["12"])
-    assert sampled(chat, episode) == [call, ANALYSIS + GPT_ANSWER], "what was sampled stays as it is"
+    assert sampled(chat, episode) == [call, ANALYSIS + GPT_ANSWER], "sampled tokens are kept"
     assert set(rollout.drift.values()) <= {"reserialised", "by_design"}
 
 
@@ -114,7 +114,7 @@ def test_a_gpt_oss_demonstration_ends_with_what_the_model_samples() -> None:
 
 
 def test_an_end_token_that_is_the_models_own_is_not_swapped() -> None:
-    """With `<|end|>` as the model's end token a history that has another is a fault of the template."""
+    """With `<|end|>` as the model's end token, a history with another one is the template's fault."""
     chat = Chat(tokenizer_for(GPT_OSS, ends=("<|end|>",)), "auto", now=datetime(2026, 1, 2))
     assert chat.stops.history == "" and chat.tokenizer.id_of("<|end|>") in chat.stop_ids
 
@@ -125,7 +125,7 @@ GEMMA_CALL = "<|tool_call>call:add{a:5,b:7}<tool_call|><|tool_response>"
 GEMMA_THOUGHT = "<|channel>thought\nhm\n<channel|>"
 
 
-async def test_gemma4_thinks_before_a_call_and_text_there_is_said_to_be_skipped() -> None:
+async def test_gemma4_thinks_before_a_call_and_text_there_is_reported_as_skipped() -> None:
     chat = chat_of(gemma4())
     thinking, rollout = await episode_of(chat, [GEMMA_THOUGHT + GEMMA_CALL] * 2 + [GEMMA_THOUGHT + "It is 12"])
     assert (thinking.outcome, results(thinking)) == (Outcome.SOLVED, ["12", "12"])
@@ -136,7 +136,7 @@ async def test_gemma4_thinks_before_a_call_and_text_there_is_said_to_be_skipped(
     (finding,) = await rehearse(chat)
     assert str(finding).startswith("an episode with text before a call would be skipped as drift: the template writes")
     text, rollout = await episode_of(chat, [f"Let me see.{GEMMA_CALL}", "It is 12"])
-    assert text.outcome is Outcome.SOLVED and set(rollout.drift.values()) == {"structural"}, "as it was said"
+    assert text.outcome is Outcome.SOLVED and set(rollout.drift.values()) == {"structural"}, "as it was reported"
 
 
 # --- LFM2 -------------------------------------------------------------------------------------------------------------
@@ -145,20 +145,20 @@ async def test_gemma4_thinks_before_a_call_and_text_there_is_said_to_be_skipped(
 async def test_the_calls_of_lfm2_are_found_by_its_tokens() -> None:
     chat = chat_of(LFM2, LFM2_CALLS)
     assert chat.parser.name == "lfm2" and not chat.able.calls
-    assert chat_of(LFM2).parser.name == "hermes", "without the tokens nothing tells"
+    assert chat_of(LFM2).parser.name == "hermes", "nothing else identifies it"
     call = "<|tool_call_start|>[add(a=5, b=7)]<|tool_call_end|>"
     episode, rollout = await episode_of(chat, [call, f"I add.\n{call}", "It is 12"])
     assert (episode.outcome, results(episode)) == (Outcome.SOLVED, ["12", "12"])
     assert set(rollout.drift.values()) <= {"reserialised"}
 
 
-# --- thinking that the prompt gives -----------------------------------------------------------------------------------
+# --- thinking that the prompt begins ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", GIVEN)
 async def test_given_thinking_that_the_history_has_otherwise_is_by_design(family: str) -> None:
     chat = chat_of(GIVEN[family])
-    assert chat.require_append_only().ok
+    assert require_append_only(chat).ok
     own = chat.stops.after_call if chat.stops.after_call != chat.stops.texts[0] else ""
     call = chat.parser.example("add", {"a": 5, "b": 7}) + own
     closed = "\n</think>\n\n" if chat.opens else ""
@@ -168,7 +168,7 @@ async def test_given_thinking_that_the_history_has_otherwise_is_by_design(family
 
 
 def test_a_lost_result_beside_given_thinking_is_still_structural() -> None:
-    """The rule looks at thinking alone: what else differs in the same turn is found."""
+    """The rule covers thinking alone: any other difference in the same turn is found."""
     chat = chat_of(GIVEN["DeepSeek-V3.2"])
     said = chat.parse(chat.tokenizer.encode("yes")).message
     ids = [*chat.prompt([user("u")]).ids, *chat.assistant_ids(said)]
@@ -182,10 +182,10 @@ def test_a_lost_result_beside_given_thinking_is_still_structural() -> None:
 def test_deepseek_v3_which_drops_its_header_is_refused() -> None:
     for which in (Conversations(), Conversations(users=False, system=False)):
         with pytest.raises(TemplateError, match="two tool turns"):
-            chat_of(DEEPSEEK_V3).require_append_only(which)
+            require_append_only(chat_of(DEEPSEEK_V3), which)
 
 
-# --- what a pack's conversations can hold -----------------------------------------------------------------------------
+# --- what a pack's conversations can contain --------------------------------------------------------------------------
 
 
 # Its prompt changes with a second user message.
@@ -210,12 +210,12 @@ def test_mistral_is_judged_by_the_conversations_of_the_pack() -> None:
     rows = ({"id": "1", "prompt": [{"role": "system", "content": "s"}, user("u")]},)
     assert conversations([pack_of(rows=rows)], "train") == spoken != plain
     answered = conversations([pack_of(interactions={"user": lambda: Scripted(["So?"])})], "train")
-    assert (plain.words, answered.users) == ("a second user message or a system text", True)
-    assert small.require_append_only(plain).ok and small.require_append_only(spoken).ok
-    assert nemo.require_append_only(plain).ok
+    assert (plain.lacking, answered.users) == ("a second user message or a system text", True)
+    assert require_append_only(small, plain).ok and require_append_only(small, spoken).ok
+    assert require_append_only(nemo, plain).ok
     for chat, which in ((small, answered), (nemo, answered), (nemo, spoken), (small, Conversations())):
-        with pytest.raises(TemplateError, match="it rewrites the prompt when the conversation goes on"):
-            chat.require_append_only(which)
+        with pytest.raises(TemplateError, match="it rewrites the prompt when the conversation continues"):
+            require_append_only(chat, which)
 
 
 async def test_mistral_without_a_second_user_message_drifts_nowhere() -> None:
@@ -243,7 +243,7 @@ def test_a_training_of_a_moving_template_depends_on_the_pack(tmp_path: Path) -> 
     assert main(["train", "--project", str(project)]) != 0
 
 
-# --- said before it starts --------------------------------------------------------------------------------------------
+# --- reported before it starts ----------------------------------------------------------------------------------------
 
 
 async def test_a_training_says_at_its_start_what_it_would_skip(tmp_path: Path) -> None:
@@ -253,14 +253,14 @@ async def test_a_training_says_at_its_start_what_it_would_skip(tmp_path: Path) -
     folder = write_model(tmp_path / "m", template=TEXT_MOVES)
     limits = {"max_tokens": 900, "group_size": 2, "prompts_per_step": 1}
     for structural, wanted in (("skip", 1), ("train", 0)):
-        said: list[str] = []
+        narrated: list[str] = []
         drift = {"structural": structural}
         async with trainer_of(project, folder, train={"steps": 1}, rollout=limits, drift=drift) as trainer:
-            trainer.narrate = said.append
+            trainer.narrate = narrated.append
             await trainer.train()
             alerts = [a for a in trainer.store.alerts(trainer.run.id) if a["name"] == "drift"]
-        told = [line for line in said if "text before a call would be skipped as drift" in line]
-        assert (len(told), len(alerts)) == (wanted, wanted)
+        lines = [line for line in narrated if "text before a call would be skipped as drift" in line]
+        assert (len(lines), len(alerts)) == (wanted, wanted)
 
 
 def test_doctor_says_what_would_be_skipped_and_what_a_pack_must_lack(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.arguments import validate_arguments
 from agentrl_cli.chat.parse import is_malformed, parse_text
 from agentrl_cli.chat.parsers import PARSERS, detect_parser, load_parser
 from agentrl_cli.errors import NotFound
@@ -131,7 +130,7 @@ BAD = [
         "Expecting ',' delimiter at its end",
     ),
     ("hermes", "<tool_call>\nadd(1, 2)\n</tool_call>", "not valid JSON"),
-    ("hermes", "<tool_call>\n\n</tool_call>", "empty: there is no JSON object"),
+    ("hermes", "<tool_call>\n\n</tool_call>", "empty: a JSON object is missing"),
     ("hermes", '<tool_call>\n{"arguments": {"a": 1}}\n</tool_call>', '"name" is missing'),
     (
         "hermes",
@@ -146,7 +145,7 @@ BAD = [
     ),
     ("hermes", "<tool_call>\n[1]\n</tool_call>", "must be a JSON object"),
     ("hermes", '<tool_call>\n{"name": "say", "arguments": {"text": "a\nb"}}\n</tool_call>', r"must be written \n"),
-    ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": NaN}}\n</tool_call>', "NaN is no JSON value"),
+    ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": NaN}}\n</tool_call>', "NaN is not a JSON value"),
     ("hermes", '<tool_call>\n{"name": "add", "argu', "cut off: no </tool_call> before the turn ended"),
     ("hermes", f'<tool_call>\n{{"name": "add"\n{GOOD["hermes"]}', "cut off: no </tool_call> before the next"),
     ("hermes", '{"name": "add", "arguments": {}}\n</tool_call>', "</tool_call> without <tool_call>"),
@@ -170,7 +169,7 @@ BAD = [
     ("deepseek", GOOD["deepseek"].replace("}", ""), "not valid JSON"),
     ("deepseek", GOOD["deepseek"].replace("<｜tool▁call▁end｜><｜tool▁calls▁end｜>", ""), "cut off"),
     ("deepseek", GOOD["deepseek"].replace("<｜tool▁calls▁end｜>", ""), "cut off"),
-    ("deepseek", "<｜tool▁calls▁begin｜>add<｜tool▁calls▁end｜>", "there is no"),
+    ("deepseek", "<｜tool▁calls▁begin｜>add<｜tool▁calls▁end｜>", "no <｜tool▁call▁begin｜> in the list"),
     ("mistral", '[TOOL_CALLS] {"name": "add", "arguments": {}}', "a JSON list of calls must follow"),
     ("mistral", '[TOOL_CALLS] [{"name": "add", "argum', "not valid JSON"),
     ("mistral", "[TOOL_CALLS]add[ARGS]{", "not valid JSON"),
@@ -268,7 +267,7 @@ def test_several_calls(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_an_answer_is_no_call(name: str) -> None:
+def test_an_answer_is_not_a_call(name: str) -> None:
     for text in ("", "It is 42.", "[1, 2]", '{"answer": 42}', "if a < b: return {}"):
         parsed = parse_text(text, load_parser(name), TOOLS)
         assert (parsed.content, parsed.calls) == (text, ())
@@ -320,13 +319,13 @@ def test_a_model_that_repeats_itself_is_read_in_time_and_never_raises(name: str)
         ("minimax_m2", "<minimax:tool_call>" * 2 + "</minimax:tool_call>" * 8000),
     ],
 )
-def test_what_no_tool_is_called_with_is_a_named_error(name: str, text: str) -> None:
+def test_an_absurdly_long_call_is_a_named_error(name: str, text: str) -> None:
     began = time.process_time()
     assert parse_text(text, load_parser(name), TOOLS).calls[-1].error
     assert time.process_time() - began < 1
 
 
-def test_a_word_in_an_answer_is_no_call() -> None:
+def test_a_word_in_an_answer_is_not_a_call() -> None:
     text = "import functools\nfunctools.reduce(add, [1, 2])"
     assert parse_text(text, load_parser("functools"), TOOLS).calls == ()
 
@@ -335,7 +334,7 @@ def test_a_word_in_an_answer_is_no_call() -> None:
 def test_unknown_tool_and_bad_arguments(name: str) -> None:
     parser = load_parser(name)
     (unknown,) = parse_text(parser.example("ad", ADD), parser, TOOLS).calls
-    assert unknown.error is not None and 'there is no tool "ad"; did you mean add? Expected:' in unknown.error
+    assert unknown.error is not None and 'unknown tool "ad"; did you mean add? Expected:' in unknown.error
     assert unknown.arguments == ADD and not is_malformed(unknown)
     (missing,) = parse_text(parser.example("add", {"a": 1}), parser, TOOLS).calls
     assert missing.error is not None and 'argument "b" is missing' in missing.error
@@ -349,7 +348,7 @@ def test_text_around_calls_is_content() -> None:
     assert parse_text(f"Hm.{GOOD['mistral']}", load_parser("mistral")).content == "Hm."
 
 
-def test_calls_inside_thinking_are_no_calls() -> None:
+def test_calls_inside_thinking_do_not_count() -> None:
     hermes = load_parser("hermes")
     parsed = parse_text(f"<think>\nmaybe {GOOD['hermes']}\n</think>\n\n{GOOD['hermes']}", hermes, TOOLS)
     assert len(parsed.calls) == 1
@@ -367,7 +366,7 @@ def test_string_arguments_stay_strings_in_xml() -> None:
 def test_newer_mistral_and_deepseek_forms() -> None:
     (call,) = parse_text('[TOOL_CALLS]add[CALL_ID]abc123xyz[ARGS]{"a": 1, "b": 2}', load_parser("mistral"), TOOLS).calls
     assert (call.name, call.arguments, call.error, call.id) == ("add", ADD, None, "abc123xyz")
-    for id_, own in (("abc123xyz", "abc123xyz"), ("short", "c00000000")):  # templates refuse any but nine letters
+    for id_, own in (("abc123xyz", "abc123xyz"), ("short", "c00000000")):  # templates reject all but nine letters
         text = f'[TOOL_CALLS] [{{"name": "add", "arguments": {{"a": 1, "b": 2}}, "id": "{id_}"}}]'
         parsed = parse_text(text, load_parser("mistral"), TOOLS)
         assert parsed.calls[0].id == parsed.message["tool_calls"][0]["id"] == own
@@ -377,46 +376,12 @@ def test_newer_mistral_and_deepseek_forms() -> None:
     assert (call.name, call.arguments, call.error) == ("add", ADD, None)
 
 
-def test_names() -> None:
+def test_parser_names_and_detection() -> None:
     assert detect_parser("… <tool_call> …") == "hermes"
     assert detect_parser("no tools") == "hermes"
     with pytest.raises(NotFound) as caught:
         load_parser("hermse")
     assert "hermes" in caught.value.hint
-
-
-def test_validate_arguments() -> None:
-    wanted = {
-        "type": "object",
-        "properties": {
-            "n": {"type": "integer", "minimum": 1, "maximum": 9},
-            "mode": {"enum": ["a", "b"]},
-            "xs": {"type": "array", "items": {"type": "number"}, "maxItems": 2},
-            "opt": {"type": ["string", "null"]},
-            "o": {"type": "object", "properties": {"k": {"type": "boolean"}}, "required": ["k"]},
-            "u": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^x"}]},
-        },
-        "required": ["n"],
-    }
-    cases: list[tuple[dict[str, Any], str | None]] = [
-        ({"n": 1, "mode": "a", "xs": [1, 2.5], "opt": None, "o": {"k": True}, "u": "xy"}, None),
-        ({}, 'argument "n" is missing'),
-        ({"n": True}, 'argument "n" must be an integer, not a boolean (true)'),
-        ({"n": 3.0}, 'argument "n" must be an integer, not a number (3.0)'),
-        ({"n": 0}, 'argument "n" must be at least 1'),
-        ({"n": 1, "mod": "a"}, 'there is no argument "mod", did you mean "mode"?'),
-        ({"n": 1, "mode": "c"}, 'argument "mode" must be one of "a", "b"'),
-        ({"n": 1, "xs": [1, "2"]}, 'argument "xs[1]" must be a number, not a string ("2")'),
-        ({"n": 1, "xs": [1, 2, 3]}, 'argument "xs" must have at most 2 items'),
-        ({"n": 1, "o": {}}, 'argument "o.k" is missing'),
-        (
-            {"n": 1, "u": "y"},
-            'argument "u" fits none of its types: argument "u" must be an integer, not a string ("y")',
-        ),
-    ]
-    for arguments, problem in cases:
-        assert validate_arguments(wanted, arguments) == problem
-    assert validate_arguments(schema("f", {}), {"x": 1}) == 'there is no argument "x"; there are: none'
 
 
 BITS = [*"\"'\\{}[]<;=\n\ta1", "b c", "  ", "é", "日本", "</x>", "```", "null"]
@@ -425,7 +390,7 @@ NESTED = schema("nest", {"s": "string", "o": "object", "a": "array", "b": "boole
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_nested_arguments_and_several_calls_survive_every_syntax(name: str) -> None:
-    """Whatever the arguments are, what the syntax writes is read again as it was."""
+    """Any arguments that a syntax writes are read back unchanged."""
     random, parser = Random(0), load_parser(name)
 
     def text() -> str:
@@ -440,7 +405,7 @@ def test_nested_arguments_and_several_calls_survive_every_syntax(name: str) -> N
         return {text(): value(depth + 1) for _ in range(count)}
 
     if name == "minimax_m3":
-        pytest.skip("it writes neither types nor what is empty: tested by itself")
+        pytest.skip("it writes neither types nor empty values: it has a test of its own")
     one_block = {"mistral", "llama3_pythonic", "harmony"}  # several calls stand in one list: see SEVERAL
     between = {"llama3_json": "; ", "llama4": "; ", "functionary_v32": ">>>"}.get(name, "\n")
     for _ in range(100):
@@ -454,7 +419,7 @@ def test_nested_arguments_and_several_calls_survive_every_syntax(name: str) -> N
         assert [(c.name, c.arguments, c.error) for c in parsed.calls] == [("nest", one, None) for one in every]
 
 
-def test_ids_that_a_model_writes_twice_are_ours() -> None:
+def test_ids_that_a_model_writes_twice_are_replaced() -> None:
     one = inside("kimi_k2", "<|tool_call_begin|>", "<|tool_call_end|>")
     calls = parse_text(SEVERAL["kimi_k2"], load_parser("kimi_k2"), TOOLS, turn=2).calls
     assert [call.id for call in calls] == ["c00020000", "c00020001"]
@@ -483,7 +448,7 @@ def test_minimax_m3_takes_types_from_the_schema() -> None:
     assert call.arguments == {"s": "", "o": {}, "a": [], "b": True}
 
 
-def test_what_stands_around_an_answer_is_no_part_of_it() -> None:
+def test_markup_around_an_answer_is_not_content() -> None:
     for name, text in (
         ("kimi_k3", "42<|close|>response<|sep|><|close|>message<|sep|>"),
         ("kimi_k3", "Hm.<|close|>think<|sep|><|open|>response<|sep|>42<|close|>response<|sep|><|close|>message<|sep|>"),
@@ -509,7 +474,7 @@ def test_python_constants_are_read_where_a_template_writes_them() -> None:
         ("gemma4", "<|channel>thought\nhm\n<channel|>", "Yes."),
     ],
 )
-def test_thinking_with_markup_of_its_own_is_read_apart(name: str, thought: str, answer: str) -> None:
+def test_thinking_with_markup_of_its_own_is_not_content(name: str, thought: str, answer: str) -> None:
     parser = load_parser(name)
     called = parse_text(thought + GOOD[name], parser, TOOLS)
     assert [(call.name, call.arguments) for call in called.calls] == [("add", ADD)]
@@ -517,5 +482,5 @@ def test_thinking_with_markup_of_its_own_is_read_apart(name: str, thought: str, 
     said = parse_text(thought + answer, parser, TOOLS)
     assert (said.content, said.thinking, said.calls) == ("Yes.", "hm", ())
     unended = parse_text(thought[:-4] + GOOD["gemma4"], parser, TOOLS) if name == "gemma4" else None
-    assert unended is None or not unended.calls, "a call inside a thought that goes on is none"
+    assert unended is None or not unended.calls, "a call inside unfinished thinking does not count"
     assert "reasoning_content" not in parse_text(answer, parser, TOOLS).message

@@ -9,7 +9,8 @@ from datetime import datetime
 
 import pytest
 
-from agentrl_cli.chat.drift import DriftGuard
+from agentrl_cli.chat.audit import audit, require_append_only
+from agentrl_cli.chat.drift_guard import DriftGuard
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.template import ChatTemplate
 from agentrl_cli.chat.template_probe import PROBE_TOOL, tool, user
@@ -118,7 +119,7 @@ WORKING: dict[str, tuple[str, tuple[str, ...], bool, bool, bool, bool]] = {
 def test_audit_of_templates_that_extend_by_appending(name: str) -> None:
     parser, stops, closing, tools, parallel, thinking = WORKING[name]
     chat = trl_chat(name)
-    report = chat.require_append_only()
+    report = require_append_only(chat)
     assert report.ok and not report.problems
     assert chat.parser.name == parser
     assert (chat.stops.texts, chat.stops.closing) == (stops, closing)
@@ -129,16 +130,16 @@ def test_audit_of_templates_that_extend_by_appending(name: str) -> None:
     ("name", "reason"),
     [
         ("deepseekv3", "two tool turns"),  # opens its list of tool outputs for the first turn only
-        ("diffusion_gemma", "two tool turns"),  # begins a turn after a result anew, though it did not ask for one
+        ("diffusion_gemma", "two tool turns"),  # begins a new turn after a result without asking for one
     ],
 )
 def test_templates_that_cannot_be_extended_are_refused_with_the_reason(name: str, reason: str) -> None:
     chat = trl_chat(name)
     with pytest.raises(TemplateError, match=reason) as caught:
-        chat.require_append_only()
+        require_append_only(chat)
     assert "model.append_only=true" in caught.value.hint
     forced = Chat(chat.tokenizer, "auto", append_only=True)
-    assert not forced.require_append_only().append_only
+    assert not require_append_only(forced).append_only
 
 
 @pytest.mark.parametrize("name", [n for n, facts in WORKING.items() if facts[3]])
@@ -187,7 +188,7 @@ def test_glm_stop_token_is_the_start_of_what_follows() -> None:
 
 def test_qwen3_thinking_is_dropped_by_design() -> None:
     chat = trl_chat("qwen3")
-    report = chat.audit()
+    report = audit(chat)
     assert report.append_only and report.thinking_by_design
     assert any("thinking" in note for note in report.notes)
 
@@ -230,9 +231,9 @@ def test_mistral_moves_its_tools_and_is_refused_for_it() -> None:
     chat = Chat(chat.tokenizer, "auto")
     assert (chat.parser.name, chat.stops.texts, chat.stops.closing) == ("mistral", ("</s>",), True)
     with pytest.raises(TemplateError, match="an answer after a tool"):
-        chat.require_append_only()
-    told = chat.audit()
-    assert told.supports_tools and told.parallel_calls and len(told.problems) == 1
+        require_append_only(chat)
+    report = audit(chat)
+    assert report.supports_tools and report.parallel_calls and len(report.problems) == 1
     call = chat.parse(chat.assistant_ids('[TOOL_CALLS] [{"name": "probe", "arguments": {"x": "1"}}]'), [PROBE_TOOL])
     assert call.calls[0].error is None
     delta = chat.extend([user("u"), call.message], [tool("42", call.calls[0].id)], [PROBE_TOOL])
@@ -241,7 +242,7 @@ def test_mistral_moves_its_tools_and_is_refused_for_it() -> None:
 
 def test_minimind_prefilled_thinking_extends_by_appending() -> None:
     chat = Chat(tokenizer_for(MINIMIND), "auto")
-    report = chat.require_append_only()
+    report = require_append_only(chat)
     assert report.supports_tools and report.parser == "hermes"
     messages = [user("u"), CONVERSATION[2], tool("42"), {"role": "assistant", "content": "ok"}]
     appended, full = chat.conversation(messages, [PROBE_TOOL]).ids, chat.render(messages, [PROBE_TOOL]).ids

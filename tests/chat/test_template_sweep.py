@@ -1,7 +1,7 @@
-"""Every chat template that a package ships (TRL, axolotl, llama.cpp): calls come back as they were written, and turns
-that are appended one by one are the template's own rendering, or the template is refused with what it does.
+"""Every chat template that a package ships (TRL, axolotl, llama.cpp): calls are parsed as they were written, and turns
+that are appended one by one equal the template's own rendering, or the template is refused with the reason.
 
-Where the templates were not fetched these tests skip (template_helpers.py).
+Where the templates were not fetched these tests skip (tests/helpers/template.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.audit import require_calls_read
+from agentrl_cli.chat.audit import require_append_only, require_calls_read
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.parsers import PARSERS, load_parser
 from agentrl_cli.chat.render import Chat
@@ -61,7 +61,7 @@ CONTROL: dict[str, tuple[str, ...]] = {
     "llama-cpp-python/poolside-Laguna-XS-2.1": ("</assistant>", "</user>"),
     "llama-cpp-python/poolside-Laguna-XS.2": ("</assistant>", "</user>"),
 }
-"""Control tokens that the form of their names does not tell."""
+"""Control tokens that cannot be recognised by the form of their names."""
 WITH_TOOLS = {
     "CohereForAI-c4ai-command-r-plus-tool_use": "cohere",
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "chatml",
@@ -70,15 +70,15 @@ WITH_TOOLS = {
 """Templates for conversations with tools alone, and axolotl's of the same family for those without."""
 VARIABLES = {"fireworks-ai-llama-3-firefunction-v2": {"functions": json.dumps(TOOLS), "datetime": "2026-01-02"}}
 NO_END = {"axolotl/llava", "llama-cpp-python/llama-cpp-rwkv-world"}
-"""They write no control token at all, and are refused for it."""
+"""They write no control token at all, so they are refused."""
 PARTS = {"gptoss": "harmony", "gptoss_training": "harmony", "openai-gpt-oss-120b": "harmony"}
 PARTS |= {"GigaChat3-10B-A1.8B": "gigachat3", "NVIDIA-Nemotron-Nano-v2": "nemotron_v2"}
-"""Templates that write text, or a call, as a message of its own, behind their own stop token; and the parser."""
+"""Templates that write text, or a call, as a message of its own, after their own stop token; and the parser."""
 FIRST_ALONE = {"gptoss", "gptoss_training", "openai-gpt-oss-120b", "GigaChat3-10B-A1.8B", "GigaChat3.1-10B-A1.8B"}
-"""Templates that silently leave out every call of a turn but the first."""
+"""Templates that silently drop every call of a turn but the first."""
 
 REFUSED: dict[str, tuple[str, ...]] = {
-    "it begins an earlier turn otherwise than it asked for it": (
+    "it begins an earlier turn differently from its generation prompt": (
         "llama-cpp-python/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
         "llama-cpp-python/Cohere2MoE",
         "trl/deepseek_r1_distill",
@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "llama-cpp-python/NVIDIA-Nemotron-Nano-v2",
         "llama-cpp-python/deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
     ),
-    "it rewrites what the model said": (
+    "it rewrites what the model wrote": (
         "llama-cpp-python/CohereForAI-c4ai-command-r7b-12-2024-tool_use",
         "axolotl/command_a_rag",
         "axolotl/command_a_tool_use",
@@ -102,7 +102,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "llama-cpp-python/Apriel-1.6-15b-Thinker-fixed",
         "llama-cpp-python/CohereForAI-c4ai-command-r-plus-tool_use",
     ),
-    "it rewrites the prompt when the conversation goes on": (
+    "it rewrites the prompt when the conversation continues": (
         "axolotl/mistral_v2v3",
         "axolotl/mistral_v3_tekken",
         "llama-cpp-python/Mistral-Small-3.2-24B-Instruct-2506",
@@ -116,7 +116,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "llama-cpp-python/NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
     ),
 }
-"""What a template does that turns cannot be appended to, in the audit's words, and the templates that do it."""
+"""Why turns cannot be appended, in the audit's words, and the templates concerned."""
 WRITES_NONE = {"axolotl/command_a", "trl/deepseek_r1_distill", "trl/deepseek_r1_distill_training"} | {
     f"llama-cpp-python/{name}"
     for name in (
@@ -126,9 +126,8 @@ WRITES_NONE = {"axolotl/command_a", "trl/deepseek_r1_distill", "trl/deepseek_r1_
         "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
     )
 }
-"""Their source speaks of calls, and they write none: only where a content is null, by `append` (which transformers
-refuses too), or by a filter that does not take what it is given. Calls stand in the text, in the syntax that is
-recognised."""
+"""Their source mentions calls, but they write none: only if a content is null, by `append` (which transformers refuses
+too), or by a filter that does not accept its argument. Calls are written in the text, in the detected syntax."""
 
 
 @cache
@@ -143,7 +142,7 @@ def chat_of(name: str) -> Chat:
 
 
 def said(text: str, *calls: tuple[str, dict[str, Any]], turn: int = 0) -> Message:
-    """An assistant message with calls; their ids are those that an episode gives them."""
+    """An assistant message with calls; their ids are those of an episode."""
     message: Message = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = [
@@ -154,7 +153,7 @@ def said(text: str, *calls: tuple[str, dict[str, Any]], turn: int = 0) -> Messag
 
 
 def written(chat: Chat, message: Message, whole: bool = False) -> str:
-    """What the template writes for a turn; where that does not begin as it is asked for (or `whole`), all it adds."""
+    """The template's text of a turn; if that does not begin as the generation prompt (or `whole`), all that it adds."""
     try:
         if not whole:
             return chat.assistant_text(message, TOOLS, thinking=False)
@@ -169,14 +168,14 @@ def written(chat: Chat, message: Message, whole: bool = False) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_calls_come_back_as_the_template_writes_them(name: str) -> None:
-    """One call, nested arguments, two calls, and text before a call: parsed by the parser that `auto` takes."""
+    """One call, nested arguments, two calls, and text before a call: parsed by the parser that `auto` chooses."""
     if name in NO_END:
         with pytest.raises(TemplateError, match="writes no control token after an assistant turn"):
             chat_of(name)
         return
     chat, short = chat_of(name), name.partition("/")[2]
     if not chat.able.calls:
-        assert "tool_calls" not in chat._tool_template.source or name in WRITES_NONE
+        assert "tool_calls" not in chat.source or name in WRITES_NONE
         assert chat.reads_calls, "they are written into the text, as the parser reads them"
         return
     parser = load_parser(PARTS.get(short, chat.parser.name))
@@ -197,20 +196,20 @@ def test_calls_come_back_as_the_template_writes_them(name: str) -> None:
         assert [(call.name, call.arguments, call.error) for call in found.calls] == [(*call, None) for call in wanted]
         assert (
             short in PARTS or found.content.endswith(text) or text not in shown
-        )  # many drop what is said beside a call
+        )  # many drop the text beside a call
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in NO_END])
 def test_appended_turns_are_the_templates_own_or_it_is_refused_with_what_it_does(name: str) -> None:
-    """Three turns: a call and its result, another, an answer. Thinking alone may come and go."""
+    """Three turns: a call and its result, another, an answer. Only thinking may differ."""
     chat = chat_of(name)
     trait = next((trait for trait, names in REFUSED.items() if name in names), None)
     if trait is not None:
         with pytest.raises(TemplateError, match=re.escape(trait)) as caught:
-            chat.require_append_only()
+            require_append_only(chat)
         assert "model.append_only=true" in caught.value.hint
         return
-    report = chat.require_append_only()
+    report = require_append_only(chat)
     result = [tool("4", "c00000000", "add"), tool("5", "c00010000", "add")]
     messages = [user("1 + 2.5?"), said("", ADD), result[0], said("", ADD, turn=1), result[1], said("It is 5.")]
     appended, full = chat.conversation(messages, TOOLS), chat.render(messages, TOOLS)
@@ -225,12 +224,12 @@ def test_appended_turns_are_the_templates_own_or_it_is_refused_with_what_it_does
 
 PLAYED = [name for name in NAMES if name not in {*NO_END, *(one for names in REFUSED.values() for one in names)}]
 LOOKED_UP = {"llama-cpp-python/upstage-Solar-Open-100B"}
-"""It finds a result's tool by its call, which a malformed one is not, and an id that is said twice is not one."""
+"""It finds a result's tool by its call, and a malformed call, or one with a repeated id, does not count."""
 
 
 @pytest.mark.parametrize("name", PLAYED)
 async def test_an_episode_by_the_real_loop_drifts_in_no_structure(name: str) -> None:
-    """A malformed call and what is said to that, a call and its result, an answer: as the template writes them."""
+    """A malformed call and its answer, a call and its result, a final answer: as the template writes them."""
     chat, arguments = chat_of(name), {"a": 5, "b": 7}
     call = chat.assistant_text(said("", ("add", arguments)), [ADD_SCHEMA])
     answer = chat.assistant_text(said("It is 12"), [ADD_SCHEMA])
@@ -244,8 +243,8 @@ async def test_an_episode_by_the_real_loop_drifts_in_no_structure(name: str) -> 
     assert name in LOOKED_UP or set(rollout.drift.values()) <= {"resegmented", "reserialised", "by_design"}
 
 
-async def test_thinking_that_the_prompt_opened_is_no_drift() -> None:
-    """Nemotron's prompt ends with `<think>`, and its history repeats a content as it is: the content begins with it."""
+async def test_thinking_that_the_prompt_opened_is_not_drift() -> None:
+    """Nemotron's prompt ends with `<think>` and its history repeats contents unchanged, so they begin with it."""
     for name in ("trl/nemotron_3_nano", "trl/qwen3_5_think", "llama-cpp-python/StepFun3.5-Flash"):
         chat = chat_of(name)
         assert chat.opens.startswith("<think>") and chat_of("trl/qwen3").opens == ""

@@ -33,8 +33,6 @@ AGAINST = {
 """Modules that still import against the order. Nothing is added here."""
 
 CIRCLES: set[frozenset[str]] = {
-    frozenset({"chat.audit", "chat.drift", "chat.render"}),
-    frozenset({"chat.parsers", "chat.parsers.base"}),
     frozenset({"commands.tools", "commands.tools_serve"}),
     frozenset({"learning.fused_forward", "learning.packing"}),
     frozenset({"rewards", "rewards.adapt"}),

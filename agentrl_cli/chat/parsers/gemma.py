@@ -1,7 +1,7 @@
 """Gemma: `call:NAME{key:value,…}`, in the markers of Gemma 4 or of FunctionGemma, text between quote tokens.
 
-Values are texts between two quote tokens, numbers, `true`, `false`, `null`, lists and objects; keys inside of objects
-stand in quote tokens or bare. https://ai.google.dev/gemma/docs/functiongemma/formatting-and-best-practices
+Values are texts between two quote tokens, numbers, `true`, `false`, `null`, lists and objects; keys inside objects are
+quoted the same way, or bare. https://ai.google.dev/gemma/docs/functiongemma/formatting-and-best-practices
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ THINKING = re.compile(rf"{re.escape(THOUGHT)}thought\n?(.*?)(?:\n?{re.escape(THO
 HEAD = re.compile(r"\s*call:([\w.\-]+)\s*(?=\{)")
 BARE = re.compile(r"[^,\[\]{}:]+")
 DEPTH = 64
-"""Objects within objects that are followed."""
+"""How deep values may be nested."""
 
 
 class GemmaParser:
     """`call:f{x:1,text:<|"|>a<|"|>}` between the family's markers."""
 
     def __init__(self, name: str, opening: str, closing: str, quote: str, *, thinks: bool = False) -> None:
-        """`thinks`: a model may think in the channel `thought`, where calls are no calls."""
+        """`thinks`: the model may think in the channel `thought`, where calls do not count."""
         self.name = name
         self._thinks = thinks
+        self._block, self._quote = (opening, closing), quote
         self.markers: tuple[str, ...] = (opening, closing, quote, *((THOUGHT, THOUGHT_END) if thinks else ()))
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
         thoughts = [thought for found in THINKING.findall(text) if (thought := found.strip())] if self._thinks else []
-        said = THINKING.sub("", text) if self._thinks else text
-        return replace(parse_blocks(said, self.markers[0], self.markers[1], self._read), thinking="\n".join(thoughts))
+        text = THINKING.sub("", text) if self._thinks else text
+        return replace(parse_blocks(text, self._block, self._read), thinking="\n".join(thoughts))
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
         return f"{self.markers[0]}call:{name}{self._write(dict(arguments), '')}{self.markers[1]}"
 
     def _write(self, value: Any, quote: str | None = None) -> str:
-        """A value; the keys of an object stand between `quote`, the token where it is not given."""
+        """A value; the keys of an object are quoted by `quote` (None: the quote token)."""
         token = self.markers[2]
         if isinstance(value, str):
             return f"{token}{value}{token}"
@@ -67,7 +68,7 @@ class GemmaParser:
 
 
 class _Reader:
-    """Values from a text. Raises ValueError with what is wrong."""
+    """Reads values from a text. Raises ValueError with what is wrong."""
 
     def __init__(self, text: str, quote: str) -> None:
         self._text, self._quote = text, quote
@@ -144,7 +145,7 @@ class _Reader:
                 return found, at
 
     def _ends(self, at: int, closing: str) -> tuple[bool, int]:
-        """Whether the list or object ends here; else a comma stands here."""
+        """Whether the list or object ends here, and the position after that or after the comma."""
         at = self._skip(at)
         if self._text.startswith(closing, at):
             return True, at + 1
@@ -154,7 +155,7 @@ class _Reader:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no value")
+    raise ValueError(f"{name} is not a value")
 
 
 GEMMA4 = GemmaParser("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>', thinks=True)

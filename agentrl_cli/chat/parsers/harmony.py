@@ -18,7 +18,7 @@ START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>"
 ENDS = re.compile(r"<\|(?:end|call|return)\|>")
 RECIPIENT = re.compile(r"\bto=(\S*?)(?=<\||\s|$)")
 ROLE = re.compile(rf"\A(?:{re.escape(START)})?assistant(?=[\s<])")
-"""Stands before every message of a turn but the first, which the generation prompt begins."""
+"""Begins every message of a turn but the first, whose header is in the generation prompt."""
 IN_CHANNEL = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
 
 
@@ -30,8 +30,8 @@ class HarmonyParser:
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
         calls: list[ToolCall] = []
-        said: list[str] = []
-        thought: list[str] = []
+        answers: list[str] = []
+        thinking: list[str] = []
         for part in ENDS.split(text):
             part = ROLE.sub("", part)
             header, opened, body = part.partition(MESSAGE)
@@ -41,10 +41,10 @@ class HarmonyParser:
                 continue
             channel = IN_CHANNEL.search(header) if opened else None
             if channel is not None and channel[1] == "analysis":
-                thought.append(body)
+                thinking.append(body)
             elif part.strip():
-                said.append(part if channel is None else body)
-        return ParsedText("\n".join(said), tuple(calls), "\n".join(thought))
+                answers.append(part if channel is None else body)
+        return ParsedText("\n".join(answers), tuple(calls), "\n".join(thinking))
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
         body = json.dumps(dict(arguments), ensure_ascii=False)

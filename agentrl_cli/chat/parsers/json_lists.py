@@ -1,4 +1,4 @@
-"""Calls as JSON between an opening and a closing text, a list or one object after the other, as several families do.
+"""Calls as JSON between an opening and a closing text: a list, or one object after the other.
 
 cohere      `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {…}}]<|END_ACTION|>`
 command_r   ```Action:\\n```json\\n[{"tool_name": "f", "parameters": {…}}]``` ```
@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl_cli.chat.parsers.base import ParsedText, call, call_of, kind, read_json
+from agentrl_cli.chat.parsers.blocks import unopened
 from agentrl_cli.types import ToolCall, ToolSchema
 
 SEPARATOR = re.compile(r"[\s,;]*")
@@ -23,9 +24,9 @@ DECODER = json.JSONDecoder()
 
 
 class JSONListParser:
-    """Calls between `opening` and `closing` ("" where the turn's end closes them).
+    """Calls between `opening` and `closing` ("" if the end of the turn closes them).
 
-    `keys` name a call's fields for name and arguments; without them a call is `{NAME: arguments}`. `extra` are further
+    `keys` are a call's fields for name and arguments; without them a call is `{NAME: arguments}`. `extra` are further
     fields of the example.
     """
 
@@ -44,9 +45,8 @@ class JSONListParser:
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
         before, opened, rest = self._split(text)
         if not opened:
-            if self._closing.startswith("<") and self._closing in text:
-                return ParsedText(text, (call(raw=text, error=f"{self._closing} without {self._opening} before it"),))
-            return ParsedText(text)
+            tagged = self._closing.startswith("<")  # a code fence also closes other things
+            return ParsedText(text, unopened(text, (self._opening, self._closing)) if tagged else ())
         calls: list[ToolCall] = []
         loose = [before.rstrip()]
         while opened:
@@ -57,20 +57,20 @@ class JSONListParser:
         return ParsedText("\n".join(part for part in loose if part), tuple(calls))
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
-        said: dict[str, Any] = {name: dict(arguments)}
+        call: dict[str, Any] = {name: dict(arguments)}
         if self._keys:
-            said = {**self._extra, self._keys[0]: name, self._keys[1]: dict(arguments)}
-        return f"{self._opening}{json.dumps([said], ensure_ascii=False)}{self._closing}"
+            call = {**self._extra, self._keys[0]: name, self._keys[1]: dict(arguments)}
+        return f"{self._opening}{json.dumps([call], ensure_ascii=False)}{self._closing}"
 
     def _split(self, text: str) -> tuple[str, str, str]:
-        """Before the opening text, that, and behind it. Where nothing closes it, only a list makes it one."""
+        """The text before the opening, the opening, and the rest. If nothing closes it, a list must follow it."""
         if self._closing:
             return text.partition(self._opening)
         found = re.search(rf"{re.escape(self._opening)}(?=\s*\[)", text)
         return (text[: found.start()], found[0], text[found.end() :]) if found else (text, "", "")
 
     def _read(self, text: str) -> tuple[list[ToolCall], str]:
-        """The calls that a text begins with, up to the closing one, and what is behind it."""
+        """The calls at the start of a text, up to the closing text, and the rest after it."""
         values: list[Any] = []
         at = _skip(text, 0)
         while at < len(text) and not (self._closing and text.startswith(self._closing, at)):
@@ -78,7 +78,7 @@ class JSONListParser:
                 value, at = DECODER.raw_decode(text, at)
             except (ValueError, RecursionError):
                 if not self._closing and values:
-                    break  # nothing says where the calls end, and the turn goes on
+                    break  # nothing marks the end of the calls, and the turn continues
                 return self._broken(text, at)
             values += value if isinstance(value, list) else [value]
             at = _skip(text, at)
@@ -106,7 +106,7 @@ class JSONListParser:
         return call(name, arguments, raw=raw)
 
     def _named(self, raw: str) -> str:
-        """The name in a list that cannot be read, as far as it shows."""
+        """The name in a list that cannot be read, if it can be found."""
         key = self._keys[0] if self._keys else ""
         found = (
             re.search(rf'"{key}"\s*:\s*"([^"\\]{{1,64}})"', raw) if key else re.search(r'\{\s*"([^"\\]{1,64})"', raw)
@@ -115,7 +115,7 @@ class JSONListParser:
 
 
 def _skip(text: str, at: int) -> int:
-    """Past what separates values."""
+    """The position after what separates values."""
     found = SEPARATOR.match(text, at)
     return found.end() if found else at
 

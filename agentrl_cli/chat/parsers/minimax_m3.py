@@ -1,6 +1,6 @@
 """MiniMax M3: arguments as nested elements, every tag after `]<]minimax[>[`.
 
-A list is `<item>` elements. Types are those of the tool's schema: the template writes values without them.
+A list is `<item>` elements. Types come from the tool's schema: the template writes values without them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from agentrl_cli.chat.parsers.base import ParsedText, call, typed_as
-from agentrl_cli.chat.parsers.blocks import parse_section
+from agentrl_cli.chat.parsers.blocks import parse_blocks
 from agentrl_cli.types import ToolCall, ToolSchema
 
 NS = "]<]minimax[>["
@@ -20,7 +20,7 @@ SECTION = f"{NS}<tool_call>", f"{NS}</tool_call>"
 BLOCK = f'{NS}<invoke name="', f"{NS}</invoke>"
 TAG = re.compile(re.escape(NS) + r"<(/?)([^<>\s]+)>")
 DEPTH = 64
-"""Elements within elements that are followed."""
+"""How deep elements may be nested."""
 
 
 class MiniMaxM3Parser:
@@ -30,11 +30,11 @@ class MiniMaxM3Parser:
     markers: tuple[str, ...] = (NS, *SECTION, *BLOCK)
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
-        return parse_section(text, SECTION, BLOCK, partial(_read, tools=tools))
+        return parse_blocks(text, BLOCK, partial(_read, tools=tools), SECTION)
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
-        said = "".join(f"{NS}<{key}>{_written(value)}{NS}</{key}>" for key, value in arguments.items())
-        return f'{SECTION[0]}\n{BLOCK[0]}{name}">{said}{BLOCK[1]}\n{SECTION[1]}'
+        elements = "".join(f"{NS}<{key}>{_written(value)}{NS}</{key}>" for key, value in arguments.items())
+        return f'{SECTION[0]}\n{BLOCK[0]}{name}">{elements}{BLOCK[1]}\n{SECTION[1]}'
 
 
 def _written(value: Any) -> str:
@@ -60,7 +60,7 @@ def _read(raw: str, tools: Sequence[ToolSchema]) -> ToolCall:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, str]]:
-    """("text", …), ("open", name), ("close", name), and ("end", "") at last."""
+    """Yields ("text", …), ("open", name), ("close", name), and ("end", "") last."""
     done = 0
     for match in TAG.finditer(text):
         if match.start() > done:

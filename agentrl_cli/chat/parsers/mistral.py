@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl_cli.chat.parsers.base import ParsedText, call, call_of, call_with, kind, read_json
+from agentrl_cli.chat.parsers.base import ParsedText, call, call_of, call_with, kind, read_json, unreadable
 from agentrl_cli.types import ToolCall, ToolSchema
 
 OPEN, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
 
 class MistralParser:
-    """`[TOOL_CALLS] [{"name": "f", "arguments": {…}}]`; nothing closes it but the end of the turn."""
+    """`[TOOL_CALLS] [{"name": "f", "arguments": {…}}]`; only the end of the turn closes it."""
 
     name = "mistral"
     markers: tuple[str, ...] = (OPEN, ARGS, CALL_ID)
@@ -34,8 +34,7 @@ def _read(raw: str) -> list[ToolCall]:
         return [_read_named(raw)]
     value, error = read_json(raw.strip())
     if error:
-        found = re.search(r'"name"\s*:\s*"([^"\\]{1,64})"', raw)
-        return [call(found.group(1) if found else "", raw=raw, error=error)]
+        return [unreadable(raw, error)]
     if not isinstance(value, list):
         return [call(raw=raw, error=f"after {OPEN} a JSON list of calls must follow, not {kind(value)}")]
     if not value:
@@ -48,7 +47,7 @@ def _with_id(found: ToolCall, item: Any) -> ToolCall:
 
 
 def _own_id(text: Any) -> str:
-    """The model's own id, which the result must repeat; templates refuse any other than nine letters and digits."""
+    """The model's own id, which the result must repeat; templates reject all but nine letters and digits."""
     return text if isinstance(text, str) and re.fullmatch(r"[A-Za-z0-9]{9}", text) else ""
 
 

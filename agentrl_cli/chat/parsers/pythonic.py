@@ -1,7 +1,8 @@
-"""Llama 3.2 and 4, pythonic: the whole turn is a Python list of calls, `[f(x=1), g(y="a")]`; LFM2 puts it in markers.
+"""Calls as a Python list, `[f(x=1), g(y="a")]`: Llama 3.2 and 4 as the whole turn, LFM2 between markers.
 
-Read as a syntax tree, never run; arguments are keywords with literal values, JSON's `true`, `false`, `null` included.
-LFM2's template escapes nothing between its quotes: what is no valid Python for that is read by its commas.
+Parsed as a syntax tree, never executed; arguments are keywords with literal values, JSON's `true`, `false` and `null`
+included. LFM2's template escapes nothing between its quotes: what is not valid Python for that reason is split at its
+commas.
 """
 
 from __future__ import annotations
@@ -12,22 +13,21 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl_cli.chat.parsers.base import ParsedText, call
-from agentrl_cli.chat.parsers.blocks import MOST_ARGUMENTS
+from agentrl_cli.chat.parsers.base import MOST_ARGUMENTS, ParsedText, call
+from agentrl_cli.chat.parsers.blocks import unopened
 from agentrl_cli.types import ToolCall, ToolSchema
 
 START, END = "<|python_start|>", "<|python_end|>"
-LFM_START, LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
 MAX_LENGTH = 20000
-"""Characters; a longer turn is no list of calls."""
+"""Characters; a longer turn is not a list of calls."""
 MOST_CALLS = 100
-"""Of one list: finding the text of each takes a walk through all of it."""
+"""Of one list: finding the text of each is a walk through all of it."""
 JSON_NAMES = {"true": True, "false": False, "null": None}
 UNESCAPED = re.compile(r"\b(\w+)='(.*?)'(?=, \w+=|\)(?:, [\w.]+\(|\]$))", re.DOTALL)
 
 
-class Llama3PythonicParser:
-    """`[f(x=1), g(y="a")]`"""
+class PythonicParser:
+    """`[f(x=1), g(y="a")]` is the whole turn."""
 
     name = "llama3_pythonic"
     markers: tuple[str, ...] = (START, END, "<|python_tag|>")
@@ -46,42 +46,42 @@ class LFM2Parser:
     """`<|tool_call_start|>[f(x=1), g(y='a')]<|tool_call_end|>`, text before and after."""
 
     name = "lfm2"
-    markers: tuple[str, ...] = (LFM_START, LFM_END)
+    markers: tuple[str, ...] = ("<|tool_call_start|>", "<|tool_call_end|>")
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
-        before, *blocks = text.split(LFM_START)
+        opening, closing = self.markers
+        before, *blocks = text.split(opening)
         if not blocks:
-            if LFM_END in text:
-                return ParsedText(text, (call(raw=text, error=f"{LFM_END} without {LFM_START} before it"),))
-            return ParsedText(text)
+            return ParsedText(text, unopened(text, (opening, closing)))
         calls: list[ToolCall] = []
         loose = [before.rstrip("\n")]
         for block in blocks:
-            raw, closed, after = block.partition(LFM_END)
+            raw, closed, after = block.partition(closing)
             if closed:
                 calls += read_list(raw.strip(), unescaped=True)
             else:
                 name = re.match(r"\s*\[\s*([\w.]+)", raw)
-                why = f"cut off: no {LFM_END} before the turn ended"
-                calls.append(call(name[1] if name else "", raw=raw, error=why))
+                error = f"cut off: no {closing} before the turn ended"
+                calls.append(call(name[1] if name else "", raw=raw, error=error))
             loose.append(after.strip("\n"))
         return ParsedText("\n".join(part for part in loose if part), tuple(calls))
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
-        shown = {k: repr(v) if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in arguments.items()}
-        return f"{LFM_START}[{name}({', '.join(f'{key}={value}' for key, value in shown.items())})]{LFM_END}"
+        texts = {k: repr(v) if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in arguments.items()}
+        call = f"[{name}({', '.join(f'{key}={value}' for key, value in texts.items())})]"
+        return f"{self.markers[0]}{call}{self.markers[1]}"
 
 
 def read_list(body: str, unescaped: bool = False) -> tuple[ToolCall, ...]:
-    """The calls of a list. `unescaped`: texts may hold quotes and line breaks as they are."""
+    """The calls of a list. `unescaped`: texts may contain quotes and line breaks as they are."""
     try:
         tree = ast.parse(body[:MAX_LENGTH], mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if unescaped and body.count("='") <= MOST_ARGUMENTS and (escaped := UNESCAPED.sub(_escaped, body)) != body:
             return read_list(escaped)
         name = re.match(r"\[\s*([\w.]+)", body)
-        what = getattr(error, "msg", None) or str(error)
-        return (call(name.group(1) if name else "", raw=body, error=f"not valid Python: {what}"),)
+        reason = getattr(error, "msg", None) or str(error)
+        return (call(name[1] if name else "", raw=body, error=f"not valid Python: {reason}"),)
     if not isinstance(tree, ast.List):
         return (call(raw=body, error="must be one list of calls"),)
     if not tree.elts:
@@ -113,11 +113,11 @@ def _read(node: ast.expr, body: str) -> ToolCall:
 
 
 class _Constants(ast.NodeTransformer):
-    """JSON's names for constants as Python's."""
+    """Replaces JSON's names of constants with Python's."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.copy_location(ast.Constant(JSON_NAMES[node.id]), node) if node.id in JSON_NAMES else node
 
 
-PARSER = Llama3PythonicParser()
+LLAMA3_PYTHONIC = PythonicParser()
 LFM2 = LFM2Parser()

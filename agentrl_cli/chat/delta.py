@@ -1,0 +1,71 @@
+"""What a template writes between the model's stop token and the next generation.
+
+That is the separator after the stop token (`\\n` after `<|im_end|>`, whose loss was verl#6921), the new messages and
+the generation prompt. It is found by rendering a short dummy conversation that ends in a marked assistant turn,
+followed by the new messages, and taking everything after that turn's stop token. It is encoded together with the stop
+token before it, so its first merge is the one that a full rendering would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentrl_cli.chat.encode import Encoder
+from agentrl_cli.chat.escaping import Hidden
+from agentrl_cli.chat.rendered import Rendered
+from agentrl_cli.chat.spans import locate, shared_prefix
+from agentrl_cli.chat.template_probe import MARK, assistant, user
+from agentrl_cli.chat.template_syntax import TemplateSyntax, Tools
+from agentrl_cli.errors import TemplateError
+from agentrl_cli.types import Message
+
+
+def render_delta(
+    syntax: TemplateSyntax, encoder: Encoder, messages: Sequence[Message], tools: Tools, last_id: int | None
+) -> Rendered:
+    """The delta of new messages after an assistant turn whose last token is `last_id`, which it does not repeat."""
+    safe, safe_tools, hidden = syntax.guard.hide(messages, tools)
+    text, plain = hidden.reveal(_after_turn(syntax, safe, safe_tools))
+    stop = next(stop for stop in sorted(syntax.closing_texts, key=len, reverse=True) if text.startswith(stop))
+    stop_id = encoder.tokenizer.id_of(stop)
+    ids, offsets = encoder.encode(text, plain, messages)
+    if not ids or ids[0] != stop_id:
+        raise TemplateError(f"The tokenizer does not keep the stop token {stop!r} in one piece.")
+    regions = locate(text, messages, lambda other: _after_turn(syntax, other, tools))
+    ends = _ends(syntax, text, safe, safe_tools, hidden)
+    # Header style: the template's stop token begins the next message. Keep it if another one was sampled.
+    keep = not syntax.stops.closing and last_id is not None and last_id != stop_id
+    if not keep:
+        ids, offsets = ids[1:], offsets[1:]
+    return encoder.rendered(ids, offsets, messages, regions, ends, text if keep else text[len(stop) :])
+
+
+def _after_turn(syntax: TemplateSyntax, new: Sequence[Message], tools: Tools, ask: bool = True) -> str:
+    """The template's text from the stop token of a dummy assistant turn on."""
+    results = [message for message in new if message.get("role") == "tool" and not message.get("lone")]
+    calls = [(str(m.get("tool_call_id") or "c00000000"), str(m.get("name") or "tool")) for m in results]
+    content = "" if calls else MARK  # with calls it is in the arguments: Gemma 4 writes content after the results
+    for called in (calls, calls[:1]):  # Llama 3 allows a single call in a turn; its results still render one by one
+        try:
+            text = syntax.text([user("u"), assistant(content, called), *new], tools, ask)
+            break
+        except TemplateError:
+            if len(called) < 2:
+                raise
+    start = text.rfind(MARK) + len(MARK)
+    places = [place for stop in syntax.closing_texts if (place := text.find(stop, start)) >= 0]
+    if not places:
+        raise TemplateError("The chat template writes no stop token between an assistant turn and what follows.")
+    return text[min(places) :]
+
+
+def _ends(syntax: TemplateSyntax, text: str, new: list[Message], tools: Tools, hidden: Hidden) -> list[int]:
+    """Where each message ends in `text` (characters): the prefix shared with a delta of the messages up to it."""
+    ends: list[int] = []
+    for count in range(1, len(new)):
+        if new[count].get("role") != new[count - 1].get("role"):
+            part = hidden.reveal(_after_turn(syntax, new[:count], tools, False))[0]
+            ends.append(shared_prefix(part, text))
+        else:
+            ends.append(ends[-1] if ends else 0)  # spans join messages of one role: this end is not used
+    return [*ends, len(text)]

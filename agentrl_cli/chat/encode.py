@@ -1,0 +1,53 @@
+"""Texts of a template to token ids, with whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentrl_cli.chat.escaping import Range
+from agentrl_cli.chat.images import Images
+from agentrl_cli.chat.rendered import Rendered
+from agentrl_cli.chat.spans import ORIGINS, Region, origins, spans
+from agentrl_cli.chat.tokenizer import BaseTokenizer, Offsets
+from agentrl_cli.types import Message, Origin
+from agentrl_cli.types.content import images_of
+
+
+class Encoder:
+    """A tokenizer, and what the model must know of images if it reads them.
+
+    Everywhere `plain` are the character ranges without markup, and `messages` are those that the text renders.
+    """
+
+    def __init__(self, tokenizer: BaseTokenizer, images: Images | None) -> None:
+        self.tokenizer = tokenizer
+        self.images = images
+
+    def encode(self, text: str, plain: Sequence[Range], messages: Sequence[Message]) -> tuple[list[int], Offsets]:
+        """Ids and offsets; the placeholder of an image is repeated as often as the model wants it."""
+        ids, offsets = self.tokenizer.encode_offsets(text, plain)
+        return (ids, offsets) if self.images is None else self.images.expand(ids, offsets, messages)
+
+    def encode_after(
+        self, stop: str, text: str, plain: Sequence[Range], messages: Sequence[Message] = ()
+    ) -> list[int]:
+        """Ids of a text that follows `stop`: some tokenizers put a space at the start of a text."""
+        shifted = [(start + len(stop), end + len(stop)) for start, end in plain]
+        return self.encode(stop + text, shifted, messages)[0][1:]
+
+    def rendered(
+        self,
+        ids: list[int],
+        offsets: Offsets,
+        messages: Sequence[Message],
+        regions: Sequence[Region],
+        ends: Sequence[int],
+        text: str,
+    ) -> Rendered:
+        """The ids with their origins and spans. `regions` are contents, `ends` the messages' ends, in characters."""
+        found = origins(offsets, regions, messages)
+        if self.images is not None:
+            own = [(m, ORIGINS.get(str(m.get("role")), Origin.USER)) for m in messages]
+            counts = [(part["tokens"], int(origin)) for m, origin in own for part in images_of(m)]
+            found = self.images.mark(ids, found, counts)
+        return Rendered(ids, found, spans(messages, ends, offsets), text)

@@ -1,0 +1,120 @@
+"""Validation of a call's arguments: the answers to the model, and schemas that cannot be used."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from agentrl_cli.chat.arguments import validate_arguments
+from tests.helpers.chat import schema
+
+
+def test_the_first_error_is_worded_for_the_model() -> None:
+    wanted = {
+        "type": "object",
+        "properties": {
+            "n": {"type": "integer", "minimum": 1, "maximum": 9},
+            "mode": {"enum": ["a", "b"]},
+            "xs": {"type": "array", "items": {"type": "number"}, "maxItems": 2},
+            "opt": {"type": ["string", "null"]},
+            "o": {"type": "object", "properties": {"k": {"type": "boolean"}}, "required": ["k"]},
+            "u": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^x"}]},
+        },
+        "required": ["n"],
+    }
+    cases: list[tuple[dict[str, Any], str | None]] = [
+        ({"n": 1, "mode": "a", "xs": [1, 2.5], "opt": None, "o": {"k": True}, "u": "xy"}, None),
+        ({}, 'argument "n" is missing'),
+        ({"n": True}, 'argument "n" must be an integer, not a boolean (true)'),
+        ({"n": 3.0}, 'argument "n" must be an integer, not a number (3.0)'),
+        ({"n": 0}, 'argument "n" must be at least 1'),
+        ({"n": 1, "mod": "a"}, 'unknown argument "mod", did you mean "mode"?'),
+        ({"n": 1, "mode": "c"}, 'argument "mode" must be one of "a", "b"'),
+        ({"n": 1, "xs": [1, "2"]}, 'argument "xs[1]" must be a number, not a string ("2")'),
+        ({"n": 1, "xs": [1, 2, 3]}, 'argument "xs" must have at most 2 items'),
+        ({"n": 1, "o": {}}, 'argument "o.k" is missing'),
+        (
+            {"n": 1, "u": "y"},
+            'argument "u" fits none of its types: argument "u" must be an integer, not a string ("y")',
+        ),
+    ]
+    for arguments, problem in cases:
+        assert validate_arguments(wanted, arguments) == problem
+    assert validate_arguments(schema("f", {}), {"x": 1}) == 'unknown argument "x"; there are: none'
+
+
+def test_references_and_all_keywords_of_the_standard_are_checked() -> None:
+    wanted = {
+        "type": "object",
+        "$defs": {"Point": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}},
+        "properties": {
+            "at": {"$ref": "#/$defs/Point"},
+            "n": {"type": "integer", "multipleOf": 5},
+            "tags": {"type": "array", "uniqueItems": True},
+            "one": {"oneOf": [{"type": "integer"}, {"minimum": 3}]},
+            "by": {"type": "object", "patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": False},
+        },
+    }
+    cases: list[tuple[dict[str, Any], str | None]] = [
+        ({"at": {"x": 1}, "n": 10, "tags": ["a"], "one": 1, "by": {"ab": 1}}, None),
+        ({"at": {}}, 'argument "at.x" is missing'),
+        ({"at": {"x": "1"}}, 'argument "at.x" must be an integer, not a string ("1")'),
+        ({"n": 7}, 'argument "n": 7 is not a multiple of 5'),
+        ({"tags": ["a", "a"]}, "argument \"tags\": ['a', 'a'] has non-unique elements"),
+        ({"by": {"b": 1}}, 'unknown argument "by.b"; there are: none'),
+        ({"by": {"ab": "x"}}, 'argument "by.ab" must be an integer, not a string ("x")'),
+    ]
+    for arguments, problem in cases:
+        assert validate_arguments(wanted, arguments) == problem
+    both = validate_arguments(wanted, {"one": 5})
+    assert both is not None and both.startswith('argument "one": 5 is valid under each of')
+
+
+def test_the_first_error_is_that_of_the_first_argument() -> None:
+    wanted = {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+    assert validate_arguments(wanted, {"b": "x", "a": "y"}) == 'argument "b" must be an integer, not a string ("x")'
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"type": "string", "pattern": "("}, {"$ref": "#/nowhere"}, {"type": "object", "required": 1}],
+)
+def test_a_schema_that_cannot_be_used_is_logged_and_checks_nothing(
+    broken: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    value = {} if "required" in broken else "x"
+    with caplog.at_level(logging.WARNING):
+        assert validate_arguments({"properties": {"a": broken}}, {"a": value}) is None
+    assert "arguments are not checked" in caplog.text
+
+
+def test_no_schema_is_fetched() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/schema.json"
+        assert validate_arguments({"properties": {"a": {"$ref": address}}}, {"a": 1}) is None
+        with pytest.raises(BlockingIOError):  # no client has connected
+            server.accept()
+
+
+def test_a_type_that_json_does_not_have_accepts_anything() -> None:
+    assert validate_arguments({"properties": {"a": {"type": "str"}}}, {"a": 1}) is None
+
+
+def test_arguments_nested_too_deeply_are_an_error() -> None:
+    reference = {"$ref": "#/$defs/list"}
+    wanted = {"properties": {"a": reference}, "$defs": {"list": {"type": "array", "items": reference}}}
+    value: list[Any] = []
+    for _ in range(900):
+        value = [value]
+    assert validate_arguments(wanted, {"a": value}) == "the arguments are nested too deeply"
+
+
+def test_the_library_is_imported_when_a_call_is_checked() -> None:
+    code = "import sys, agentrl_cli.chat.render; print({'jsonschema', 'torch'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
