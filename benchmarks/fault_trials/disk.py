@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli.errors import NotFound, StoreError
 from agentrl_cli.store import Store
 from benchmarks.fault_trials.commands import differences, ending, project_of, run
 from tests.helpers.train import write_model
@@ -62,7 +63,8 @@ def _at(mount: Path, kib: int, model: Path, want: dict[str, Any], wrong: list[st
 
 def _resume(project: Path) -> tuple[str, ...]:
     db = project / "runs" / "agentrl.db"
-    if not db.is_file() or not db.stat().st_size:
+    try:
+        with Store.open(db, readonly=True) as store:
+            return ("--resume", "last") if any(row.kind == "train" for row in store.runs()) else ()
+    except (NotFound, StoreError):  # the disk was full before the store was made
         return ()
-    with Store.open(db, readonly=True) as store:
-        return ("--resume", "last") if any(row.kind == "train" for row in store.runs()) else ()

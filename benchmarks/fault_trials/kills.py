@@ -27,6 +27,7 @@ ONE_SHOT = {
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=[*MODES, *ONE_SHOT], help="One kind of command, killed --kills times.")
 
 
 def trial(args: argparse.Namespace, work: Path) -> tuple[dict[str, Any], bool]:
@@ -34,14 +35,25 @@ def trial(args: argparse.Namespace, work: Path) -> tuple[dict[str, Any], bool]:
     rng = random.Random(args.seed)
     model = write_model(work / "model")
     table: dict[str, Any] = {}
-    share = -(-args.kills // (len(MODES) + len(ONE_SHOT)))
-    for mode in MODES:
-        table[mode] = _kill_trainings(rng, work / mode, model, mode, share)
-        print(mode, json.dumps(table[mode]), flush=True)
-    for name, command in ONE_SHOT.items():
-        table[name] = _kill_commands(rng, work / "sync" / "whole", work / name, command, share)
-        print(name, json.dumps(table[name]), flush=True)
+    kinds = [args.only] if args.only else [*MODES, *ONE_SHOT]
+    share = -(-args.kills // len(kinds))
+    for kind in kinds:
+        if kind in MODES:
+            table[kind] = _kill_trainings(rng, work / kind, model, kind, share)
+        else:
+            table[kind] = _kill_commands(rng, _trained(work, model), work / kind, ONE_SHOT[kind], share)
+        print(kind, json.dumps(table[kind]), flush=True)
     return table, not any(row["wrong"] for row in table.values())
+
+
+def _trained(work: Path, model: Path) -> Path:
+    """A project with a finished training."""
+    project = work / "trained"
+    if not project.is_dir():
+        code, said = run(project_of(project, model, "sync"), "train")
+        if code:
+            raise SystemExit(said)
+    return project
 
 
 def _kill_trainings(rng: random.Random, work: Path, model: Path, mode: str, kills: int) -> dict[str, Any]:
@@ -94,7 +106,8 @@ def _kill_commands(
         count += alive
         if alive and (project / "out" / "model.safetensors").is_file() and _products(project)["out"] != want["out"]:
             wrong.append(f"trial {trial}: a killed command left an output that looks whole and is not")
-        again = (*command, "--force") if command[0] in ("sft", "merge") else command
+        # A finished half of an evaluation is used again only on request.
+        again = (*command, "--resume" if command[0] == "eval" else "--force")
         code, said = run(project, *again)
         if code or (alive and _products(project) != want):
             wrong.append(f"trial {trial}: exit {code}, {said[-300:]}")
