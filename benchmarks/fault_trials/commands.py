@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import multiprocessing
 import random
+import shutil
+import tempfile
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -31,13 +34,18 @@ MODES: dict[str, dict[str, Any]] = {
 """Trainings, by what differs from TRAIN."""
 
 
+LOGS = Path(tempfile.mkdtemp(prefix="agentrl-faults-logs-"))
+"""What commands print; not beside the project, whose disk may be full."""
+atexit.register(shutil.rmtree, LOGS, ignore_errors=True)
+
+
 class Command:
     """`agentrl ARGS` in `project` as a process of its own, forked from a server that has imported torch."""
 
     def __init__(self, project: Path, *args: str) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
-        self.log = project.parent / f"{project.name}-{random.randrange(10**12)}.log"
+        self.log = LOGS / f"{random.randrange(10**12)}.log"
         self.process: BaseProcess = context.Process(
             target=agentrl_process, args=(str(project), str(self.log), list(args))
         )
