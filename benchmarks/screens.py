@@ -27,19 +27,22 @@ import numpy as np
 from textual import events
 from textual.screen import Screen
 
-from agentrl_cli.store import RunRow, Store
-from agentrl_cli.tui import demo
-from agentrl_cli.tui.app import AgentApp
-from agentrl_cli.tui.chat.client import ChatClient
-from agentrl_cli.tui.chat.screen import ChatScreen
-from agentrl_cli.tui.common.episode_table import SORTS
-from agentrl_cli.tui.common.reader import Reader
-from agentrl_cli.tui.demo import Words, signals_of
-from agentrl_cli.tui.replay.screen import ReplayScreen
-from agentrl_cli.tui.runs.episodes import EpisodesScreen
-from agentrl_cli.tui.runs.screen import RunsScreen
-from agentrl_cli.tui.watch.screen import WatchScreen
-from agentrl_cli.types import TOP_K, Episode, Origin, Outcome, RewardPart, Tokens, Turn
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from agentrl_cli.store import RunRow, Store  # noqa: E402
+from agentrl_cli.tui.app import AgentApp  # noqa: E402
+from agentrl_cli.tui.chat.client import ChatClient  # noqa: E402
+from agentrl_cli.tui.chat.screen import ChatScreen  # noqa: E402
+from agentrl_cli.tui.common.episode_list import SORTS  # noqa: E402
+from agentrl_cli.tui.common.reader import Reader  # noqa: E402
+from agentrl_cli.tui.replay.screen import ReplayScreen  # noqa: E402
+from agentrl_cli.tui.runs.episodes import EpisodesScreen  # noqa: E402
+from agentrl_cli.tui.runs.screen import RunsScreen  # noqa: E402
+from agentrl_cli.tui.watch.screen import WatchScreen  # noqa: E402
+from agentrl_cli.types import TOP_K, Episode, Origin, Outcome, RewardPart, Tokens, Turn  # noqa: E402
+from tests.helpers import tui_demo as demo  # noqa: E402
+from tests.helpers.tui_demo import Words, signals_of  # noqa: E402
 
 SIZE = (120, 40)
 LONG = ("pagedown", "j", "J", "down", "3", "pagedown", "K", "k", "6", "up", "pageup", "1", "space", "space", "G", "g")
@@ -64,7 +67,7 @@ SCREENS: dict[str, tuple[Callable[[Reader], Screen[Any]], str, Sequence[str], st
         "",
     ),
 }
-"""name → (screen, text that tells it is painted, its keys, keys that lead to where they work)."""
+"""name → (screen, text that marks it as painted, its keys, keys that lead to where they work)."""
 
 
 def many_episodes(path: Path, count: int) -> None:
@@ -271,9 +274,9 @@ class Report:
         self.missed += seconds > target
         row = {"what": name, "ms": round(seconds * 1000, 1), "target_ms": round(target * 1000)}
         self.rows.append(row | ({} if cpu is None else {"cpu_ms": round(cpu * 1000, 1)}))
-        said = "ok" if seconds <= target else "MISSED"
+        verdict = "ok" if seconds <= target else "MISSED"
         more = "" if cpu is None else f"   CPU {cpu * 1000:6.1f} ms"
-        print(f"{name:<52} {seconds * 1000:8.1f} ms   target {target * 1000:6.0f} ms   {said:<6}{more}", flush=True)
+        print(f"{name:<52} {seconds * 1000:8.1f} ms   target {target * 1000:6.0f} ms   {verdict:<6}{more}", flush=True)
 
     def keys(self, screen: str, found: dict[str, Presses]) -> None:
         """All keys of a screen; of those whose side panes come later, when all was settled."""

@@ -43,7 +43,7 @@ class Meter:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Counts what its body costs, unless somebody further out does already."""
+        """Counts the cost of its body, unless an outer call does already."""
         if getattr(self._inside, "on", False):
             yield
             return
@@ -99,8 +99,8 @@ def metered() -> Meter:
     return meter
 
 
-def train(project: Path, steps: int, told: Path) -> int:
-    """The training, in this process; writes what it cost into `told`."""
+def train(project: Path, steps: int, cost: Path) -> int:
+    """The training, in this process; writes what it cost into `cost`."""
     meter = metered()
     from agentrl_cli.commands import main
     from agentrl_cli.trainer import Trainer
@@ -111,7 +111,7 @@ def train(project: Path, steps: int, told: Path) -> int:
         begin, before = time.process_time(), meter.seconds
         row = await whole(self)
         cpu = time.process_time() - begin
-        told.write_text(
+        cost.write_text(
             json.dumps({"trainer_cpu_s": cpu, "store_cpu_s": meter.seconds - before, "store_calls": meter.calls})
         )
         return row
@@ -181,13 +181,13 @@ def begun(db: Path) -> bool:
 def measure(steps: int, seconds: float) -> dict[str, Any]:
     """One run with one watcher."""
     with tempfile.TemporaryDirectory() as folder:
-        project, told = Path(folder) / "p", Path(folder) / "cost.json"
+        project, cost = Path(folder) / "p", Path(folder) / "cost.json"
         subprocess.run(
             [sys.executable, "-m", "agentrl_cli", "init", "code-task", str(project), "--yes"],
             check=True,
             capture_output=True,
         )
-        command = [sys.executable, __file__, "--train", str(project), "--steps", str(steps), "--told", str(told)]
+        command = [sys.executable, __file__, "--train", str(project), "--steps", str(steps), "--cost", str(cost)]
         training = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while not begun(project / "runs" / "agentrl.db") and training.poll() is None:
             time.sleep(0.2)
@@ -200,7 +200,7 @@ def measure(steps: int, seconds: float) -> dict[str, Any]:
                 raise SystemExit("the watcher did not run: more --steps, or fewer --seconds")
         if training.wait():
             raise SystemExit("the training failed")
-        found: dict[str, Any] = json.loads(told.read_text())
+        found: dict[str, Any] = json.loads(cost.read_text())
     found["store_share"] = found["store_cpu_s"] / found["trainer_cpu_s"]
     for name, (cpu, wall) in (("overview", overview), ("charts", charts)):
         found[f"watch_{name}"] = {"cpu_s": cpu, "wall_s": wall, "share": cpu / wall if wall else 0.0}
@@ -214,10 +214,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="for each of the watcher's two tabs")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--told", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--cost", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.train:
-        return train(given.train, given.steps, given.told)
+        return train(given.train, given.steps, given.cost)
     found = {"steps": given.steps, "cores": os.cpu_count()} | measure(given.steps, given.seconds)
     rows = [
         ("store, of the training's CPU seconds", found["store_share"], STORE),

@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from agentrl_cli.tui.app import AgentApp  # noqa: E402
-from agentrl_cli.tui.common.dialogs import picture  # noqa: E402
+from agentrl_cli.tui.common.agent_screen import picture  # noqa: E402
 from tests.helpers.tui import steady, visible  # noqa: E402
 from tests.helpers.tui_shots import DOCUMENTED, fill_still  # noqa: E402
 

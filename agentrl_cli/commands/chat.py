@@ -120,7 +120,7 @@ def _plain(client: object, say: list[str] | None, *, as_json: bool) -> int:
 
     from agentrl_cli.commands.common import STEERS, console, echo, echo_jsonl
     from agentrl_cli.tui.chat.client import ChatClient
-    from agentrl_cli.tui.chat.plain import PlainChat, Said
+    from agentrl_cli.tui.chat.plain import Messages, PlainChat
 
     assert isinstance(client, ChatClient)
     out = console()
@@ -138,5 +138,5 @@ def _plain(client: object, say: list[str] | None, *, as_json: bool) -> int:
 
     width = out.width if out.is_terminal else 100
     chat = PlainChat(client, show, width, (lambda event: echo_jsonl([event])) if as_json else None)
-    code = asyncio.run(chat.run(sys.stdin if say is None else Said(say), prompt))
+    code = asyncio.run(chat.run(sys.stdin if say is None else Messages(say), prompt))
     return code or int(say is not None and chat.errors > 0)

@@ -77,7 +77,7 @@ def command(
 
 def _html(store: Store, ids: list[str], out: Path | None, mask: bool) -> int:
     from agentrl_cli.analysis.html import export_html
-    from agentrl_cli.tui.common.related import token_texts
+    from agentrl_cli.tui.common.load_episode import token_texts
 
     if out is None:
         raise UsageError("An HTML page needs a file.", hint="--out episodes.html says which.")

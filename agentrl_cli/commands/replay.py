@@ -110,7 +110,7 @@ def _open(
             raise UsageError(f"{found} holds what looks like a secret, and a picture masks nothing.", hint=hint)
     place = _place(episode or "")
     from agentrl_cli.tui.app import AgentApp, save_svg
-    from agentrl_cli.tui.common.episode_table import Browse
+    from agentrl_cli.tui.common.episode_list import Browse
     from agentrl_cli.tui.replay.screen import ReplayScreen
     from agentrl_cli.tui.runs.episodes import EpisodesScreen
 

@@ -1,8 +1,6 @@
-"""The screens: replay, watch, chat. They read the store; they never import torch or transformers.
+"""The screens: runs, watch, replay, compare, what-if and chat, a folder each. They read the store and import no torch.
 
-    text.py     ids to exact text, piece by piece         layers.py    numbers to classes, glyphs and colours
-    data.py     one episode, ready to show (pure)         layout.py    tokens to lines of a given width (pure)
-    plain.py    the same without a terminal               charts.py    curves and bars of characters (pure)
-
-Everything above is free of textual; the rest are widgets and screens. Queries run in worker threads.
+What several screens share is in `common/`. Files named data, panels, view, plain and related, and in `common/` charts,
+text, token_text, layers, layout, episode_view and load_episode, are free of textual; the rest are widgets and screens.
+Queries run in the reader's thread. Screens open each other by name (`common/router.py`).
 """

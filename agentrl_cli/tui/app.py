@@ -1,4 +1,4 @@
-"""The one Textual application: it holds the reader, and shows the screen it was given."""
+"""The one Textual application: it owns the reader and shows a first screen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from textual.screen import Screen
 
 from agentrl_cli.errors import nearest
 from agentrl_cli.registry import resolve
-from agentrl_cli.tui.common.dialogs import picture
+from agentrl_cli.tui.common.agent_screen import picture
 from agentrl_cli.tui.common.layers import DEFAULT_PALETTE, use_palette
 from agentrl_cli.tui.common.palette import KeyCommands
 from agentrl_cli.tui.common.reader import Reader
@@ -26,7 +26,7 @@ from agentrl_cli.tui.common.token_text import CONTROL
 
 
 class Harmless(LineFilter):
-    """Takes control characters out of what is painted: what a model or a tool said must not steer the terminal."""
+    """Removes control characters from every painted line: the text of a model or a tool must not steer the terminal."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         """The segments; those that hold a control character without it (it has no width)."""
@@ -52,17 +52,17 @@ class AgentApp(App[int]):
         self._first = first
 
     steady = False
-    """Whether the process is this application's own: then the collector leaves alone what was there at the start."""
+    """Whether the process belongs to this application: then the garbage collector skips the objects of the start."""
 
     def run(self, *args: Any, **more: Any) -> int | None:
-        """Until it is left."""
+        """Runs until the user leaves."""
         self.steady = True
         return super().run(*args, **more)
 
     def on_mount(self) -> None:
         if self.steady:
-            # A hundred thousand objects of libraries that are never garbage: to look through them takes 0.1 s, within
-            # which no key is answered.
+            # A hundred thousand objects of libraries, which are never garbage: a collection over them takes 0.1 s,
+            # during which no key is answered.
             self.call_after_refresh(gc.freeze)
         settings = read_settings(settings_path())
         use_palette(settings.palette or DEFAULT_PALETTE)
@@ -75,11 +75,11 @@ class AgentApp(App[int]):
         self.push_screen(self._first(self.reader))
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Textual's, without its picture of any screen: ours (`s`) ask where they may show a secret."""
+        """Textual's commands without its screenshot: `s` asks before a picture that may show a secret."""
         return (item for item in super().get_system_commands(screen) if item.title != "Screenshot")
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Every line of every widget passes these."""
+        """Filters of every line of every widget."""
         return [*super().get_line_filters(), HARMLESS]
 
     def on_unmount(self) -> None:
@@ -87,7 +87,7 @@ class AgentApp(App[int]):
 
 
 def unknown_key(keys: Mapping[str, str]) -> str:
-    """What is wrong with the ids of a keymap: the first that no screen has, and the nearest; empty where none is."""
+    """The first id of a keymap that no screen has, with the nearest one, as a message; empty if all are known."""
     classes = (resolve("screens", SCREENS, name) for name in SCREENS)
     ids = [str(key.id) for screen in classes for key in screen.BINDINGS if isinstance(key, Binding)]
     wrong = next((name for name in keys if name not in ids), "")
@@ -99,14 +99,14 @@ def unknown_key(keys: Mapping[str, str]) -> str:
 def save_svg(app: AgentApp, path: Path, title: str, size: tuple[int, int] = (120, 40)) -> None:
     """Runs the application without a terminal until its first screen has painted, and writes that as SVG.
 
-    Raises OSError where the file cannot be written.
+    Raises OSError if the file cannot be written.
     """
     import asyncio
 
     async def drawn() -> str:
         async with app.run_test(size=size) as pilot:
             await pilot.pause()
-            await app.reader.call(lambda store: None)  # whatever the screen asked for is answered by now
+            await app.reader.call(lambda store: None)  # by then the screen has its answers
             await app.workers.wait_for_complete()
             await pilot.pause()
             return picture(app, title)
@@ -115,14 +115,14 @@ def save_svg(app: AgentApp, path: Path, title: str, size: tuple[int, int] = (120
 
 
 def watch(db: Path, run: str) -> None:
-    """The watch screen of a run, until it is left; what `train --watch` calls once the trainer's process runs."""
+    """Shows the watch screen of a run until the user leaves, as `train --watch` does."""
     from agentrl_cli.tui.watch.screen import WatchScreen
 
     AgentApp(db, lambda reader: WatchScreen(reader, run)).run()
 
 
 def start(db: Path, run: str | None = None) -> None:
-    """The runs of a store: what `agentrl` without a command opens in a project; with `run` its dashboard."""
+    """Shows the runs of a store, as `agentrl` without a command does; with `run`, its watch screen."""
     from agentrl_cli.tui.runs.screen import RunsScreen
 
     if run is not None:

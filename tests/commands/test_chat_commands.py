@@ -15,7 +15,8 @@ from agentrl_cli.servers.chat_session.conversation import REFUSED
 from agentrl_cli.servers.chat_session.session import Answer
 from agentrl_cli.store import Store
 from agentrl_cli.tui.app import AgentApp
-from agentrl_cli.tui.chat.client import COMMANDS, HELP, ChatClient, parse_command
+from agentrl_cli.tui.chat.client import ChatClient
+from agentrl_cli.tui.chat.commands import COMMANDS, HELP, parse_command
 from agentrl_cli.tui.chat.line_input import ChatLine
 from agentrl_cli.tui.chat.screen import ChatScreen
 from agentrl_cli.tui.chat.view import event_lines
@@ -51,7 +52,7 @@ class Chatting:
         return await until_text(self.pilot, then) if then else visible(self.pilot.app)
 
     def turns(self) -> list[dict[str, Any]]:
-        return [event for event, _ in self.screen._events if event["ev"] == "turn"]
+        return self.screen.transcript.turns
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ async def test_views_scores_saves_and_replay(chatting: Callable[..., Any]) -> No
         for command, shown in (("/tokens", "ids "), ("/mask", "TTTT"), ("/logprobs", "least likely")):
             assert shown in await chat.say(command, shown)
             await chat.say(command)  # and off again
-            assert chat.screen.mode == ""
+            assert chat.screen.transcript.mode == ""
         await chat.say("/context", "CONTEXT")
         assert "CHAT TEMPLATE" in visible(chat.pilot.app) or chat.screen.template
         await chat.say("/context")

@@ -12,13 +12,13 @@ from textual.pilot import Pilot
 
 
 def visible(app: App[Any]) -> str:
-    """What a person reads on the screen."""
+    """The text on the screen."""
     strips = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
 
 
 def steady(app: App[Any]) -> None:
-    """Cursors stand: a picture must not depend on when it is taken."""
+    """Stops blinking cursors: a picture must not depend on the time."""
     for widget in app.screen.query("Input, TextArea"):
         widget.cursor_blink = False  # type: ignore[attr-defined]
 

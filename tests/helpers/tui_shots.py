@@ -1,6 +1,6 @@
-"""Screens over an invented run whose clock stands, as snapshots and the pictures in docs/ show them.
+"""Screens over an invented run with a fixed clock, for the snapshots and the pictures in docs/.
 
-The chat and the what-ifs are those of `demo`: their events are told as the child process would, without one.
+The chat and the what-ifs come from a list of events instead of a child process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from textual.screen import Screen
 
 from agentrl_cli.servers.chat_session.child import call_object
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.tui import demo
 from agentrl_cli.tui.chat.client import ChatClient
 from agentrl_cli.tui.chat.screen import ChatScreen
 from agentrl_cli.tui.common.reader import Reader
@@ -26,9 +25,10 @@ from agentrl_cli.tui.runs.screen import RunsScreen
 from agentrl_cli.tui.watch.screen import WatchScreen
 from agentrl_cli.tui.whatif.screen import WhatIfScreen
 from agentrl_cli.types import Episode, Turn
+from tests.helpers import tui_demo as demo
 
 STOOD = 1.7e9 + 5000
-"""When the clock stopped."""
+"""The fixed time."""
 EP = "ep0120003"
 Make = Callable[[Reader], Screen[Any]]
 Event = dict[str, Any]
@@ -53,33 +53,33 @@ def fill_still(path: Path) -> None:
     conn.close()
 
 
-class Told(ChatClient):
-    """A child process whose events are known; it lives on where `stays`."""
+class Scripted(ChatClient):
+    """A child process with a list of events; `stays`: it stays alive after the last one."""
 
     def __init__(self, events: Sequence[Event], *, stays: bool) -> None:
         super().__init__([])
-        self.told, self.stays = list(events), stays
+        self.given, self.stays = list(events), stays
 
     async def start(self) -> None:
-        """There is nothing to start."""
+        """Nothing to start."""
 
     async def send(self, op: str, **values: Any) -> None:
-        """Nobody listens."""
+        """Nothing receives it."""
 
     async def events(self) -> AsyncIterator[Event]:
-        for event in self.told:
+        for event in self.given:
             yield event
         if self.stays:
             await asyncio.Event().wait()
 
     async def kill(self) -> None:
-        """There is nothing to end."""
+        """Nothing to end."""
 
     stop = kill
 
 
 def turn_event(episode: Episode, turn: Turn, decoder: TokenTexts) -> Event:
-    """One turn as the chat's child process tells it."""
+    """One turn as the chat's child process reports it."""
     tokens = episode.tokens.slice(turn.start, turn.end)
     results = [{"text": r.text, "error": r.error, "seconds": r.seconds, "level": r.level} for r in turn.results]
     return {
@@ -105,12 +105,12 @@ def chat(reader: Reader) -> Screen[Any]:
     events: list[Event] = [ready, *(turn_event(episode, turn, decoder) for turn in episode.turns)]
     events += [{"ev": "reward", "parts": parts, "total": 0.0}, {"ev": "saved", "episode": "1m7yj29rp6ck8f", "db": ""},
                {"ev": "idle"}]  # fmt: skip
-    return ChatScreen(reader, Told(events, stays=True))
+    return ChatScreen(reader, Scripted(events, stays=True))
 
 
 def whatif(reader: Reader, arguments: Sequence[str], events: Sequence[Event]) -> Screen[Any]:
     screen = WhatIfScreen(reader, EP, arguments)
-    screen.client = Told(events, stays=False)
+    screen.client = Scripted(events, stays=False)
     return screen
 
 
@@ -182,7 +182,7 @@ MORE: dict[str, tuple[Make, tuple[str, ...], str]] = {
     "dialog-copy": (replay, ("y",), "token ids"),
     "dialog-filter": (replay, ("f",), "enter: go"),
 }
-"""name → (screen, keys, text that tells it is painted)."""
+"""name → (screen, keys, text that marks it as painted)."""
 
 DOCUMENTED: dict[str, tuple[Make, tuple[str, ...], str]] = {
     "runs": (RunsScreen, (), "took 83 min"),

@@ -15,7 +15,7 @@ from agentrl_cli.store import RunRow, Score, Store
 from agentrl_cli.store.connection import connect
 from agentrl_cli.store.schema import MIGRATIONS
 from agentrl_cli.trainer.metrics import step_metrics
-from agentrl_cli.tui.common.episode_view import telling_sibling
+from agentrl_cli.tui.common.episode_view import contrasting_sibling
 from agentrl_cli.tui.common.load_episode import load_view
 from agentrl_cli.types import Episode, Fact, Origin, Outcome, RewardPart, Tokens, Turn
 
@@ -76,7 +76,7 @@ def test_read_back_shown_exported_and_measured(store: Store, capfd: pytest.Captu
     assert [line["reward"] for line in lines] == [e.reward for e in EPISODES]
     view = load_view(store, "timeout")
     assert [row.reward for row in view.siblings] == [1.0, 0.0] + [None] * len(ERRORS)
-    assert telling_sibling(view) is not None
+    assert contrasting_sibling(view) is not None
     metrics = step_metrics([EPISODES], dict.fromkeys((e.id for e in EPISODES), Fact.TRAINED))
     assert (metrics["reward"], metrics["solved"]) == (0.5, 0.5)
     store.flush()

@@ -24,7 +24,8 @@ from agentrl_cli.servers.chat_session.session import Answer, Session
 from agentrl_cli.store import Store
 from agentrl_cli.tools import as_tool
 from agentrl_cli.tui.app import AgentApp
-from agentrl_cli.tui.chat.client import ChatClient, complete, parse_command
+from agentrl_cli.tui.chat.client import ChatClient
+from agentrl_cli.tui.chat.commands import complete, parse_command
 from agentrl_cli.tui.chat.line_input import ChatLine, read_history
 from agentrl_cli.tui.chat.screen import ChatScreen
 from agentrl_cli.tui.chat.view import event_lines, turn_view
@@ -68,10 +69,10 @@ async def test_what_a_person_writes_for_the_model_is_never_trained_and_its_calls
     made, _ = session(["unused", "54."])
     await made.begin([])
     with pytest.raises(UsageError):
-        await made.as_model("nobody has asked")
+        await made.as_model("without a question")
     await made.user("12*4.5?")
     assert made.messages[-1]["content"] == "unused"
-    await made.as_model(CALL)  # in the place of what the model has said already
+    await made.as_model(CALL)  # replaces the model's answer
     forced = made.parts[1]
     assert set(forced.origin.tolist()) == {Origin.FORCED}
     assert [turn.role for turn in made.turns] == ["user", "assistant", "tool", "assistant"]
@@ -209,7 +210,7 @@ async def test_protocol_says_ready_and_idle_and_survives_nonsense(script: list[s
         (["--model", "scripted", "--task", "x"], "needs a pack"),
     ],
 )
-async def test_what_cannot_be_opened_is_told(tmp_path: Path, arguments: list[str], said: str) -> None:
+async def test_a_wrong_model_pack_or_task_is_reported(tmp_path: Path, arguments: list[str], said: str) -> None:
     code, events = await serve([], *arguments, "--db", str(tmp_path / "c.db"))
     assert code == 2 and events[-1]["ev"] == "fatal" and said in events[-1]["message"]
 
@@ -227,13 +228,13 @@ async def test_an_answer_that_never_comes_does_not_hang(script: list[str]) -> No
 def test_commands_are_read() -> None:
     assert parse_command("hello /there").values == {"text": "hello /there"}
     assert parse_command('/call run {"a": 1}').values == {"name": "run", "arguments": {"a": 1}}
-    assert "no JSON" in parse_command("/call run {a}").problem
+    assert "not JSON" in parse_command("/call run {a}").problem
     assert parse_command("/reward 0.5").values == {"value": 0.5} and parse_command("/reward").op == "reward"
     assert parse_command("y").op == "user" and parse_command("y", asked=True).values == {"run": True}
     assert parse_command("/as-tool 54", asked=True).values == {"run": False, "text": "54"}
     assert "/retry" in parse_command("/retri").problem
     assert parse_command("/set temperature x").problem and parse_command("/set lr 1").problem
-    assert parse_command("  ").op == "" and parse_command("/mask").local == "mask"
+    assert parse_command("  ").op == "" and parse_command("/mask").local == "/mask"
 
 
 def test_mask_and_logprobs_show_under_the_tokens() -> None:
@@ -284,12 +285,12 @@ async def test_what_is_typed_while_the_model_loads_is_sent_when_it_is_there(scri
     async with app.run_test(size=(100, 40)) as pilot:
         await pilot.press(*"hi", "enter")
         screen = pilot.app.screen
-        assert isinstance(screen, ChatScreen) and list(screen.waiting) == ["hi"]
+        assert isinstance(screen, ChatScreen) and [command.values for command in screen.waiting] == [{"text": "hi"}]
         await until_text(pilot, "It is 54.")
         assert not screen.waiting
 
 
-async def test_a_model_that_cannot_be_loaded_is_told_on_the_screen(tmp_path: Path) -> None:
+async def test_a_model_that_cannot_be_loaded_is_shown(tmp_path: Path) -> None:
     Store.open(tmp_path / "c.db").close()
     client = ChatClient(["--model", "scripted", "--task", "x", "--db", str(tmp_path / "c.db")])
     async with AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client)).run_test(size=(80, 24)) as pilot:
@@ -334,7 +335,7 @@ async def test_several_lines_history_completion_editing_and_the_exact_ids(
     kept = tmp_path / "chat-history.jsonl"
     assert kept.stat().st_mode & 0o777 == 0o600 and read_history(kept) == ["hi\nyou", "/edit"]
     later = ChatScreen(Reader(tmp_path / "c.db"), client)
-    assert later._history == ["hi\nyou", "/edit"] and later._at == 2
+    assert later.history.lines == ["hi\nyou", "/edit"] and later.history.step(-1) == "/edit"
     kept.write_text("{")
     assert read_history(kept) == [] == read_history(tmp_path / "none")
 

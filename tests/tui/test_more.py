@@ -1,4 +1,4 @@
-"""What replay does beyond one episode, the runs screen, comparing: driven as a person would."""
+"""What replay does beyond one episode, the runs screen, comparing: driven by keys and mouse."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import pytest
 
 from agentrl_cli.analysis.html import export_html, page_object
 from agentrl_cli.store import EvalRow, RunRow, Store
-from agentrl_cli.tui import demo
 from agentrl_cli.tui.app import AgentApp
-from agentrl_cli.tui.common import related
 from agentrl_cli.tui.common.layers import PALETTES, palette_name, shade
+from agentrl_cli.tui.common.load_episode import token_texts
 from agentrl_cli.tui.common.settings import read_settings
+from agentrl_cli.tui.common.text import quoted
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.compare.data import compare_runs
 from agentrl_cli.tui.compare.versus import VersusScreen
+from agentrl_cli.tui.replay import related
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.runs.episodes import EpisodesScreen
 from agentrl_cli.tui.runs.screen import RunsScreen
 from agentrl_cli.types import Episode, Outcome, RewardPart
+from tests.helpers import tui_demo as demo
 from tests.helpers.tui import until, until_text, visible
 
 WIDE, SMALL = (120, 40), (80, 24)
@@ -82,7 +84,7 @@ def test_steps_and_checkpoints_are_found_by_task(db: Path) -> None:
         place = related.other_version(rows, EP)
         assert place is not None and rows[place].id != EP
         assert related.same_flag(store, EP) == ("flag:BADARG step:120", "run7")
-    assert related.quoted('a "b"') == '"a \\"b\\""'
+    assert quoted('a "b"') == '"a \\"b\\""'
 
 
 @pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x40", "80x24"])
@@ -163,8 +165,8 @@ async def test_export_asks_in_which_form_and_palettes_change(
 
 def test_the_page_holds_everything_and_asks_for_nothing(db: Path, tmp_path: Path) -> None:
     with Store.open(db, readonly=True) as store:
-        assert export_html(store, [EP], tmp_path / "e.html", related.token_texts, title="<x>") == 1
-        facts = page_object(store, EP, related.token_texts)
+        assert export_html(store, [EP], tmp_path / "e.html", token_texts, title="<x>") == 1
+        facts = page_object(store, EP, token_texts)
     text = (tmp_path / "e.html").read_text("utf-8")
     assert "&lt;x&gt;" in text and "http://" not in text and "https://" not in text and "src=" not in text
     data = json.loads(text.split('id="data">')[1].split("</script>")[0])
@@ -181,7 +183,7 @@ def test_a_secret_takes_the_tokens_with_it(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db") as store:
         turns = (episode.turns[0], type(turn)(1, "user", (secret,), turn.start, turn.end), *episode.turns[2:])
         store.finish_episode(episode.with_(id="secret", run_id=None, turns=turns))
-        facts = page_object(store, "secret", related.token_texts)
+        facts = page_object(store, "secret", token_texts)
     assert facts["masked"] and facts["tokens"] is None and "sk-abc" not in json.dumps(facts)
     assert "[masked:api-key]" in facts["turns"][1]["messages"][0]
 
@@ -205,7 +207,7 @@ def test_settings_file(tmp_path: Path) -> None:
         assert said in read_settings(path).problem
 
 
-async def test_keys_of_ones_own(db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keys_of_the_user(db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "screens.yaml"
     path.write_text("keys:\n  replay.tag: ctrl+t\n")
     monkeypatch.setenv("AGENTRL_SCREENS", str(path))
@@ -275,7 +277,7 @@ async def test_the_list_shows_the_test_split_of_an_evaluation(tmp_path: Path) ->
         assert "base-train train step 5: 0.910 [0.81, 1.01]" in text and "base-test test step 5: 0.420" in text
 
 
-async def test_a_store_that_cannot_be_read_is_told_once_and_in_place(tmp_path: Path) -> None:
+async def test_a_store_that_cannot_be_read_is_reported_once_and_in_place(tmp_path: Path) -> None:
     (tmp_path / "junk.db").write_text("hello", "utf-8")
     async with AgentApp(tmp_path / "junk.db", RunsScreen).run_test(notifications=True, size=SMALL) as pilot:
         await until(pilot, lambda: "Name another with --db." in " ".join(visible(pilot.app).split()))

@@ -1,4 +1,4 @@
-"""Replay and the list of episodes, driven as a person would, and printed without a screen."""
+"""Replay and the list of episodes, driven by keys and mouse, and printed without a screen."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import pytest
 from textual.app import App
 
 from agentrl_cli.store import Store
-from agentrl_cli.tui import demo
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.common.dialogs import Prompt
-from agentrl_cli.tui.common.episode_table import Browse, EpisodeTable
+from agentrl_cli.tui.common.episode_list import Browse
+from agentrl_cli.tui.common.episode_table import EpisodeTable
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.runs.episodes import EpisodesScreen
 from agentrl_cli.types import Episode, Outcome, RewardPart, Tokens, Turn
+from tests.helpers import tui_demo as demo
 from tests.helpers.tui import until, until_text, visible
 
 WIDE, SMALL = (120, 40), (80, 24)
@@ -137,11 +138,11 @@ async def test_fold_diff_flagged_copy_and_help(db: Path) -> None:
         await until_text(pilot, "next token worth a look")
 
 
-async def test_filter_typo_is_told_and_a_filter_opens_its_first_episode(db: Path) -> None:
+async def test_filter_typo_is_reported_and_a_filter_opens_its_first_episode(db: Path) -> None:
     async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "TOKEN 1/64")
         await pilot.press("f")
-        assert "fields: adv calls ckpt" in await until_text(pilot, "enter: go")  # the dialog says what there is
+        assert "fields: adv calls ckpt" in await until_text(pilot, "enter: go")  # the dialog lists the fields
         await pilot.press(*"rewar:<1", "enter")
         await until_text(pilot, "Did you mean reward")
         assert isinstance(pilot.app.screen, Prompt)  # a typo does not get past the dialog
@@ -177,7 +178,7 @@ async def test_resizing_changes_the_layout_and_keeps_the_cursor(db: Path) -> Non
         assert tokens(pilot.app).cursor == at
 
 
-async def test_unknown_episode_is_told_with_the_nearest(db: Path) -> None:
+async def test_unknown_episode_is_reported_with_the_nearest(db: Path) -> None:
     async with replay(db, "nothing").run_test(notifications=True, size=WIDE) as pilot:
         assert "No episode named 'nothing'" in await until_text(pilot, "No episode")
         await pilot.press("j", "l", "n", "v", "y", "escape", "3")
@@ -225,7 +226,7 @@ async def test_a_running_episode_is_followed(tmp_path: Path) -> None:
         await until_text(pilot, "RUNNING")
         screen = pilot.app.screen
         assert isinstance(screen, ReplayScreen)
-        await until(pilot, lambda: screen._version is not None)
+        await until(pilot, lambda: screen.panes._version is not None)
         turn = done.turns[2]
         with Store.open(tmp_path / "half.db") as store:
             store.add_turn("cut", turn, done.tokens.slice(turn.start, turn.end))
@@ -357,7 +358,7 @@ async def test_following_goes_on_to_the_newest_episode_until_something_moves(tmp
         assert isinstance(screen, ReplayScreen)
         await pilot.press("L")
         assert "FOLLOWING" in await until_text(pilot, "FOLLOWING")
-        await until(pilot, lambda: screen.episode_id != "ep0002003" and screen._version is not None)
+        await until(pilot, lambda: screen.episode_id != "ep0002003" and screen.panes._version is not None)
         newer = demo.episode(words, 5, solved=True, step=3).with_(id="newer", started=4e9, ended=4e9)
         with Store.open(db) as store:
             store.clear_live("run7")
@@ -374,8 +375,8 @@ async def test_following_goes_on_to_the_newest_episode_until_something_moves(tmp
 
 
 async def test_the_screen_says_what_else_failed_so_and_how_the_task_went_by_step(db: Path) -> None:
-    from agentrl_cli.tui.common import related
-    from agentrl_cli.tui.common.panels import step_lines
+    from agentrl_cli.tui.replay import related
+    from agentrl_cli.tui.replay.panels import step_lines
 
     with Store.open(db, readonly=True) as store:
         assert related.same_failure(store, EP) == ("BADARG", 5, 8)

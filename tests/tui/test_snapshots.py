@@ -53,7 +53,7 @@ SCREENS: dict[str, tuple[Make, tuple[str, ...], str]] = {
     "palette": (lambda reader: ReplayScreen(reader, "ep0120003"), ("ctrl+p", *"bookmark"), "replay.bookmark"),
     **MORE,
 }
-"""name → (screen, keys, text that tells it is painted)."""
+"""name → (screen, keys, text that marks it as painted)."""
 
 
 @pytest.fixture(scope="module")

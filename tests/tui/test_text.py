@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.tui import demo
-from agentrl_cli.tui.common import charts, episode_view, panels
+from agentrl_cli.tui.common import charts, episode_view
 from agentrl_cli.tui.common.layers import LAYERS, map_line
 from agentrl_cli.tui.common.layout import Kind, Layout, call_notes
 from agentrl_cli.tui.common.token_text import PARTIAL, TokenTexts, visible
+from agentrl_cli.tui.replay import panels
 from agentrl_cli.types import Episode, Origin, Tokens, ToolCall, TrainSignals, Turn
+from tests.helpers import tui_demo as demo
 
 
 def signals(n: int, **arrays: list[float]) -> TrainSignals:
@@ -162,15 +163,15 @@ def test_first_difference(a: list[int], b: list[int], at: int | None) -> None:
     assert episode_view.first_difference(np.asarray(a, np.int32), np.asarray(b, np.int32)) == at
 
 
-def test_token_facts_say_what_is_stored() -> None:
+def test_token_numbers_say_what_is_stored() -> None:
     ep = demo.episode(demo.Words(), 3, solved=False)
     given = demo.signals_of(ep)
     view = episode_view.make_view(ep, TokenTexts(), signals=given)
     token = next(b.start for b in view.blocks if b.role == "assistant")
-    facts = dict(panels.token_facts(view, token))
+    facts = dict(panels.token_numbers(view, token))
     assert facts["advantage"] == "-0.77" and facts["weight"] == f"{given.weight[token]:+.4g}"
     assert facts["trained"].startswith("yes") and facts["origin"] == "model"
-    assert dict(panels.token_facts(view, 0)) == {"origin": "template", "trained": "no"}
+    assert dict(panels.token_numbers(view, 0)) == {"origin": "template", "trained": "no"}
     assert len(panels.top_alternatives(view, token)) == 5
 
 

@@ -17,21 +17,22 @@ from agentrl_cli.analysis.html import PAGE
 from agentrl_cli.errors import StoreError
 from agentrl_cli.store import Store
 from agentrl_cli.trainer.controls import CHANGEABLE
-from agentrl_cli.tui import demo
 from agentrl_cli.tui.app import HARMLESS, AgentApp, unknown_key
+from agentrl_cli.tui.common.bindings import describe
 from agentrl_cli.tui.common.episode_table import row_text
 from agentrl_cli.tui.common.episode_view import make_view
 from agentrl_cli.tui.common.layers import LAYERS
 from agentrl_cli.tui.common.layout import Kind, Layout
-from agentrl_cli.tui.common.palette import said
-from agentrl_cli.tui.common.panels import token_facts, turn_lines
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.compare.screen import CompareScreen
+from agentrl_cli.tui.replay.panels import token_numbers, turn_lines
 from agentrl_cli.tui.replay.screen import ReplayScreen
+from agentrl_cli.tui.watch.controls import SETTINGS
 from agentrl_cli.tui.watch.data import load
 from agentrl_cli.tui.watch.panels import now_lines
-from agentrl_cli.tui.watch.screen import KNOBS, WatchScreen
+from agentrl_cli.tui.watch.screen import WatchScreen
 from agentrl_cli.types import AgentState, Fact, Outcome, RewardPart, ToolCall
+from tests.helpers import tui_demo as demo
 from tests.helpers.tui import until, until_text
 
 WIDE, SMALL = (120, 40), (80, 24)
@@ -54,8 +55,8 @@ def test_the_page_has_every_layer_of_the_screen_in_its_order_and_no_colour_witho
     assert len(marks) == len(set(marks)) == 9
 
 
-def test_the_knobs_are_those_that_the_trainer_takes() -> None:
-    assert set(KNOBS) == set(CHANGEABLE)
+def test_the_settings_are_those_that_the_trainer_takes() -> None:
+    assert set(SETTINGS) == set(CHANGEABLE)
 
 
 def test_an_evaluation_is_not_taken_for_the_next_step(db: Path) -> None:
@@ -74,7 +75,7 @@ def test_an_evaluation_is_not_taken_for_the_next_step(db: Path) -> None:
     assert 0.0 in data.advantages  # a group without spread: no advantage was stored, and it teaches nothing
 
 
-async def test_nothing_that_was_said_steers_the_terminal(db: Path) -> None:
+async def test_no_text_steers_the_terminal(db: Path) -> None:
     """A note of several lines tore the screen; what a tool printed could clear it."""
     words = demo.Words()
     episode = demo.episode(words, 3, solved=False)
@@ -94,7 +95,7 @@ async def test_nothing_that_was_said_steers_the_terminal(db: Path) -> None:
         assert HARMLESS in pilot.app.get_line_filters()
 
 
-def test_the_list_tells_tags_kinds_and_parents(db: Path) -> None:
+def test_the_list_shows_tags_kinds_and_parents(db: Path) -> None:
     with Store.open(db) as store:
         child = store.episode("ep0040003").with_(id="child", kind="whatif", parent_id="ep0040003", flags=("LOOP",))
         store.finish_episode(child)
@@ -123,7 +124,7 @@ async def test_keys_move_the_choice_of_a_comparison_whatever_has_the_focus(db: P
         assert compare_runs(store, "grpo-07", "grpo-07").gained == 0
 
 
-def test_the_palette_says_which_way() -> None:
+def test_the_palette_names_the_direction() -> None:
     cases = {
         ("turn(-1)", "turn"): "previous turn",
         ("line(15)", ""): "next line ×15",
@@ -131,14 +132,14 @@ def test_the_palette_says_which_way() -> None:
         ("rate(1.5)", "raise the rate"): "raise the rate",
         ("layer('kl')", "KL"): "KL",
     }
-    assert {key: said(Binding("x", *key)) for key in cases} == cases
+    assert {key: describe(Binding("x", *key)) for key in cases} == cases
 
 
 def test_what_was_never_to_be_trained_does_not_wait_for_it() -> None:
     words = demo.Words()
     episode = demo.episode(words, 3, solved=False).with_(kind="eval", fact="")
     view = make_view(episode, TokenTexts(words.json()))
-    assert dict(token_facts(view, 60))["trained"] == "no: an evaluation"
+    assert dict(token_numbers(view, 60))["trained"] == "no: an evaluation"
     assert "sampled" in turn_lines(view, 2)[3].plain
 
 
@@ -148,7 +149,7 @@ def test_last_with_a_filter_is_the_last_that_it_lets_through(db: Path) -> None:
     assert done.returncode == 0 and "solved" in done.stdout.splitlines()[0], done.stderr
 
 
-async def test_a_damaged_episode_is_told_and_the_next_one_opens(db: Path) -> None:
+async def test_a_damaged_episode_is_reported_and_the_next_one_opens(db: Path) -> None:
     with sqlite3.connect(db) as conn:
         conn.execute("UPDATE turn_tokens SET top_ids=x'0102030405' WHERE episode_id='ep0040003' AND idx=2")
         conn.execute("UPDATE turns SET messages='{bad' WHERE episode_id='ep0040002' AND idx=1")
@@ -181,7 +182,7 @@ async def test_a_click_goes_to_a_sibling_a_turn_and_a_place_on_the_map(db: Path)
         assert screen.episode_id == "ep0040001"
 
 
-def test_a_key_id_that_no_screen_has_is_told() -> None:
+def test_a_key_id_that_no_screen_has_is_reported() -> None:
     assert unknown_key({"replay.tag": "ctrl+t", "watch.control.pause": "P", "chat.side": "f6"}) == ""
     assert "did you mean replay.tag?" in unknown_key({"replay.tagg": "z"})
 
@@ -190,7 +191,7 @@ def test_an_export_that_cannot_be_written_is_an_error_and_no_crash(db: Path, tmp
     """Neither can what was begun be removed there."""
     from agentrl_cli.analysis.export import export_jsonl
     from agentrl_cli.analysis.html import export_html
-    from agentrl_cli.tui.common.related import token_texts
+    from agentrl_cli.tui.common.load_episode import token_texts
 
     (tmp_path / "file").write_text("")
     with Store.open(db, readonly=True) as store:
@@ -201,7 +202,7 @@ def test_an_export_that_cannot_be_written_is_an_error_and_no_crash(db: Path, tmp
 
 
 def with_a_secret(path: Path) -> None:
-    """A store with an episode `plain` and one in which somebody tells a key."""
+    """A store with an episode `plain` and one that contains a key."""
     episode = demo.episode(demo.Words(), 3, solved=False)
     turn = replace(episode.turns[1], messages=({"role": "user", "content": "my key is sk-abcdefghijklmnopqrstuvwx"},))
     with Store.open(path) as store:
@@ -244,7 +245,7 @@ def test_a_picture_of_a_secret_needs_a_flag(tmp_path: Path) -> None:
     assert run("plain", "--no-mask").returncode == 2
 
 
-async def test_a_picture_of_watch_is_asked_for_where_its_log_tells_a_secret(
+async def test_a_picture_of_watch_is_asked_for_where_its_log_has_a_secret(
     db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(db.parent)
@@ -262,7 +263,7 @@ async def test_a_picture_of_watch_is_asked_for_where_its_log_tells_a_secret(
         assert not (db.parent / "watch-run7.svg").exists()
 
 
-async def test_help_and_palette_show_the_keys_of_ones_own(
+async def test_help_and_palette_show_the_keys_of_the_user(
     db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "screens.yaml"
@@ -277,7 +278,7 @@ async def test_help_and_palette_show_the_keys_of_ones_own(
         assert "ctrl+t   replay.tag" in await until_text(pilot, "   replay.tag")
 
 
-async def test_the_palette_offers_no_picture_that_nobody_asked_about(db: Path) -> None:
+async def test_the_palette_offers_no_picture_without_asking(db: Path) -> None:
     app = AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003"))
     async with app.run_test(size=WIDE):
         assert {"Quit"} <= (titles := {item.title for item in app.get_system_commands(app.screen)})

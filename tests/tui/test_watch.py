@@ -12,12 +12,12 @@ import pytest
 
 from agentrl_cli.store import EvalRow, RunRow, Store
 from agentrl_cli.store.holder import Holder
-from agentrl_cli.tui import demo
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.common.charts import chart
 from agentrl_cli.tui.watch.data import WatchData, health_of, load
 from agentrl_cli.tui.watch.panels import curve_lines, histogram_lines
 from agentrl_cli.tui.watch.screen import WatchScreen
+from tests.helpers import tui_demo as demo
 from tests.helpers.tui import until, until_text, visible
 
 WIDE, SMALL = (120, 40), (80, 24)
@@ -215,7 +215,7 @@ async def test_groups_tokens_tools_and_config_are_tabs(db: Path) -> None:
         assert "prompts_per_step" in await until_text(pilot, "CONFIG of grpo-07")
 
 
-async def test_the_log_follows_until_somebody_scrolls_up(db: Path) -> None:
+async def test_the_log_follows_until_it_is_scrolled_up(db: Path) -> None:
     def write(first: int, last: int) -> None:
         with Store.open(db) as store:
             for n in range(first, last):
@@ -278,7 +278,7 @@ async def test_a_run_without_anything_yet(tmp_path: Path, size: tuple[int, int])
             await pilot.press(key)
 
 
-async def test_a_run_that_is_gone_is_told(db: Path) -> None:
+async def test_a_run_that_is_missing_is_reported(db: Path) -> None:
     async with app(db, "nope").run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "No run named 'nope'")
         await pilot.press("p", "enter", "2", "1")
@@ -387,7 +387,7 @@ def test_the_histogram_counts_every_advantage() -> None:
     assert "none yet" in histogram_lines([], 20)[1].plain
 
 
-def test_a_log_axis_says_the_numbers() -> None:
+def test_a_log_axis_shows_the_numbers() -> None:
     lines = [line.plain for line in chart("loss", [(1, 0.01), (2, 100.0), (3, -1.0)], 30, 4, log=True)]
     assert "100" in lines[1] and "0.01" in lines[4]
     assert "-1" in chart("loss", [(1, -1.0), (2, -0.5)], 30, 4, log=True)[4].plain

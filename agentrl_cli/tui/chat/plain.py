@@ -9,103 +9,126 @@ from typing import Any, Protocol
 from rich.text import Text
 
 from agentrl_cli.errors import AgentRLError, PolicyError
-from agentrl_cli.tui.chat.client import HELP, ChatClient, parse_command
+from agentrl_cli.tui.chat.client import ChatClient
+from agentrl_cli.tui.chat.commands import HELP, Command, carry_out, parse_command
 from agentrl_cli.tui.chat.view import event_lines
 from agentrl_cli.tui.common.token_text import TokenTexts
 
-Show = Callable[[Text], None]
-Tell = Callable[[dict[str, Any]], None]
+Event = dict[str, Any]
 
 
 class Lines(Protocol):
-    """Where lines come from: a file, or anything that can be read by lines. An empty one is the end."""
+    """A source of lines: a file, or anything that is read by lines. An empty one is the end."""
 
     def readline(self) -> str: ...
 
 
-class Said:
+class Messages:
     """Texts as such lines; a text of several lines is one."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = iter(texts)
 
     def readline(self) -> str:
-        """The next text, with the newline that says it is not the end."""
+        """The next text with a newline, which marks that it is not the end."""
         return next((text + "\n" for text in self._texts), "")
 
 
 class PlainChat:
-    """Reads lines, sends requests, prints what comes back, one request at a time."""
+    """Reads lines, sends requests, prints the events, one request at a time."""
 
-    def __init__(self, client: ChatClient, show: Show, width: int = 100, tell: Tell | None = None) -> None:
-        """`tell` gets every event as it is, in place of the lines that `show` gets."""
+    def __init__(
+        self,
+        client: ChatClient,
+        show: Callable[[Text], None],
+        width: int = 100,
+        emit: Callable[[Event], None] | None = None,
+    ) -> None:
+        """`show` gets lines of text; `emit`, if given, gets every event instead."""
         self.client = client
         self.show = show
-        self.tell = tell
+        self.emit = emit
         self.errors = 0
         """Mistakes and failures so far."""
         self.width = width
         self.mode = ""
         self.saved = ""
-        self._fatal = False
+        """The id of the episode that was saved last."""
         self.decoder = TokenTexts()
-        self._turns: list[dict[str, Any]] = []
+        self._turns: list[Event] = []
+        self._lines: Lines | None = None
+        self._prompt: Callable[[], None] = lambda: None
+        self._fatal = False
+        self._over = False
 
     async def run(self, lines: Lines, prompt: Callable[[], None] = lambda: None) -> int:
-        """Chats until `/quit` or the end of `lines`. Returns the exit code."""
+        """Chats until `/quit` or the end of `lines`. Returns the exit status."""
         await self.client.start()
-        events = self.client.events()
+        self._events = self.client.events()
         try:
-            if not await self._until_idle(events):
+            await self._until_idle()
+            if self._over:
                 return 1
-            while True:
+            self._lines, self._prompt = lines, prompt
+            while not self._over:
                 prompt()
                 line = await asyncio.to_thread(lines.readline)
-                if not line or not await self._line(line, events, lines, prompt):
-                    return 0
+                if not line:
+                    break
+                await carry_out(parse_command(line), self)
+            return 0
         except AgentRLError as error:
-            if self.tell is None or not self._fatal:
+            if self.emit is None or not self._fatal:
                 self._show({"ev": "error", "message": error.message, "hint": error.hint})
             return error.exit_code
         finally:
             await self.client.stop()
 
-    async def _line(
-        self, line: str, events: AsyncIterator[dict[str, Any]], lines: Lines, prompt: Callable[[], None]
-    ) -> bool:
-        """Handles one line; False where the chat is over."""
-        command = parse_command(line)
-        if command.problem:
-            self._show({"ev": "error", "message": command.problem, "hint": ""})
-        elif command.local == "quit":
-            return False
-        elif command.local == "help":
-            self._show({"ev": "note", "text": HELP})
-        elif command.local in ("edit", "context"):
-            self._show({"ev": "note", "text": "/edit and /context are for the screen; /undo and /tokens work here"})
-        elif command.local == "replay":
-            await self.client.send("save")
-            return await self._until_idle(events, lines, prompt)
-        elif command.local:
-            self.mode = "" if self.mode == command.local else command.local
-            if self.tell is not None:
-                self._show({"ev": "note", "text": "every turn has its ids, origins and logp already"})
-                return True
-            for turn in self._turns:
-                self._show(turn)
-        elif command.op:
-            await self.client.send(command.op, **command.values)
-            return await self._until_idle(events, lines, prompt)
-        return True
+    # -- commands -------------------------------------------------------------------------------------------------
 
-    async def _until_idle(
-        self,
-        events: AsyncIterator[dict[str, Any]],
-        lines: Lines | None = None,
-        prompt: Callable[[], None] = lambda: None,
-    ) -> bool:
-        """Shows events until the child waits again; False where it ended."""
-        async for event in events:
+    async def request(self, command: Command) -> None:
+        """Sends a request and shows its events."""
+        await self.client.send(command.op, **command.values)
+        await self._until_idle()
+
+    async def show_problem(self, text: str) -> None:
+        """Shows a mistake in a line."""
+        self._show({"ev": "error", "message": text, "hint": ""})
+
+    async def show_help(self) -> None:
+        """Shows the commands."""
+        self._show({"ev": "note", "text": HELP})
+
+    async def show_mode(self, mode: str) -> None:
+        """Shows every turn in a mode, or as text again."""
+        self.mode = "" if self.mode == mode else mode
+        if self.emit is not None:
+            self._show({"ev": "note", "text": "every turn has its ids, origins and logp already"})
+            return
+        for turn in self._turns:
+            self._show(turn)
+
+    async def show_context(self) -> None:
+        """Refers to what works here."""
+        self._show({"ev": "note", "text": "/edit and /context are for the screen; /undo and /tokens work here"})
+
+    edit_last = show_context
+
+    async def save_and_replay(self) -> None:
+        """Keeps the chat as an episode."""
+        await self.request(Command("save"))
+
+    async def leave_chat(self) -> None:
+        """Ends the loop of `run`."""
+        self._over = True
+
+    # -- events ---------------------------------------------------------------------------------------------------
+
+    _events: AsyncIterator[Event]
+
+    async def _until_idle(self) -> None:
+        """Shows events until the child waits again; the chat is over if it ended."""
+        async for event in self._events:
             kind = event["ev"]
             if kind == "ready":
                 self.decoder = TokenTexts(event["tokenizer"])
@@ -117,21 +140,21 @@ class PlainChat:
                 self.saved = event["episode"]
             self._show(event)
             if kind == "ask":
-                await self._decide(lines, prompt)
-            if kind == "idle":
-                return True
-            if kind == "fatal":
+                await self._decide()
+            elif kind == "idle":
+                return
+            elif kind == "fatal":
                 self._fatal = True
                 error = PolicyError(event["message"], hint=event.get("hint") or "")
                 error.exit_code = event.get("code") or error.exit_code
                 raise error
-        return False
+        self._over = True
 
-    async def _decide(self, lines: Lines | None, prompt: Callable[[], None]) -> None:
+    async def _decide(self) -> None:
         """Asks about tool calls; the end of input refuses them."""
-        while lines is not None:
-            prompt()
-            line = await asyncio.to_thread(lines.readline)
+        while self._lines is not None:
+            self._prompt()
+            line = await asyncio.to_thread(self._lines.readline)
             if not line:
                 break
             command = parse_command(line, asked=True)
@@ -141,10 +164,10 @@ class PlainChat:
             self._show({"ev": "note", "text": "y, n or /as-tool TEXT"})
         await self.client.send("answer", run=False)
 
-    def _show(self, event: dict[str, Any]) -> None:
+    def _show(self, event: Event) -> None:
         self.errors += event["ev"] in ("error", "fatal")
-        if self.tell is not None:
-            self.tell({name: value for name, value in event.items() if name not in ("tokenizer", "template")})
+        if self.emit is not None:
+            self.emit({name: value for name, value in event.items() if name not in ("tokenizer", "template")})
         elif event["ev"] != "fatal":
             for text in event_lines(event, self.decoder, self.mode, self.width):
                 self.show(text)

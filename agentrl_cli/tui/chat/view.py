@@ -12,7 +12,7 @@ from rich.text import Text
 from agentrl_cli.tui.common.episode_view import EpisodeView, blocks_of
 from agentrl_cli.tui.common.layers import LAYERS, shade
 from agentrl_cli.tui.common.layout import Kind, Layout, call_notes
-from agentrl_cli.tui.common.panels import BAD, FAINT, GOOD, TITLE, num
+from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, TITLE, num
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.types import Episode, Tokens, ToolCall, Turn
 
@@ -22,7 +22,7 @@ ROLES = {"assistant": "bold #8fbfff", "user": "bold #e8d890", "tool": "bold #f0b
 
 
 def event_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: int) -> list[Text]:
-    """What an event shows; nothing for those that only steer."""
+    """The lines of an event; none for events that only steer."""
     kind = event["ev"]
     if kind == "turn":
         return turn_lines(event, decoder, mode, width)
@@ -33,7 +33,7 @@ def event_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: in
         more = "   all, none: and the rest" if event.get("of", 1) > 1 else ""
         ask = f"run{which}  y yes   n no{more}   /as-tool TEXT answers in the tool's place"
         if any(call.get("error") for call in (event.get("calls") or [])[:1]):
-            ask = f"a malformed call{which.rstrip('?')}: tell the model so?  y yes   n no{more}"
+            ask = f"a malformed call{which.rstrip('?')}: report it to the model?  y yes   n no{more}"
         return [Text(ask.replace(" this:", ":"), "bold #ffd75f")]
     if kind == "result":
         status = f"ERROR {event['error']}" if event["error"] else "ok"
@@ -58,13 +58,13 @@ def event_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: in
 
 
 def taken_back(turns: Sequence[dict[str, Any]], keep: int) -> str:
-    """The line that says again what began the turns from `keep` on: as the user, the model or the tool."""
+    """The line that repeats the first of the turns from `keep` on: as the user, the model or the tool."""
     first = next((turn for turn in turns if turn["index"] >= keep and turn["role"] in AGAIN), None)
     return f"{AGAIN[first['role']]}{first['content']}" if first is not None else ""
 
 
 def ready_lines(event: dict[str, Any]) -> list[Text]:
-    """Who talks, with what."""
+    """The model, its tools and its sandbox."""
     tools = ", ".join(event["tools"]) or "none"
     lines = [Text(f"{event['model']}  ({event['weights']}, context {event['context']})   tools: {tools}", TITLE)]
     if event.get("sandbox"):

@@ -20,7 +20,7 @@ FAINT = "#8a8a8a"
 
 
 def resample(points: Points, columns: int, x_range: tuple[float, float] | None = None) -> list[float]:
-    """The mean of y in each of `columns` equal stretches of x; NaN where a stretch has none."""
+    """The mean of y in each of `columns` equal stretches of x; NaN for a stretch without points."""
     sums, counts = [0.0] * columns, [0] * columns
     clean = [(x, y) for x, y in points if math.isfinite(y)]
     if not clean:
@@ -172,7 +172,7 @@ def bar(fraction: float, width: int) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time span for people: `37 s`, `12 min`, `2 h 53`."""
+    """A time span as text: `37 s`, `12 min`, `2 h 53`."""
     if not math.isfinite(seconds) or seconds < 0:
         return "-"
     if seconds < 100:

@@ -1,38 +1,26 @@
-"""A list of episodes as a widget: 100,000 virtual rows drawn by the line API, and what screens with such a list share.
+"""A table of episodes: 100,000 virtual rows drawn by the line API.
 
-The ordered ids come once per filter and sort, in the reader's thread; only rows that are on screen are read and drawn
-(measured: a DataTable takes 80 s for 100,000 rows).
+Only the rows that are on screen are read and drawn (measured: a DataTable takes 80 s for 100,000 rows).
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.segment import Segment
 from rich.style import Style
-from textual import events, work
+from textual import events
 from textual.geometry import Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from agentrl_cli.errors import AgentRLError
-from agentrl_cli.store.filters import compile_filter, fields
-from agentrl_cli.tui.common.dialogs import AgentScreen, Prompt
-from agentrl_cli.tui.common.panels import flag_names, num
+from agentrl_cli.tui.common.text import flag_names, num
 from agentrl_cli.tui.common.token_text import keep_end
 
-if TYPE_CHECKING:
-    from agentrl_cli.store import Store
-    from agentrl_cli.tui.common.reader import Reader
-
-SORTS = ("-time", "time", "-reward", "reward", "-step", "-advantage", "-tokens", "-turns")
-EXAMPLES = """\
-reward:<0.5  step:100..120  task:calc/*  flag:LOOP  tool:calculator
-text:"4,5"  outcome:failed,timeout  tag:mark  -tag:seen  parent:none"""
 PAGE = 200
-"""Rows read at once around what is visible."""
+"""Rows read at once around the visible ones."""
 
 HEAD = Style(bold=True, color="#8fbfff")
 ROW = Style(color="#d8d8d8")
@@ -46,43 +34,8 @@ OUTCOMES = {
 TROUBLE = Style(color="#ffb454")
 
 
-class Browse:
-    """A filter, a sort and the ids they give: shared by the list and by n/N of the replay screen."""
-
-    def __init__(self, filter: str = "", sort: str = "-time", run: str | None = None) -> None:
-        self.filter = filter
-        self.sort = sort
-        self.run = run
-        self.ids: list[int] | None = None
-        self.named = ""
-        """The run's name, once the list was read."""
-
-    def load(self, store: Store) -> list[int]:
-        """The ordered row ids (in the reader's thread). Raises UsageError for a filter that cannot be read."""
-        self.ids = list(store.episode_ids(self.filter, self.sort, run=self.run))
-        self.named = store.run(self.run).name if self.run else ""
-        return self.ids
-
-    def neighbour(self, store: Store, episode_id: str, step: int) -> str | None:
-        """The id of the episode `step` further in the list (in the reader's thread), None at its ends."""
-        ids = self.ids if self.ids is not None else self.load(store)
-        here = store.episode_row(episode_id).rowid
-        at = ids.index(here) + step if here in ids else 0
-        rows = store.episode_rows([ids[at]]) if 0 <= at < len(ids) else []
-        return rows[0].id if rows else None
-
-    def describe(self) -> str:
-        text = f"filter {self.filter or '(none)'}   sort {self.sort}"
-        return f"{text}   run {self.named or self.run}" if self.run else text
-
-
-def filter_prompt(value: str) -> Prompt:
-    """Asks for a filter: with examples and every field, and no way past one that cannot be read."""
-    return Prompt("filter", value, help=f"{EXAMPLES}\nfields: {' '.join(fields())}", check=compile_filter)
-
-
 class EpisodeTable(ScrollView, can_focus=True, inherit_bindings=False):
-    """Virtual rows; asks for what it lacks by `Wanted`, says `Opened` on enter."""
+    """Virtual rows; posts `Wanted` for rows that are not read yet, and `Opened` for enter or a double click."""
 
     DEFAULT_CSS = "EpisodeTable { scrollbar-size-vertical: 1; overflow-x: hidden; }"
 
@@ -108,7 +61,7 @@ class EpisodeTable(ScrollView, can_focus=True, inherit_bindings=False):
         self._asked: tuple[int, int] = (0, 0)
 
     def show(self, ids: list[int], rows: dict[int, Any], cursor: int = 0) -> None:
-        """Replaces the list; `rows` holds what was read already, by row id."""
+        """Replaces the list; `rows` holds the rows read so far, by row id."""
         self.ids, self.rows = ids, rows
         self._asked = (0, 0)
         self.virtual_size = Size(self.size.width, len(ids))
@@ -195,54 +148,3 @@ def head_text(width: int) -> str:
     if width >= 112:
         text += f" {'started':<11}"
     return f"{text} flags, #tags, kind"[:width].ljust(width)
-
-
-class ListingScreen(AgentScreen):
-    """A screen with an `EpisodeTable` named `table`: reading it, opening from it."""
-
-    reader: Reader
-    browse: Browse
-
-    @property
-    def table(self) -> EpisodeTable:
-        return self.query_one("#table", EpisodeTable)
-
-    def listed(self, count: int, error: str) -> None:
-        """Called when the list was read: how many episodes, or what is wrong with the filter."""
-
-    @work(exclusive=True, group="ids", exit_on_error=False)
-    async def reload(self) -> None:
-        """Reads ids and first page in one go, so that the first paint shows rows; the cursor stays on its row."""
-        table = self.table
-        here = table.ids[table.cursor] if table.cursor and table.ids else -1
-        try:
-            ids, rows = await self.reader.call(_first_page, self.browse, max(self.size.height, 40))
-        except AgentRLError as error:
-            self.listed(0, f"{error.message} {error.hint}".strip())
-            return
-        cursor = ids.index(here) if here in ids else 0
-        table.show(ids, rows, cursor)
-        self.listed(len(ids), "")
-
-    @work(exclusive=True, group="rows", exit_on_error=False)
-    async def on_episode_table_wanted(self, event: EpisodeTable.Wanted) -> None:
-        rows = await self.reader.call(_rows, self.table.ids[event.first : event.last])
-        self.table.add_rows(rows)
-
-    def on_episode_table_opened(self, event: EpisodeTable.Opened) -> None:
-        self.open_screen("replay", event.row.id, self.browse)
-
-    def next_sort(self) -> None:
-        """Reads the list in the next order."""
-        at = SORTS.index(self.browse.sort) if self.browse.sort in SORTS else -1
-        self.browse.sort = SORTS[(at + 1) % len(SORTS)]
-        self.reload()
-
-
-def _first_page(store: Store, browse: Browse, height: int) -> tuple[list[int], dict[int, Any]]:
-    ids = browse.load(store)
-    return ids, _rows(store, ids[:height])
-
-
-def _rows(store: Store, ids: list[int]) -> dict[int, Any]:
-    return {row.rowid: row for row in store.episode_rows(ids)}

@@ -1,7 +1,7 @@
 """One episode, ready to show: decoded, cut into blocks, with its siblings and reasons. Pure; no textual, no torch.
 
-`load_view` is the only function that reads the store, and it survives whatever a half-written run left there: arrays
-of another length, turns without tokens, no tokenizer, no signals.
+A half-written run is no error: arrays of another length are cut or padded, turns without tokens, a missing tokenizer
+and missing signals are shown as such.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentrl_cli.types import TOP_K, Episode, Int32, Tokens, TrainSignals, Turn
 
 
 class Row(Protocol):
-    """What the screens read of a row of the episodes table."""
+    """The columns of an episode's row that the screens use."""
 
     @property
     def id(self) -> str: ...
@@ -47,7 +47,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One line of 'why': a flag with its evidence, or a check that passed."""
+    """One reason: a flag with its evidence, or a check that passed."""
 
     mark: str
     """`!` needs a look, `.` is fine."""
@@ -60,7 +60,7 @@ ScoreLine = tuple[str, float, float, float | None, Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Where two episodes of one task part."""
+    """Where two episodes of one task differ first."""
 
     sibling: str
     sample: int
@@ -69,12 +69,12 @@ class Fork:
     there: str
     p_here: float | None
     p_there: float | None
-    """Probability this policy gave to the other's token at the fork, where it is among the stored alternatives."""
+    """Probability of the other's token at the fork under this policy, if it is among the stored alternatives."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeView:
-    """Everything one replay screen shows of one episode."""
+    """Everything that a screen shows of one episode."""
 
     episode: Episode
     texts: list[str]
@@ -89,15 +89,15 @@ class EpisodeView:
     run: str = ""
     """Name of its run."""
     picked: str = ""
-    """What picked its task, where it was not simply its turn."""
+    """Why its task was picked, if not in turn."""
     scores: tuple[ScoreLine, ...] = ()
-    """What it would have had in the run's score sets (`agentrl rescore`)."""
+    """Its scores in the run's score sets (`agentrl rescore`)."""
     live: str = ""
-    """Text being generated right now, where the episode still runs."""
+    """Text being generated right now, if the episode is running."""
     images: Path | None = None
-    """The folder where its images are put, so that they can be opened."""
+    """The folder with its images."""
     temperature: float | None = None
-    """What its run sampled at, where that is known."""
+    """The sampling temperature of its run, if known."""
 
     @property
     def tokens(self) -> Tokens:
@@ -201,7 +201,7 @@ def fork_of(view: EpisodeView, other: Episode) -> Fork | None:
 
 
 def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[Reason, ...]:
-    """Flags first, then checks over the stored numbers; each says what it saw."""
+    """Flags first, then checks over the stored numbers, each with its evidence."""
     out = [Reason("!", f"{name} {evidence}".strip()) for name, evidence in flags]
     if view.picked:
         out.append(Reason(".", f"task: {view.picked}"))
@@ -250,7 +250,7 @@ def make_view(
     images: Path | None = None,
     temperature: float | None = None,
 ) -> EpisodeView:
-    """Builds a view from what was read; repairs lengths, never raises on odd arrays."""
+    """Builds a view; repairs lengths, never raises on odd arrays."""
     tokens = fit_tokens(episode.tokens)
     episode = episode.with_(tokens=tokens)
     view = EpisodeView(
@@ -288,7 +288,7 @@ def token_at(view: EpisodeView, place: tuple[int, int] | None) -> int:
     return min(block.start + max(place[1], 0), max(block.end - 1, block.start))
 
 
-def telling_sibling(view: EpisodeView) -> str | None:
+def contrasting_sibling(view: EpisodeView) -> str | None:
     """The sibling to compare with: the best of another reward, else any other."""
     others = [row for row in view.siblings if row.id != view.episode.id]
     different = [row for row in others if row.reward is not None and row.reward != view.episode.reward]
@@ -310,14 +310,14 @@ def next_flagged(view: EpisodeView, after: int) -> int | None:
 
 
 def whatif_turn(view: EpisodeView, token: int) -> int | None:
-    """The assistant turn to go on from: the cursor's, else the next one; None where none follows."""
+    """The assistant turn to continue from: the cursor's, else the next one; None if none follows."""
     here = view.block_of(token)
     turns = [block.turn.index for block in view.blocks[here:] if block.turn is not None and block.role == "assistant"]
     return turns[0] if turns else None
 
 
-def said_in(view: EpisodeView, turn: int) -> str:
-    """What the model said in a turn, without the special tokens that close it (the mark that ends a call stays)."""
+def text_of_turn(view: EpisodeView, turn: int) -> str:
+    """The model's text of a turn, without the special tokens that close it (the mark that ends a call stays)."""
     block = next((block for block in view.blocks if block.turn is not None and block.turn.index == turn), None)
     if block is None:
         return ""

@@ -22,7 +22,7 @@ Classes = NDArray[np.int8]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One class of tokens: what is drawn under them and behind them."""
+    """One class of tokens: the glyph under them and the colour behind them."""
 
     glyph: str
     color: str
@@ -32,14 +32,14 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A way to look at tokens. `classify` never fails: what is missing is class 0."""
+    """A way to look at tokens. `classify` never fails: missing numbers are class 0."""
 
     name: str
     title: str
     levels: tuple[Level, ...]
     classify: Callable[[Tokens, TrainSignals | None], Classes]
     everywhere: bool = False
-    """True where tokens that were not sampled say something too, so their lines get a glyph row as well."""
+    """Whether tokens that were not sampled have a meaning too, so that their lines get a glyph row as well."""
 
 
 UP2, UP1, DOWN1, DOWN2 = "#1f5fbf", "#16395f", "#5f3a10", "#b86a10"
@@ -69,7 +69,7 @@ _palette = PALETTES[DEFAULT_PALETTE]
 
 
 def use_palette(name: str) -> None:
-    """Draws with another palette from now on. Raises KeyError for one that is not there."""
+    """Draws with another palette from now on. Raises KeyError for an unknown one."""
     global _palette
     _palette = PALETTES[name]
 
@@ -96,7 +96,7 @@ _SIGNED = (
 
 
 def _signed(values: Float32, trained: NDArray[np.bool_], clipped: Int8 | None) -> Classes:
-    """Signed numbers to classes; strong is at least half of the largest magnitude that was seen in the episode."""
+    """Signed numbers to classes; strong is at least half of the largest magnitude in the episode."""
     out = np.zeros(len(values), np.int8)
     known = trained & np.isfinite(values)
     if not known.any():
@@ -161,7 +161,7 @@ _RATIO = (
 _MASK = (
     Level(".", "", "never trained"),
     Level("T", UP1, "sampled, may train"),
-    Level("f", CLIP, "forced by us"),
+    Level("f", CLIP, "forced, not sampled"),
     Level("X", DOWN2, "BUG: weight on a token that was not sampled"),
 )
 _ORIGIN = (

@@ -166,7 +166,7 @@ class Layout:
             self.lines.append((Kind.GLYPH, first, last))
 
     def token_at(self, line: int, cell: int) -> int | None:
-        """The token shown at a cell of a line, None where there is none."""
+        """The token shown at a cell of a line, None if the line has no tokens."""
         if not 0 <= line < len(self.lines):
             return None
         kind, a, b = self.lines[line]
@@ -237,10 +237,10 @@ def _cut(text: str, width: int) -> tuple[str, str]:
 
 
 def call_notes(call: ToolCall) -> list[tuple[str, str]]:
-    """A parsed call for people: name and arguments, code on its own lines; or what was wrong with it."""
+    """A parsed call: name and arguments, code on its own lines; or the error of a malformed one."""
     if call.error:
-        said = [("error", f"  {line}") for line in call.error.splitlines()]
-        return [("error", f"✗ malformed call {call.name}".rstrip()), *said]
+        problem = [("error", f"  {line}") for line in call.error.splitlines()]
+        return [("error", f"✗ malformed call {call.name}".rstrip()), *problem]
     out = [("call", f"▸ {call.name}")]
     for name, value in (call.arguments or {}).items():
         if isinstance(value, str) and "\n" in value:
@@ -257,7 +257,7 @@ def call_notes(call: ToolCall) -> list[tuple[str, str]]:
 def result_notes(turn: Turn, images: Path | None = None) -> list[tuple[str, str]]:
     """One line per tool result: status, time, isolation level, and one per image. The text itself is in the tokens.
 
-    `images`: the folder where images are put, to be opened.
+    `images`: the folder with the image files.
     """
     out: list[tuple[str, str]] = []
     if turn.diverged:

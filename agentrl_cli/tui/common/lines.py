@@ -14,10 +14,11 @@ from textual.geometry import Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
+from textual.widgets import Static
 
 
 class Lines(ScrollView, can_focus=True, inherit_bindings=False):
-    """Lines that never wrap; says `Chosen` when one is clicked."""
+    """Lines that never wrap; posts `Chosen` when one is clicked."""
 
     DEFAULT_CSS = "Lines { scrollbar-size-vertical: 1; overflow-x: hidden; }"
 
@@ -62,3 +63,24 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
         line = (offset.y if offset is not None else -1) + round(self.scroll_offset.y)
         if offset is not None and line < len(self.lines):
             self.post_message(self.Chosen(line))
+
+
+class Rows(Static):
+    """A short text of which single rows can be clicked; posts `Chosen`."""
+
+    class Chosen(Message):
+        """A click at (row, column) of the text, counted from 0."""
+
+        def __init__(self, rows: Rows, row: int, column: int) -> None:
+            super().__init__()
+            self.rows, self.row, self.column = rows, row, column
+
+        @property
+        def control(self) -> Rows:
+            """The widget, by which `@on` selects."""
+            return self.rows
+
+    def on_click(self, event: events.Click) -> None:
+        offset = event.get_content_offset(self)
+        if offset is not None:
+            self.post_message(self.Chosen(self, offset.y, offset.x))

@@ -1,18 +1,18 @@
-"""Reads one episode from a store as a view: what the screens and `--plain` share. No textual."""
+"""Reads one episode from a store as a view, for the screens and `--plain`. No textual."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from agentrl_cli.store import Store
-from agentrl_cli.tui.common.episode_view import EpisodeView, make_view, telling_sibling
+from agentrl_cli.store import EpisodeRow, Store
+from agentrl_cli.tui.common.episode_view import EpisodeView, contrasting_sibling, make_view
 from agentrl_cli.tui.common.token_text import TokenTexts, visible
 from agentrl_cli.types import Episode
 
 
 def load_view(store: Store, episode_id: str, decoders: dict[str, TokenTexts] | None = None) -> EpisodeView:
-    """One episode as a view; what a half-written run has not stored yet is simply missing. Raises NotFound."""
+    """One episode as a view; what is not stored yet is left out. Raises NotFound."""
     row = store.episode_row(episode_id)
     episode = store.episode(row.id)
     run = store.run(row.run_id) if row.run_id else None
@@ -39,15 +39,21 @@ def load_view(store: Store, episode_id: str, decoders: dict[str, TokenTexts] | N
 
 
 def decoder_of(store: Store, digest: str, cache: dict[str, TokenTexts]) -> TokenTexts:
-    """The decoder of a stored tokenizer, cached by hash; one that shows ids where none is stored."""
+    """The decoder of a stored tokenizer, cached by hash; one that shows ids if none is stored."""
     if digest not in cache:
         stored = store.tokenizer(digest) if digest else None
         cache[digest] = TokenTexts(stored.tokenizer_json if stored is not None else None)
     return cache[digest]
 
 
+def token_texts(store: Store, row: EpisodeRow, ids: list[int]) -> list[str]:
+    """The text of every token, by the stored tokenizer: what the HTML export needs."""
+    stored = store.tokenizer(row.tokenizer) if row.tokenizer else None
+    return TokenTexts(stored.tokenizer_json if stored is not None else None).texts(ids)
+
+
 def flags_of(store: Store, episode: Episode, stored: tuple[str, ...]) -> list[tuple[str, str]]:
-    """(name, evidence): the rules over the episode as it is, stored flags that no rule explains, drift."""
+    """(name, evidence) of the rules over the episode, of stored flags that no rule explains, and of drift."""
     from agentrl_cli.rollout.flags import find_flags
 
     drift = store.drift(episode.id)
@@ -63,10 +69,10 @@ def flags_of(store: Store, episode: Episode, stored: tuple[str, ...]) -> list[tu
 def holds_secret(store: Store, episode_id: str, decoders: dict[str, TokenTexts] | None = None) -> bool:
     """Whether replay may show what looks like a secret: in this episode, or in the sibling it is compared with.
 
-    A picture of the screen masks nothing, so whoever draws one asks here first. Raises NotFound.
+    A picture of the screen masks nothing; check before drawing one. Raises NotFound.
     """
     view = load_view(store, episode_id, decoders)
-    sibling = telling_sibling(view)
+    sibling = contrasting_sibling(view)
     return _secret_in(view) or (sibling is not None and _secret_in(load_view(store, sibling, decoders)))
 
 
@@ -75,5 +81,5 @@ def _secret_in(view: EpisodeView) -> bool:
     from agentrl_cli.store.redact import mask
 
     texts = ["".join(view.texts), view.live, view.note, *view.tags, *map(str, view.reasons)]
-    facts = [episode_object(view.episode, tokens=False), *texts]
-    return json.dumps(mask(facts), default=str) != json.dumps(facts, default=str)
+    shown = [episode_object(view.episode, tokens=False), *texts]
+    return json.dumps(mask(shown), default=str) != json.dumps(shown, default=str)

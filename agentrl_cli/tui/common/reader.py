@@ -37,7 +37,7 @@ class Reader:
         return await loop.run_in_executor(self._pool, lambda: function(self._open(), *args, **kwargs))
 
     async def write(self, function: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Like `call`, with a store that may be written; what it wrote is committed before this returns."""
+        """Like `call`, with a writable store; everything is committed before this returns."""
 
         def run() -> T:
             if self._writer is None:
@@ -61,13 +61,13 @@ class Reader:
         return await self.call(holds_secret, episode_id, self._decoders)
 
     async def export(self, episode_ids: Sequence[str], path: Path) -> None:
-        """Writes episodes, a JSON line each. Raises StoreError where the file cannot be written."""
+        """Writes episodes, a JSON line each. Raises StoreError if the file cannot be written."""
         from agentrl_cli.analysis.export import export_jsonl
 
         await self.call(lambda store: export_jsonl(store, episode_ids, path))
 
     def close(self) -> None:
-        """Closes the connections once what is queued is done."""
+        """Closes the connections after the queued calls."""
 
         def run() -> None:
             for store in (self._store, self._writer):

@@ -1,4 +1,4 @@
-"""A person's own keys and colours: `~/.config/agentrl/screens.yaml` (or the file that AGENTRL_SCREENS names).
+"""The user's keys and colours: `~/.config/agentrl/screens.yaml` (or the file that AGENTRL_SCREENS names).
 
     palette: purple-green
     keys:
@@ -21,7 +21,7 @@ from agentrl_cli.tui.common.layers import PALETTES
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the file says, and what is wrong with it."""
+    """The contents of the file, and what is wrong with it."""
 
     palette: str = ""
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Settings:
 
 
 def settings_path() -> Path:
-    """Where the file is looked for."""
+    """The path of the file."""
     named = os.environ.get("AGENTRL_SCREENS")
     if named:
         return Path(named).expanduser()
@@ -38,10 +38,10 @@ def settings_path() -> Path:
 
 
 def read_settings(path: Path) -> Settings:
-    """The settings; a file that cannot be read is a problem that is told, never a crash."""
+    """Reads the settings; an unreadable file is reported as a `problem`."""
     if not path.is_file():
         return Settings()
-    import yaml  # only those who have such a file pay for it
+    import yaml  # imported only if there is such a file
 
     try:
         found = yaml.safe_load(path.read_text("utf-8")) or {}

@@ -1,4 +1,4 @@
-"""Token ids to the text of each single token, exactly, with the tokenizer that the store kept.
+"""Token ids to the exact text of each token, with the stored tokenizer.
 
 Not here: encoding. A byte-level vocabulary (GPT-2, Qwen, tiny-agent) is read straight from the JSON: building a
 `tokenizers.Tokenizer` of 150,000 entries costs most of a second and a screen has a third of one. Anything else goes
@@ -11,20 +11,22 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from agentrl_cli.types import Int32
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""What steers a terminal: C0 with ESC, DEL, C1, and what turns the direction of writing around."""
+"""Characters that steer a terminal: C0 with ESC, DEL, C1, and those that change the direction of writing."""
 PARTIAL = "▫"
-"""Stands for a token that holds only a part of a character."""
+"""Stands for a token that is only a part of a character."""
 
 
 @lru_cache(maxsize=1)
-def _byte_of_char() -> dict[str, int]:
+def byte_of_char() -> dict[str, int]:
     """The GPT-2 table of byte-level BPE: printable character to byte."""
     keep = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(byte): byte for byte in keep}
@@ -40,7 +42,7 @@ class TokenTexts:
     """Decodes ids one by one. Without a tokenizer every token shows as its number."""
 
     def __init__(self, tokenizer_json: str | None = None) -> None:
-        """`tokenizer_json` is the text of a tokenizer.json (or None); broken JSON counts as none, and says so."""
+        """`tokenizer_json` is the text of a tokenizer.json; None or broken JSON leaves a `problem`."""
         self.problem = ""
         self._bytes: dict[int, bytes] = {}
         self._pieces: dict[int, str] = {}
@@ -96,7 +98,7 @@ class TokenTexts:
             piece = self._pieces.get(token)
             if piece is None:
                 return f"⟨{token}⟩"
-            table = _byte_of_char()
+            table = byte_of_char()
             raw = b"".join(bytes([table[c]]) if c in table else c.encode() for c in piece)
         self._bytes[token] = raw
         return raw
@@ -147,5 +149,19 @@ def visible(text: str) -> str:
 
 
 def keep_end(text: str, width: int) -> str:
-    """The end of a text that is too long, with a mark: of `code-task/train-0301` and `…-0352` it shows what differs."""
+    """The end of a text that is too long: `…train-0301` and `…train-0352` show what differs."""
     return text if len(text) <= width else f"…{text[1 - width :]}"
+
+
+def matches(texts: list[str], needle: str, most: int = 10_000) -> list[int]:
+    """The tokens in which a match of `needle` begins (case ignored), in order; at most `most`."""
+    starts = [0, *accumulate(len(text) for text in texts)]
+    text, low = "".join(texts), needle
+    if len(text.lower()) == len(text):  # some characters have a longer lower case: positions must not move
+        text, low = text.lower(), needle.lower()
+    found: list[int] = []
+    at = text.find(low)
+    while at >= 0 and len(found) < most:
+        found.append(bisect_right(starts, at) - 1)
+        at = text.find(low, at + 1)
+    return found

@@ -1,18 +1,14 @@
 """The transcript: tokens as line-API strips, so 32,000 of them open and page without a widget per line.
 
-Keeps the cursor (a token), the layer and the folds. Not here: what the numbers mean (layers.py), where lines break
-(layout.py), reading the store (data.py).
+Keeps the cursor (a token), the layer and the folds. Not here: the meaning of the numbers (layers.py), line breaks
+(layout.py), drawing a line (token_strips.py), reading the store (load_episode.py).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
-from functools import lru_cache
 
 import numpy as np
-from rich.segment import Segment
-from rich.style import Style
 from textual import events
 from textual.geometry import Region, Size
 from textual.message import Message
@@ -21,45 +17,12 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from agentrl_cli.tui.common.episode_view import EpisodeView
-from agentrl_cli.tui.common.layers import LAYERS, Classes, Layer, shade
-from agentrl_cli.tui.common.layout import Kind, Layout, head_text
+from agentrl_cli.tui.common.layers import LAYERS, Classes, Layer
+from agentrl_cli.tui.common.layout import Layout
+from agentrl_cli.tui.common.token_strips import BASE, Painter, forget_colors
+from agentrl_cli.tui.common.token_text import matches
 
 CACHE_LINES = 4096
-
-NOTE_STYLES = {
-    "call": Style(color="#8fbfff", bold=True),
-    "argument": Style(color="#a8b8c8"),
-    "code": Style(color="#c8d8b8"),
-    "result": Style(color="#9ab89a"),
-    "error": Style(color="#ffb454", bold=True),
-    "live": Style(color="#c8c8c8", italic=True),
-}
-ROLE_STYLES = {
-    "assistant": Style(color="#cfe0ff", bgcolor="#1c2a44", bold=True),
-    "tool": Style(color="#f0d8b8", bgcolor="#33271a", bold=True),
-    "user": Style(color="#efe8c0", bgcolor="#2c2a18", bold=True),
-    "system": Style(color="#d0d0e0", bgcolor="#25253a", bold=True),
-}
-HEAD = Style(color="#d0d0d0", bgcolor="#2a2a2a", bold=True)
-BASE = Style(color="#e0e0e0")
-DIM = Style(color="#8a8a8a")
-CURSOR = Style(color="#000000", bgcolor="#ffd75f", bold=True)
-HIT = Style(underline=True, bold=True, color="#ffd75f")
-
-
-@lru_cache(maxsize=256)
-def level_style(layer: str, level: int, foreign: bool) -> Style:
-    """Style of a token of a class; tokens that were not sampled are dim."""
-    levels = LAYERS[layer].levels
-    color = shade(levels[level].color) if level < len(levels) else ""
-    return (DIM if foreign else BASE) + Style(bgcolor=color or None)
-
-
-@lru_cache(maxsize=256)
-def glyph_style(layer: str, level: int) -> Style:
-    levels = LAYERS[layer].levels
-    color = shade(levels[level].color) if level < len(levels) else ""
-    return Style(color="#ffffff", bgcolor=color, bold=True) if color else Style(color="#6a6a6a")
 
 
 class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
@@ -87,10 +50,11 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         self.compact = False
         """Glyph rows only under the cursor's line (small terminals)."""
         self.moved: Callable[[int], None] | None = None
-        """Called at once with the token, in place of the message: what it paints comes with the same frame."""
+        """Called at once with the token, in place of the message, so that its painting is in the same frame."""
         self._levels: Classes | None = None
+        self._painter: Painter | None = None
         self._made: tuple[object, ...] = ()
-        """What the layout was made of, but for the episode."""
+        """The layout's arguments without the episode."""
         self._strips: dict[int, Strip] = {}
         self._base = BASE
         """Text on the widget's background; computing it costs more than a line."""
@@ -100,7 +64,7 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
     # -- content --------------------------------------------------------------------------------------------------
 
     def show(self, view: EpisodeView, cursor: int = 0, *, keep_scroll: bool = False) -> None:
-        """Replaces what is shown; the cursor goes to `cursor` and is scrolled into sight."""
+        """Replaces the episode; the cursor goes to `cursor`, which is scrolled into sight."""
         self.view = view
         self.cursor = max(0, min(cursor, len(view.tokens) - 1))
         self.folded = frozenset()
@@ -123,6 +87,7 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
             self.layout_ = Layout(self.view, width, glyphs=glyphs, folded=self.folded, before=self.layout_)
             self._made = made  # another layer mostly has its lines where the last had them
         self._levels = layer.classify(self.view.tokens, self.view.signals)
+        self._painter = Painter(self.view, self.layout_, self.lens, self._levels)
         self._strips.clear()
         self._base = self.rich_style
         self._line = self.layout_.line_of(self.cursor)
@@ -153,8 +118,7 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
 
     def recolor(self) -> None:
         """Draws again after another palette was chosen."""
-        level_style.cache_clear()
-        glyph_style.cache_clear()
+        forget_colors()
         self._strips.clear()
         self.refresh()
 
@@ -172,18 +136,19 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         """One row of the screen; only visible rows are ever built."""
         line = y + round(self.scroll_offset.y)
         width = self.size.width
-        if self.layout_ is None:
+        painter = self._painter
+        if painter is None or self.layout_ is None:
             return Strip.blank(width, self.rich_style)
         kind_line = line
         if self.compact and self._layer.name != "plain" and line > self._line:
             if line == self._line + 1:
-                return self._based(self._glyph_strip(self._line))
+                return self._based(painter.glyphs(self._line, self.cursor))
             kind_line = line - 1
         if kind_line >= len(self.layout_.lines):
             return Strip.blank(width, self.rich_style)
         strip = self._strips.get(kind_line)
         if strip is None:
-            strip = self._based(self._build(kind_line))
+            strip = self._based(painter.line(kind_line, width, self.cursor, self.folded, self.hits))
             if len(self._strips) > CACHE_LINES:
                 self._strips.clear()
             self._strips[kind_line] = strip
@@ -193,61 +158,6 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         """As wide as the widget, on its background; a segment without any style would stop the NO_COLOR filter."""
         base, width = self._base, self.size.width
         return strip.apply_style(base).extend_cell_length(width, base).crop(0, width)
-
-    def _build(self, line: int) -> Strip:
-        assert self.layout_ is not None and self.view is not None
-        kind, a, _ = self.layout_.lines[line]
-        if kind == Kind.HEAD:
-            block = self.view.blocks[a]
-            mark = "▸ " if block.number in self.folded else "▾ "
-            text = mark + head_text(block, self.view)
-            style = ROLE_STYLES.get(block.role, HEAD)
-            return Strip([Segment(text[: self.size.width].ljust(self.size.width), style)])
-        if kind == Kind.NOTE:
-            style_name, text = self.layout_.notes[a]
-            return Strip([Segment(text, NOTE_STYLES.get(style_name, BASE))])
-        return self._glyph_strip(line) if kind == Kind.GLYPH else self._text_strip(line)
-
-    def _text_strip(self, line: int) -> Strip:
-        """Tokens of a line, neighbours of one style merged into one segment."""
-        assert self.layout_ is not None and self._levels is not None and self.view is not None
-        layout, (_, a, b) = self.layout_, self.layout_.lines[line]
-        origin = self.view.tokens.origin
-        segments: list[Segment] = []
-        run: list[str] = []
-        current: Style | None = None
-        for piece in range(a, b):
-            token = layout.piece_token[piece]
-            if token == self.cursor:
-                style = CURSOR
-            else:
-                style = level_style(self.lens, int(self._levels[token]), int(origin[token]) < 4)
-                if token in self.hits:
-                    style = style + HIT
-            if style is not current:
-                if run and current is not None:
-                    segments.append(Segment("".join(run), current))
-                run, current = [], style
-            run.append(layout.piece_text[piece])
-        if run and current is not None:
-            segments.append(Segment("".join(run), current))
-        return Strip(segments)
-
-    def _glyph_strip(self, line: int) -> Strip:
-        assert self.layout_ is not None and self._levels is not None
-        if line >= len(self.layout_.lines):  # an episode without a line yet
-            return Strip([])
-        layout, (kind, a, b) = self.layout_, self.layout_.lines[line]
-        if kind not in (Kind.TEXT, Kind.GLYPH):
-            return Strip([])
-        levels = self._layer.levels
-        segments: list[Segment] = []
-        for piece in range(a, b):
-            token = layout.piece_token[piece]
-            level = int(self._levels[token])
-            style = CURSOR if token == self.cursor else glyph_style(self.lens, level)
-            segments.append(Segment(levels[level].glyph * layout.piece_cells[piece], style))
-        return Strip(segments)
 
     # -- moving ---------------------------------------------------------------------------------------------------
 
@@ -301,12 +211,12 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         self.refresh()
 
     def _spans_lines(self, token: int) -> bool:
-        """True where the token covers several lines, as a run of newlines does."""
+        """Whether the token covers several lines, as a run of newlines does."""
         assert self.view is not None
         return token < len(self.view.texts) and self.view.texts[token].count("\n") > 0
 
     def _cursor_moved(self, *, far: bool = False) -> None:
-        """`far`: by a page, say. Then the transcript is painted first, and what follows it in the next frame."""
+        """`far` (by a page, for example): the transcript is painted first, and the other panes in the next frame."""
         if self.layout_ is None:
             return
         self._line = self.layout_.line_of(self.cursor)
@@ -328,40 +238,12 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
 
     # -- finding --------------------------------------------------------------------------------------------------
 
-    def find(self, needle: str, *, backwards: bool = False) -> int | None:
-        """Moves to the next match of `needle` (case ignored). Returns how many there are, None without any."""
-        if self.view is None or not needle:
-            return None
-        starts = _token_starts(self.view.texts)
-        text, low = "".join(self.view.texts), needle
-        if len(text.lower()) == len(text):  # some characters have a longer lower case: positions must not move
-            text, low = text.lower(), needle.lower()
-        found: list[int] = []
-        at = text.find(low)
-        while at >= 0 and len(found) < 10_000:
-            found.append(_at(starts, at))
-            at = text.find(low, at + 1)
-        if not found:
-            self.hits = frozenset()
-            self._strips.clear()
-            self.refresh()
-            return None
+    def find(self, needle: str) -> int:
+        """Moves to the next match of `needle` (case ignored). Returns how many matches there are."""
+        found = matches(self.view.texts, needle) if self.view is not None and needle else []
         self.hits = frozenset(found)
         self._strips.clear()
-        later = [t for t in found if t > self.cursor]
-        earlier = [t for t in found if t < self.cursor]
-        target = (earlier or found)[-1] if backwards else (later or found)[0]
-        self.move_to(target)
+        self.refresh()
+        if found:
+            self.move_to(next((token for token in found if token > self.cursor), found[0]))
         return len(found)
-
-
-def _token_starts(texts: list[str]) -> list[int]:
-    out, at = [], 0
-    for text in texts:
-        out.append(at)
-        at += len(text)
-    return out
-
-
-def _at(starts: list[int], position: int) -> int:
-    return max(0, bisect_right(starts, position) - 1)

@@ -201,7 +201,7 @@ def _tasks(one: list[EpisodeRow], two: list[EpisodeRow]) -> tuple[TaskLine, ...]
         if key in groups[1]:
             a, b = groups[0][key], groups[1][key]
             lines.append(
-                TaskLine(key[1], a[0].family, _solved(a), _solved(b), _mean(a), _mean(b), _telling(a), _telling(b))
+                TaskLine(key[1], a[0].family, _solved(a), _solved(b), _mean(a), _mean(b), _example(a), _example(b))
             )
     order = {"lost": 0, "gained": 1, "": 2}
     return tuple(
@@ -217,8 +217,8 @@ def _mean(rows: list[EpisodeRow]) -> float:
     return sum(row.reward or 0.0 for row in rows) / len(rows)
 
 
-def _telling(rows: list[EpisodeRow]) -> str:
-    """An episode that shows the verdict: solved where most are."""
+def _example(rows: list[EpisodeRow]) -> str:
+    """An episode that shows the verdict: a solved one if most are."""
     solved, n = _solved(rows)
     verdict = 2 * solved > n
     return next(row.id for row in rows if (row.outcome == "solved") is verdict)

@@ -13,9 +13,10 @@ from textual.events import Resize
 from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
+from agentrl_cli.tui.common.agent_screen import AgentScreen
+from agentrl_cli.tui.common.bindings import named
 from agentrl_cli.tui.common.charts import chart, short
-from agentrl_cli.tui.common.dialogs import AgentScreen, Help, leave, named
-from agentrl_cli.tui.common.panels import BAD, FAINT, GOOD, HERE, TITLE, clip, join, num
+from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, join, num
 from agentrl_cli.tui.common.token_text import keep_end
 from agentrl_cli.tui.compare.data import RunComparison, TaskLine, compare_runs
 
@@ -49,9 +50,10 @@ class CompareScreen(AgentScreen):
         ],
     )
 
+    HELP_TITLE, HELP_TEXT = "compare", HELP
+
     def __init__(self, reader: Reader, before: str, after: str) -> None:
-        super().__init__()
-        self.reader = reader
+        super().__init__(reader)
         self.names = (before, after)
         self.found: RunComparison | None = None
         self.cursor = 0
@@ -116,12 +118,6 @@ class CompareScreen(AgentScreen):
     def action_metrics(self) -> None:
         self.every = not self.every
         self.paint()
-
-    def action_help(self) -> None:
-        self.app.push_screen(Help("compare", HELP))
-
-    def action_back(self) -> None:
-        leave(self.app)
 
 
 def top_lines(found: RunComparison, width: int, *, every: bool) -> list[Text]:

@@ -13,11 +13,11 @@ from textual.events import Resize
 from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.tui.common import panels
-from agentrl_cli.tui.common.dialogs import AgentScreen, Help, leave, named
+from agentrl_cli.tui.common.agent_screen import AgentScreen
+from agentrl_cli.tui.common.bindings import named
 from agentrl_cli.tui.common.episode_view import EpisodeView, Fork, place_of, token_at
 from agentrl_cli.tui.common.layers import LAYERS
-from agentrl_cli.tui.common.panels import BAD, FAINT, GOOD, TITLE, num
+from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, join, num
 from agentrl_cli.tui.common.token_text import visible
 from agentrl_cli.tui.common.token_view import TokenView
 
@@ -60,9 +60,10 @@ class VersusScreen(AgentScreen):
         ],
     )
 
+    HELP_TITLE, HELP_TEXT = "side by side", HELP
+
     def __init__(self, reader: Reader, rows: list[EpisodeRow], sides: tuple[int, int]) -> None:
-        super().__init__()
-        self.reader = reader
+        super().__init__(reader)
         self.rows = rows
         self.sides = list(sides)
         self.views: list[EpisodeView | None] = [None, None]
@@ -125,14 +126,14 @@ class VersusScreen(AgentScreen):
             assert view is not None
             row = self.rows[self.sides[side]]
             where = f"{row.kind} step {row.step}" if row.step is not None else row.kind
-            text = Text("▶ " if side == self.side else "  ", panels.HERE, no_wrap=True, overflow="ellipsis")
+            text = Text("▶ " if side == self.side else "  ", HERE, no_wrap=True, overflow="ellipsis")
             text.append(f"{row.weights_version or '?'}", TITLE)
             text.append(f"  {num(row.reward, '.2f')} {row.outcome}", GOOD if view.episode.solved else BAD)
             text.append(f"  {where}  #{row.sample}  {row.n_tokens} tok")
             self.query_one(f"#title{side}", Static).update(text)
         if self.views[0] is not None:
             lines = parting_lines(self.fork, self.views[0], max(self.size.width - 4, 20))
-            self.query_one("#diff", Static).update(panels.join(lines))
+            self.query_one("#diff", Static).update(join(lines))
 
     def action_side(self) -> None:
         self.side = 1 - self.side
@@ -178,12 +179,6 @@ class VersusScreen(AgentScreen):
             place = place_of(view, self.tokens(self.side).cursor)
             self.open_screen("replay", view.episode.id, place=place)
 
-    def action_help(self) -> None:
-        self.app.push_screen(Help("side by side", HELP))
-
-    def action_back(self) -> None:
-        leave(self.app)
-
 
 def parting_lines(fork: Fork | None, left: EpisodeView, width: int) -> list[Text]:
     """The first differing token of the two sides, what follows on each, and how likely the left one held either."""
@@ -195,6 +190,6 @@ def parting_lines(fork: Fork | None, left: EpisodeView, width: int) -> list[Text
         lines.append(Text(f"  {side:<6}{visible(text) or '(ends here)'}"[:width], no_wrap=True))
     if fork.p_here is not None or fork.p_there is not None:
         other = f"p {num(fork.p_there, '.3f')}" if fork.p_there is not None else "below its top five"
-        said = f"  the left policy gave its own token p {num(fork.p_here, '.3f')}, the right one's {other}"
-        lines.append(Text(said[:width], FAINT, no_wrap=True))
+        line = f"  the left policy gave its own token p {num(fork.p_here, '.3f')}, the right one's {other}"
+        lines.append(Text(line[:width], FAINT, no_wrap=True))
     return lines

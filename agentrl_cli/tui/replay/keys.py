@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.binding import Binding, BindingType
 
-from agentrl_cli.tui.common.dialogs import named
+from agentrl_cli.tui.common.bindings import named
 from agentrl_cli.tui.common.layers import LAYERS
 
 KEYS = (

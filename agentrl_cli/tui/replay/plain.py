@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from agentrl_cli.store import Store
-from agentrl_cli.tui.common import panels
-from agentrl_cli.tui.common.episode_view import EpisodeView, fork_of, telling_sibling
+from agentrl_cli.tui.common.episode_view import EpisodeView, contrasting_sibling, fork_of
 from agentrl_cli.tui.common.layers import LAYERS, Layer
 from agentrl_cli.tui.common.layout import Kind, Layout, head_text
 from agentrl_cli.tui.common.load_episode import load_view
+from agentrl_cli.tui.common.text import BAD, FAINT
+from agentrl_cli.tui.replay import panels
 
 
 def replay_lines(store: Store, episode_id: str, *, layer: str = "", width: int = 100) -> Iterator[Text]:
@@ -27,7 +28,7 @@ def replay_lines(store: Store, episode_id: str, *, layer: str = "", width: int =
     yield from panels.map_lines(view, lens, lens.classify(view.tokens, view.signals), 0, width)[:-1]
     yield from panels.legend_lines(lens, width)[:-1]
     yield Text("")
-    sibling = telling_sibling(view)
+    sibling = contrasting_sibling(view)
     if sibling is not None:
         yield from panels.fork_lines(fork_of(view, store.episode(sibling)), view, width)
         yield Text("")
@@ -45,16 +46,16 @@ def transcript_lines(view: EpisodeView, layer: Layer, width: int) -> Iterator[Te
         if kind == Kind.HEAD:
             yield Text(f"--- {head_text(view.blocks[a], view)} ---"[:width], "bold")
         elif kind == Kind.NOTE:
-            yield Text(layout.notes[a][1], panels.BAD if layout.notes[a][0] == "error" else panels.FAINT)
+            yield Text(layout.notes[a][1], BAD if layout.notes[a][0] == "error" else FAINT)
         elif kind == Kind.TEXT:
             yield Text("".join(layout.piece_text[a:b]), no_wrap=True)
         else:
             marks = [layer.levels[classes[layout.piece_token[p]]].glyph * layout.piece_cells[p] for p in range(a, b)]
-            yield Text("".join(marks), panels.FAINT, no_wrap=True)
+            yield Text("".join(marks), FAINT, no_wrap=True)
 
 
 def token_rows(store: Store, episode_id: str) -> Iterator[dict[str, object]]:
-    """One object per token with all stored numbers; NaN where training or sampling left none."""
+    """One object per token with all stored numbers, NaN for missing ones."""
     view = load_view(store, episode_id)
     tokens, signals = view.tokens, view.signals
     for token in range(len(tokens)):
@@ -63,7 +64,7 @@ def token_rows(store: Store, episode_id: str) -> Iterator[dict[str, object]]:
             "turn": view.block_of(token),
             "id": int(tokens.ids[token]),
             "text": view.texts[token],
-            "origin": dict(panels.token_facts(view, token))["origin"],
+            "origin": dict(panels.token_numbers(view, token))["origin"],
         }
         for name in ("logp_sampled", "logp_policy", "entropy"):
             row[name] = float(getattr(tokens, name)[token])

@@ -25,7 +25,7 @@ class Rewrite(ModalScreen[tuple[str, str] | None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel")]
 
     def __init__(self, label: str, settings: str, text: str, help: str, check: Callable[[str], object]) -> None:
-        """`check` refuses settings by an AgentRLError, which is told, and they may be mended."""
+        """`check` raises AgentRLError for wrong settings, which is shown, and they can be corrected."""
         super().__init__()
         self.label, self.settings, self.text, self.help, self.check = label, settings, text, help, check
 
@@ -56,8 +56,8 @@ class Rewrite(ModalScreen[tuple[str, str] | None]):
         try:
             self.check(settings)
         except AgentRLError as error:
-            said = f"{error.message} {error.hint}".strip()
-            self.query_one("#help", Static).update(Text(said, "#ffb454").append(f"\n{self.help}", "#8a8a8a"))
+            problem = f"{error.message} {error.hint}".strip()
+            self.query_one("#help", Static).update(Text(problem, "#ffb454").append(f"\n{self.help}", "#8a8a8a"))
             self.query_one(Input).focus()
             return
         self.dismiss((settings, self.query_one(ChatLine).text))

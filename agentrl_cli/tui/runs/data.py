@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from agentrl_cli.tui.common.charts import chart, short, span
-from agentrl_cli.tui.common.panels import BAD, FAINT, GOOD, TITLE, clip, num
+from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, TITLE, clip, num
 
 if TYPE_CHECKING:
     from agentrl_cli.store import CheckpointRow, EvalRow, RunRow, Store
@@ -20,8 +20,8 @@ WIDE = 98
 
 
 @dataclass(frozen=True, slots=True)
-class RunFacts:
-    """One run with what its line and its details need."""
+class RunSummary:
+    """One run with the numbers of its line and its details."""
 
     run: RunRow
     episodes: int
@@ -31,17 +31,17 @@ class RunFacts:
     checkpoints: tuple[CheckpointRow, ...] = ()
 
 
-def load_runs(store: Store) -> list[RunFacts]:
+def load_runs(store: Store) -> list[RunSummary]:
     """All runs, the newest first, in a handful of queries."""
-    facts, counts = [], store.episode_counts()
+    summaries, counts = [], store.episode_counts()
     for run in store.runs():
         last = store.steps(run.id, max(run.step, 0))
         reward = last[-1].get("reward") if last else None
         evals = tuple(store.evals(run.id))
         if reward is None and counts.get(run.id):
             reward = _mean_reward(store, run)
-        facts.append(RunFacts(run, counts.get(run.id, 0), reward, evals, tuple(store.checkpoints(run.id))))
-    return facts
+        summaries.append(RunSummary(run, counts.get(run.id, 0), reward, evals, tuple(store.checkpoints(run.id))))
+    return summaries
 
 
 def _mean_reward(store: Store, run: RunRow) -> float | None:
@@ -59,7 +59,7 @@ def load_detail(store: Store, run_id: str) -> list[tuple[float, float]]:
 
 
 def shown_path(path: Path) -> str:
-    """The end of a path: enough to tell one project from another."""
+    """The last three parts of a path: enough to distinguish projects."""
     return "/".join(path.parts[-3:])
 
 
@@ -78,16 +78,16 @@ def judged(evals: tuple[EvalRow, ...]) -> tuple[EvalRow, ...]:
     return tuple(row for row in evals if row.split == split)
 
 
-def run_line(facts: RunFacts, width: int, *, marked: bool = False) -> Text:
+def run_line(summary: RunSummary, width: int, *, marked: bool = False) -> Text:
     """One run in one line."""
-    run = facts.run
+    run = summary.run
     name, kind = _room(width)
     step = f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step or "-")
-    best = max((row.pass_rate for row in judged(facts.evals) if row.pass_rate is not None), default=None)
+    best = max((row.pass_rate for row in judged(summary.evals) if row.pass_rate is not None), default=None)
     text = (
         f" {'*' if marked else ' '} {clip(run.name, name):<{name}} {run.kind[:kind]:<{kind}} {run.state:<11} {step:>9}"
     )
-    text += f" {facts.episodes:>9,} {num(facts.reward, '.3f'):>7} {num(best, '.2f'):>5}"
+    text += f" {summary.episodes:>9,} {num(summary.reward, '.3f'):>7} {num(best, '.2f'):>5}"
     text += f"  {clip(run.model or '-', 20):<20} {run.pack}" * (width >= WIDE)
     style = ALIVE if run.alive else BAD if run.state in ("failed", "interrupted") else ""
     return Text(text[:width].ljust(width), style, no_wrap=True)
@@ -98,9 +98,9 @@ def _room(width: int) -> tuple[int, int]:
     return (24, 8) if width >= WIDE else (max(width - 56, 8), 5)
 
 
-def detail_lines(facts: RunFacts, curve: list[tuple[float, float]], width: int) -> list[Text]:
+def detail_lines(summary: RunSummary, curve: list[tuple[float, float]], width: int) -> list[Text]:
     """The chosen run: its curve, evaluations, checkpoints."""
-    run = facts.run
+    run = summary.run
     took = span(run.ended - run.started) if run.ended and run.started else "-"
     lines = [
         Text(clip(f"{run.name}   {run.kind}   {run.state}   {run.model}   {run.pack}   took {took}", width), TITLE)
@@ -109,28 +109,28 @@ def detail_lines(facts: RunFacts, curve: list[tuple[float, float]], width: int) 
         lines.append(Text(clip(f" {run.error}", width), BAD))
     if curve:
         lines += chart(f"REWARD {short(curve[-1][1])}", curve, min(width, 90), 4, unit=True)
-    for row in facts.evals[-3:]:
+    for row in summary.evals[-3:]:
         between = f"[{num(row.low, '.2f')}, {num(row.high, '.2f')}]" if row.low is not None else ""
         step = "-" if row.step is None else row.step
         lines.append(
             Text(clip(f" eval {row.name} {row.split} step {step}: {num(row.pass_rate, '.3f')} {between}", width), GOOD)
         )
-    if facts.checkpoints:
-        shown = "  ".join(f"{row.kind} {row.step}" for row in facts.checkpoints[-8:])
-        lines.append(Text(clip(f" {len(facts.checkpoints)} checkpoints: {shown}", width), FAINT))
+    if summary.checkpoints:
+        shown = "  ".join(f"{row.kind} {row.step}" for row in summary.checkpoints[-8:])
+        lines.append(Text(clip(f" {len(summary.checkpoints)} checkpoints: {shown}", width), FAINT))
     return lines
 
 
-def checkpoint_lines(facts: RunFacts, width: int) -> list[Text]:
+def checkpoint_lines(summary: RunSummary, width: int) -> list[Text]:
     """Every checkpoint of a run with its numbers, and how to use it."""
-    if not facts.checkpoints:
+    if not summary.checkpoints:
         return [Text("no checkpoint yet", FAINT)]
     lines = []
-    for row in facts.checkpoints:
+    for row in summary.checkpoints:
         numbers = "  ".join(f"{name} {num(value, '.3f')}" for name, value in _numbers(row.metrics))
         lines.append(Text(clip(f"step {row.step:>6}  {row.kind:<5} {numbers}", width)))
         lines.append(Text(clip(f"             {'/'.join(Path(row.path).parts[-3:])}", width), FAINT))
-    name, last = facts.run.name, facts.checkpoints[-1].step
+    name, last = summary.run.name, summary.checkpoints[-1].step
     lines.append(Text(f"agentrl chat --model {name}@best   agentrl eval {name}@{last}", FAINT))
     return lines
 

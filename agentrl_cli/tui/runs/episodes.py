@@ -1,4 +1,4 @@
-"""The list of all stored episodes; enter opens replay. The list itself: episode_table.py."""
+"""The list of all stored episodes; enter opens replay."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Static
 
-from agentrl_cli.tui.common.dialogs import Help, Prompt, leave, named
-from agentrl_cli.tui.common.episode_table import Browse, EpisodeTable, ListingScreen, filter_prompt, head_text
-from agentrl_cli.tui.common.related import quoted
+from agentrl_cli.tui.common.agent_screen import AgentScreen
+from agentrl_cli.tui.common.bindings import named
+from agentrl_cli.tui.common.dialogs import Prompt
+from agentrl_cli.tui.common.episode_list import Browse, EpisodeList
+from agentrl_cli.tui.common.episode_table import EpisodeTable
+from agentrl_cli.tui.common.text import quoted
 
 if TYPE_CHECKING:
     from agentrl_cli.tui.common.reader import Reader
@@ -25,7 +28,7 @@ r      read again                q    back
 """
 
 
-class EpisodesScreen(ListingScreen):
+class EpisodesScreen(AgentScreen):
     """Every stored episode; enter opens replay."""
 
     BINDINGS: ClassVar[list[BindingType]] = named(
@@ -47,25 +50,30 @@ class EpisodesScreen(ListingScreen):
         ],
     )
 
+    HELP_TITLE, HELP_TEXT = "episodes", HELP
+
     def __init__(self, reader: Reader, browse: Browse | None = None) -> None:
-        super().__init__()
-        self.reader = reader
+        super().__init__(reader)
         self.browse = browse or Browse()
         self.error = ""
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
-        yield Static(id="columns")
-        yield EpisodeTable(id="table")
+        yield EpisodeList(self.reader, self.browse)
         yield Static("enter open  j/k move  f filter  / find  o sort  r read again  ? keys  q back", id="keys")
 
     def on_mount(self) -> None:
         self.table.focus()
         self._title("reading …")
-        self.reload()
+        self.action_reload()
 
-    def on_resize(self) -> None:
-        self.query_one("#columns", Static).update(head_text(self.size.width))
+    @property
+    def listing(self) -> EpisodeList:
+        return self.query_one(EpisodeList)
+
+    @property
+    def table(self) -> EpisodeTable:
+        return self.listing.table
 
     def _title(self, count: str) -> None:
         self.query_one("#head", Static).update(
@@ -73,10 +81,13 @@ class EpisodesScreen(ListingScreen):
             + (f"   [#ffb454]{_escape(self.error)}[/]" if self.error else "")
         )
 
-    def listed(self, count: int, error: str) -> None:
-        self.error = error
+    def on_episode_list_listed(self, event: EpisodeList.Listed) -> None:
+        self.error = event.error
         empty = "no episodes match" if self.browse.filter else "no episodes yet: `agentrl rollout -n 8` makes some"
-        self._title("" if error else f"{count:,} episodes" if count else empty)
+        self._title("" if event.error else f"{event.count:,} episodes" if event.count else empty)
+
+    def on_episode_table_opened(self, event: EpisodeTable.Opened) -> None:
+        self.open_screen("replay", event.row.id, self.browse)
 
     def action_move(self, step: int) -> None:
         self.table.move_to(self.table.cursor + step)
@@ -91,32 +102,21 @@ class EpisodesScreen(ListingScreen):
         self.table.open_current()
 
     def action_reload(self) -> None:
-        self.reload()
+        self.listing.read_again()
 
     def action_sort(self) -> None:
-        self.next_sort()
+        self.listing.next_sort()
 
     def action_filter(self) -> None:
-        def done(text: str | None) -> None:
-            if text is not None:
-                self.browse.filter = text
-                self.reload()
-
-        self.app.push_screen(filter_prompt(self.browse.filter), done)
+        self.listing.ask_filter()
 
     def action_find(self) -> None:
         def done(text: str | None) -> None:
             if text:
                 self.browse.filter = f"{self.browse.filter} text:{quoted(text)}".strip()
-                self.reload()
+                self.action_reload()
 
         self.app.push_screen(Prompt("text in the transcripts", ""), done)
-
-    def action_help(self) -> None:
-        self.app.push_screen(Help("episodes", HELP))
-
-    def action_back(self) -> None:
-        leave(self.app)
 
 
 def _escape(text: str) -> str:

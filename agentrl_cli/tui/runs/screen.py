@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 from textual import events, work
@@ -13,10 +13,13 @@ from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.store.deletion import delete_run, run_folder
-from agentrl_cli.tui.common.dialogs import AgentScreen, Confirm, Help, Prompt, leave, named
-from agentrl_cli.tui.common.panels import HERE, join, wrap
+from agentrl_cli.tui.common.agent_screen import AgentScreen
+from agentrl_cli.tui.common.bindings import named
+from agentrl_cli.tui.common.dialogs import Confirm, Help, Prompt
+from agentrl_cli.tui.common.lines import Rows
+from agentrl_cli.tui.common.text import HERE, join, wrap
 from agentrl_cli.tui.runs.data import (
-    RunFacts,
+    RunSummary,
     checkpoint_lines,
     detail_lines,
     head_line,
@@ -53,38 +56,41 @@ No runs yet. In another terminal, or after q:
 POLL = 2.0
 
 
+BINDINGS: list[BindingType] = named(
+    "runs",
+    [
+        Binding("j,down", "move(1)", "down", show=False),
+        Binding("k,up", "move(-1)", "up", show=False),
+        Binding("pagedown", "move(10)", show=False),
+        Binding("pageup", "move(-10)", show=False),
+        Binding("g,home", "move(-100000)", "first", show=False),
+        Binding("G,end", "move(100000)", "last", show=False),
+        Binding("enter", "open", "open"),
+        Binding("w", "watch", "watch"),
+        Binding("e", "episodes", "episodes"),
+        Binding("E", "all_episodes", "episodes of all runs"),
+        Binding("c", "checkpoints", "checkpoints"),
+        Binding("m", "rename", "another name"),
+        Binding("space", "mark", "mark"),
+        Binding("C", "compare", "compare"),
+        Binding("slash", "filter", "filter"),
+        Binding("D", "delete", "delete"),
+        Binding("r", "reload", "read again"),
+        Binding("question_mark", "help", "keys"),
+        Binding("q,escape", "back", "quit"),
+    ],
+)
+
+
 class RunsScreen(AgentScreen):
     """All runs of a store."""
 
-    BINDINGS: ClassVar[list[BindingType]] = named(
-        "runs",
-        [
-            Binding("j,down", "move(1)", "down", show=False),
-            Binding("k,up", "move(-1)", "up", show=False),
-            Binding("pagedown", "move(10)", show=False),
-            Binding("pageup", "move(-10)", show=False),
-            Binding("g,home", "move(-100000)", "first", show=False),
-            Binding("G,end", "move(100000)", "last", show=False),
-            Binding("enter", "open", "open"),
-            Binding("w", "watch", "watch"),
-            Binding("e", "episodes", "episodes"),
-            Binding("E", "all_episodes", "episodes of all runs"),
-            Binding("c", "checkpoints", "checkpoints"),
-            Binding("m", "rename", "another name"),
-            Binding("space", "mark", "mark"),
-            Binding("C", "compare", "compare"),
-            Binding("slash", "filter", "filter"),
-            Binding("D", "delete", "delete"),
-            Binding("r", "reload", "read again"),
-            Binding("question_mark", "help", "keys"),
-            Binding("q,escape", "back", "quit"),
-        ],
-    )
+    BINDINGS = BINDINGS
+    HELP_TITLE, HELP_TEXT = "runs", HELP
 
     def __init__(self, reader: Reader) -> None:
-        super().__init__()
-        self.reader = reader
-        self.every: list[RunFacts] = []
+        super().__init__(reader)
+        self.every: list[RunSummary] = []
         self.curve: list[tuple[float, float]] = []
         self.marked = ""
         self.needle = ""
@@ -97,7 +103,7 @@ class RunsScreen(AgentScreen):
         yield Static(id="head")
         yield Static(id="columns")
         with VerticalScroll(id="list", can_focus=False):
-            yield Static(id="rows")
+            yield Rows(id="rows")
         yield Static(id="detail")
         yield Static(id="keys")
 
@@ -113,13 +119,13 @@ class RunsScreen(AgentScreen):
         self.paint()
 
     @property
-    def runs(self) -> list[RunFacts]:
-        """Those that the filter lets through."""
+    def runs(self) -> list[RunSummary]:
+        """The runs that match the filter."""
         low = self.needle.lower()
         return [f for f in self.every if low in f"{f.run.name} {f.run.model} {f.run.pack} {f.run.kind}".lower()]
 
     @property
-    def chosen(self) -> RunFacts | None:
+    def chosen(self) -> RunSummary | None:
         runs = self.runs
         return runs[min(self.cursor, len(runs) - 1)] if runs else None
 
@@ -152,7 +158,7 @@ class RunsScreen(AgentScreen):
             return
         try:
             version = await self.reader.call(lambda store: store.data_version())
-        except AgentRLError as error:  # told once, in place, not every two seconds
+        except AgentRLError as error:  # shown once, in place, not as a notification every two seconds
             self.problem = f"{error.message} {error.hint}".strip()
             self.paint()
             return
@@ -194,16 +200,16 @@ class RunsScreen(AgentScreen):
         )
         self.detail()
 
-    def on_click(self, event: events.Click) -> None:
-        rows = self.query_one("#rows", Static)
-        index = event.screen_y - rows.region.y
-        if rows.region.contains(event.screen_x, event.screen_y) and 0 <= index < len(self.runs):
-            again, self.cursor = index == self.cursor, index
+    def on_rows_chosen(self, event: Rows.Chosen) -> None:
+        """A click on a run chooses it, a second one opens it."""
+        if event.row >= len(self.runs):
+            return
+        if event.row == self.cursor:
+            self.action_open()
+        else:
+            self.cursor = event.row
             self.paint()
-            if again:
-                self.action_open()
-            else:
-                self.detail()
+            self.detail()
 
     def action_open(self) -> None:
         chosen = self.chosen
@@ -217,7 +223,7 @@ class RunsScreen(AgentScreen):
             self.open_screen("watch", self.chosen.run.id)
 
     def action_episodes(self) -> None:
-        from agentrl_cli.tui.common.episode_table import Browse
+        from agentrl_cli.tui.common.episode_list import Browse
         if self.chosen is not None:
             self.open_screen("episodes", Browse(run=self.chosen.run.id))
 
@@ -269,7 +275,7 @@ class RunsScreen(AgentScreen):
 
     @work(group="write", exit_on_error=False)
     async def _rename(self, run: RunRow, name: str) -> None:
-        if any(facts.run.name == name for facts in self.every):
+        if any(summary.run.name == name for summary in self.every):
             self.notify(f"There is a run {name} already.", severity="warning", markup=False)
             return
         await self.reader.write(lambda store: store.update_run(run.id, name=name))
@@ -294,20 +300,14 @@ class RunsScreen(AgentScreen):
         self.app.push_screen(Confirm(f"Delete {chosen.run.name}?", detail), done)
 
     @work(group="write", exit_on_error=False)
-    async def _delete(self, facts: RunFacts) -> None:
+    async def _delete(self, summary: RunSummary) -> None:
         try:
-            count = await self.reader.write(delete_run, facts.run)
+            count = await self.reader.write(delete_run, summary.run)
         except (OSError, AgentRLError) as error:
             self.notify(str(error), severity="error", markup=False)
         else:
-            self.notify(f"deleted {facts.run.name} with {count:,} episodes", markup=False)
+            self.notify(f"deleted {summary.run.name} with {count:,} episodes", markup=False)
         self.reload()
 
     def action_reload(self) -> None:
         self.reload()
-
-    def action_help(self) -> None:
-        self.app.push_screen(Help("runs", HELP))
-
-    def action_back(self) -> None:
-        leave(self.app)

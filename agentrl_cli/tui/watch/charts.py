@@ -1,4 +1,4 @@
-"""Every metric of a run as curves, beside an earlier run's, on a log axis, zoomed, filtered. Pure."""
+"""Every metric of a run as curves, over another run's, on a log axis, zoomed, filtered. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from rich.text import Text
 
 from agentrl_cli.tui.common.charts import chart, short
-from agentrl_cli.tui.common.panels import FAINT
+from agentrl_cli.tui.common.text import FAINT
 from agentrl_cli.tui.watch import panels as panes
 from agentrl_cli.tui.watch.data import WatchData
 
@@ -21,16 +21,16 @@ SMOOTH = (1, 5, 20)
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How the curves are drawn."""
+    """How the curves are drawn; frozen, so that a change is a new look."""
 
     pattern: str = ""
-    """Only metrics whose name holds this: a regular expression, or plain text where it is none."""
+    """Only metrics whose name contains this: a regular expression, or plain text if it is not a valid one."""
     tab: str = ""
-    """What the tab shows where there is no `pattern`."""
+    """The metrics of the tab, used while `pattern` is empty."""
     log: bool = False
     last: int = 0
     back: int = 0
-    """How many windows of `last` steps lie between the shown one and the newest step."""
+    """Windows of `last` steps between the shown one and the newest step."""
     smooth: int = 1
     """Steps over which a curve is averaged."""
     other: WatchData | None = None
@@ -54,8 +54,22 @@ class Look:
         until = max(newest - self.back * self.last, min(self.last, newest))
         return until - self.last, until
 
+    def zoomed(self) -> Look:
+        """The next of: all steps, the last 100, 30, 10."""
+        return replace(self, back=0, last=ZOOMS[(ZOOMS.index(self.last) + 1) % len(ZOOMS)])
+
+    def smoother(self) -> Look:
+        """Averaged over the next of SMOOTH."""
+        return replace(self, smooth=SMOOTH[(SMOOTH.index(self.smooth) + 1) % len(SMOOTH)])
+
+    def moved(self, step: int, newest: int) -> Look:
+        """One window of steps earlier (−1) or later (+1); a look at all steps is zoomed first."""
+        last = self.last or ZOOMS[1]
+        most = max(int((newest - 1) // last), 0)
+        return replace(self, last=last, back=max(0, min(self.back - step, most)))
+
     def describe(self) -> str:
-        """What is unusual about the look, in a few words."""
+        """The settings that differ from the default, in a few words."""
         parts = [f"metrics with {self.pattern!r}"] if self.pattern else []
         parts += ["log axis"] if self.log else []
         if self.last:
@@ -87,7 +101,7 @@ WIDE = 157
 
 
 def chart_grid(data: WatchData, width: int, height: int = 6, look: Look | None = None, columns: int = 0) -> list[Text]:
-    """Every metric as a curve, two a row, four on a wide terminal, or as many as `columns` says."""
+    """Every metric as a curve: two a row, four on a wide terminal, or `columns`."""
     look = look or Look()
     columns = columns or max(width // 40, 4 if width >= WIDE else 1)
     inner = width // columns - 2

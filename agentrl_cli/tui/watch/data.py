@@ -1,4 +1,4 @@
-"""What the watch screen shows of a run, read in one go in the reader's thread. Pure but for `load`; no textual.
+"""A run as the watch screen shows it, read in one go in the reader's thread. Pure except `load`; no textual.
 
 Metric names follow TRL; a run that logs others shows them under their own names on the charts tab.
 """
@@ -45,7 +45,7 @@ METRICS: dict[str, tuple[str, ...]] = {
     "turns": ("turns", "turns/mean", "n_turns"),
     "seconds": ("time/step", "step_time", "seconds"),
 }
-"""Short name to the names it may have in the store, the first found wins."""
+"""Short name to the names it may have in the store; the first that is found wins."""
 
 HIDDEN = frozenset({"step", "at"})
 
@@ -80,9 +80,9 @@ class WatchData:
     flags: tuple[tuple[str, int], ...] = ()
     """How many of them carry each flag, the most frequent first."""
     done: int = 0
-    """Finished episodes of the step that is going on."""
+    """Finished episodes of the current step."""
     wanted: int = 0
-    """Episodes that a step has, 0 where the configuration does not say."""
+    """Episodes of a step, 0 if the configuration does not define it."""
     pending: tuple[str, ...] = ()
     """Controls that the trainer has not taken yet."""
     read: float = 0.0
@@ -96,19 +96,19 @@ class WatchData:
 
     @property
     def paused(self) -> bool:
-        """True where the run lives, and its newest pause, resume or start is a pause."""
-        told = ("control:pause", "control:resume", "resumed")
-        kinds = [str(event["kind"]) for event in self.events if str(event["kind"]) in told]
+        """Whether the run is alive and the last of its pauses, resumes and starts is a pause."""
+        known = ("control:pause", "control:resume", "resumed")
+        kinds = [str(event["kind"]) for event in self.events if str(event["kind"]) in known]
         return self.run.alive and bool(kinds) and kinds[-1] == "control:pause"
 
     @property
     def evaluating(self) -> bool:
-        """True where what runs are the episodes of an evaluation."""
+        """Whether the running episodes are those of an evaluation."""
         return bool(self.live) and all(row.kind == "eval" for row in self.live)
 
     @property
     def has_reference(self) -> bool:
-        """Whether there is a reference model to be far from."""
+        """Whether the KL is to a reference model."""
         algo = self.run.config.get("algo")
         coefficient = algo.get("kl_coef") if isinstance(algo, Mapping) else None
         return bool(self.series("kl")) and coefficient != 0
@@ -138,6 +138,14 @@ class WatchData:
         series = self.series(name)
         return series[-1][1] if series else None
 
+    @property
+    def learning_rate(self) -> float | None:
+        """Of the last step, or as configured before the first one."""
+        train = self.run.config.get("train")
+        configured = float(train["lr"]) if isinstance(train, Mapping) and "lr" in train else None
+        last = self.last("lr")
+        return configured if last is None else last
+
     def names(self) -> list[str]:
         """All metrics of the run, the curated ones first."""
         known = [name for name in METRICS if self.series(name)]
@@ -146,7 +154,7 @@ class WatchData:
         return known + sorted(every - shown)
 
     def seconds_per_step(self) -> float | None:
-        """Mean wall seconds of the last ten steps, without the time between two steps that a pause took."""
+        """Mean wall seconds of the last ten steps, pauses left out."""
         stamps = [float(row["at"]) for row in self.steps[-11:] if row.get("at")]
         took = [later - earlier for earlier, later in pairwise(stamps)]
         usual = sorted(took)[len(took) // 2] if took else 0.0
@@ -154,7 +162,7 @@ class WatchData:
         return sum(took) / len(took) if took else self.last("seconds")
 
     def eta(self) -> float | None:
-        """Seconds until the last step at the present pace."""
+        """Seconds until the last step at the current pace."""
         pace, total = self.seconds_per_step(), self.run.total_steps
         return pace * max(total - self.step, 0) if pace is not None and total else None
 
@@ -181,8 +189,16 @@ def step_line(row: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
+def metrics_csv(data: WatchData) -> str:
+    """Every metric of every step, a row each."""
+    names = list(dict.fromkeys(name for row in data.steps for name in row))
+    lines = [",".join(names)]
+    lines += [",".join("" if row.get(name) is None else str(row[name]) for name in names) for row in data.steps]
+    return "\n".join(lines) + "\n"
+
+
 def load(store: Store, run_id: str, before: WatchData | None = None, now: float | None = None) -> WatchData:
-    """Reads a run; with what was read before only newer steps, logs, alerts and events are read again.
+    """Reads a run; given the last reading, only newer steps, logs, alerts and events.
 
     `now` stands for the clock, in seconds since 1970.
     """
@@ -212,7 +228,7 @@ def load(store: Store, run_id: str, before: WatchData | None = None, now: float 
     if old is not None and old.step == data.step and old.notable:
         data = replace(data, notable=old.notable, advantages=old.advantages, flags=old.flags)
         data = replace(data, episodes=old.episodes, bytes=old.bytes, free=old.free)
-    else:  # the newest step of episodes is the one that is going on while some of them run
+    else:  # while episodes run, the newest step that has some is the current one
         data = replace(data, **notable_of(store, run.id, newest - 1 if going and newest else newest))
         size, free = _disk(Path(store.path))
         data = replace(data, episodes=store.episode_counts(run.id).get(run.id, 0), bytes=size, free=free)
@@ -237,7 +253,7 @@ def _tail(old: Sequence[Mapping[str, Any]], read: Any, keep: int) -> tuple[Mappi
 
 
 def _folded(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Alerts of one kind as one line of a log: how often, from which step to which, and what the newest said."""
+    """Alerts of one kind as one line of a log: how often, from which step to which, and the newest text."""
     if row["count"] == 1:
         return {**row, "at": row["last"]}
     first, last = row["first_step"], row["last_step"]
@@ -256,7 +272,7 @@ def _wanted(config: Mapping[str, Any]) -> int:
 
 
 def notable_of(store: Store, run_id: str, step: int) -> dict[str, Any]:
-    """Of a step: `notable`, the best, worst, flagged, erroring episode; all `advantages`; `flags` counted."""
+    """Of a step: `notable` (the best, worst, flagged, erroring episode), all `advantages`, `flags` counted."""
     rows = store.episode_rows(store.episode_ids(f"step:{step} kind:train", "-reward", run_id)[:512])
     graded = [row for row in rows if row.reward is not None and not (row.outcome and row.outcome.is_error)]
     out: list[tuple[str, EpisodeRow]] = []
@@ -283,7 +299,7 @@ def notable_of(store: Store, run_id: str, step: int) -> dict[str, Any]:
 
 
 def health_of(data: WatchData) -> tuple[Health, ...]:
-    """The rules of a check-in, each with its value and what to try."""
+    """Every check, with its value and what to try."""
     out: list[Health] = []
 
     def rule(name: str, value: float | None, warn: float, bad: float, text: str, advice: str) -> None:
@@ -316,7 +332,7 @@ def health_of(data: WatchData) -> tuple[Health, ...]:
         out.append(Health("bad", "nan", f"{' and '.join(broken)} is not a number", "lower the rate; resume from best"))
     loops, rows = dict(data.flags).get("LOOP", 0), len(data.advantages)
     if rows:
-        rule("loop", loops / rows, 0.2, 0.6, "repeat a call (LOOP)", "open one: does the answer tell what is wrong?")
+        rule("loop", loops / rows, 0.2, 0.6, "repeat a call (LOOP)", "open one: is the tool's answer clear?")
     out += [*_trends(data), *_counted(data), *_stalled(data)]
     return tuple(out)
 
@@ -345,12 +361,12 @@ def _trends(data: WatchData) -> list[Health]:
 
 
 def _counted(data: WatchData) -> list[Health]:
-    """Rules over counts that should be zero, and over what is left of the disk."""
+    """Rules over counts that should be zero, and over free disk space."""
     out: list[Health] = []
     row = data.steps[-1] if data.steps else {}
     errors = sum(float(row.get(f"outcomes/{name}") or 0) for name in ("env_error", "sandbox_error", "timeout"))
     if errors:
-        text = f"{errors:.0f} episodes ended in an error of ours"
+        text = f"{errors:.0f} episodes ended in an infrastructure error"
         out.append(Health("bad", "errors", text, "agentrl ls -f 'outcome:*_error,timeout' lists them"))
     drifted = float(row.get("drift/structural") or 0)
     if drifted:
@@ -364,7 +380,7 @@ def _counted(data: WatchData) -> list[Health]:
 
 def _stalled(data: WatchData) -> list[Health]:
     if data.run.state == "interrupted":
-        return [Health("bad", "process", "the trainer is gone", f"agentrl train --resume {data.run.name}")]
+        return [Health("bad", "process", "the trainer has ended", f"agentrl train --resume {data.run.name}")]
     if data.run.status == "failed":
         return [Health("bad", "process", f"failed: {data.run.error}", "see the log")]
     return []

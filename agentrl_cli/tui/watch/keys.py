@@ -1,13 +1,11 @@
-"""The tabs and keys of the watch screen, and their help."""
+"""The keys of the watch screen, and their help."""
 
 from __future__ import annotations
 
 from textual.binding import Binding, BindingType
 
-from agentrl_cli.tui.common.dialogs import named
-
-TABS = ("overview", "charts", "episodes", "groups", "tokens", "tools", "log", "config", "health")
-NAMES = {name: name.capitalize() for name in TABS}
+from agentrl_cli.tui.common.bindings import named
+from agentrl_cli.tui.watch.tabs import TABS
 
 KEYS = (
     "1-9 tab  ↑/↓ choose  enter open  space freeze  f filter  y log axis  z zoom  [ ] range  r smooth  C compare run\n"
@@ -30,7 +28,7 @@ q            detach: the training goes on; `agentrl watch` attaches again
 ctrl+c       asks: detach, stop after this step, stop now
 
 Everything that changes the run asks first, goes through the store and is recorded as an event;
-curves carry a mark where somebody changed something.
+curves carry a mark at every such change.
 """
 
 BINDINGS: list[BindingType] = named(

@@ -1,4 +1,4 @@
-"""What the overview of watch puts where, by the size of the terminal, and what a click on it chooses. Pure."""
+"""The overview of watch: curves, running and notable episodes, alerts, and what the run is; by the terminal's size."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+from textual.widgets import Static
 
-from agentrl_cli.tui.common.panels import FAINT, TITLE, clip
+from agentrl_cli.tui.common.lines import Rows
+from agentrl_cli.tui.common.text import FAINT, TITLE, clip, join
 from agentrl_cli.tui.watch import panels as panes
 from agentrl_cli.tui.watch.charts import Look, beside, chart_grid
 from agentrl_cli.tui.watch.data import WatchData, step_line
+from agentrl_cli.tui.watch.page import Page, Shown
 
 
 @dataclass
-class Overview:
-    """Lines, and for those that can be chosen the place of the cursor there."""
+class Layout:
+    """The lines of the middle pane, and the cursor's place for those that can be chosen."""
 
     lines: list[Text] = field(default_factory=list)
     rows: dict[int, int] = field(default_factory=dict)
     alerts: Sequence[Mapping[str, Any]] = ()
-    """Those that are shown: the last places of the cursor."""
+    """The alerts that are shown: the last places of the cursor."""
 
     def add(self, lines: list[Text], first: int = 0, place: int = 0, count: int = 0) -> None:
         """More lines; `count` of them, from the `first` on, are the cursor's places from `place` on."""
@@ -30,7 +35,7 @@ class Overview:
 
 
 def _now(data: WatchData, width: int, limit: int, cursor: int) -> tuple[list[Text], int, int, int]:
-    """The running episodes as `Overview.add` takes them."""
+    """The running episodes as `Layout.add` takes them."""
     place = panes.first_live(data, limit, cursor)
     return panes.now_lines(data, width, limit, cursor), 2, place, min(limit, len(data.live))
 
@@ -45,32 +50,33 @@ def _alerts(data: WatchData, width: int, limit: int, cursor: int) -> tuple[list[
     return panes.alert_lines(data, width, limit, cursor - before), 1, before, len(data.alerts[-limit:])
 
 
-def wide(data: WatchData, width: int, height: int, cursor: int) -> Overview:
+def wide(data: WatchData, width: int, height: int, cursor: int) -> Layout:
     """The middle pane of a large terminal."""
     live = max(min(len(data.live), height - 28), 4)
     now, notable = _now(data, width, live, cursor), _notable(data, width, cursor)
     alerts = _alerts(data, width, 4, cursor)
-    said = panes.live_lines(data, width, min(height - len(now[0]) - len(notable[0]) - len(alerts[0]) - 10, 8), cursor)
-    out = Overview(alerts=data.alerts[-4:])
+    room = height - len(now[0]) - len(notable[0]) - len(alerts[0]) - 10
+    live_text = panes.live_lines(data, width, min(room, 8), cursor)
+    out = Layout(alerts=data.alerts[-4:])
     out.add(*now)
     out.add([Text("")])
     out.add(*notable)
     out.add([Text("")])
     out.add(*alerts)
     out.add([Text("")])
-    out.add([*said, Text("")] if said else [])  # down here, so that nothing above moves with the cursor
+    out.add([*live_text, Text("")] if live_text else [])  # down here, so that nothing above moves with the cursor
     out.add(panes.log_lines(data.logs, "LOG (7)", width, max(height - len(out.lines) - 1, 3)))
     return out
 
 
 OTHERS = r"^(?!(step|at|lr|learning_rate|seconds|reward|solved|eval)$)"
-"""What the two further columns of charts leave to the others: it is drawn beside them, or hardly ever moves."""
+"""Metrics of the two further columns of charts: all but those drawn beside them and those that hardly ever move."""
 CURVES = 30
-"""Cells of the curves pane that fits beside everything else; what is wider holds two columns of charts more."""
+"""Width of the curves in cells; a wider pane has two columns of charts more."""
 
 
 def curves_of(data: WatchData, width: int, height: int, look: Look) -> list[Text]:
-    """The left pane: curves, and on a wide terminal further metrics as charts in two columns beside them."""
+    """The left pane: curves, and on a wide terminal two columns of charts beside them."""
     if width < 2 * CURVES:
         return panes.curve_lines(data, width, height, look.other)
     left = panes.curve_lines(data, CURVES, height, look.other)
@@ -78,14 +84,14 @@ def curves_of(data: WatchData, width: int, height: int, look: Look) -> list[Text
     return beside([left, charts[:height]], CURVES + 2)
 
 
-def small(data: WatchData, width: int, height: int, cursor: int) -> Overview:
-    """80x24: curves of one line, then running episodes, notable ones and two alerts, as far as there is room."""
+def small(data: WatchData, width: int, height: int, cursor: int) -> Layout:
+    """80x24: curves of one line, then as many running and notable episodes and alerts as fit."""
     curves, alerts = panes.small_lines(data, width), _alerts(data, width, 2, cursor)
     room = height - len(curves) - len(alerts[0])
     limit = max(min(len(data.live), 6, room - 3), 0) if cursor < len(data.live) else 0
     now, notable = _now(data, width, limit, cursor), _notable(data, width, cursor)
     left = max(room - len(now[0]), 0)
-    out = Overview(alerts=data.alerts[-2:])
+    out = Layout(alerts=data.alerts[-2:])
     out.add(curves)
     out.add(*now)
     if left > 1:
@@ -94,15 +100,15 @@ def small(data: WatchData, width: int, height: int, cursor: int) -> Overview:
     return out
 
 
-def tiny(data: WatchData, width: int, height: int) -> Overview:
+def tiny(data: WatchData, width: int, height: int) -> Layout:
     """Below 80x20: the plain line of each of the last steps."""
     rows = [step_line(row) for row in data.steps[-max(height - 1, 1) :]]
     lines = [Text(clip(line, width), no_wrap=True) for line in rows] or [Text("no step has finished yet", FAINT)]
-    return Overview([*lines, Text(clip("a larger terminal shows more", width), FAINT)])
+    return Layout([*lines, Text(clip("a larger terminal shows more", width), FAINT)])
 
 
-def facts(data: WatchData, width: int) -> list[Text]:
-    """The right pane in three lines, for terminals that have no room for it: run, time and store, health and keys."""
+def summary(data: WatchData, width: int) -> list[Text]:
+    """The right pane in three lines, for terminals without room for it: run, time and store, health."""
     run = [line.plain.strip() for line in panes.run_lines(data, 200) if "[" not in line.plain]
     times = [" ".join(line.plain.split()[:3]) for line in panes.time_lines(data, 200) if line.plain.strip()]
     stored = [line.plain.strip() for line in panes.store_lines(data, 200) if line.plain.strip()]
@@ -110,3 +116,82 @@ def facts(data: WatchData, width: int) -> list[Text]:
     waiting = [f"waiting: {', '.join(data.pending)}"] if data.pending else []
     rows = (run, [*times, *stored], [*waiting, *health])
     return [Text(clip("  ".join(row), width), TITLE if n == 0 else "", no_wrap=True) for n, row in enumerate(rows)]
+
+
+def right_pane(data: WatchData, other: WatchData | None, width: int) -> list[Text]:
+    """The right pane: the run, where its time goes, advantages, store, health, the other run, controls."""
+    lines = [*panes.run_lines(data, width), Text(""), *panes.time_lines(data, width)]
+    lines += [*panes.histogram_lines(data.advantages, width), Text(""), *panes.store_lines(data, width)]
+    lines += [*panes.health_lines(data, width), Text(""), *panes.compare_lines(data, other, width)]
+    return [*lines, *panes.control_lines(data, width)]
+
+
+class OverviewPage(Horizontal, Page):
+    """The tab that watch opens with; running and notable episodes and alerts can be chosen."""
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self.cursor = 0
+        self.layout_ = Layout()
+        self._curves_key: Any = None
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="curves", classes="pane")
+        with Vertical(id="centre", classes="pane"):
+            yield Rows(id="now")
+        yield Static(id="run", classes="pane")
+
+    def draw(self, shown: Shown) -> None:
+        super().draw(shown)
+        data, size = shown.data, self.query_one("#centre").size
+        width, height = max(self.screen.size.width - 4, 20), max(size.height, 4)
+        if self.screen.has_class("-tiny"):
+            self.layout_ = tiny(data, width, height)
+        elif self.screen.has_class("-small"):
+            self.layout_ = small(data, width, height, self.cursor)
+        else:
+            self.layout_ = wide(data, max(size.width, 20), max(size.height, 12), self.cursor)
+            self._show_curves(shown)
+        self.query_one("#now", Static).update(join(self.layout_.lines))
+        if not self.screen.has_class("-small") and not self.screen.has_class("-mid"):
+            run = self.query_one("#run", Static)
+            run.update(join(right_pane(data, shown.look.other, max(run.size.width, 16))))
+
+    def _show_curves(self, shown: Shown) -> None:
+        """Draws the left pane again only if something changed: curves are most of the page's cost."""
+        curves = self.query_one("#curves", Static)
+        key = shown.key(curves.size)
+        if key != self._curves_key:
+            self._curves_key = key
+            width, height = curves.size
+            curves.update(join(curves_of(shown.data, max(width, 20), max(height, 8), shown.look)))
+
+    def choose(self, step: int) -> None:
+        if self.shown is not None:
+            data = self.shown.data
+            count = len(data.live) + len(data.notable) + len(self.layout_.alerts)
+            self.cursor = max(0, min(self.cursor + step, count - 1))
+            self.draw(self.shown)
+
+    def open(self) -> None:
+        """Opens the chosen episode; for an alert, the list of the episodes that it is about."""
+        if self.shown is None:
+            return
+        data, alerts = self.shown.data, self.layout_.alerts
+        episodes = [row.episode_id for row in data.live] + [row.id for _, row in data.notable]
+        if alerts and self.cursor >= len(episodes):
+            about = panes.alert_filter(alerts[min(self.cursor - len(episodes), len(alerts) - 1)])
+            self.post_message(self.TabWanted("episodes", about) if about else self.TabWanted("health"))
+        elif episodes:
+            self.post_message(self.Opened(episodes[min(self.cursor, len(episodes) - 1)]))
+
+    def on_rows_chosen(self, event: Rows.Chosen) -> None:
+        """A click on an episode or an alert chooses it, a second one opens it."""
+        place = self.layout_.rows.get(event.row)
+        if place is None or self.shown is None:
+            return
+        if place == self.cursor:
+            self.open()
+        else:
+            self.cursor = place
+            self.draw(self.shown)

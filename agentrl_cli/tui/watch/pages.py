@@ -1,139 +1,166 @@
-"""The tabs of watch beside overview and charts: groups, tokens, tools, log, config. Pure but for `load_page`.
-
-A page is lines, of which some can be chosen: enter opens the episode that belongs to them.
-"""
+"""The pages of watch that scroll: charts, groups, tokens, tools, log, config, health."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
 from agentrl_cli.tui.common.charts import bar, span
-from agentrl_cli.tui.common.panels import BAD, FAINT, GOOD, HERE, TITLE, clip, num, wrap
+from agentrl_cli.tui.common.dialogs import Prompt
+from agentrl_cli.tui.common.lines import Lines
+from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, num, wrap
 from agentrl_cli.tui.common.token_text import keep_end
 from agentrl_cli.tui.watch.charts import Look, chart_grid
 from agentrl_cli.tui.watch.data import WatchData
-from agentrl_cli.tui.watch.panels import log_lines
+from agentrl_cli.tui.watch.page import LinesPage, Shown
+from agentrl_cli.tui.watch.panels import alert_lines, health_lines, log_lines
+from agentrl_cli.tui.watch.recent import GroupLine, Recent
 
-if TYPE_CHECKING:
-    from agentrl_cli.store import EpisodeRow, Store
-
-NEWEST = 640
-"""Episodes of a run, from the newest, that the pages look at."""
 TOKEN_METRICS = r"completions|num_tokens|entropy|clip|logp|mismatch|approx_kl|^kl|ratio|drift|length|cut"
 TOOL_METRICS = r"tool|turns"
+GROUP_HEAD = 2
+"""Lines above the first group."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupLine:
-    """The attempts at one task in one step."""
+class ChartsPage(LinesPage):
+    """Every metric as a curve."""
 
-    step: int
-    task_id: str
-    rewards: tuple[float, ...]
-    solved: int
-    facts: tuple[str, ...]
-    flags: tuple[str, ...]
-    best: str
-    """The id of the episode to open."""
+    HAS_CHARTS = True
+
+    def lines_of(self, shown: Shown, width: int) -> list[Text]:
+        return chart_grid(shown.data, width, look=shown.look)
+
+
+class GroupsPage(LinesPage):
+    """The groups of the newest steps; enter opens the best attempt of the chosen one."""
+
+    NEEDS_RECENT = True
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.cursor = 0
 
     @property
-    def spread(self) -> float:
-        """Standard deviation of the rewards: without any there is nothing to learn."""
-        mean = sum(self.rewards) / len(self.rewards) if self.rewards else 0.0
-        return math.sqrt(sum((r - mean) ** 2 for r in self.rewards) / len(self.rewards)) if self.rewards else 0.0
+    def groups(self) -> Sequence[GroupLine]:
+        return self.shown.recent.groups if self.shown is not None else ()
+
+    def lines_of(self, shown: Shown, width: int) -> list[Text]:
+        return group_lines(shown.recent, self.cursor, width)
+
+    def choose(self, step: int) -> None:
+        self.cursor = max(0, min(self.cursor + step, len(self.groups) - 1))
+        self.draw_again()
+        self.scroll_to(y=max(self.cursor + GROUP_HEAD - self.size.height // 2, 0), animate=False)
+
+    def open(self) -> None:
+        if self.cursor < len(self.groups):
+            self.post_message(self.Opened(self.groups[self.cursor].best))
+
+    def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        """A click on a group chooses it, a second one opens it."""
+        group = event.line - GROUP_HEAD
+        if not 0 <= group < len(self.groups):
+            return
+        if group == self.cursor:
+            self.open()
+        else:
+            self.cursor = group
+            self.draw_again()
 
 
-@dataclass(frozen=True, slots=True)
-class PageData:
-    """What the pages need beyond `WatchData`."""
+class TokensPage(LinesPage):
+    """Lengths and dispositions of the last step's episodes, and every metric per token."""
 
-    groups: tuple[GroupLine, ...] = ()
-    lengths: tuple[int, ...] = ()
-    """Sampled tokens of the episodes of the newest finished step."""
-    facts: tuple[tuple[str, int], ...] = ()
-    """What became of those episodes: trained, or skipped and why."""
-    tools: tuple[Sequence[Any], ...] = ()
-    since: int = 0
-    """The first step that `tools` counts."""
+    NEEDS_RECENT = HAS_CHARTS = True
+
+    def lines_of(self, shown: Shown, width: int) -> list[Text]:
+        return token_lines(shown.data, shown.recent, shown.look, width)
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Lines; `targets` maps a line to the episode that enter opens there."""
+class ToolsPage(LinesPage):
+    """Calls and failures of each tool, and their curves."""
 
-    lines: list[Text]
-    targets: Mapping[int, str] = field(default_factory=dict)
+    NEEDS_RECENT = HAS_CHARTS = True
 
-
-def load_page(store: Store, run_id: str) -> PageData:
-    """The newest episodes of a run by group, and its tools (in the reader's thread)."""
-    rows = store.episode_rows(store.episode_ids("kind:train", "-step", run_id, limit=NEWEST))
-    groups: dict[tuple[int, str], list[EpisodeRow]] = {}
-    for row in rows:
-        groups.setdefault((row.step or 0, row.group_id or row.task_id), []).append(row)
-    steps = sorted({row.step or 0 for row in rows if row.outcome is not None}, reverse=True)
-    done = [s for s in steps if all(row.outcome is not None for row in rows if row.step == s)]
-    last = [row for row in rows if done and row.step == done[0]]
-    since = max(steps[0] - 19, 0) if steps else 0
-    return PageData(
-        tuple(_group(step, members) for (step, _), members in groups.items()),
-        tuple(row.n_model_tokens for row in last),
-        tuple(Counter(row.fact or "not yet decided" for row in last).most_common()),
-        tuple(store.tool_stats(run_id, since)),
-        since,
-    )
+    def lines_of(self, shown: Shown, width: int) -> list[Text]:
+        return tool_lines(shown.recent, width) + chart_grid(shown.data, width, look=shown.look.only(TOOL_METRICS))
 
 
-def _group(step: int, rows: Sequence[EpisodeRow]) -> GroupLine:
-    graded = [row for row in rows if row.reward is not None and not (row.outcome and row.outcome.is_error)]
-    best = max(graded, key=lambda row: row.reward or 0.0) if graded else rows[0]
-    return GroupLine(
-        step,
-        rows[0].task_id,
-        tuple(row.reward for row in sorted(graded, key=lambda row: row.sample) if row.reward is not None),
-        sum(str(row.outcome) == "solved" for row in rows),
-        tuple(name for name, _ in Counter(row.fact for row in rows if row.fact).most_common()),
-        tuple(name for name, _ in Counter(flag for row in rows for flag in row.flags).most_common(3)),
-        best.id,
-    )
+class LogPage(LinesPage):
+    """Log and events by time; the end stays in sight until it is scrolled away."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.needle = ""
+        """What a line must contain."""
+
+    def lines_of(self, shown: Shown, width: int) -> list[Text]:
+        return event_lines(shown.data, self.needle, width)
+
+    def draw(self, shown: Shown) -> None:
+        at_end = self.at_end
+        super().draw(shown)
+        if at_end:
+            self.call_after_refresh(self.scroll_end, animate=False)
+
+    def enter(self) -> None:
+        super().enter()
+        self.call_after_refresh(self.scroll_end, animate=False)
+
+    def ask_filter(self) -> None:
+        def use(text: str) -> None:
+            self.needle = text
+            self.draw_again()
+            self.enter()
+
+        self.ask(Prompt("lines that hold", self.needle), use)
 
 
-def groups_page(found: PageData, cursor: int, width: int) -> Page:
-    """Every group of the newest steps: its rewards, their spread, and whether anything was learned from it."""
+class ConfigPage(LinesPage):
+    """Every setting of the run."""
+
+    def lines_of(self, shown: Shown, width: int) -> list[Text]:
+        return config_lines(shown.data, shown.look.other, width)
+
+
+class HealthPage(LinesPage):
+    """Every check with what to try, and the alerts."""
+
+    def lines_of(self, shown: Shown, width: int) -> list[Text]:
+        return [*health_lines(shown.data, width, advice=True), Text(""), *alert_lines(shown.data, width, 200)]
+
+
+def group_lines(found: Recent, cursor: int, width: int) -> list[Text]:
+    """Every group of the newest steps: its rewards, their spread, and whether it was trained."""
     if not found.groups:
-        return Page([Text("GROUPS", TITLE), Text("  no finished attempt yet", FAINT)])
+        return [Text("GROUPS", TITLE), Text("  no finished attempt yet", FAINT)]
     flat = sum(group.spread < 1e-8 for group in found.groups if group.rewards)
     lines = [
         Text(clip(f"GROUPS {len(found.groups)}, {flat} of them without spread: nothing to learn there", width), TITLE),
         Text(f"  {'step':>5} {'task':<22} {'solved':>7} {'mean':>6} {'sd':>5}  rewards by sample"[:width], FAINT),
     ]
-    targets: dict[int, str] = {}
     for index, group in enumerate(found.groups):
         mean = sum(group.rewards) / len(group.rewards) if group.rewards else None
         solved = f"{group.solved:>3}/{len(group.rewards):<3}" if group.rewards else "runs   "
         row = f"  {group.step:>5} {keep_end(group.task_id, 22):<22} {solved}"
         row += f" {num(mean, '6.2f'):>6} {group.spread:>5.2f}  "
         row += " ".join(num(reward, ".1f") for reward in group.rewards)
-        row += "  " + " ".join([*(fact for fact in group.facts if fact != "trained"), *group.flags])
+        row += "  " + " ".join([*(name for name in group.dispositions if name != "trained"), *group.flags])
         style = HERE if index == cursor else FAINT if group.spread < 1e-8 else ""
-        targets[len(lines)] = group.best
         lines.append(Text(clip(row, width), style, no_wrap=True))
-    return Page(lines, targets)
+    return lines
 
 
-def tokens_page(data: WatchData, found: PageData, look: Look, width: int) -> Page:
-    """Lengths and what became of the last step's episodes, then every metric per token as a curve."""
+def token_lines(data: WatchData, found: Recent, look: Look, width: int) -> list[Text]:
+    """Dispositions and lengths of the last step's episodes, then every metric per token as a curve."""
     lines = [Text(f"LAST STEP ({data.step})", TITLE)]
-    total = sum(count for _, count in found.facts)
-    for fact, count in found.facts:
-        text = f"  {fact:<28} {count:>4} {bar(count / total, 22)}"
-        lines.append(Text(text[:width], "" if fact == "trained" else BAD))
+    total = sum(count for _, count in found.dispositions)
+    for name, count in found.dispositions:
+        text = f"  {name:<28} {count:>4} {bar(count / total, 22)}"
+        lines.append(Text(text[:width], "" if name == "trained" else BAD))
     if found.lengths:
         ordered = sorted(found.lengths)
         cut = data.last("cut")
@@ -141,8 +168,7 @@ def tokens_page(data: WatchData, found: PageData, look: Look, width: int) -> Pag
         text = f"  sampled tokens an episode: median {middle:,}, p95 {high:,}, most {ordered[-1]:,}"
         lines.append(Text(clip(text + (f"; cut off {cut:.0%}" if cut is not None else ""), width)))
         lines += _histogram(found.lengths, width)
-    grid = chart_grid(data, width, look=look.only(TOKEN_METRICS))
-    return Page([*lines, Text(""), *grid])
+    return [*lines, Text(""), *chart_grid(data, width, look=look.only(TOKEN_METRICS))]
 
 
 def _histogram(values: Sequence[int], width: int) -> list[Text]:
@@ -154,8 +180,8 @@ def _histogram(values: Sequence[int], width: int) -> list[Text]:
     return [Text(f"  {low:>7,} {cells} {high:,}", GOOD, no_wrap=True)]
 
 
-def tools_page(data: WatchData, found: PageData, look: Look, width: int) -> Page:
-    """Each tool's calls and failures in the newest steps, then their curves."""
+def tool_lines(found: Recent, width: int) -> list[Text]:
+    """Each tool's calls and failures in the newest steps."""
     lines = [Text(f"TOOLS since step {found.since}", TITLE)]
     if not found.tools:
         lines.append(Text("  no tool was called", FAINT))
@@ -167,20 +193,20 @@ def tools_page(data: WatchData, found: PageData, look: Look, width: int) -> Page
         row = f"  {clip(name, 18):<18} {calls:>7,} {malformed / calls:>10.0%} {failed / calls:>8.0%}"
         row += f" {_wait(mean):>8} {_wait(slowest):>8}  {(kinds or '').replace(',', ' ')}"
         lines.append(Text(clip(row, width), BAD if bad > 0.3 else "", no_wrap=True))
-    return Page([*lines, Text(""), *chart_grid(data, width, look=look.only(TOOL_METRICS))])
+    return [*lines, Text("")]
 
 
 def _wait(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1000:.0f} ms" if seconds < 1 else span(seconds)
 
 
-def log_page(data: WatchData, needle: str, width: int) -> Page:
+def event_lines(data: WatchData, needle: str, width: int) -> list[Text]:
     """Log and events by time, the newest last."""
     events = [{"at": row["at"], "level": "event", "text": _event(row)} for row in data.events]
     rows = sorted([*data.logs, *events], key=lambda row: float(row["at"]))
     if needle:
         rows = [row for row in rows if needle.lower() in str(row["text"]).lower()]
-    return Page(log_lines(rows, f"LOG{f' holding {needle!r}' if needle else ''}", width, 400))
+    return log_lines(rows, f"LOG{f' holding {needle!r}' if needle else ''}", width, 400)
 
 
 def _event(row: Mapping[str, Any]) -> str:
@@ -188,8 +214,8 @@ def _event(row: Mapping[str, Any]) -> str:
     return " ".join([str(row["kind"]), *(f"{name}={value}" for name, value in data.items() if name != "id")])
 
 
-def config_page(data: WatchData, other: WatchData | None, width: int) -> Page:
-    """Every setting of the run; what an earlier run had otherwise, and what was changed while it ran, is marked."""
+def config_lines(data: WatchData, other: WatchData | None, width: int) -> list[Text]:
+    """Every setting of the run; those that differ from the other run, or were changed during the run, are marked."""
     mine = dict(flat(data.run.config))
     theirs = dict(flat(other.run.config)) if other is not None else mine
     changed = {
@@ -210,7 +236,7 @@ def config_page(data: WatchData, other: WatchData | None, width: int) -> Page:
         for number, part in enumerate(wrap(text.strip(), max(width - 4, 20)) if len(text) > width else [text]):
             lines.append(Text(part if number == 0 else f"      {part}", HERE if notes else "", no_wrap=True))
         lines += [Text(f"      {note}", BAD) for note in notes]
-    return Page(lines if mine else [*lines, Text("  none stored", FAINT)])
+    return lines if mine else [*lines, Text("  none stored", FAINT)]
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

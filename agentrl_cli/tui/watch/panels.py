@@ -11,7 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from agentrl_cli.tui.common.charts import bar, chart, short, span, sparkline
-from agentrl_cli.tui.common.panels import BAD, FAINT, GOOD, HERE, TITLE, clip, flag_names, num, wrap
+from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, flag_names, num, wrap
 from agentrl_cli.tui.common.token_text import keep_end
 from agentrl_cli.tui.watch.data import WatchData
 
@@ -26,7 +26,7 @@ CURVES = (
     ("length", "TOKENS/EPISODE", False),
 )
 NARROW = {"GROUPS WITHOUT SIGNAL": "NO SIGNAL", "GRADIENT NORM": "GRAD NORM", "TOKENS/EPISODE": "TOKENS/EP"}
-"""Titles that a small terminal would cut."""
+"""Short titles for small terminals."""
 EXPLAIN = {
     "groups": "A group whose attempts all got the same reward has no advantage and teaches nothing.",
     "tools": "Share of tool calls that failed: malformed, unknown, bad arguments, exceptions, timeouts.",
@@ -34,7 +34,7 @@ EXPLAIN = {
     "mismatch": "How far the sampler's log-probabilities are from the trainer's: ratios lie where this is large.",
     "kl": "Distance from the reference model; a fast rise often comes before a collapse.",
     "entropy": "How undecided the policy is per token; near zero it tries nothing new.",
-    "nan": "A loss or gradient that is no number spoils the weights for good.",
+    "nan": "A loss or gradient that is not a number spoils the weights for good.",
     "hacking": "Training reward rises while the evaluation stands still: the policy may game the reward.",
     "spike": "A gradient far above its usual size; one bad batch can undo many steps.",
     "pace": "Wall time of a step against the usual; a stuck tool or a full disk shows here first.",
@@ -52,7 +52,7 @@ def clock(at: float) -> str:
 
 
 def head(data: WatchData, width: int = 120) -> Text:
-    """The first line: run, step, reward, eval, pace, state; the state comes early where the end may be cut off."""
+    """The first line: run, step, reward, eval, pace, state; small terminals cut the end, so state comes early there."""
     run, small = data.run, width < 100
     shown = "PAUSED" if data.paused else "LIVE" if run.state == "running" else run.state.upper()
     state, colour = f"   {shown}", GOOD if run.alive and not data.paused else BAD
@@ -78,7 +78,7 @@ def head(data: WatchData, width: int = 120) -> Text:
 
 
 def change(series: Sequence[tuple[float, float]], back: int = 20) -> str:
-    """`(+.06/20)`: how the newest value differs from the one `back` steps before."""
+    """`(+.06/20)`: the newest value minus the one `back` steps before."""
     if len(series) < 2:
         return ""
     gain = series[-1][1] - series[max(len(series) - 1 - back, 0)][1]
@@ -92,7 +92,7 @@ def eval_series(data: WatchData) -> list[tuple[float, float]]:
 
 
 def curve_lines(data: WatchData, width: int, height: int, other: WatchData | None = None) -> list[Text]:
-    """The curves of the overview, as many as fit into `height` lines; `other` is drawn dim under reward and eval."""
+    """The curves of the overview, as many as fit into `height` lines; `other` is dim under reward and eval."""
     marks = control_steps(data)
     series = data.series("reward")
     room = 4 if height >= 24 else 3
@@ -124,7 +124,7 @@ def curve_lines(data: WatchData, width: int, height: int, other: WatchData | Non
 
 
 def control_steps(data: WatchData) -> list[float]:
-    """The steps during which somebody changed something: marks on the axis."""
+    """The steps during which a control was used: marks on the axis."""
     stamps = sorted((float(row["at"]), float(row["step"])) for row in data.steps if row.get("at"))
     whens = [float(event["at"]) for event in data.events if str(event["kind"]).startswith("control")]
     places = (bisect_left(stamps, (at, -math.inf)) for at in whens)
@@ -132,7 +132,7 @@ def control_steps(data: WatchData) -> list[float]:
 
 
 def now_lines(data: WatchData, width: int, limit: int, cursor: int) -> list[Text]:
-    """The step that is going on: progress and the running episodes."""
+    """The current step: progress and the running episodes."""
     title = Text("NOW ", TITLE, no_wrap=True)
     if data.run.alive and data.evaluating:
         title.append(f"EVALUATION after step {data.step}: {data.done} done, {len(data.live)} run")
@@ -167,15 +167,15 @@ def first_live(data: WatchData, limit: int, cursor: int) -> int:
 
 
 def live_lines(data: WatchData, width: int, limit: int, cursor: int) -> list[Text]:
-    """The chosen running episode: what the model said last in it, the end of it in at most `limit` lines."""
+    """The chosen running episode: the end of its newest text in at most `limit` lines."""
     if cursor >= len(data.live) or limit < 1:
         return []
     row = data.live[cursor]
     title = f"LIVE #{row.sample} {row.task_id}  turn {row.turn}  {row.state}   enter opens it"
-    said = [part for line in row.text.splitlines() for part in wrap(line, width - 2)]
+    parts = [part for line in row.text.splitlines() for part in wrap(line, width - 2)]
     lines = [Text(clip(title, width), TITLE, no_wrap=True)]
-    lines += [Text(f"  {part}", no_wrap=True) for part in said[-limit:]]
-    return lines if said else [*lines, Text("  its first turn is being generated", FAINT)]
+    lines += [Text(f"  {part}", no_wrap=True) for part in parts[-limit:]]
+    return lines if parts else [*lines, Text("  its first turn is being generated", FAINT)]
 
 
 def notable_lines(data: WatchData, width: int, cursor: int) -> list[Text]:
@@ -214,11 +214,11 @@ ABOUT = {
     "ungraded": "outcome:ungraded",
     "bad_tokens": "fact:skipped:bad_tokens",
 }
-"""Alerts that are about some episodes of their step alone, as a filter."""
+"""Alerts about some episodes of their step only, as a filter."""
 
 
 def alert_filter(alert: Mapping[str, Any]) -> str:
-    """The episodes that an alert is about, in the filter language; "" where it is about none."""
+    """The episodes that an alert is about, as a filter; empty if it names no step."""
     if not alert.get("last_step"):
         return ""
     return " ".join(filter(None, [f"step:{alert['last_step']}", ABOUT.get(str(alert["name"]))]))
@@ -238,7 +238,7 @@ def log_lines(rows: Sequence[Mapping[str, Any]], title: str, width: int, limit: 
 
 
 def run_lines(data: WatchData, width: int) -> list[Text]:
-    """What this run is, how far it is, what it saved, and what a key would do."""
+    """The run: model, pack, settings, progress, best evaluation, last checkpoint."""
     run, lines = data.run, []
     age = (run.ended or data.read) - run.started if run.started else 0.0
     title, name = f"RUN {run.state} {span(age)}", f"  {run.name}"  # the name is in the first line of the screen too
@@ -264,7 +264,7 @@ def run_lines(data: WatchData, width: int) -> list[Text]:
 
 
 def time_lines(data: WatchData, width: int) -> list[Text]:
-    """Where the last step's time went, and what the device did where the trainer tells it (`gpu/…`, `perf/…`)."""
+    """The time of the last step by phase, and the device's metrics if the trainer logs them (`gpu/…`, `perf/…`)."""
     row = data.steps[-1] if data.steps else {}
     total = float(row.get("time/step") or 0.0)
     if not total:
@@ -292,7 +292,7 @@ def store_lines(data: WatchData, width: int) -> list[Text]:
 
 
 def config_facts(config: Mapping[str, Any]) -> list[str]:
-    """Two lines of the settings that matter most; whatever is missing is left out."""
+    """Two lines of the settings that matter most; missing ones are left out."""
 
     def get(path: str) -> Any:
         value: Any = config
@@ -333,7 +333,7 @@ def health_lines(data: WatchData, width: int, *, advice: bool = False) -> list[T
 
 
 def histogram_lines(values: Sequence[float], width: int) -> list[Text]:
-    """The advantages of the last step's episodes, −2.5 to 2.5, and how many are zero: those teach nothing."""
+    """A histogram of the last step's advantages, −2.5 to 2.5, and the share of zeros, which teach nothing."""
     if not values:
         return [Text("ADVANTAGE", TITLE), Text("  none yet", FAINT)]
     bins = max(min(width - 2, 25) // 2 * 2 + 1, 5)
@@ -352,7 +352,7 @@ def histogram_lines(values: Sequence[float], width: int) -> list[Text]:
 
 
 def compare_lines(data: WatchData, other: WatchData | None, width: int) -> list[Text]:
-    """Reward and evaluation beside an earlier run's at the same step."""
+    """Reward and evaluation beside the other run's at the same step."""
     if other is None:
         return []
     lines = [Text(clip(f"COMPARE {other.run.name}, dim", width), TITLE)]
@@ -366,7 +366,7 @@ def compare_lines(data: WatchData, other: WatchData | None, width: int) -> list[
 
 
 def control_lines(data: WatchData, width: int) -> list[Text]:
-    """The controls and what is still waiting for the trainer."""
+    """The controls, and those that wait for the trainer."""
     lines = [Text("CONTROL (asks first)", TITLE)]
     if not data.run.alive:
         return [*lines, Text(" the run has ended", FAINT)]

@@ -1,4 +1,4 @@
-"""What people write to ask for a what-if, as arguments of the child process; no textual, no torch."""
+"""The text of a what-if as arguments of the child process; no textual, no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What-if: the child process's results as they come; enter opens an episode that was stored."""
+"""What-if: the child process's results as they arrive; enter opens a stored episode."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.chat.client import ChatClient
-from agentrl_cli.tui.common import panels
-from agentrl_cli.tui.common.dialogs import AgentScreen, Help, leave, named
+from agentrl_cli.tui.common.agent_screen import AgentScreen
+from agentrl_cli.tui.common.bindings import named
+from agentrl_cli.tui.common.episode_list import Browse
+from agentrl_cli.tui.common.text import HERE, TITLE, clip, join
 from agentrl_cli.tui.whatif.client import MODULE
 from agentrl_cli.tui.whatif.view import event_lines
 
@@ -32,7 +34,7 @@ Nothing here touches the episode itself: results are stored as its children (par
 
 
 class WhatIfScreen(AgentScreen):
-    """One request; `arguments` as `whatif_client.whatif_arguments` makes them."""
+    """One request; `arguments` as `client.whatif_arguments` returns them."""
 
     BINDINGS: ClassVar[list[BindingType]] = named(
         "whatif",
@@ -46,9 +48,10 @@ class WhatIfScreen(AgentScreen):
         ],
     )
 
+    HELP_TITLE, HELP_TEXT = "what if", HELP
+
     def __init__(self, reader: Reader, episode_id: str, arguments: Sequence[str]) -> None:
-        super().__init__()
-        self.reader = reader
+        super().__init__(reader)
         self.episode_id = episode_id
         self.arguments = list(arguments)
         self.client = ChatClient(["--db", str(reader.path), "--episode", episode_id, *arguments], MODULE)
@@ -89,31 +92,29 @@ class WhatIfScreen(AgentScreen):
 
     @property
     def stored(self) -> list[str]:
-        """The ids of the episodes that were stored, in the order they are shown."""
+        """The ids of the stored episodes, in the order they are shown."""
         return [str(event["episode"]) for event in self.events if event.get("episode") and event["ev"] != "from"]
 
     def paint(self) -> None:
         """Everything so far."""
         asked = " ".join(word for word in self.arguments)
-        head = Text(
-            f"agentrl what if   {self.episode_id}   {panels.clip(asked, 60)}   {self.state}", "bold", no_wrap=True
-        )
+        head = Text(f"agentrl what if   {self.episode_id}   {clip(asked, 60)}   {self.state}", "bold", no_wrap=True)
         self.query_one("#head", Static).update(head)
         chosen = self.stored[self.cursor] if self.cursor < len(self.stored) else ""
         lines: list[Text] = []
         for event in self.events:
             shown = event_lines(event, max(self.size.width - 4, 30))
             if shown and chosen and event.get("episode") == chosen and event["ev"] != "from":
-                shown[0].stylize(panels.HERE)
+                shown[0].stylize(HERE)
             lines += shown
         children = [event for event in self.events if event["ev"] == "child"]
         if children:
             rewards = [event["reward"] for event in children]
             solved = sum(event["outcome"] == "solved" for event in children)
             lines.append(
-                Text(f"{solved} of {len(rewards)} solved, mean reward {sum(rewards) / len(rewards):.2f}", panels.TITLE)
+                Text(f"{solved} of {len(rewards)} solved, mean reward {sum(rewards) / len(rewards):.2f}", TITLE)
             )
-        self.query_one("#page", Static).update(panels.join(lines))
+        self.query_one("#page", Static).update(join(lines))
 
     def action_move(self, step: int) -> None:
         self.cursor = max(0, min(self.cursor + step, len(self.stored) - 1))
@@ -124,11 +125,4 @@ class WhatIfScreen(AgentScreen):
             self.open_screen("replay", self.stored[self.cursor])
 
     def action_list(self) -> None:
-        from agentrl_cli.tui.common.episode_table import Browse
         self.open_screen("episodes", Browse(f"parent:{self.episode_id}"))
-
-    def action_help(self) -> None:
-        self.app.push_screen(Help("what if", HELP))
-
-    def action_back(self) -> None:
-        leave(self.app)

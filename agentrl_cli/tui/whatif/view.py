@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.text import Text
 
-from agentrl_cli.tui.common.panels import BAD, FAINT, GOOD, TITLE, clip, num
+from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, TITLE, clip, num
 
 
 def event_lines(event: dict[str, Any], width: int = 100) -> list[Text]:
-    """What an event shows; nothing for those that only steer."""
+    """The lines of an event; none for events that only steer."""
     kind = event["ev"]
     if kind == "ready":
         lines = [Text(f"! {event['note']}", BAD)] if event.get("note") else []
@@ -58,10 +58,10 @@ def reward_lines(event: dict[str, Any]) -> list[Text]:
         was = old["value"] if old is not None else None
         style = "" if was == part["value"] else BAD
         mark = "*" if part["primary"] else " "
-        said = f"{'FAKEABLE ' * part['fakeable']}{part['detail']}"
-        row = f"{mark}{part['name']:<15}{num(was, '.2f'):>8}{num(part['value'], '.2f'):>8}  {said}"
+        note = f"{'FAKEABLE ' * part['fakeable']}{part['detail']}"
+        row = f"{mark}{part['name']:<15}{num(was, '.2f'):>8}{num(part['value'], '.2f'):>8}  {note}"
         lines.append(Text(row.rstrip(), style))
-    lines += [Text(f" {name:<15}{num(part['value'], '.2f'):>8}{'gone':>8}", FAINT) for name, part in before.items()]
+    lines += [Text(f" {name:<15}{num(part['value'], '.2f'):>8}{'missing':>8}", FAINT) for name, part in before.items()]
     lines.append(
         Text(f"{' total':<16}{num(event['total_before'], '.2f'):>8}{num(event['total_after'], '.2f'):>8}", "bold")
     )
@@ -76,7 +76,7 @@ def reward_lines(event: dict[str, Any]) -> list[Text]:
 
 
 def parent_lines(event: dict[str, Any], width: int) -> list[Text]:
-    """The columns of what comes of an episode, and the episode itself."""
+    """The column titles of the re-rolled episodes, and the episode itself."""
     head = (
         f"    {'episode':<14} {'reward':>6} {'adv':>5}  {'outcome':<16} {'turns':>5} {'sampled':>7}  flags, last words"
     )
@@ -96,7 +96,7 @@ def _columns(event: dict[str, Any]) -> str:
 
 def child_line(event: dict[str, Any], width: int) -> Text:
     """One re-rolled episode."""
-    said = " ".join(event["text"].split())
-    more = "  ".join(filter(None, [" ".join(event["flags"]), said]))
-    text = f"#{event['sample']:<2} {_columns(event)}  {more}"
-    return Text(clip(text, width), GOOD if event["outcome"] == "solved" else "", no_wrap=True)
+    text = " ".join(event["text"].split())
+    more = "  ".join(filter(None, [" ".join(event["flags"]), text]))
+    line = f"#{event['sample']:<2} {_columns(event)}  {more}"
+    return Text(clip(line, width), GOOD if event["outcome"] == "solved" else "", no_wrap=True)

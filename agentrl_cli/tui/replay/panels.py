@@ -1,52 +1,28 @@
 """The panes around the transcript as lines of rich text: group, turns, reward, token, reasons, map. Pure.
 
-Used by the replay screen and by `--plain` alike; every function takes a view and returns lines, and copes with
-whatever is missing in it.
+Used by the replay screen and by `--plain`. Every function takes a view and returns lines, and accepts a view with
+missing parts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from rich.text import Text
 
 from agentrl_cli.tui.common.episode_view import EpisodeView, Fork
 from agentrl_cli.tui.common.layers import LAYERS, Classes, Layer, map_line, reference_kl, shade
+from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, flag_names, num, wrap
 from agentrl_cli.tui.common.token_text import keep_end, visible
 from agentrl_cli.types import Origin
 
-TITLE = "bold #8fbfff"
-GOOD = "#7ac0ff"
-BAD = "#ffb454"
-FAINT = "#8a8a8a"
-HERE = "bold #ffd75f"
 STATUS = (
     (("logp policy", "logp"), ("trained", "trained")),
     (("advantage", "adv"), ("weight", "weight"), ("ratio", "ratio"), ("KL ref", "KL"), ("entropy", "entropy")),
 )
-"""What the two lines of a small terminal tell of a token, and by which name."""
+"""The numbers of a token in the two lines of a small terminal, and their names there."""
 SHORT = {"assistant": "asst", "system": "sys"}
-
-
-def num(value: float | None, spec: str = "+.2f") -> str:
-    """A number or `-` for None and NaN."""
-    if value is None or not math.isfinite(value):
-        return "-"
-    return format(value, spec)
-
-
-def clip(text: str, width: int) -> str:
-    """The text in at most `width` characters, an ellipsis where it was cut."""
-    return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def flag_names(flags: Any) -> str:
-    """Names of a row's flags, whether stored as a tuple or as comma-separated text."""
-    names = flags.replace(",", " ").split() if isinstance(flags, str) else [str(flag) for flag in flags or ()]
-    return " ".join(names)
 
 
 def header(view: EpisodeView, position: str = "", *, brief: bool = False) -> Text:
@@ -76,7 +52,7 @@ def header(view: EpisodeView, position: str = "", *, brief: bool = False) -> Tex
 
 
 def side_title(word: str, view: EpisodeView) -> Text:
-    """One line over a transcript where there are two."""
+    """One line over a transcript, if there are two side by side."""
     e = view.episode
     text = Text(f"{word} #{e.sample}", TITLE, no_wrap=True)
     text.append(f"  reward {num(e.reward, '.2f')}", GOOD if e.solved else BAD)
@@ -93,7 +69,7 @@ def first_row(here: int, count: int, limit: int) -> int:
 
 
 def group_lines(view: EpisodeView, width: int = 28, limit: int = GROUP_ROWS) -> list[Text]:
-    """The table of the group's episodes, the shown one marked."""
+    """The table of the group's episodes, the current one marked."""
     rows = view.siblings
     lines = [Text(f"GROUP {keep_end(view.episode.task_id, max(width - 6, 8))}"[:width], TITLE)]
     rewards = [row.reward for row in rows if row.reward is not None]
@@ -133,7 +109,7 @@ def group_strip(view: EpisodeView) -> Text:
 
 
 def turn_lines(view: EpisodeView, current: int, width: int = 28, limit: int = TURN_ROWS) -> list[Text]:
-    """The list of turns, the cursor's one marked."""
+    """The list of turns, the cursor's marked."""
     lines = [Text("TURNS", TITLE)]
     if not view.blocks:
         return [*lines, Text(" none yet", FAINT)]
@@ -184,8 +160,8 @@ def _probability(logp: float) -> str:
     return f"{num(logp, '+.3f')} p {num(math.exp(logp) if math.isfinite(logp) else None, '.3f').lstrip('0')}"
 
 
-def token_facts(view: EpisodeView, token: int) -> list[tuple[str, str]]:
-    """Every stored number of one token as (name, value); what was never stored is left out."""
+def token_numbers(view: EpisodeView, token: int) -> list[tuple[str, str]]:
+    """Every stored number of one token as (name, value); missing ones are left out."""
     tokens, signals = view.tokens, view.signals
     origin = int(tokens.origin[token])
     out = [("origin", Origin(origin).name.lower() if origin in Origin._value2member_map_ else str(origin))]
@@ -212,10 +188,10 @@ def token_facts(view: EpisodeView, token: int) -> list[tuple[str, str]]:
     trained, fact = bool(tokens.trained_mask[token]), view.episode.fact
     kind = view.episode.kind
     why = fact or {"train": "not yet", "eval": "an evaluation", "whatif": "a what-if"}.get(kind, f"a {kind}")
-    said = "no" if not trained else "yes" if fact == "trained" else f"no: {why}"
+    state = "no" if not trained else "yes" if fact == "trained" else f"no: {why}"
     if signals is not None and np.isfinite(signals.weight[token]):
-        said += ", CLIPPED" if signals.clipped[token] else ", no clip"
-    out.append(("trained", said))
+        state += ", CLIPPED" if signals.clipped[token] else ", no clip"
+    out.append(("trained", state))
     return out
 
 
@@ -245,7 +221,7 @@ def token_lines(view: EpisodeView, token: int, width: int = 28) -> list[Text]:
     place = f"{token - block.start + 1}/{len(block)}" if block else f"{token + 1}/{n}"
     lines = [Text(f"TOKEN {place}  id {int(view.tokens.ids[token])}"[:width], TITLE, no_wrap=True)]
     lines.append(Text(f' "{visible(view.texts[token])}"'[:width], HERE, no_wrap=True))
-    for name, value in token_facts(view, token):
+    for name, value in token_numbers(view, token):
         style = BAD if "CLIPPED" in value else ""
         lines.append(Text(f" {name:<12} {value}"[:width], style, no_wrap=True))
     alternatives = top_alternatives(view, token)
@@ -269,13 +245,13 @@ def token_status(view: EpisodeView, token: int, width: int) -> list[Text]:
     """The inspector in two lines, for small terminals."""
     if not 0 <= token < len(view.tokens):
         return [Text("no tokens stored", FAINT), Text("")]
-    facts = dict(token_facts(view, token))
+    numbers = dict(token_numbers(view, token))
     shown = clip(visible(view.texts[token]), 16)
-    first = f'{token + 1}/{len(view.tokens)} id {int(view.tokens.ids[token])} "{shown}"  {facts["origin"]}  '
-    first += "  ".join(f"{label} {facts[name]}" for name, label in STATUS[0] if name in facts)
-    second = [f"{label} {facts[name]}" for name, label in STATUS[1] if name in facts]
+    first = f'{token + 1}/{len(view.tokens)} id {int(view.tokens.ids[token])} "{shown}"  {numbers["origin"]}  '
+    first += "  ".join(f"{label} {numbers[name]}" for name, label in STATUS[0] if name in numbers)
+    second = [f"{label} {numbers[name]}" for name, label in STATUS[1] if name in numbers]
     second += [f"{clip(text, 8)} {p:.2f}"[:14] for text, p, _ in top_alternatives(view, token)[:5]]
-    while sum(map(len, second)) + 2 * len(second) > width + 2:  # whole facts, as many as there is room for
+    while sum(map(len, second)) + 2 * len(second) > width + 2:  # whole numbers with their names, as many as fit
         second.pop()
     return [Text(clip(first, width), no_wrap=True), Text("  ".join(second), FAINT, no_wrap=True)]
 
@@ -319,22 +295,6 @@ def step_lines(kind: str, steps: list[tuple[int, float, int]], here: int | None,
         line.append(" ")
     more = "" if len(cells) == len(steps) else f", the last {len(cells)} of {len(steps)}"
     return [Text(f"BY STEP  this task in {what}, mean reward{more}"[:width], TITLE, no_wrap=True), line]
-
-
-def wrap(text: str, width: int) -> list[str]:
-    """The words of a text as lines of at most `width` characters; a longer word is cut."""
-    out, line = [], ""
-    for word in text.split():
-        while len(word) > width:
-            out += [line] if line else []
-            out.append(word[:width])
-            line, word = "", word[width:]
-        if line and len(line) + 1 + len(word) > width:
-            out.append(line)
-            line = word
-        else:
-            line = f"{line} {word}".strip()
-    return [*out, line] if line or not out else out
 
 
 def legend_lines(layer: Layer, width: int = 28) -> list[Text]:
@@ -395,6 +355,28 @@ def fork_lines(fork: Fork | None, view: EpisodeView, width: int) -> list[Text]:
     return lines
 
 
-def join(lines: Iterable[Text]) -> Text:
-    """Lines as one text."""
-    return Text("\n").join(list(lines))
+def sibling_at(view: EpisodeView, line: int) -> str | None:
+    """The sibling on a line of `group_lines`; None if there is none."""
+    ids = [row.id for row in view.siblings]
+    if len(ids) < 2:
+        return None
+    here = ids.index(view.episode.id) if view.episode.id in ids else 0
+    head = 2 + any(row.reward is not None for row in view.siblings)
+    index = line - head + first_row(here, len(ids), GROUP_ROWS)
+    shown = head <= line < head + GROUP_ROWS and index < len(ids)
+    return str(ids[index]) if shown else None
+
+
+def turn_at(view: EpisodeView, current: int, line: int) -> int | None:
+    """The first token of the turn on a line of `turn_lines`, `current` being the cursor's turn."""
+    index = line - 1 + first_row(current, len(view.blocks), TURN_ROWS)
+    shown = 1 <= line <= TURN_ROWS and index < len(view.blocks)
+    return view.blocks[index].start if shown else None
+
+
+def token_on_map(view: EpisodeView, column: int, width: int) -> int | None:
+    """The token at a column of `map_lines`, drawn `width` wide."""
+    n = len(view.tokens)
+    inner = min(max(width - MAP_GUTTER, 8), n)
+    at = column - MAP_GUTTER
+    return min(at * n // inner, n - 1) if n and 0 <= at < inner else None

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agentrl_cli.tui.common.token_text import TokenTexts
+from agentrl_cli.tui.common.text import quoted
 
 if TYPE_CHECKING:
     from agentrl_cli.store import EpisodeRow, Store
 
 BOOKMARK = "mark"
-"""The tag that `b` sets; `tag:mark` lists bookmarks."""
+"""The tag that `b` sets; `tag:mark` lists the bookmarks."""
 MOST = 5000
-"""Rows looked at when checkpoints are sought."""
-
-
-def quoted(text: str) -> str:
-    """A value for the filter language, whatever is in it."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+"""Rows read at most in a search for checkpoints."""
 
 
 def at_step(store: Store, episode_id: str, step: int) -> str | None:
-    """The same task at the nearest step before (−1) or after (+1), the same sample where there is one."""
+    """The same task at the nearest step before (−1) or after (+1), the same sample if there is one."""
     row = store.episode_row(episode_id)
     if row.step is None:
         return None
@@ -38,7 +33,7 @@ def at_step(store: Store, episode_id: str, step: int) -> str | None:
 
 
 def versions(store: Store, episode_id: str) -> list[EpisodeRow]:
-    """One finished episode of this task for every policy that tried it, oldest first; this one stands for its own.
+    """One finished episode of this task for every policy that tried it, oldest first; this one for its own.
 
     A policy is (run, kind, weights version). Of several attempts the one with the same sample number is taken.
     """
@@ -56,7 +51,7 @@ def versions(store: Store, episode_id: str) -> list[EpisodeRow]:
 
 
 def other_version(rows: list[EpisodeRow], episode_id: str) -> int | None:
-    """Which of `versions` to show beside this one: the first, or the last where this is the first."""
+    """Which of `versions` to show beside this one: the first, or the last if this is the first."""
     places = [n for n, row in enumerate(rows) if row.id != episode_id]
     if not places:
         return None
@@ -64,7 +59,7 @@ def other_version(rows: list[EpisodeRow], episode_id: str) -> int | None:
 
 
 def same_flag(store: Store, episode_id: str) -> tuple[str, str | None]:
-    """(filter, run) of all episodes of this step with the same first flag; an empty filter where there is no flag."""
+    """(filter, run) of all episodes of this step with the same first flag; an empty filter if there is no flag."""
     row = store.episode_row(episode_id)
     if not row.flags:
         return "", row.run_id
@@ -73,13 +68,13 @@ def same_flag(store: Store, episode_id: str) -> tuple[str, str | None]:
 
 
 FRESH = 30.0
-"""Seconds after which an episode that says it runs, and was not heard of, counts as left behind by a killed run."""
+"""Seconds without an update after which a running episode counts as left behind by a killed run."""
 
 
 def newest(store: Store, run: str | None, only: str | None = None) -> str | None:
-    """The episode to follow: of those that run and have said something the one begun last, else the last stored.
+    """The episode to follow: the newest running one that has a turn, else the last stored.
 
-    Of this run where it has such, else of any; `only`: a run that the list is limited to.
+    Of this run if it has one, else of any; `only`: the run that the list is limited to.
     """
     now = time.time()
     going = [row for row in store.live(only) if row.turn and now - row.updated < FRESH]
@@ -96,7 +91,7 @@ def children(store: Store, episode_id: str) -> int:
 
 
 def same_failure(store: Store, episode_id: str) -> tuple[str, int, int] | None:
-    """(first flag, episodes of this step with it, episodes of this step); None where there is no flag or no step."""
+    """(first flag, episodes of this step with it, episodes of this step); None without a flag or a step."""
     row = store.episode_row(episode_id)
     if not row.flags or row.step is None:
         return None
@@ -119,6 +114,23 @@ def by_step(store: Store, episode_id: str) -> tuple[str, list[tuple[int, float, 
     return "", []
 
 
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What the store has beside an episode."""
+
+    failure: tuple[str, int, int] | None
+    """As `same_failure` returns it."""
+    children: int
+    kind: str
+    steps: list[tuple[int, float, int]]
+    """As `by_step` returns them."""
+
+
+def around(store: Store, episode_id: str) -> Around:
+    """Episodes with the same flag, what-ifs and chats from this one, and the task at other steps."""
+    return Around(same_failure(store, episode_id), children(store, episode_id), *by_step(store, episode_id))
+
+
 def change_tags(store: Store, episode_id: str, words: Iterable[str]) -> tuple[tuple[str, ...], str]:
     """Adds tags, removes those with a minus in front. Returns (tags, note) as they are then."""
     for word in words:
@@ -135,9 +147,3 @@ def change_note(store: Store, episode_id: str, text: str) -> tuple[tuple[str, ..
     store.set_note(episode_id, text)
     row = store.episode_row(episode_id)
     return row.tags, row.note
-
-
-def token_texts(store: Store, row: EpisodeRow, ids: list[int]) -> list[str]:
-    """The text of every token, by the tokenizer that the store kept: what the HTML export asks for."""
-    stored = store.tokenizer(row.tokenizer) if row.tokenizer else None
-    return TokenTexts(stored.tokenizer_json if stored is not None else None).texts(ids)

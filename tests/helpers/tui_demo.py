@@ -1,4 +1,4 @@
-"""A small invented run, for tests, screenshots and the benchmark of the screens: no model, no sandbox, no luck.
+"""A small invented run for tests, screenshots and the benchmark of the screens: no model, no sandbox, no chance.
 
 The texts are like those of `calc-task`; the numbers are made up but obey the rules (group-relative advantages, weights
 only on sampled tokens, a few clipped ones).
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from agentrl_cli.store import EvalRow, RunRow, Store
-from agentrl_cli.tui.common.token_text import _byte_of_char
+from agentrl_cli.tui.common.token_text import byte_of_char
 from agentrl_cli.types import (
     TOP_K,
     AgentState,
@@ -41,7 +41,7 @@ class Words:
     """A byte-level vocabulary that grows with what is encoded: whole words, digits apart."""
 
     def __init__(self) -> None:
-        self._char = {byte: char for char, byte in _byte_of_char().items()}
+        self._char = {byte: char for char, byte in byte_of_char().items()}
         self.vocab = {self._char[byte]: byte for byte in range(256)}
         self.special = {name: 100_000 + n for n, name in enumerate(SPECIALS)}
 

@@ -1,0 +1,35 @@
+"""Bindings of the screens: their ids in a keymap file, and their actions in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from textual.binding import Binding, BindingType
+
+
+def named(screen: str, bindings: Iterable[BindingType]) -> list[BindingType]:
+    """The bindings with ids as a keymap file uses them: `replay.tag`, `replay.turn.-1`, `replay.layer.logp`."""
+    out: list[BindingType] = []
+    for binding in bindings:
+        assert isinstance(binding, Binding)
+        action, _, rest = binding.action.partition("(")
+        argument = rest.rstrip(")").strip("'")
+        out.append(replace(binding, id=f"{screen}.{action}.{argument}" if argument else f"{screen}.{action}"))
+    return out
+
+
+def describe(binding: Binding) -> str:
+    """The action of a key in words: `turn(-1)`, described as `turn`, is `previous turn`."""
+    action, _, rest = binding.action.partition("(")
+    words = binding.description or action.replace("_", " ")
+    try:
+        step = float(rest.rstrip(")"))
+    except ValueError:
+        return words
+    if action == "end":
+        return f"{'last' if step else 'first'} {words.replace('end', '').strip()}".strip()
+    if " " in words or words in ("first", "last"):
+        return words  # `raise the rate`, `previous step`
+    much = f" ×{abs(step):g}" if abs(step) > 1 else ""
+    return f"{'next' if step > 0 else 'previous'} {words}{much}"

@@ -1,0 +1,146 @@
+"""A list of episodes as a widget, read by a filter and an order in the reader's thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from textual import work
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.message import Message
+from textual.widgets import Static
+from textual.worker import Worker
+
+from agentrl_cli.errors import AgentRLError
+from agentrl_cli.store.filters import compile_filter, fields
+from agentrl_cli.tui.common.agent_screen import report_failure
+from agentrl_cli.tui.common.dialogs import Prompt
+from agentrl_cli.tui.common.episode_table import EpisodeTable, head_text
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import Store
+    from agentrl_cli.tui.common.reader import Reader
+
+SORTS = ("-time", "time", "-reward", "reward", "-step", "-advantage", "-tokens", "-turns")
+EXAMPLES = """\
+reward:<0.5  step:100..120  task:calc/*  flag:LOOP  tool:calculator
+text:"4,5"  outcome:failed,timeout  tag:mark  -tag:seen  parent:none"""
+
+
+class Browse:
+    """A filter, an order and the ids they select: shared by the list and by n/N of the replay screen."""
+
+    def __init__(self, filter: str = "", sort: str = "-time", run: str | None = None) -> None:
+        self.filter = filter
+        self.sort = sort
+        self.run = run
+        self.ids: list[int] | None = None
+        self.named = ""
+        """The run's name, after the list was read."""
+
+    def load(self, store: Store) -> list[int]:
+        """The ordered row ids (in the reader's thread). Raises UsageError for an invalid filter."""
+        self.ids = list(store.episode_ids(self.filter, self.sort, run=self.run))
+        self.named = store.run(self.run).name if self.run else ""
+        return self.ids
+
+    def first(self, store: Store) -> str | None:
+        """The id of the first episode (in the reader's thread), None if the list is empty. Raises UsageError."""
+        ids = self.load(store)
+        return store.episode_rows(ids[:1])[0].id if ids else None
+
+    def neighbour(self, store: Store, episode_id: str, step: int) -> str | None:
+        """The id of the episode `step` further in the list (in the reader's thread), None at its ends."""
+        ids = self.ids if self.ids is not None else self.load(store)
+        here = store.episode_row(episode_id).rowid
+        at = ids.index(here) + step if here in ids else 0
+        rows = store.episode_rows([ids[at]]) if 0 <= at < len(ids) else []
+        return rows[0].id if rows else None
+
+    def next_sort(self) -> None:
+        """Takes the next order of SORTS; the list is to be read again."""
+        at = SORTS.index(self.sort) if self.sort in SORTS else -1
+        self.sort, self.ids = SORTS[(at + 1) % len(SORTS)], None
+
+    def describe(self) -> str:
+        text = f"filter {self.filter or '(none)'}   sort {self.sort}"
+        return f"{text}   run {self.named or self.run}" if self.run else text
+
+
+def filter_prompt(value: str) -> Prompt:
+    """Asks for a filter, with examples and every field; an invalid one is refused."""
+    return Prompt("filter", value, help=f"{EXAMPLES}\nfields: {' '.join(fields())}", check=compile_filter)
+
+
+class EpisodeList(Vertical):
+    """Column titles over an `EpisodeTable`; `read_again` fills it by its `browse` and posts `Listed`."""
+
+    class Listed(Message):
+        """The list was read: how many episodes, or what is wrong with the filter."""
+
+        def __init__(self, count: int, error: str) -> None:
+            super().__init__()
+            self.count, self.error = count, error
+
+    def __init__(self, reader: Reader, browse: Browse, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.reader, self.browse = reader, browse
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="columns")
+        yield EpisodeTable(id="table")
+
+    def on_resize(self) -> None:
+        self.show_columns()
+
+    def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
+        report_failure(self, event)
+
+    @property
+    def table(self) -> EpisodeTable:
+        return self.query_one(EpisodeTable)
+
+    def show_columns(self) -> None:
+        self.query_one("#columns", Static).update(head_text(self.size.width))
+
+    @work(exclusive=True, group="ids", exit_on_error=False)
+    async def read_again(self) -> None:
+        """Reads ids and first page in one go, so that the first paint shows rows; the cursor stays on its row."""
+        table = self.table
+        here = table.ids[table.cursor] if table.cursor and table.ids else -1
+        try:
+            ids, rows = await self.reader.call(_first_page, self.browse, max(self.size.height, 40))
+        except AgentRLError as error:
+            self.post_message(self.Listed(0, f"{error.message} {error.hint}".strip()))
+            return
+        table.show(ids, rows, ids.index(here) if here in ids else 0)
+        self.post_message(self.Listed(len(ids), ""))
+
+    def ask_filter(self) -> None:
+        """Asks for a filter and reads the list by it."""
+
+        def read(text: str | None) -> None:
+            if text is not None:
+                self.browse.filter = text
+                self.read_again()
+
+        self.app.push_screen(filter_prompt(self.browse.filter), read)
+
+    def next_sort(self) -> None:
+        """Reads the list in the next order."""
+        self.browse.next_sort()
+        self.read_again()
+
+    @work(exclusive=True, group="rows", exit_on_error=False)
+    async def on_episode_table_wanted(self, event: EpisodeTable.Wanted) -> None:
+        rows = await self.reader.call(_rows, self.table.ids[event.first : event.last])
+        self.table.add_rows(rows)
+
+
+def _first_page(store: Store, browse: Browse, height: int) -> tuple[list[int], dict[int, Any]]:
+    ids = browse.load(store)
+    return ids, _rows(store, ids[:height])
+
+
+def _rows(store: Store, ids: list[int]) -> dict[int, Any]:
+    return {row.rowid: row for row in store.episode_rows(ids)}

@@ -1,0 +1,61 @@
+"""Small helpers for lines of text: styles, numbers, clipping, wrapping. Pure; no textual."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from rich.text import Text
+
+TITLE = "bold #8fbfff"
+GOOD = "#7ac0ff"
+BAD = "#ffb454"
+FAINT = "#8a8a8a"
+HERE = "bold #ffd75f"
+ALARM = "bold #ffb454"
+
+
+def num(value: float | None, spec: str = "+.2f") -> str:
+    """A number or `-` for None and NaN."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    return format(value, spec)
+
+
+def clip(text: str, width: int) -> str:
+    """The text in at most `width` characters, an ellipsis where it was cut."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """The words of a text as lines of at most `width` characters; a longer word is cut."""
+    out, line = [], ""
+    for word in text.split():
+        while len(word) > width:
+            out += [line] if line else []
+            out.append(word[:width])
+            line, word = "", word[width:]
+        if line and len(line) + 1 + len(word) > width:
+            out.append(line)
+            line = word
+        else:
+            line = f"{line} {word}".strip()
+    return [*out, line] if line or not out else out
+
+
+def flag_names(flags: Any) -> str:
+    """Names of a row's flags, whether stored as a tuple or as comma-separated text."""
+    names = flags.replace(",", " ").split() if isinstance(flags, str) else [str(flag) for flag in flags or ()]
+    return " ".join(names)
+
+
+def join(lines: Iterable[Text]) -> Text:
+    """Lines as one text."""
+    return Text("\n").join(list(lines))
+
+
+def quoted(text: str) -> str:
+    """A value for the filter language, whatever is in it."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

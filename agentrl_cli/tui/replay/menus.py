@@ -1,0 +1,118 @@
+"""The menus of replay: what if, chat from here, export, copy. They need the screen only for its dialogs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from agentrl_cli.tui.chat.client import ChatClient
+from agentrl_cli.tui.common.agent_screen import AgentScreen
+from agentrl_cli.tui.common.dialogs import Choose, Prompt
+from agentrl_cli.tui.common.episode_list import Browse
+from agentrl_cli.tui.common.episode_view import EpisodeView, place_of, text_of_turn, whatif_turn
+from agentrl_cli.tui.common.load_episode import token_texts
+from agentrl_cli.tui.common.token_text import visible
+from agentrl_cli.tui.replay.rewrite import Rewrite
+from agentrl_cli.tui.whatif.client import whatif_arguments
+
+WHATIF = "model: tiny, a folder, a name, RUN@best, RUN@STEP or scripted.  n: how many.  T: temperature."
+
+
+def ask_whatif(screen: AgentScreen, view: EpisodeView, token: int) -> None:
+    """Asks what to do from the cursor's turn on; the answer runs in a process of its own."""
+    turn, episode = whatif_turn(view, token), view.episode
+    choices = ["run its tool calls again, compare, score again"]
+    if turn is not None:
+        choices += [f"re-roll from turn {turn}", f"edit turn {turn} and go on", "what-ifs"]
+    model = f" model={view.run}@last" if episode.kind == "train" else ""
+
+    def start(text: str, edit: str | None = None) -> None:
+        arguments = whatif_arguments(text) + ([] if edit is None else ["--edit", edit])
+        screen.open_screen("whatif", episode.id, arguments)
+
+    def use(choice: int | None) -> None:
+        if choice == 0:
+            start("rerun")
+        elif choice == 1:
+            settings = f"turn={turn} n=4 T=1.0 seed=0{model}"
+            prompt = Prompt("re-roll", settings, help=WHATIF, check=whatif_arguments)
+            screen.app.push_screen(prompt, lambda text: start(text) if text else None)
+        elif choice == 2:
+            settings = f"turn={turn} n=1 T=1.0 seed=0{model}"
+            rewrite = Rewrite("edit", settings, text_of_turn(view, turn or 0), WHATIF, whatif_arguments)
+            screen.app.push_screen(rewrite, lambda given: start(*given) if given is not None else None)
+        elif choice == 3:
+            screen.open_screen("episodes", Browse(f"parent:{episode.id}"))
+
+    screen.app.push_screen(Choose("what if", choices), use)
+
+
+def open_chat(screen: AgentScreen, view: EpisodeView, token: int) -> None:
+    """Opens a chat that starts with everything before the cursor's turn."""
+    turn, episode = whatif_turn(view, token), view.episode
+    place = len(episode.turns) if turn is None else turn
+    arguments = ["--db", str(screen.reader.path), "--episode", episode.id, "--turn", str(place)]
+    if episode.kind == "train":
+        arguments += ["--model", f"{view.run}@last"]
+    screen.open_screen("chat", ChatClient(arguments))
+
+
+def ask_export(screen: AgentScreen, ids: list[str], group: list[str], save_svg: Callable[[], object]) -> None:
+    """Asks in which form to export an episode (`ids`) or its whole group, and writes it."""
+    choices = ["JSON lines", "one HTML page", "SVG of this screen"]
+    choices += ["the whole group as one HTML page", "the whole group as JSON lines"] if len(group) > 1 else []
+
+    async def write(wanted: list[str], path: Path) -> None:
+        from agentrl_cli.analysis.html import export_html
+
+        if path.suffix == ".jsonl":
+            await screen.reader.export(wanted, path)
+        else:
+            await screen.reader.call(export_html, wanted, path, token_texts, title=f"agentrl {ids[0]}")
+        screen.notify(f"wrote {path}", markup=False)
+
+    def use(choice: int | None) -> None:
+        if choice == 2:
+            save_svg()
+        elif choice is not None:
+            whole, lines = choice > 2, choice in (0, 4)
+            path = Path(f"{ids[0]}{'-group' * whole}.{'jsonl' if lines else 'html'}").absolute()
+            work = write(group if whole else ids, path)
+            screen.run_worker(work, exclusive=True, group="export", exit_on_error=False)
+
+    screen.app.push_screen(Choose("export", choices), use)
+
+
+def ask_copy(screen: AgentScreen, episode_id: str, view: EpisodeView | None, token: int) -> None:
+    """Asks what to copy to the clipboard."""
+    targets = copy_targets(episode_id, view, token)
+
+    def use(choice: int | None) -> None:
+        if choice is not None:
+            screen.app.copy_to_clipboard(targets[choice][1])
+            screen.notify(f"copied {targets[choice][0]}", timeout=2, markup=False)
+
+    screen.app.push_screen(Choose("copy", [f"{name:<12} {visible(text)[:60]}" for name, text in targets]), use)
+
+
+def copy_targets(episode_id: str, view: EpisodeView | None, token: int) -> list[tuple[str, str]]:
+    """(name, text) of everything that can be copied."""
+    if view is None or not view.blocks:
+        return [("episode id", episode_id)]
+    block = view.blocks[view.block_of(token)]
+    return [
+        ("token", view.texts[token] if view.texts else ""),
+        ("turn", "".join(view.texts[block.start : block.end])),
+        ("transcript", "".join(view.texts)),
+        ("episode id", episode_id),
+        ("link", link(episode_id, view, token)),
+        ("token ids", " ".join(str(i) for i in view.tokens.ids[block.start : block.end].tolist())),
+    ]
+
+
+def link(episode_id: str, view: EpisodeView | None, token: int) -> str:
+    """`agentrl:EPISODE@tTURN.TOKEN`, which `agentrl replay` opens at that place."""
+    if view is None or not view.blocks:
+        return f"agentrl:{episode_id}"
+    turn, offset = place_of(view, token)
+    return f"agentrl:{episode_id}@t{turn}.{offset}"
