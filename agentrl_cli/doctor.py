@@ -243,7 +243,7 @@ def _store(db: Path) -> Check:
         return Check("store", "ok", f"none yet; it will be {db}")
     try:
         with Store.open(db, readonly=True) as store:
-            runs = len(store.runs())
+            runs = len(store.runs.all())
     except AgentRLError as error:
         return Check("store", "fail", error.message, error.hint)
     return Check("store", "ok", f"{db}: {runs} run{'' if runs == 1 else 's'}, {db.stat().st_size / 1e6:.1f} MB")

@@ -85,7 +85,7 @@ async def open_runtime(
         if trainable and any(pack.tools for pack in found.values()):
             require_calls_read(loaded.chat)
         tokenizer = loaded.chat.tokenizer
-        store.put_tokenizer(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", tokenizer.specials)
+        store.tokenizers.add(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", tokenizer.specials)
         yield Runtime(config, base, found, loaded, store, hook_list, sandbox)
 
 
@@ -205,7 +205,7 @@ def new_run(
 
     name = f"{'-'.join(packs)}-{config.algo.advantage}" if kind == "train" else f"{'-'.join(packs)}-{kind}"
     with store.transaction():
-        row = store.add_run(
+        row = store.runs.add(
             RunRow(
                 id=id,
                 name=name,
@@ -219,6 +219,6 @@ def new_run(
                 config=config.model_dump(mode="json"),
             )
         )
-        row = store.add_folder(row)
+        row = store.runs.add_folder(row)
         (Path(row.dir) / "config.yaml").write_text(full_yaml(config), encoding="utf-8")
     return row

@@ -64,7 +64,7 @@ def train(project: Path, seed: int, steps: int, sets: Sequence[str]) -> None:
     runs = []
     if db.is_file():
         with Store.open(db, readonly=True) as store:
-            runs = [run for run in store.runs() if run.kind == "train"]
+            runs = [run for run in store.runs.all() if run.kind == "train"]
     if runs and runs[0].status == "finished":
         return
     given = [part for text in (*sets, "train.eval_every=0") for part in ("--set", text)]

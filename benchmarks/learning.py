@@ -89,7 +89,7 @@ def train(project: Path, seed: int, steps: int | None) -> None:
     runs = []
     if db.is_file():
         with Store.open(db, readonly=True) as store:
-            runs = [run for run in store.runs() if run.kind == "train"]
+            runs = [run for run in store.runs.all() if run.kind == "train"]
     if runs and runs[0].status == "finished":
         return
     count = ["--steps", str(steps)] if steps else []
@@ -101,8 +101,8 @@ def read_curve(project: Path) -> tuple[RunRow, list[dict[str, float]], float]:
     """The newest training; of each step CPU seconds so far, share solved, share with a tool call; all CPU seconds."""
     db = project / "runs" / "agentrl.db"
     with Store.open(db, readonly=True) as store:
-        run = next(run for run in store.runs() if run.kind == "train")
-        cpu = {int(row["step"]): float(row.get("time/cpu", 0.0)) for row in store.steps(run.id)}
+        run = next(run for run in store.runs.all() if run.kind == "train")
+        cpu = {int(row["step"]): float(row.get("time/cpu", 0.0)) for row in store.runs.steps(run.id)}
     conn = sqlite3.connect(f"file:{db}?mode=ro", uri=True)
     rows = conn.execute(
         "SELECT step, avg(outcome='solved'), avg(n_calls>0), avg(reward) FROM episodes WHERE run_id=? AND kind='train'"

@@ -110,7 +110,7 @@ def ours(model: Any, chat: Chat, prompts: Sequence[str], turns: list[list[list[i
     async def go(folder: str) -> dict[str, float]:
         policy = Scripted(model, turns, context_length=4096, rows=len(prompts))
         with Store.open(Path(folder) / "bench.db") as store:
-            run = store.add_run(RunRow(id="", name="bench", model="random", pack="sums", total_steps=1))
+            run = store.runs.add(RunRow(id="", name="bench", model="random", pack="sums", total_steps=1))
             rollout = Rollout(policy, chat, {"sums": pack}, config, store=store)
             jobs = [
                 Job(tasks[n // GROUP], seed=n, sample=n % GROUP, group_id=f"g{n // GROUP}", run_id=run.id, slot=n)

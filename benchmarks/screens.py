@@ -73,9 +73,9 @@ SCREENS: dict[str, tuple[Callable[[Reader], Screen[Any]], str, Sequence[str], st
 def many_episodes(path: Path, count: int) -> None:
     """A store with `count` episodes, made by multiplying one row in SQL."""
     with Store.open(path) as store:
-        store.add_run(RunRow(id="run1", name="bench"))
+        store.runs.add(RunRow(id="run1", name="bench"))
         part = RewardPart("correct", 1.0, primary=True)
-        store.finish_episode(
+        store.episodes.finish(
             Episode(id="ep0", task_id="t/0", run_id="run1", step=0, outcome=Outcome.SOLVED, reward_parts=(part,))
         )
     conn = sqlite3.connect(path)
@@ -131,10 +131,10 @@ def long_episode(path: Path, n: int) -> None:
         advantage=0.7,
     )
     with Store.open(path) as store:
-        store.put_tokenizer("words", words.json(), "", {})
-        store.add_run(RunRow(id="run1", name="bench", tokenizer="words"))
-        store.finish_episode(ep, tokenizer="words")
-        store.add_signals(ep.id, signals_of(ep))
+        store.tokenizers.add("words", words.json(), "", {})
+        store.runs.add(RunRow(id="run1", name="bench", tokenizer="words"))
+        store.episodes.finish(ep, tokenizer="words")
+        store.signals.add(ep.id, signals_of(ep))
 
 
 class TimedApp(AgentApp):

@@ -48,7 +48,7 @@ def measure(staleness: int, steps: int) -> dict[str, Any]:
         run = train(config, packs=[load_pack(packs_dir() / "calc-task")], project=folder, narrate=lambda text: None)
         whole = {"whole_wall": time.monotonic() - wall, "whole_cpu": time.process_time() - cpu}
         with Store.open(Path(folder) / "runs" / "agentrl.db") as store:
-            rows = store.steps(run.id)[1 : steps - staleness]
+            rows = store.runs.steps(run.id)[1 : steps - staleness]
     mean = {name: sum(row[f"time/{name}"] for row in rows) / len(rows) for name in NAMES}
     ages = {"staleness": max(row.get("staleness/max", 0.0) for row in rows)}
     calls = {"tool_calls": sum(row["tools/call_frequency"] for row in rows) / len(rows)}

@@ -55,11 +55,11 @@ def fill(path: Path, episodes: int, seed: int = 0) -> None:
     """A store with one run of groups of 8; three turns an episode, a few tokens each so that the file stays small."""
     rng = np.random.default_rng(seed)
     with Store.open(path) as store:
-        run = store.add_run(RunRow(id="", name="bench", model="tiny", pack="calc-task", total_steps=episodes // 64))
+        run = store.runs.add(RunRow(id="", name="bench", model="tiny", pack="calc-task", total_steps=episodes // 64))
         for start in range(0, episodes, 4096):
             with store.transaction():
                 for number in range(start, min(start + 4096, episodes)):
-                    store.finish_episode(_episode(rng, run.id, number, model_tokens=4))
+                    store.episodes.finish(_episode(rng, run.id, number, model_tokens=4))
 
 
 def _episode(rng: np.random.Generator, run_id: str, number: int, model_tokens: int = 100) -> Episode:
@@ -117,15 +117,15 @@ def read_times(path: Path) -> Iterator[tuple[str, float]]:
     """(what, milliseconds) of reading."""
     with Store.open(path, readonly=True) as store:
         for name, (filter, sort) in FILTERS.items():
-            yield f"ids: {name}", _best(partial(store.episode_ids, filter, sort))
-        ids = store.episode_ids("", "reward")
+            yield f"ids: {name}", _best(partial(store.episodes.ids, filter, sort))
+        ids = store.episodes.ids("", "reward")
         rng = np.random.default_rng(1)
         some = [ids[place] for place in rng.integers(0, len(ids), 50)]
-        yield "50 lines at random", _best(lambda: store.episode_rows(some))
-        name = store.episode_rows(some[:1])[0].id
-        yield "siblings", _best(lambda: store.siblings(name))
-        yield "one episode", _best(lambda: store.episode(name))
-        yield "resolve best", _best(lambda: store.resolve_episode("best"))
+        yield "50 lines at random", _best(lambda: store.episodes.rows(some))
+        name = store.episodes.rows(some[:1])[0].id
+        yield "siblings", _best(lambda: store.episodes.siblings(name))
+        yield "one episode", _best(lambda: store.episodes.get(name))
+        yield "resolve best", _best(lambda: store.episodes.resolve("best"))
         yield "open", _best(lambda: Store.open(path, readonly=True).close())
 
 
@@ -136,22 +136,22 @@ def write_cost(path: Path, episodes: int = 256) -> tuple[float, float]:
     """
     rng = np.random.default_rng(2)
     with Store.open(path) as store:
-        run = store.run("bench")
+        run = store.runs.get("bench")
         made = [_episode(rng, run.id, 10**6 + number) for number in range(episodes)]
         begin = time.process_time()
         for first in range(0, episodes, 64):
             batch = made[first : first + 64]
             for episode in batch:
-                store.start_episode(episode)
+                store.episodes.start(episode)
             for index in range(3):
                 for episode in batch:
                     turn = episode.turns[index]
-                    store.set_live(episode.id, AgentState.GENERATING, index, "some text")
-                    store.add_turn(episode.id, turn, episode.tokens.slice(turn.start, turn.end), later=True)
+                    store.live.set(episode.id, AgentState.GENERATING, index, "some text")
+                    store.episodes.add_turn(episode.id, turn, episode.tokens.slice(turn.start, turn.end), later=True)
                 if index == 1:
                     store.flush()  # what a watcher sees of them while they run
             for count, episode in enumerate(batch, 1):
-                store.finish_episode(episode, later=True)
+                store.episodes.finish(episode, later=True)
                 if count % 8 == 0:
                     store.flush_ended()
         written = time.process_time()
@@ -160,11 +160,11 @@ def write_cost(path: Path, episodes: int = 256) -> tuple[float, float]:
                 n = len(episode.tokens)
                 column = np.where(episode.tokens.trained_mask, 1.0, np.nan).astype(np.float32)
                 signals = TrainSignals(column, column, column, np.zeros(n, np.int8), column)
-                store.add_signals(episode.id, signals)
-            store.set_facts((episode.id, "trained", 0.5) for episode in made)
-            store.add_step(run.id, 10**6, {"reward": 0.4})
+                store.signals.add(episode.id, signals)
+            store.marks.set_facts((episode.id, "trained", 0.5) for episode in made)
+            store.runs.add_step(run.id, 10**6, {"reward": 0.4})
         end = time.process_time()
-        store.delete_episodes(episode.id for episode in made)
+        store.episodes.delete(episode.id for episode in made)
     return 1000 * (written - begin) / episodes, 1000 * (end - written) / episodes
 
 

@@ -61,7 +61,7 @@ async def measure(kind: str, seconds: float, episodes: int, folder: Path) -> dic
         done = await rollout.run([Job(task, n, sample=n) for n in range(episodes)])
         spent = time.time() - started
         assert all(episode.outcome is Outcome.SOLVED for episode in done)
-        assert len(store.episode_ids()) == episodes
+        assert len(store.episodes.ids()) == episodes
         # A turn begins where the one before it is committed: the final one right after the tool's answer.
         answered = max(turn.started for e in done for turn in e.turns[-1:]) - started
     return {"turn_s": answered, "episode_s": spent, "cpu_s": time.process_time() - cpu}

@@ -173,7 +173,7 @@ def begun(db: Path) -> bool:
 
     try:
         with Store.open(db, readonly=True) as store:
-            return bool(store.runs())
+            return bool(store.runs.all())
     except AgentRLError:
         return False  # not made yet, or being made
 

@@ -60,7 +60,7 @@ class Ours:
         self.learner = Learner(model, self.config)
         self.policy = Scripted(model, turns, context_length=4096, rows=len(prompts))
         self.store = Store.open(folder / "bench.db")
-        self.run = self.store.add_run(RunRow(id="", name="bench", model="random", pack="sums", total_steps=1))
+        self.run = self.store.runs.add(RunRow(id="", name="bench", model="random", pack="sums", total_steps=1))
         self.steps = 0
         self.parts: list[dict[str, float]] = []
 
@@ -73,8 +73,8 @@ class Ours:
         update = self.learner.update(groups, self.steps)
         with self.store.transaction():
             for name, signals in update.signals.items():
-                self.store.add_signals(name, signals)
-            self.store.add_step(self.run.id, self.steps + 1, update.metrics)
+                self.store.signals.add(name, signals)
+            self.store.runs.add_step(self.run.id, self.steps + 1, update.metrics)
         self.steps += 1
         self.policy.set_version(f"bench@{self.steps}")
         ended = time.process_time()

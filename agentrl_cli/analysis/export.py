@@ -1,11 +1,11 @@
-"""Episodes as JSON Lines: one object a line, everything that is stored of it, what looks like a secret masked.
+"""Episodes as JSON Lines: one object a line, with everything stored, secrets masked.
 
     {"id", "task_id", …, "reward_parts": [{"name", "value", "weight", "primary", "detail", "fakeable"}],
      "turns": [{"index", "role", "messages", "start", "end", "calls", "results", …}],
      "tokens": {"ids", "origin", "logp_sampled", "logp_policy", "entropy", "top_ids", "top_logps"},
      "signals": {"advantage", "logp_train", "ratio", "clipped", "weight", …}}
 
-NaN is null. Where a secret was masked the token ids, which spell it, are left out and `masked` is true.
+NaN is null. If a secret was masked, the token ids, which spell it, are left out and `masked` is true.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from agentrl_cli.errors import StoreError
 from agentrl_cli.store.codec import dumps
-from agentrl_cli.store.redact import mask
+from agentrl_cli.store.mask_secrets import mask
 from agentrl_cli.types import Episode, ToolResult, TrainSignals, Turn
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def export_jsonl(
                 count += 1
         part.replace(path)
     except OSError as error:
-        with suppress(OSError):  # in a folder that cannot be written it cannot be removed either
+        with suppress(OSError):  # a read-only folder
             part.unlink()
         raise StoreError(f"{path} could not be written: {error.strerror}.", hint="Choose another place.") from error
     return count
@@ -55,7 +55,9 @@ def export_lines(
 ) -> Iterator[str]:
     """One JSON text per episode."""
     for episode_id in episode_ids:
-        row = episode_object(store.episode(episode_id), store.signals(episode_id) if tokens else None, tokens=tokens)
+        row = episode_object(
+            store.episodes.get(episode_id), store.signals.get(episode_id) if tokens else None, tokens=tokens
+        )
         yield dumps(_masked(row) if masked else row)
 
 
@@ -106,7 +108,7 @@ def _value(value: Any) -> Any:
 
 
 def _array(array: Any) -> Any:
-    """Nested lists, NaN as null; float32 by its shortest digits."""
+    """Nested lists, NaN as null; float32 by its shortest decimal."""
     if array.dtype.kind != "f":
         return array.tolist()
     if array.ndim > 1:

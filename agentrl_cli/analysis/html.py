@@ -1,8 +1,8 @@
-"""Episodes as one HTML file that needs nothing else: no server, no network, no other file.
+"""Episodes as one self-contained HTML file.
 
 Token texts, numbers and results travel as JSON inside the page; a short script draws them: a list of episodes, the
-transcript with a choice of layers, the numbers of the token under the pointer, rewards. What looks like a secret is
-masked; an episode where something was masked loses its tokens, which spell it, and shows its messages instead.
+transcript with a choice of layers, the numbers of the token under the pointer, rewards. Secrets are masked;
+an episode with a masked secret has no tokens, which spell it, and shows its messages instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from agentrl_cli.errors import StoreError
 from agentrl_cli.rollout.flags import find_flags
 from agentrl_cli.store.images import data_uri, short_runs
-from agentrl_cli.store.redact import mask
+from agentrl_cli.store.mask_secrets import mask
 from agentrl_cli.store.rows import part_note
 from agentrl_cli.types import Episode, TrainSignals
 from agentrl_cli.types.content import content_text
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agentrl_cli.store import EpisodeRow, Store
 
 Texts = Callable[["Store", "EpisodeRow", list[int]], list[str]]
-"""Decodes ids one by one with the tokenizer of an episode (store stands left of everything that can)."""
+"""Decodes ids one by one with the tokenizer of an episode."""
 
 PAGE = Path(__file__).with_name("page.html")
 _SIGNALS = ("advantage", "weight", "ratio", "logp_train", "logp_ref")
@@ -44,24 +44,24 @@ def export_html(
         part.write_text(page(rows, title or "agentrl episodes"), "utf-8")
         part.replace(path)
     except OSError as error:
-        with suppress(OSError):  # in a folder that cannot be written it cannot be removed either
+        with suppress(OSError):  # a read-only folder
             part.unlink()
         raise StoreError(f"{path} could not be written: {error.strerror}.", hint="Choose another place.") from error
     return len(rows)
 
 
 def page(rows: list[dict[str, Any]], title: str) -> str:
-    """The page around the data; `<` is escaped in it, so that no text of an episode can end the script."""
+    """The page around the data; `<` is escaped, so no text of an episode can end the script."""
     data = json.dumps(rows, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     text = PAGE.read_text("utf-8").replace("@TITLE@", html.escape(title))
     return text.replace("@DATA@", data)
 
 
 def page_object(store: Store, episode_id: str, texts: Texts, *, masked: bool = True) -> dict[str, Any]:
-    """One episode as the page wants it."""
-    row = store.episode_row(episode_id)
-    episode, signals = store.episode(row.id), store.signals(row.id)
-    run = store.run(row.run_id).name if row.run_id else ""
+    """One episode as the page's script reads it."""
+    row = store.episodes.row(episode_id)
+    episode, signals = store.episodes.get(row.id), store.signals.get(row.id)
+    run = store.runs.get(row.run_id).name if row.run_id else ""
     facts: dict[str, Any] = {
         "id": row.id,
         "run": run,
@@ -84,7 +84,7 @@ def page_object(store: Store, episode_id: str, texts: Texts, *, masked: bool = T
     hidden = json.dumps(clean, default=str) != json.dumps(facts, default=str)
     clean["masked"] = hidden
     clean["tokens"] = None if hidden else _tokens(store, row, episode, signals, texts)
-    if clean["tokens"] is not None:  # the tokens say it all: the messages would double the file
+    if clean["tokens"] is not None:  # the tokens hold the same text
         for turn in clean["turns"]:
             turn["messages"] = []
     return clean

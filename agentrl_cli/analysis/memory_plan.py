@@ -1,9 +1,9 @@
-"""How much memory a run will take, from shapes, before anything is loaded; and roughly how long it will run.
+"""Predicted memory of a run, from shapes, before anything is loaded, and a rough duration.
 
-The model is built on the meta device from its configuration, so nothing is allocated. Two phases are planned apart,
-because they do not overlap (with `rollout.async_staleness` they do): the rollout (weights, keys and values of every
-live episode) and the update (weights, gradients, optimizer, activations of one micro-batch, one chunk of logits). What
-cannot fit is refused, with what to change.
+The model is built on the meta device from its configuration, so nothing is allocated. Two phases are planned,
+which overlap only with `rollout.async_staleness`: the rollout (weights, keys and values of every live episode) and the
+update (weights, gradients, optimizer, activations of one micro-batch, one chunk of logits). A run that cannot fit is
+refused, with what to change.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from agentrl_cli.learning.advantages import needs
 
 GiB = 1024**3
 STATE = {"adamw": (8, 8), "adamw8bit": (2, 2), "adamw_offload": (12, 0), "muon": (8, 8)}
-"""Bytes of optimizer state a trained weight: where the CPU trains, and on a GPU. Muon's hidden matrices have 4."""
+"""Bytes of optimizer state per trained weight: (on CPU, on GPU). Muon's hidden matrices have 4."""
 MOVES = frozenset({"adamw", "muon"})
-"""Optimizers whose state can wait in the CPU's memory."""
+"""Optimizers whose state can be moved to the CPU's memory."""
 BYTES = {"4bit": 0.516, "8bit": 1.01}
-"""Of a quantised weight: nf4 with a byte for 64 and a float for 256 of those, int8 with a float a row."""
+"""Bytes per quantised weight: nf4 with a byte per 64 and a float per 256 of those, int8 with a float per row."""
 OVERHEAD = {"cpu": 0.45, "cuda": 0.5}
-"""GiB of the interpreter with torch, or of the CUDA context."""
+"""GiB: the interpreter with torch, or the CUDA context."""
 SMALL = 50_000_000
-"""Parameters below which activations are kept without a look at the memory."""
+"""Parameters below which activations are kept without a memory plan."""
 EFFICIENCY = 0.6
 """Share of a matrix product's rate that a step reaches, by the runs of benchmarks/learning.py; a rough figure."""
 TYPICAL = 0.25
-"""Share of `max_tokens` that an average episode really costs, its prompt shared; for the time estimate only."""
+"""Share of `max_tokens` that an average episode computes; for the time estimate only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Bytes by name for each phase, and what there is."""
+    """Bytes by name for each phase, and the available memory."""
 
     rollout: Mapping[str, float]
     update: Mapping[str, float]
@@ -51,13 +51,13 @@ class Plan:
     checkpointing: bool = False
     """Whether activations are recomputed in the backward pass (`train.checkpointing`)."""
     aside: bool = False
-    """Whether the optimizer's state waits in the CPU's memory while episodes are sampled (on a GPU)."""
+    """Whether the optimizer's state is in the CPU's memory while a GPU samples episodes."""
 
     @property
     def allocated(self) -> dict[str, float]:
-        """Bytes of each phase without the runtime: what torch's allocator has (torch.cuda.max_memory_allocated).
+        """Bytes of each phase in torch's allocator (torch.cuda.max_memory_allocated).
 
-        A card also holds the driver's context and libraries, and what it must have is `peak`.
+        A GPU also holds the driver's context and libraries: it needs `peak`.
         """
         return {
             name: sum(p.values()) - p["runtime"] for name, p in (("rollout", self.rollout), ("update", self.update))
@@ -73,7 +73,7 @@ class Plan:
         return self.peak <= self.available
 
     def advice(self) -> list[str]:
-        """What to change so that it fits, the largest part first."""
+        """What to change so that the run fits, for the largest part first."""
         if self.fits:
             return []
         tips = {
@@ -94,7 +94,7 @@ class Plan:
 
 
 def checkpoints(config: Config, folder: Path | None, model: Any) -> bool:
-    """Whether a training of this loaded model recomputes activations: as it is set, or where they would not fit."""
+    """Whether a training of this loaded model recomputes activations: as configured, or if they would not fit."""
     choice = config.train.checkpointing
     sizes = [(p.numel(), p.element_size()) for p in model.parameters()]
     if choice != "auto" or folder is None or sum(n for n, _ in sizes) < SMALL:
@@ -108,18 +108,18 @@ def sets_aside(config: Config, folder: Path | None, model: Any) -> bool:
     return folder is not None and weights.device.type == "cuda" and plan(config, folder).aside
 
 
-def plan(config: Config, folder: Path, held: float = 0.0, *, card: float | None = None) -> Plan:
-    """Plan a run of the model in `folder`; `held`: bytes of it that are loaded already.
+def plan(config: Config, folder: Path, held: float = 0.0, *, gpu_bytes: float | None = None) -> Plan:
+    """Plan a run of the model in `folder`; `held`: bytes of it that are loaded.
 
-    `card`: bytes of a GPU that is not here, to plan for that; how long a step takes there is not known then.
-    Raises ModelError where its configuration cannot be read.
+    `gpu_bytes`: bytes of an absent GPU to plan for, without the duration of a step. Raises ModelError if the model's
+    configuration cannot be read.
     """
     import torch
 
     from agentrl_cli.inference.memory import copies_weights
     from agentrl_cli.models.device import pick_device, pick_dtype
 
-    device = pick_device(config.model.device) if card is None else torch.device("cuda")
+    device = pick_device(config.model.device) if gpu_bytes is None else torch.device("cuda")
     full = config.model.dtype == "auto" and not config.adapter.enabled  # full weights are trained in float32
     given = folder
     folder, config = _under(folder, config)
@@ -133,7 +133,7 @@ def plan(config: Config, folder: Path, held: float = 0.0, *, card: float | None 
         "optimizer": _state(config, shape, trained, on_gpu),
         "runtime": OVERHEAD[device.type if device.type in OVERHEAD else "cuda"] * GiB,
     }
-    available = (_available(device) if card is None else card) + held
+    available = (_available(device) if gpu_bytes is None else gpu_bytes) + held
     copied = size == 4 and copies_weights(count * size, device, available)
     if copied:
         # The packed copy has the embedding and the head apart; a frozen embedding is read where it is.
@@ -156,7 +156,7 @@ def plan(config: Config, folder: Path, held: float = 0.0, *, card: float | None 
     aside = aside and sum(rollout.values()) > sum(update.values())  # else it would not lower the peak
     if aside:
         del rollout["optimizer"]
-    seconds = 0.0 if card is not None else _step_seconds(config, count, device) * (4 / 3 if again else 1)
+    seconds = 0.0 if gpu_bytes is not None else _step_seconds(config, count, device) * (4 / 3 if again else 1)
     return Plan(rollout, update, available, str(device), count, trained, seconds, again, aside)
 
 
@@ -168,11 +168,11 @@ def _state(config: Config, shape: Mapping[str, int], trained: int, on_gpu: bool)
 
 
 def _sampling(config: Config, shape: Mapping[str, int], size: int, *, adapted: bool) -> dict[str, float]:
-    """What the rollout takes besides weights; the optimizer's state stays where it is meanwhile, a value head's too.
+    """The rollout's memory besides weights and optimizer state.
 
-    Prompts are computed and tokens drawn one after the other, so the larger of the two counts. `adapted`: an adapter
-    that is not merged is sampled with; beside the activation and a linear layer's result stand its own part and the
-    sum, in float32 as its weights are (0.5B's shape in 16 bits: 158.9 MB by this, 159.5 measured).
+    Prefill and sampling do not overlap, so the larger of the two counts. `adapted`: an adapter that is not merged adds
+    its own result and the sum to each linear layer, in float32 as its weights are (0.5B's shape in 16 bits: 158.9 MB
+    by this, 159.5 measured).
     """
     from agentrl_cli.inference.memory import kv_positions, live_rows, parse_memory
     from agentrl_cli.inference.sampler import draw_rows
@@ -182,14 +182,14 @@ def _sampling(config: Config, shape: Mapping[str, int], size: int, *, adapted: b
     drawn = 20 * min(rows, draw_rows(shape["vocabulary"])) + size * rows  # five float32 of a part, and the step's own
     wide = 2 * size + 2 * 4 if adapted else 3 * size
     groups = shape["q_width"] // shape["kv_width"]
-    masked = (groups + 2) * config.rollout.max_tokens * size  # what a token of a later turn may see, per query head
+    masked = (groups + 2) * config.rollout.max_tokens * size  # mask of a later turn's tokens, per query head
     passing = {
         "logits": float(drawn * shape["vocabulary"]),
         "prefill": float(shape[f"prefill{size}"] * (wide * shape["inner"] + 6 * shape["hidden"] * size + masked)),
     }
     larger = max(passing, key=lambda name: passing[name])
     kept = min(cache, parse_memory(config.rollout.memory) or cache)
-    # The pool grows layer by layer, and keys after values: that much of it is there twice.
+    # The KV cache grows layer by layer, keys after values: that much exists twice meanwhile.
     found = {"keys and values": kept * (1 + 1 / (2 * shape["layers"]))}
     found[larger] = passing[larger]
     return found | ({"value head": _head(shape) * 12.0} if needs(config.algo.advantage) == "values" else {})
@@ -209,7 +209,7 @@ def _captured(config: Config, shape: Mapping[str, int], size: int, rollout: Mapp
 def _updating(
     config: Config, shape: Mapping[str, int], size: int, trained: int, *, again: bool, on_gpu: bool
 ) -> dict[str, float]:
-    """What the update takes besides weights and optimizer.
+    """The update's memory besides weights and optimizer.
 
     `again`: each layer's input is kept, and one layer at a time recomputed.
     """
@@ -236,12 +236,12 @@ def _updating(
 
 
 def _head(shape: Mapping[str, int]) -> int:
-    """Weights of PPO's value head (learning/value.py); in float32, with an AdamW of its own."""
+    """Weights of PPO's value head (learning/value.py); float32, with its own AdamW."""
     return shape["hidden"] ** 2 + 2 * shape["hidden"] + 1
 
 
 def _kept(shape: Mapping[str, int], size: int) -> int:
-    """Bytes that a layer keeps of a token for the backward pass, counted by what its operations save, then measured.
+    """Bytes per token and layer that the backward pass keeps, counted by operation and checked by measurement.
 
     About 9 numbers a hidden unit (norms, residuals), 7 a unit of the query heads (queries, their norm and rotation,
     attention's result), 2 of the key-value heads', 4 of the feed-forward part's; norms and rotations in float32.
@@ -266,13 +266,13 @@ def _under(folder: Path, config: Config) -> tuple[Path, Config]:
 
 
 def _kept_fused(shape: Mapping[str, int], size: int) -> int:
-    """The same where our own forward runs under an adapter: what its two functions and attention save of a token."""
+    """`_kept` for the fused forward with an adapter: what its two functions and attention save per token."""
     heads = 5 * shape["q_width"] + shape["head_norms"] * (shape["q_width"] + shape["kv_width"])
     return (2 * shape["hidden"] + heads + 2 * shape["inner"]) * size
 
 
 def _fuses(config: Config, shape: Mapping[str, int]) -> bool:
-    """Whether forward_fused.py will train it: plain LoRA on all linear layers of a family that it knows."""
+    """Whether the fused forward trains it: plain LoRA on all linear layers of a supported family."""
     lora = config.adapter
     plain = lora.enabled and not lora.dropout and not lora.use_dora and config.model.quantization == "none"
     return bool(plain and shape["fused"])
@@ -325,7 +325,7 @@ def _shape(folder: Path) -> dict[str, int]:
 
 
 def _adapter(config: Config, shape: Mapping[str, int]) -> int:
-    """Parameters of a LoRA adapter on all linear layers (an upper bound where fewer modules are named)."""
+    """Parameters of a LoRA adapter on all linear layers (an upper bound if fewer modules are named)."""
     return config.adapter.r * shape["linear_in_out"]
 
 

@@ -1,4 +1,4 @@
-"""The conformance check of a pack: what a task's author wants to know before anything is trained on it."""
+"""The conformance check of a pack, for its author, before it is trained on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
 
 PER_FAMILY = 4
-"""Rows of each family and split whose solution is run; all rows are read and their schema checked."""
+"""Rows per family and split whose solution is run. All rows are read and checked against the schema."""
 AT_ONCE = 32
 """Rows whose solution runs at the same time."""
 EMPTY = "I do not know."
@@ -39,16 +39,16 @@ class Problem:
 
 
 async def check_pack(pack: Pack, sandbox: Sandbox | None, *, every: bool = False) -> list[Problem]:
-    """Everything that is wrong with a pack: rows, families, tools, solutions that do not score 1, blanks that score.
+    """All problems of a pack: rows, families, tools, solutions that do not score 1, empty answers that score.
 
-    Every line of the data is read and checked; solutions and blanks are run on some rows, with `every` on all.
-    Of a pack without a solver (`Pack.solver`) the blanks alone are run.
+    Every line of the data is read and checked; solutions and empty answers are run on some rows, with `every` on all.
+    Without a solver (`Pack.solver`) only the empty answers are run.
     """
     problems: list[Problem] = []
     tasks: list[Task] = []
     splits = pack.splits()
     if "train" not in splits:
-        problems.append(Problem("data", "there is no train.jsonl"))
+        problems.append(Problem("data", "train.jsonl is missing"))
     for split in splits:
         good, bad = pack.read(split)
         tasks += good
@@ -64,9 +64,9 @@ async def check_pack(pack: Pack, sandbox: Sandbox | None, *, every: bool = False
 
 
 def _families(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
-    said = {family for families in pack.families.values() for family in families}
+    listed = {family for families in pack.families.values() for family in families}
     heldout = set(pack.families.get("heldout", ()))
-    for family in sorted({task.family for task in tasks} - said if said else ()):
+    for family in sorted({task.family for task in tasks} - listed if listed else ()):
         yield Problem("task.yaml", f"the family {family!r} of the data is not listed under `families`")
     for task in tasks:
         if task.split == "train" and task.family in heldout:
@@ -74,7 +74,7 @@ def _families(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
 
 
 def _twice(tasks: Sequence[Task], world: Sequence[str]) -> Iterator[Problem]:
-    """A task that stands in two splits: then an evaluation measures memory. `world`: the pack's own fields of one."""
+    """Tasks in two splits, which would make an evaluation measure memory. `world`: fields besides the prompt."""
     seen: dict[str, Task] = {}
     for task in tasks:
         key = question(task.prompt, task.data, world)
@@ -122,7 +122,7 @@ async def _solution(pack: Pack, task: Task, sandbox: Sandbox | None) -> list[Pro
     try:
         messages = pack.solution(task)
         texts = [chat.assistant_text(m, pack.schemas) for m in messages if m["role"] == "assistant"]
-    except Exception as error:  # noqa: BLE001 - whatever the pack's solver raised is what its author wants to know
+    except Exception as error:  # noqa: BLE001 - any exception of the pack's solver is a problem to report
         return [Problem(task.id, f"solve(row) raised {type(error).__name__}: {error}")]
     problems = []
     solved = await _run(pack, task, chat, texts, sandbox)
@@ -141,18 +141,18 @@ async def _blank(pack: Pack, task: Task, chat: Chat, sandbox: Sandbox | None) ->
 
 
 def _observations(task: Task, said: Sequence[Message], got: Sequence[Message]) -> list[Problem]:
-    """Tool results that the solver claims, against those that came: demonstrations must not lie."""
+    """Compare the solver's tool results with the real ones: demonstrations must be true."""
     claimed = [m["content"] for m in said if m["role"] == "tool"]
     real = [m["content"] for m in got if m["role"] == "tool"]
     return [
-        Problem(task.id, f"the solver says that the tool answers {a!r}; it answers {b!r}")
+        Problem(task.id, f"the solver has the tool answer {a!r}; it answers {b!r}")
         for a, b in zip(claimed, real, strict=False)
         if a != b
     ]
 
 
 async def _run(pack: Pack, task: Task, chat: Chat, texts: Sequence[str], sandbox: Sandbox | None) -> Any:
-    """One attempt of a scripted policy with room for any solution."""
+    """One attempt of a scripted policy, with limits that fit any solution."""
     config = Config()
     config.rollout.max_tokens = 1_000_000
     config.rollout.max_turns = len(texts) + 1

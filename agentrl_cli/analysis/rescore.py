@@ -1,7 +1,7 @@
-"""A run's episodes scored again without generating anything: other weights, other reward functions, another estimator.
+"""Score a run's episodes again, without generating: other weights, other reward functions, another estimator.
 
-What was trained on stays as it is: the new rewards and advantages are a score set beside the episodes (`scores`), of
-which a run can have several; filters read the newest (`rescored:>0.5 delta:<0`), `show` and replay list them all.
+The stored episodes do not change: new rewards and advantages form a score set beside them (`scores`). A run can have
+several; filters read the newest (`rescored:>0.5 delta:<0`), `show` and replay list all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agentrl_cli.store import Score, Store
 from agentrl_cli.types import Episode, Fact, Float32, RewardPart, Task
 
 LEFT_OUT = {str(fact) for fact in Fact} - {str(Fact.TRAINED), str(Fact.SKIPPED_ZERO_VARIANCE), str(Fact.SKIPPED_STALE)}
-"""Facts that no reward changes. A group that was too small stays so: the others in it went for such reasons."""
+"""Facts that no reward changes. A group that was too small stays so: its others were skipped for these reasons."""
 Session = Callable[[], Awaitable[Any]]
 
 
@@ -39,9 +39,9 @@ class Change:
     episode: Episode
     parts: tuple[RewardPart, ...]
     advantage: float | None
-    """Mean over its trained tokens; None where it would not be trained."""
+    """Mean over its trained tokens; None if it would not be trained."""
     fact: str
-    """What a training step would do with it now."""
+    """Its disposition in a training step now."""
     turns: tuple[float, ...] = ()
     """Mean advantage of each assistant turn."""
 
@@ -70,20 +70,20 @@ class Change:
 def reward_of(text: str, base: Any, weights: Mapping[str, float]) -> Reward:
     """A reward function as a user names it: `module:object`, `file.py:fn`, or `NAME=…` to replace the part NAME.
 
-    Its weight is `rewards.NAME`, else 1. Raises NotFound, EnvError, ConfigError for something that cannot be called.
+    Its weight is `rewards.NAME`, else 1. Raises NotFound, EnvError, or ConfigError if it is not callable.
     """
     name, equals, target = text.partition("=")
     if not equals:
         name, target = "", text
     function = resolve("rewards", {}, target, base=base)
     if not callable(function):
-        raise ConfigError(f"{target} is no function.", hint="A reward is `def name(episode, ctx): return number`.")
+        raise ConfigError(f"{target} is not a function.", hint="A reward is `def name(episode, ctx): return number`.")
     name = name or str(getattr(function, "__name__", type(function).__name__))
     return Reward(name, _two(function), weights.get(name, 1.0))
 
 
 def _two(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of (episode, ctx), also where it wants the episode alone."""
+    """The function as one of (episode, ctx), if it takes only the episode."""
     wanted = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
     return function if len(wanted) > 1 else lambda episode, ctx: function(episode)
 
@@ -95,10 +95,10 @@ async def rescore_parts(
     rewards: Sequence[Reward],
     open_session: Session | None = None,
 ) -> tuple[RewardPart, ...]:
-    """The stored parts under new weights, and those of the functions, in the place of a part of the same name.
+    """The stored parts under new weights; parts of the functions replace those of the same name.
 
-    A function sees the stored episode, its task and last text; of the tools' states only the submitted answer, and a
-    fresh sandbox session. Raises EnvError where a function fails.
+    A function gets the stored episode, its task and last text, a fresh sandbox session, and of the tools' states only
+    the submitted answer. Raises EnvError if a function fails.
     """
     parts = [replace(part, weight=weights.get(part.name, part.weight)) for part in episode.reward_parts]
     if not rewards:
@@ -120,9 +120,9 @@ async def rescore_parts(
 def changes(
     episodes: Sequence[Episode], parts: Mapping[str, tuple[RewardPart, ...]], config: Config, store: Store
 ) -> list[Change]:
-    """What a training step would make of episodes with other reward parts: facts by groups, advantages by steps.
+    """Facts and advantages of episodes in a training step with other reward parts.
 
-    Episodes are of any number of steps and in any order; what was skipped for a reason of its own stays skipped.
+    Episodes may be of any steps and in any order; one that was skipped for its own reason stays skipped.
     """
     steps: dict[int, dict[str, list[Episode]]] = {}
     for episode in episodes:
@@ -137,9 +137,9 @@ def changes(
 def _step(
     groups: Sequence[Sequence[Episode]], parts: Mapping[str, tuple[RewardPart, ...]], config: Config, store: Store
 ) -> dict[str, Change]:
-    """One step: `decide` as the trainer does it, then the estimator over all that is trained."""
+    """One step: `decide` as in the trainer, then the estimator over the trained episodes."""
     new = [[e.with_(reward_parts=parts[e.id]) for e in group] for group in groups]
-    kinds = {e.id: [row.kind for row in store.drift(e.id)] for group in groups for e in group}
+    kinds = {e.id: [row.kind for row in store.marks.drift(e.id)] for group in groups for e in group}
     facts = decide(
         new,
         drift={name: max(kind, key=KINDS.index) for name, kind in kinds.items() if kind},
@@ -167,14 +167,14 @@ def estimate(
 ) -> list[Float32]:
     """N × [trained tokens] advantages of a step's episodes by `algo.advantage`.
 
-    `was`: the same episodes under their old rewards. Values of a critic are those that the training stored. Raises
-    ConfigError where there is not what it needs.
+    `was`: the same episodes under their old rewards. Critic values are those stored in training. Raises ConfigError
+    if the estimator's inputs are missing.
     """
     if not episodes:
         return []
     algo = config.algo
     given = options(algo)
-    signals = [store.signals(e.id) for e in episodes]
+    signals = [store.signals.get(e.id) for e in episodes]
     stored = [(s, e.tokens.trained_mask) for s, e in zip(signals, episodes, strict=True) if s is not None]
     values = [np.asarray(s.value[mask], np.float64) for s, mask in stored if s.value is not None]
     if len(values) == len(episodes):
@@ -195,17 +195,17 @@ def estimate(
 
 
 def _kl_coef(episode: Episode, config: Config, store: Store) -> float:
-    """The KL's coefficient in an episode's step: where `algo.kl_target` steers it, what the step stored of it."""
+    """The KL coefficient in an episode's step; with `algo.kl_target`, the one that the step stored."""
     if config.algo.kl_target is None:
         return config.algo.kl_coef
-    rows = [row for row in store.steps(episode.run_id or "", episode.step or 0) if row["step"] == episode.step]
+    rows = [row for row in store.runs.steps(episode.run_id or "", episode.step or 0) if row["step"] == episode.step]
     return float(rows[0].get("kl_coef", config.algo.kl_coef)) if rows else config.algo.kl_coef
 
 
 def _left_in(
     x: AdvantageInput, returns: Sequence[np.ndarray[Any, np.dtype[np.float64]]], episodes: Sequence[Episode]
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """[N] value of the state that a cut-off episode was left in, as its last stored return tells: r + gamma · it."""
+    """[N] value of the last state of truncated episodes, from the last stored return = r + gamma · value."""
     out = np.zeros(x.size)
     for i, (rewards, target, episode) in enumerate(zip(token_rewards(x), returns, episodes, strict=True)):
         if episode.outcome in CUT and len(rewards) and x.gamma:
@@ -214,9 +214,9 @@ def _left_in(
 
 
 def _greedy_rewards(episodes: Sequence[Episode], store: Store) -> np.ndarray[Any, np.dtype[np.float64]] | None:
-    """[N] reward of the greedy attempt at each one's task; None where the run made none for one of them."""
+    """[N] reward of the greedy attempt at each task; None if one is missing."""
     run, step = episodes[0].run_id or "", episodes[0].step or 0
-    greedy = [store.episode(name) for name in store.finished(run, step, KIND).values()]
+    greedy = [store.episodes.get(name) for name in store.episodes.finished(run, step, KIND).values()]
     known = rewards_of({(e.group_id or "").removesuffix(SUFFIX): e for e in greedy})
     found = [known.get(e.group_id or "") for e in episodes]
     return None if None in found else np.array(found, np.float64)
@@ -237,9 +237,9 @@ def _by_turn(episode: Episode, values: Float32) -> tuple[float, ...]:
 
 
 def keep(store: Store, run_id: str, name: str, found: Sequence[Change], spec: Mapping[str, Any]) -> str:
-    """Store the result as a score set of the run; returns its name, which gets a number where it is taken.
+    """Store the result as a score set of the run; returns its name, numbered if taken.
 
-    What was not graded has no score.
+    Ungraded episodes have no score.
     """
     rows = [
         Score(
@@ -255,11 +255,11 @@ def keep(store: Store, run_id: str, name: str, found: Sequence[Change], spec: Ma
         for change in found
         if (reward := change.reward) is not None and (delta := change.delta) is not None
     ]
-    return store.add_scores(run_id, name, rows, spec)
+    return store.scores.add(run_id, name, rows, spec)
 
 
 def summary(found: Sequence[Change]) -> dict[str, Any]:
-    """The run as a whole, before and after; errors have no reward and do not count."""
+    """Totals before and after; episodes without a reward are left out of the means."""
     graded = [c for c in found if c.delta is not None]
     flips = [
         c for c in graded if c.advantage is not None and c.episode.advantage is not None
@@ -290,13 +290,13 @@ async def rescore_run(
     rewards: Sequence[Reward],
     open_session: Session | None = None,
 ) -> list[Change]:
-    """Everything at once. Weights are `config.rewards`, the estimator and its settings `config.algo`."""
+    """Rescore episodes. Weights are `config.rewards`, the estimator and its settings `config.algo`."""
     parts: dict[str, tuple[RewardPart, ...]] = {}
     for episode in episodes:
-        if not episode.graded:  # errors were never graded, and are not now
+        if not episode.graded:  # errors are never graded
             parts[episode.id] = ()
             continue
-        task = store.task(episode.task_id, episode.pack) if rewards else None
+        task = store.tasks.get(episode.task_id, episode.pack) if rewards else None
         try:
             parts[episode.id] = await rescore_parts(episode, task, config.rewards, rewards, open_session)
         except EnvError as error:

@@ -1,6 +1,6 @@
-"""What if: an episode's recorded tool calls run again and compared, its rewards computed again, its beginning reused.
+"""What if: rerun an episode's tool calls and compare them, recompute its rewards, reuse its first turns.
 
-Loads no model: continuing from a turn with a policy is servers/chat_session/whatif.py, in a process of its own.
+Loads no model: continuing from a turn with a policy is servers/chat_session/whatif.py, in its own process.
 Results are stored as children of the episode (kind `whatif`, `parent_id`, `parent_turn`).
 """
 
@@ -22,36 +22,36 @@ from agentrl_cli.rollout.world import run_reset, run_step
 from agentrl_cli.types import Episode, Message, RewardPart, StopReason, Task, Tokens, ToolResult, Turn
 
 CUT_MARK = "[… "
-"""How an observation begins the words that say how much of it was cut (rollout.cut_text)."""
+"""Start of the mark in a truncated observation (rollout.cut_text)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """One recorded call, or one turn said to the simulated user, and what it answers now."""
+    """One recorded call, or one turn sent to the simulated user, and its answer now."""
 
     call: int
-    """Its number in the episode, from 1; 0 for what was said to the simulated user (`name` is `user`)."""
+    """Its number in the episode, from 1; 0 for a turn sent to the simulated user (`name` is `user`)."""
     turn: int
     """The assistant turn that made it."""
     name: str
     arguments: Mapping[str, Any] | None
     before: ToolResult | None
-    """None where the episode ended before an answer was stored."""
+    """None if the episode ended before an answer was stored."""
     after: ToolResult
 
     @property
     def same(self) -> bool:
-        """True where the answer is the recorded one, as far as that was stored."""
+        """Whether the answer is the recorded one, as far as that was stored."""
         return self.before is not None and same_answer(self.before, self.after)
 
     @property
     def diverged(self) -> str:
-        """`diverged at call n`, with which and where; empty where the answer is the recorded one."""
+        """`diverged at call n (name, turn)`; empty if the answer is the recorded one."""
         place = f"call {self.call} ({self.name}, turn {self.turn})" if self.call else f"turn {self.turn} (the user)"
         return "" if self.same else f"diverged at {place}"
 
     def diff(self) -> list[str]:
-        """Lines of a unified diff of the two texts, without its heads; empty where they are the same."""
+        """Lines of a unified diff of the two texts, without headers; empty if they are equal."""
         if self.before is None or self.same:
             return []
         lines = difflib.unified_diff(self.before.text.splitlines(), self.after.text.splitlines(), lineterm="", n=1)
@@ -59,7 +59,7 @@ class Rerun:
 
 
 def same_answer(before: ToolResult, after: ToolResult) -> bool:
-    """Whether two answers agree: the class of failure and the text; of a cut one what is left of it."""
+    """Whether two answers agree in class of failure and text; for a truncated one, in the text that is left."""
     if before.error != after.error:
         return False
     if not before.truncated or CUT_MARK not in before.text:
@@ -69,21 +69,21 @@ def same_answer(before: ToolResult, after: ToolResult) -> bool:
     return after.text.startswith(head) and after.text.endswith(tail)
 
 
-class World(NamedTuple):
-    """What running an episode's turns again told."""
+class ReplayResult(NamedTuple):
+    """The result of running an episode's turns again."""
 
     reruns: list[Rerun]
     earned: float | None
-    """What the world's steps rewarded; None where they did not."""
+    """Sum of the environment's step rewards; None without any."""
     over: bool
-    """True where the world ended the episode by itself."""
+    """Whether the environment ended the episode."""
 
 
-async def rerun_calls(episode: Episode, env: Env, until: int | None = None) -> World:
+async def rerun_calls(episode: Episode, env: Env, until: int | None = None) -> ReplayResult:
     """Run the assistant turns before turn `until` (None: all) again, in order, in an env that was reset.
 
-    Tool calls are run; a turn without one is said to the simulated user, or to whatever the environment is. Afterwards
-    everything is in the state that the conversation left. Raises EnvError.
+    Tool calls are run; a turn without one is sent to the simulated user or environment. Afterwards the environment is
+    in the state that the conversation left. Raises EnvError.
     """
     out: list[Rerun] = []
     earned: float | None = None
@@ -103,16 +103,16 @@ async def rerun_calls(episode: Episode, env: Env, until: int | None = None) -> W
             else:
                 out += _said_again(turn, step, answers)
         said += 1
-    return World(out, earned, over)
+    return ReplayResult(out, earned, over)
 
 
 def was_cut(reason: str | None) -> bool:
-    """Whether a turn ended before the model ended it: nobody answered it then, and its calls were not run."""
+    """Whether a turn was cut off before the model ended it: it got no answer, and its calls were not run."""
     return reason not in (None, StopReason.STOP, StopReason.STOP_STRING)
 
 
 async def opened(env: Env, task: Task) -> list[Message]:
-    """What an environment begins an episode with. What a task's own code raises is an EnvError."""
+    """Reset an environment; returns its first messages. Exceptions of the task's code become EnvError."""
     try:
         return await run_reset(env, task)
     except Exception as error:
@@ -120,7 +120,7 @@ async def opened(env: Env, task: Task) -> list[Message]:
 
 
 async def step_of(env: Env, turn: AssistantTurn) -> Step:
-    """What the world answers a turn. What a task's own code raises is an EnvError."""
+    """The environment's step after a turn. Exceptions of the task's code become EnvError."""
     try:
         return await run_step(env, turn)
     except Exception as error:
@@ -128,13 +128,13 @@ async def step_of(env: Env, turn: AssistantTurn) -> Step:
 
 
 def results_of(step: Step) -> tuple[ToolResult, ...]:
-    """A step's tool results; those of an environment that sends messages alone are made of these."""
+    """A step's tool results, made from its messages if it has only those."""
     texts = [str(message.get("content") or "") for message in step.messages if message["role"] == "tool"]
     return step.results or tuple(ToolResult(text) for text in texts)
 
 
 def _again(turn: Turn, after: Sequence[ToolResult], answers: Turn | None, calls: int) -> list[Rerun]:
-    """The calls of a turn with what they answered and answer now; `calls` were made before."""
+    """The reruns of a turn's calls; `calls` is the number of calls before the turn."""
     before: Sequence[ToolResult] = ()
     if answers is not None and answers.role == "tool":
         before = answers.results or [ToolResult(str(message.get("content") or "")) for message in answers.messages]
@@ -145,7 +145,7 @@ def _again(turn: Turn, after: Sequence[ToolResult], answers: Turn | None, calls:
 
 
 def _said_again(turn: Turn, step: Step, answers: Turn | None) -> list[Rerun]:
-    """What the simulated user said to a turn and says now; nothing where it was and is silent."""
+    """The rerun of a turn that was sent to the simulated user; empty without any answer."""
     now = [str(message.get("content") or "") for message in step.messages if message["role"] == "user"]
     before = _content(answers) if answers is not None and answers.role == "user" else None
     if before is None and not now:
@@ -155,10 +155,10 @@ def _said_again(turn: Turn, step: Step, answers: Turn | None) -> list[Rerun]:
 
 
 def marked(turns: Sequence[Turn], reruns: Sequence[Rerun]) -> list[Turn]:
-    """The turns with a mark where they were answered otherwise when they were run again: `metrics["diverged"]` on the
-    result of a call, `diverged` on what a user or an environment of its own said.
+    """The turns, marked if their answers differ in the rerun.
 
-    The text stays the recorded one, which is what the tokens say; the flag DIVERGED reads the marks.
+    The mark is `metrics["diverged"]` on the result of a call, `diverged` on a message of a user or environment. The
+    text stays the recorded one, which the tokens spell; the flag DIVERGED reads the marks.
     """
     again: dict[int, list[Rerun]] = {}
     for item in reruns:
@@ -192,9 +192,9 @@ async def rescore(
     earned: float | None = None,
     decode: Callable[[Sequence[int]], str] | None = None,
 ) -> tuple[RewardPart, ...]:
-    """The reward parts of the pack and of the world, as a rollout makes them, in an env that the episode's turns left.
+    """The reward parts of the pack and the environment, as in a rollout, in an env after the episode's turns.
 
-    `weights`: as configured, over the pack's. `earned`: what the world's steps rewarded.
+    `weights`: as configured, over the pack's. `earned`: sum of the environment's step rewards.
     Raises EnvError, SandboxFault.
     """
     said = [_content(turn) for turn in episode.turns if turn.role == "assistant"]
@@ -213,15 +213,15 @@ async def rescore(
     return tuple(finite(replace(part, weight=given.get(part.name, part.weight))) for part in parts)
 
 
-def beginning(episode: Episode, turn: int) -> tuple[list[Turn], list[Tokens]]:
-    """The turns before turn `turn` with their tokens: ids, origins and numbers as they were stored.
+def turns_before(episode: Episode, turn: int) -> tuple[list[Turn], list[Tokens]]:
+    """The turns before turn `turn` with their tokens: ids, origins and numbers as stored.
 
-    Raises UsageError where there is no such place, or where it is not the model that speaks next.
+    Raises UsageError if the turn is out of range, or not the model's.
     """
     kept = [item for item in episode.turns if item.index < turn]
     if not kept or turn > len(episode.turns):
         last = max(len(episode.turns) - 1, 1)
-        raise UsageError(f"There is nothing to go on from at turn {turn}.", hint=f"Turns 1 to {last} can be.")
+        raise UsageError(f"Cannot continue from turn {turn}.", hint=f"Choose a turn from 1 to {last}.")
     if turn < len(episode.turns) and episode.turns[turn].role != "assistant":
         places = ", ".join(str(item.index) for item in episode.turns if item.role == "assistant")
         raise UsageError(f"Turn {turn} is not the model's.", hint=f"The model's turns: {places or 'none'}.")
@@ -229,7 +229,7 @@ def beginning(episode: Episode, turn: int) -> tuple[list[Turn], list[Tokens]]:
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:
-    """GRPO's advantages of one group's rewards; zeros where all are equal."""
+    """GRPO advantages of one group's rewards; zeros if all are equal."""
     n = len(rewards)
     x = AdvantageInput(np.asarray(rewards, np.float64), np.zeros(n, np.int64), np.ones(n, np.int64))
     return [float(value) for value in episode_advantage(grpo(x))]

@@ -14,7 +14,7 @@ WITHIN_A_RUN = ("best", "last", "base")
 
 def newest_run(store: Store) -> RunRow | None:
     """The newest training that has a checkpoint, None where there is none."""
-    return next((row for row in store.runs() if row.kind == "train" and store.checkpoints(row.id)), None)
+    return next((row for row in store.runs.all() if row.kind == "train" and store.runs.checkpoints(row.id)), None)
 
 
 def full_name(store: Store, name: str | None, run: str | None = None) -> str | None:
@@ -25,14 +25,14 @@ def full_name(store: Store, name: str | None, run: str | None = None) -> str | N
     """
     if name is not None and name not in WITHIN_A_RUN and not name.isdigit():
         return name
-    row = store.run(run) if run is not None else newest_run(store)
+    row = store.runs.get(run) if run is not None else newest_run(store)
     if row is None:
         if name in (None, "base"):
             return None
         raise NotFound(
             f"There is no checkpoint {name!r}: nothing was trained yet in {store.path}.", hint="`agentrl train` trains."
         )
-    kinds = {checkpoint.kind for checkpoint in store.checkpoints(row.id)}
+    kinds = {checkpoint.kind for checkpoint in store.runs.checkpoints(row.id)}
     return f"{row.name}@{name or ('best' if 'best' in kinds else 'last')}"
 
 
@@ -41,9 +41,9 @@ def trained_by(store: Store, name: str | None) -> tuple[RunRow, int] | None:
     run, at, which = (name or "").rpartition("@")
     if not at or "/" in which:
         return None
-    row = store.run(run)
-    steps = [c.step for c in store.checkpoints(row.id) if which in (c.kind, str(c.step))]
+    row = store.runs.get(run)
+    steps = [c.step for c in store.runs.checkpoints(row.id) if which in (c.kind, str(c.step))]
     if which in ("best", "last") and not steps:  # as `checkpoint_folder` has it
-        found = store.checkpoints(row.id)
+        found = store.runs.checkpoints(row.id)
         steps = [c.step for c in found if c.kind == "last"] or sorted(c.step for c in found)
     return row, steps[-1] if steps else 0

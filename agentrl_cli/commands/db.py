@@ -107,7 +107,7 @@ def prune(
     days = None if older_than is None else _days(older_than)
     words = [word.strip() for word in keep.split(",") if word.strip()]
     with Store.open(find_db(project, db)) as store:
-        ids = prunable(store, older_days=days, keep=words, filter=filter, run=store.run(run).id if run else None)
+        ids = prunable(store, older_days=days, keep=words, filter=filter, run=store.runs.get(run).id if run else None)
         question = f"{WHAT[what].capitalize()}: {len(ids):,} episodes. Go on?"
         done = bool(ids) and not dry_run and confirm(question, yes=yes)
         if done:

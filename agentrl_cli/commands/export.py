@@ -87,11 +87,11 @@ def _html(store: Store, ids: list[str], out: Path | None, mask: bool) -> int:
 
 
 def _choose(store: Store, names: list[str], filter: str, run: str | None, group: bool) -> list[str]:
-    run_id = store.run(run).id if run else None
-    ids = [store.resolve_episode(name, run_id) for name in names]
+    run_id = store.runs.get(run).id if run else None
+    ids = [store.episodes.resolve(name, run_id) for name in names]
     if not names:
-        rowids = store.episode_ids(f"{filter} -outcome:none", "time", run_id)
-        ids = [row.id for row in store.episode_rows(rowids)]
+        rowids = store.episodes.ids(f"{filter} -outcome:none", "time", run_id)
+        ids = [row.id for row in store.episodes.rows(rowids)]
     if group:
-        ids = [row.id for episode in ids for row in store.siblings(episode)]
+        ids = [row.id for episode in ids for row in store.episodes.siblings(episode)]
     return list(dict.fromkeys(ids))

@@ -23,7 +23,7 @@ from agentrl_cli.commands.common import (
 from agentrl_cli.commands.tables import coloured
 
 if TYPE_CHECKING:
-    from agentrl_cli.store.grep import Hit
+    from agentrl_cli.store.queries import Hit
 
 WIDTH = 160
 """Longest piece of a line that is printed, in characters."""
@@ -46,7 +46,7 @@ def command(
     --json prints one {"episode_id", "turn", "role", "line", "start", "end"} a line; with --ids one list of ids.
     """
     from agentrl_cli.store import Store
-    from agentrl_cli.store.grep import grep
+    from agentrl_cli.store.queries import grep
 
     def shown(hit: Hit) -> str:
         start = max(0, min(hit.start - 40, len(hit.line) - WIDTH))
@@ -58,7 +58,7 @@ def command(
 
     count = 0
     with Store.open(find_db(project, db), readonly=True) as store:
-        run_id = store.run(run).id if run else None
+        run_id = store.runs.get(run).id if run else None
         hits = grep(store, pattern, filter=filter, run=run_id, role=role, ignore_case=ignore_case)
         if ids:
             found = list(islice(_episodes(hits), limit or None))

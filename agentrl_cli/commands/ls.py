@@ -51,7 +51,7 @@ def command(
     from agentrl_cli.store import Store
 
     with Store.open(find_db(project, db), readonly=True) as store:
-        run_id = store.run(run).id if run else None
+        run_id = store.runs.get(run).id if run else None
         if what is What.episodes:
             _episodes(store, filter, sort, limit, run_id, Format.json if json else format)
             return
@@ -62,15 +62,15 @@ def command(
 
 
 def _episodes(store: Store, filter: str, sort: str, limit: int, run: str | None, format: Format) -> None:
-    ids = store.episode_ids(filter, sort, run)
-    rows = store.episode_rows(ids[:limit] if limit else ids)
+    ids = store.episodes.ids(filter, sort, run)
+    rows = store.episodes.rows(ids[:limit] if limit else ids)
     if format in (Format.json, Format.jsonl):
         from dataclasses import fields
 
         names = [item.name for item in fields(rows[0])] if rows else []
         print_rows(names, [[getattr(row, name) for name in names] for row in rows], format)
     else:
-        runs = {item.id: item for item in store.runs()}
+        runs = {item.id: item for item in store.runs.all()}
         heads = [
             "id",
             "run",
@@ -115,27 +115,27 @@ def _runs(store: Store, run: str | None) -> Rows:
     names = ["name", "kind", "status", "step", "of", "model", "pack", "started", "id"]
     return names, [
         [row.name, row.kind, row.state, row.step, row.total_steps, row.model, row.pack, clock(row.started), row.id]
-        for row in store.runs()
+        for row in store.runs.all()
         if run in (None, row.id)
     ]
 
 
 def _tasks(store: Store, run: str | None) -> Rows:
-    return ["task", "pack", "family", "split", "episodes", "reward", "solved"], store.task_stats(run)
+    return ["task", "pack", "family", "split", "episodes", "reward", "solved"], store.stats.tasks(run)
 
 
 def _checkpoints(store: Store, run: str | None) -> Rows:
     rows = [
         [item.name, row.step, row.kind, row.path, clock(row.at)]
-        for item in store.runs()
+        for item in store.runs.all()
         if run in (None, item.id)
-        for row in store.checkpoints(item.id)
+        for row in store.runs.checkpoints(item.id)
     ]
     return ["run", "step", "kind", "path", "saved"], rows
 
 
 def _evals(store: Store, run: str | None) -> Rows:
-    every = {None: "-"} | {item.id: item.name for item in store.runs()}
+    every = {None: "-"} | {item.id: item.name for item in store.runs.all()}
     rows = [
         [
             name,
@@ -151,13 +151,13 @@ def _evals(store: Store, run: str | None) -> Rows:
         ]
         for run_id, name in every.items()
         if run in (None, run_id)
-        for row in store.evals(run_id)
+        for row in store.runs.evals(run_id)
     ]
     return ["run", "step", "name", "split", "tasks", "samples", "pass@1", "low", "high", "at"], rows
 
 
 def _tags(store: Store, run: str | None) -> Rows:
-    return ["tag", "episodes"], [list(item) for item in store.tag_counts(run).items()]
+    return ["tag", "episodes"], [list(item) for item in store.stats.tags(run).items()]
 
 
 _LISTS = {

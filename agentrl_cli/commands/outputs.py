@@ -34,8 +34,8 @@ def _run_around(out: Path, doing: str, db: Path) -> Iterator[None]:
         yield
         return
     with Store.open(db) as store:
-        runs = [run for run in store.runs() if run.dir and out.resolve().is_relative_to(Path(run.dir).resolve())]
-        with store.claimed(runs[0].id, doing) if runs else contextlib.nullcontext():
+        runs = [run for run in store.runs.all() if run.dir and out.resolve().is_relative_to(Path(run.dir).resolve())]
+        with store.claims.hold(runs[0].id, doing) if runs else contextlib.nullcontext():
             yield
 
 

@@ -29,8 +29,8 @@ def command(
 
     agentrl query "select task, avg(reward) from v_episodes group by task order by 2 limit 5"
     """
-    from agentrl_cli.store.sql import run_query
-    from agentrl_cli.store.sql import schema as tables
+    from agentrl_cli.store.queries import run_query
+    from agentrl_cli.store.queries import schema as tables
 
     path = find_db(project, db)
     if schema:

@@ -99,12 +99,12 @@ def _open(
     from agentrl_cli.tui.common.load_episode import holds_secret
 
     with Store.open(path, readonly=True) as store:
-        run_id = store.run(run).id if run else None
+        run_id = store.runs.get(run).id if run else None
         if filter_:
-            store.episode_ids(filter_, sort, run=run_id)  # a typo is told before the screen opens
+            store.episodes.ids(filter_, sort, run=run_id)  # a typo is told before the screen opens
         if (filter_ and episode == "last") or (episode is None and svg is not None):
             episode = _first_of(store, run_id, filter_, sort)
-        found = store.resolve_episode(episode, run_id) if episode else None
+        found = store.episodes.resolve(episode, run_id) if episode else None
         if svg is not None and mask and found is not None and holds_secret(store, found):
             hint = f"`agentrl export {found} --format html -o FILE` masks it; --no-mask writes the picture anyway."
             raise UsageError(f"{found} holds what looks like a secret, and a picture masks nothing.", hint=hint)
@@ -131,14 +131,14 @@ def _first(path: Path, run: str | None, filter_: str, sort: str) -> str:
     from agentrl_cli.store import Store
 
     with Store.open(path, readonly=True) as store:
-        return _first_of(store, store.run(run).id if run else None, filter_, sort)
+        return _first_of(store, store.runs.get(run).id if run else None, filter_, sort)
 
 
 def _first_of(store: Store, run_id: str | None, filter_: str, sort: str) -> str:
-    found = store.episode_ids(filter_, sort, run=run_id)[:1]
+    found = store.episodes.ids(filter_, sort, run=run_id)[:1]
     if not found:
         raise NotFound(f"No episode matches {filter_!r}." if filter_ else "There is no episode yet.")
-    return store.episode_rows(found)[0].id
+    return store.episodes.rows(found)[0].id
 
 
 def _request(whatif: str | None, verify: bool) -> list[str]:
@@ -171,7 +171,7 @@ def _whatif(
     from agentrl_cli.tui.whatif.view import event_lines
 
     with Store.open(path, readonly=True) as store:
-        found = store.resolve_episode(episode, store.run(run).id if run else None)
+        found = store.episodes.resolve(episode, store.runs.get(run).id if run else None)
     arguments = ["--db", str(path), "--episode", found, *request]
     arguments += ["--script", str(script)] if script is not None else []
     arguments += ["--project", str(project)] if project is not None else []
@@ -209,8 +209,8 @@ def _print_json(path: Path, episode: str, run: str | None) -> None:
     from agentrl_cli.store import Store
 
     with Store.open(path, readonly=True) as store:
-        found = store.resolve_episode(episode, store.run(run).id if run else None)
-        echo_json(episode_object(store.episode(found), store.signals(found), tokens=False))
+        found = store.episodes.resolve(episode, store.runs.get(run).id if run else None)
+        echo_json(episode_object(store.episodes.get(found), store.signals.get(found), tokens=False))
 
 
 def _print(path: Path, episode: str, run: str | None, layer: str, tokens: bool) -> None:
@@ -223,7 +223,7 @@ def _print(path: Path, episode: str, run: str | None, layer: str, tokens: bool) 
     if layer and layer not in LAYERS:
         raise UsageError(f"There is no layer {layer!r}.", hint=f"Layers: {', '.join(LAYERS)}.")
     with Store.open(path, readonly=True) as store:
-        found = store.resolve_episode(episode, store.run(run).id if run else None)
+        found = store.episodes.resolve(episode, store.runs.get(run).id if run else None)
         if tokens:
             echo_jsonl(token_rows(store, found))
             return

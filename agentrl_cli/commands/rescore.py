@@ -98,13 +98,13 @@ def _episodes(store: Store, row: RunRow, filter: str) -> tuple[list[Episode], se
     Advantages compare with the group or the step: siblings that the filter leaves out count in them all the same.
     """
     finished = "kind:train -outcome:none"
-    every = store.episode_rows(store.episode_ids(finished, "time", run=row.id))
-    found = store.episode_ids(f"{finished} {filter}".strip(), "time", run=row.id)
-    asked = {line.id: line.step for line in store.episode_rows(found)}
+    every = store.episodes.rows(store.episodes.ids(finished, "time", run=row.id))
+    found = store.episodes.ids(f"{finished} {filter}".strip(), "time", run=row.id)
+    asked = {line.id: line.step for line in store.episodes.rows(found)}
     if not asked:
         raise NotFound(f"{row.name} has no finished episodes{' that match' if filter else ''}.")
     steps = set(asked.values())
-    return [store.episode(line.id) for line in every if line.step in steps], set(asked)
+    return [store.episodes.get(line.id) for line in every if line.step in steps], set(asked)
 
 
 def _called(name: str | None, advantage: str | None, advantages: Sequence[str] | None) -> str | None:
@@ -141,11 +141,11 @@ def _one(
 
 def _training(store: Store, name: str) -> RunRow:
     if name == "last":
-        rows = [row for row in store.runs() if row.kind == "train"]
+        rows = [row for row in store.runs.all() if row.kind == "train"]
         if not rows:
             raise NotFound("There is no training to score again.", hint="`agentrl train` starts one.")
         return max(rows, key=lambda row: row.started)
-    row = store.run(name)
+    row = store.runs.get(name)
     if row.kind != "train":
         raise ConfigError(f"{row.name} is a {row.kind}, not a training: its groups were not compared.")
     return row

@@ -95,7 +95,7 @@ async def _attempt(
 
     config = runtime.config
     tasks = _tasks(runtime, split, count)
-    runtime.store.add_tasks(tasks)
+    runtime.store.tasks.add(tasks)
     run = new_run(
         config,
         runtime.store,
@@ -121,13 +121,13 @@ async def _attempt(
         run=run,
     )
     status, error = "stopped", "interrupted"
-    with runtime.store.claimed(run.id, "rollout"):
+    with runtime.store.claims.hold(run.id, "rollout"):
         try:
             with Progress("rollout", len(jobs)) as progress:
                 episodes = await rollout.run(jobs, lambda episode: progress.advance())
             status, error = "finished", ""
         finally:
-            runtime.store.update_run(run.id, status=status, error=error, ended=time.time())
+            runtime.store.runs.update(run.id, status=status, error=error, ended=time.time())
     if rollout.foreign:
         warn(rollout.foreign)
     return run, episodes

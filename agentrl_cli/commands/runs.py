@@ -39,7 +39,7 @@ def list_runs(json: JsonOption = False, project: ProjectOption = None, db: DbOpt
     from agentrl_cli.store import Store
 
     with Store.open(find_db(project, db), readonly=True) as store:
-        runs = store.runs()
+        runs = store.runs.all()
     if json:
         echo_json(runs)
         return
@@ -63,10 +63,10 @@ def rename(
     from agentrl_cli.store import Store
 
     with Store.open(find_db(project, db)) as store:
-        found = store.run(run)
-        if any(other.name == name for other in store.runs()):
+        found = store.runs.get(run)
+        if any(other.name == name for other in store.runs.all()):
             raise UsageError(f"There is a run {name!r} already.", hint="Names are unique within a store.")
-        store.update_run(found.id, name=name)
+        store.runs.update(found.id, name=name)
     if json:
         echo_json({"id": found.id, "name": name, "before": found.name})
     else:
@@ -85,16 +85,16 @@ def delete(
 ) -> None:
     """Delete runs with all their episodes, checkpoints and logs, after asking. --json prints [{"run", "episodes"}]."""
     from agentrl_cli.store import Store
-    from agentrl_cli.store.deletion import delete_run, run_folder
+    from agentrl_cli.store.maintenance import delete_run, run_folder
 
     done = []
     with Store.open(find_db(project, db)) as store:
-        found = {item.id: item for item in map(store.run, runs)}
+        found = {item.id: item for item in map(store.runs.get, runs)}
         for item in found.values():
             if item.held and not force:
                 raise UsageError(f"{item.name} is running (process {item.pid}).", hint="Stop it first, or use --force.")
             folder = run_folder(store.path, item) if not keep_files else None
-            count = len(store.episode_ids(run=item.id))
+            count = len(store.episodes.ids(run=item.id))
             if item.dir and folder is None and not keep_files and Path(item.dir).is_dir():
                 narrate(f"The folder {item.dir} stays: it is not beside this store, or another store uses it.")
             what = f"{item.name}: {count:,} episodes, {item.step} steps" + (

@@ -37,7 +37,7 @@ def command(
         from agentrl_cli.store import Store
 
         with Store.open(path, readonly=True) as store:
-            run = store.run(run).id
+            run = store.runs.get(run).id
     from agentrl_cli.servers.screens import address, make_server, serve
 
     secret = token or secrets.token_urlsafe(24)

@@ -177,7 +177,7 @@ class _FromStore:
         narrate(f"{len(found)} episodes of {tasks} tasks, {mean}; tagged sft-{name}")
         with store.transaction():
             for episode in found:
-                store.add_tag(episode.id, f"sft-{name}")
+                store.marks.tag(episode.id, f"sft-{name}")
         return found
 
 

@@ -43,13 +43,13 @@ def command(
         if not isinstance(found, str):
             _show_run(store, found, json)
             return
-        episode, signals = store.episode(found), store.signals(found)
+        episode, signals = store.episodes.get(found), store.signals.get(found)
         if turn is not None and turn not in [item.index for item in episode.turns]:
             raise NotFound(f"Episode {found} has no turn {turn}.", hint=f"It has {len(episode.turns)}, counted from 0.")
         if json:
             echo_json(episode_object(episode, signals, tokens=tokens))
             return
-        row = store.episode_row(found)
+        row = store.episodes.row(found)
         if turn is None:
             for line in _head(store, row, episode):
                 echo(line)
@@ -65,12 +65,12 @@ def command(
 
 def _find(store: Store, name: str, run: str | None) -> str | RunRow:
     """An episode's id, or a run where no episode is meant."""
-    run_id = store.run(run).id if run else None
+    run_id = store.runs.get(run).id if run else None
     try:
-        return store.resolve_episode(name, run_id)
+        return store.episodes.resolve(name, run_id)
     except NotFound as nothing:
         try:
-            return store.run(name)
+            return store.runs.get(name)
         except NotFound:
             raise nothing from None
 
@@ -78,7 +78,7 @@ def _find(store: Store, name: str, run: str | None) -> str | RunRow:
 def _head(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
     from agentrl_cli.store.rows import episode_state
 
-    run = next((item for item in store.runs() if item.id == row.run_id), None)
+    run = next((item for item in store.runs.all() if item.id == row.run_id), None)
     step = f"step {row.step}" if row.step is not None else ""
     where = [f"run {run.name}" if run else "", step, f"sample {row.sample}"]
     yield f"episode {row.id}   {row.task_id}   {'   '.join(filter(None, where))}   {row.kind}"
@@ -90,7 +90,7 @@ def _head(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
     )
     facts = {"started": clock(row.started), "weights": row.weights_version, "sandbox": row.level, "error": row.error}
     facts |= {"tags": " ".join(row.tags), "note": row.note, "parent": row.parent_id or ""}
-    facts |= {"task": store.group_why(row.group_id, row.run_id)}
+    facts |= {"task": store.episodes.group_reason(row.group_id, row.run_id)}
     yield "   ".join(f"{name} {value}" for name, value in facts.items() if value)
 
 
@@ -111,7 +111,7 @@ def _turn(turn: Turn, episode: Episode, signals: TrainSignals | None, texts: Tok
 
 
 def _messages(turn: Turn) -> Iterator[str]:
-    from agentrl_cli.store.grep import message_texts
+    from agentrl_cli.store.queries import message_texts
 
     for message in turn.messages:
         role = message.get("role", turn.role)
@@ -157,7 +157,7 @@ def _number(value: Any) -> float | None:
 def _decoder(store: Store, row: EpisodeRow) -> TokenTexts:
     from agentrl_cli.tui.common.token_text import TokenTexts
 
-    stored = store.tokenizer(row.tokenizer) if row.tokenizer else None
+    stored = store.tokenizers.get(row.tokenizer) if row.tokenizer else None
     return TokenTexts(stored.tokenizer_json if stored else None)
 
 
@@ -177,24 +177,24 @@ def _tail(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
         yield from aligned(
             ["reward", "value", "weight", "sum", "detail"], [*parts, ["total", None, None, row.reward, ""]]
         )
-    scores = store.scores(row.id)
+    scores = store.scores.get(row.id)
     if scores:
         yield ""
         rescored = [[s.name, s.reward, s.delta, s.advantage, s.fact, [f"{t:+.2f}" for t in s.turns]] for s in scores]
         yield from aligned(["rescored", "reward", "delta", "advantage", "fact", "advantage by turn"], rescored)
     flags = find_flags(episode)
-    drift = store.drift(row.id)
+    drift = store.marks.drift(row.id)
     if flags or drift:
         yield ""
     for flag in flags:
         yield f"! {flag.name}" + (f" (turn {flag.turn})" if flag.turn is not None else "") + f": {flag.evidence}"
     for item in drift:
         yield f"! DRIFT {item.kind} at token {item.position}: expected {item.expected!r}, got {item.got!r}"
-    siblings = store.siblings(row.id)
+    siblings = store.episodes.siblings(row.id)
     if len(siblings) > 1:
         yield ""
         yield f"group {row.group_id}:"
-        run = next((item for item in store.runs() if item.id == row.run_id), None)
+        run = next((item for item in store.runs.all() if item.id == row.run_id), None)
         rows = [
             [
                 ">" if item.id == row.id else "",
@@ -210,7 +210,7 @@ def _tail(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
 
 
 def _show_run(store: Store, run: RunRow, json: bool) -> None:
-    steps, evals, alerts = store.steps(run.id), store.evals(run.id), store.folded_alerts(run.id)
+    steps, evals, alerts = store.runs.steps(run.id), store.runs.evals(run.id), store.journal.folded_alerts(run.id)
     if json:
         echo_json({"run": run, "state": run.state, "last_step": steps[-1] if steps else None, "evals": evals,
                    "alerts": alerts})  # fmt: skip

@@ -118,7 +118,7 @@ def _claimed(context: Context, resume: str | None, *, here: bool) -> Iterator[No
             raise in_use(row.name, row.claim, row.holder)
         yield
         return
-    with Store.open(context.db) as store, store.claimed(row.id, "train"):
+    with Store.open(context.db) as store, store.claims.hold(row.id, "train"):
         yield
 
 
@@ -170,12 +170,12 @@ def _resumed(context: Context, name: str, sets: list[str] | None, flags: dict[st
 
 def _run(store: Any, name: str) -> RunRow:
     if name == "last":
-        runs = [row for row in store.runs() if row.kind == "train"]
+        runs = [row for row in store.runs.all() if row.kind == "train"]
         if not runs:
             raise NotFound("There is no training to go on with.", hint="`agentrl train` starts one.")
         newest: RunRow = max(runs, key=lambda row: row.started)
         return newest
-    row: RunRow = store.run(name)
+    row: RunRow = store.runs.get(name)
     if row.kind != "train":
         raise ConfigError(f"{row.name} is a {row.kind}, not a training.")
     return row
@@ -218,7 +218,7 @@ async def _train(context: Context, resume: str | None, run_id: str | None, as_js
         try:
             return await trainer.train()
         except asyncio.CancelledError:  # a second Ctrl-C, or `stop now`: the row says so, and a resume goes on from it
-            return runtime.store.run(run.id)
+            return runtime.store.runs.get(run.id)
 
 
 def _row(runtime: Runtime, context: Context, resume: str | None, run_id: str | None) -> RunRow:
@@ -227,9 +227,9 @@ def _row(runtime: Runtime, context: Context, resume: str | None, run_id: str | N
 
     if resume is not None:
         row = _run(runtime.store, resume)
-        for control in runtime.store.take_controls(row.id, "dropped"):
+        for control in runtime.store.controls.take(row.id, "dropped"):
             narrate(f"{control.action} was asked of the run before it ended: not done now.")
-        row = runtime.store.add_folder(row)
+        row = runtime.store.runs.add_folder(row)
         keep_settings(row, context.config, runtime.store)
         return row
     return new_run(
@@ -278,7 +278,7 @@ def _told_the_end(db: Path, name: str) -> bool:
     from agentrl_cli.store import Store
 
     with Store.open(db, readonly=True) as store:
-        run = store.run(name)
+        run = store.runs.get(name)
     if run.alive:
         return False
     if run.state in ("failed", "interrupted"):
@@ -303,7 +303,7 @@ def _wait_for_run(process: subprocess.Popen[bytes], wanted: str, db: Path, log: 
     while time.monotonic() < deadline:
         try:
             with Store.open(db, readonly=True) as store:
-                row = store.run(wanted)
+                row = store.runs.get(wanted)
             if row.pid == process.pid and (row.alive or row.ended >= began):
                 return row.name
         except (NotFound, StoreError):

@@ -37,8 +37,8 @@ def command(
     from agentrl_cli.store import Store
 
     with Store.open(path, readonly=True) as store:
-        trainings = [row.id for row in store.runs() if row.kind == "train"] if run == "last" else []
-        run_id = trainings[0] if trainings else store.run(run).id
+        trainings = [row.id for row in store.runs.all() if row.kind == "train"] if run == "last" else []
+        run_id = trainings[0] if trainings else store.runs.get(run).id
     if plain or as_json or once or not is_terminal():
         _follow(path, run_id, as_json=as_json, once=once)
         return
@@ -55,8 +55,8 @@ def _follow(path: Path, run_id: str, *, as_json: bool, once: bool) -> None:
     since = 0
     with Store.open(path, readonly=True) as store:
         while True:
-            alive = store.run(run_id).alive  # before the steps: what a run wrote last is not missed
-            for row in store.steps(run_id, since):
+            alive = store.runs.get(run_id).alive  # before the steps: what a run wrote last is not missed
+            for row in store.runs.steps(run_id, since):
                 since = int(row["step"]) + 1
                 if as_json:
                     echo_jsonl([row])
@@ -65,4 +65,4 @@ def _follow(path: Path, run_id: str, *, as_json: bool, once: bool) -> None:
             if once or not alive:
                 break
             time.sleep(POLL)
-        narrate(f"run {store.run(run_id).name}: {store.run(run_id).state}")
+        narrate(f"run {store.runs.get(run_id).name}: {store.runs.get(run_id).state}")

@@ -1,9 +1,9 @@
-"""Evaluation: pass@k with intervals, per family, held-out families apart, and two policies compared task by task.
+"""Evaluation: pass@k with intervals, per family, held-out families separate, and two policies compared task by task.
 
     result = await evaluate(loaded, packs, config, store, sandbox=sandbox)
     result.pass_rate, result.score.pass_at[4], result.families("test"), compare(base, result, "test").p_value
 
-`evaluate_policy` is the part a trainer calls with its own live policy.
+`evaluate_policy` evaluates a trainer's live policy.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What an evaluation found: attempts, scores of splits and families, and two evaluations compared task by task.
+"""Results of evaluations: attempts, scores of splits and families, and two evaluations compared task by task.
 
-An attempt that ended in an error of ours is counted apart and never scored as a failure: it is no trial of its task.
+An attempt with an infrastructure error is counted separately and never scored as a failure.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Attempt:
     episode_id: str
     outcome: Outcome
     reward: float | None
-    """None if it was not graded: a prompt that was too long counts as unsolved, but has no reward."""
+    """None if not graded: a prompt that is too long counts as unsolved, but has no reward."""
     primary: float | None
     n_calls: int
     n_tool_errors: int
     n_tokens: int
-    """Tokens that the model sampled."""
+    """Sampled tokens."""
     error: str = ""
 
     @property
@@ -47,7 +47,7 @@ class Attempt:
 
     @classmethod
     def of(cls, episode: Episode, task: Task) -> Attempt:
-        """The attempt that a finished episode was."""
+        """The attempt of a finished episode."""
         return cls(
             task.id,
             task.pack,
@@ -66,7 +66,7 @@ class Attempt:
 
     @classmethod
     def of_row(cls, row: EpisodeRow, task: Task) -> Attempt:
-        """The same from the store's line of a finished episode."""
+        """The attempt of a finished episode's list row."""
         return cls(
             task.id,
             task.pack,
@@ -86,7 +86,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The numbers of a set of attempts. Means are over graded attempts, NaN where there is none."""
+    """The numbers of a set of attempts. Means are over graded attempts, NaN without any."""
 
     n_tasks: int
     """Tasks with a graded attempt."""
@@ -98,11 +98,11 @@ class Score:
     tool_call_rate: float
     """Share of attempts that called a tool at least once, malformed calls included."""
     tool_error_rate: float
-    """Share of attempts in which a call failed."""
+    """Share of attempts with a failed call."""
     tokens: float
     """Sampled tokens of an attempt."""
     errors: Mapping[str, int]
-    """Outcome → how many attempts ended in an error of ours and are in none of the other numbers."""
+    """Outcome → attempts with an infrastructure error, which are left out of all other numbers."""
 
     @property
     def pass_rate(self) -> float:
@@ -133,7 +133,7 @@ def score(attempts: Iterable[Attempt], k: int) -> Score:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """One evaluation of one policy. `score` and `pass_rate` are those of the first split; held-out families apart."""
+    """One evaluation of one policy. `score` and `pass_rate` are of the first split; held-out families separate."""
 
     name: str
     k: int
@@ -145,13 +145,13 @@ class EvalResult:
     step: int | None = None
     seconds: float = 0.0
     reused: int = 0
-    """Attempts that were found in the store and not made again."""
+    """Attempts that were reused from the store."""
     retried: int = 0
-    """Attempts that were made a second time after an error of ours."""
+    """Attempts made a second time after an infrastructure error."""
 
     @cached_property
     def splits(self) -> tuple[str, ...]:
-        """The splits in the order of the tasks; the first one is what `pass_rate` is about."""
+        """The splits in the order of the tasks; `pass_rate` is of the first."""
         return tuple(dict.fromkeys(attempt.split for attempt in self.attempts))
 
     @cached_property
@@ -165,7 +165,7 @@ class EvalResult:
 
     @property
     def pass_rate(self) -> float | None:
-        """pass@1 of the first split, None where nothing was graded."""
+        """pass@1 of the first split, None if nothing was graded."""
         return _number(self.score.pass_rate)
 
     def of(self, split: str) -> list[Attempt]:
@@ -173,7 +173,7 @@ class EvalResult:
         return [attempt for attempt in self.attempts if attempt.split == split]
 
     def families(self, split: str) -> dict[str, Score]:
-        """Family → its numbers; `pack/family` where there are several packs."""
+        """Family → its numbers; `pack/family` with several packs."""
         several = len({attempt.pack for attempt in self.attempts}) > 1
         groups: dict[str, list[Attempt]] = {}
         for attempt in self.of(split):
@@ -182,7 +182,7 @@ class EvalResult:
         return {label: score(group, self.k) for label, group in groups.items()}
 
     def packs(self, split: str) -> dict[str, Score]:
-        """Pack → its numbers, where the evaluation has several packs; else nothing."""
+        """Pack → its numbers; empty with one pack."""
         names = dict.fromkeys(attempt.pack for attempt in self.attempts)
         if len(names) < 2:
             return {}
@@ -191,7 +191,7 @@ class EvalResult:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Flat numbers: of the first split under plain names, of the others under `<split>/`."""
+        """Flat numbers: the first split's under plain names, others' under `<split>/`."""
         found: dict[str, float] = {}
         for split, numbers in self.scores.items():
             prefix = "" if split == self.splits[0] else f"{split}/"
@@ -206,7 +206,7 @@ class EvalResult:
         return found
 
     def row(self) -> EvalRow:
-        """The line of the store's table `evals`."""
+        """The row for the store."""
         one = self.score.pass_at[1]
         facts = {"temperature": self.temperature, "seed": self.seed, "tools": self.with_tools}
         return EvalRow(
@@ -253,7 +253,7 @@ class Flip:
     """(solved, attempts)"""
     after: tuple[int, int]
     before_episode: str
-    """Of the policy that solves the task one that did, of the other one that did not."""
+    """A solved one of the policy that solves the task, an unsolved one of the other."""
     after_episode: str
 
 
@@ -269,7 +269,7 @@ class Comparison:
     gained: int
     lost: int
     p_value: float
-    """McNemar's, exact and two-sided, over tasks that were gained and lost."""
+    """McNemar's exact two-sided test over gained and lost tasks."""
     flips: tuple[Flip, ...]
 
     def report(self) -> dict[str, Any]:
@@ -290,9 +290,9 @@ class Comparison:
 def compare(before: EvalResult, after: EvalResult, split: str) -> Comparison:
     """Compare two evaluations on the tasks of a split that both have graded attempts at.
 
-    A task counts as solved where more than half of its graded attempts are: one verdict a task, so that the pairs are
-    independent as McNemar's test wants them, and less of a lottery than the first attempt alone. A tie is unsolved, for
-    both alike. Flips are sorted: gained first, the larger change first.
+    A task counts as solved if more than half of its graded attempts are: one verdict per task makes the pairs
+    independent, as McNemar's test requires, and varies less than the first attempt alone. A tie is unsolved, for both.
+    Flips are sorted: gained first, larger changes first.
     """
     one, two = (by_task(a for a in result.of(split) if a.graded) for result in (before, after))
     common = [task for task in one if task in two]
@@ -314,7 +314,7 @@ def compare(before: EvalResult, after: EvalResult, split: str) -> Comparison:
 
 
 def by_task(attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
-    """Attempts by task id, in the order they come."""
+    """Attempts by task id, in order."""
     groups: dict[str, list[Attempt]] = {}
     for attempt in attempts:
         groups.setdefault(attempt.task_id, []).append(attempt)

@@ -1,8 +1,8 @@
-"""Running an evaluation: every attempt once, errors of ours once more, and what is there already not again.
+"""Running an evaluation: every attempt once, infrastructure errors once more, stored attempts reused.
 
-An evaluation is a run of kind `eval`. Its attempts have keys (run, step, task, sample), so one that was interrupted
-goes on where it stopped: the next one with the same weights, tasks and settings finds it by a fingerprint of these.
-Attempts at the same task with the same number have the same seed whatever the policy.
+An evaluation is a run of kind `eval`. Its attempts have keys (run, step, task, sample), so an interrupted one is
+continued: the next with the same weights, tasks and settings finds it by their fingerprint. Attempts with the same task
+and number have the same seed for every policy.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from agentrl_cli.store import Store
 
 HELDOUT = "heldout"
-"""The split of the families that never appear in training."""
+"""The split of families that are not in training."""
 
 Made = dict[tuple[str, int], Attempt]
 """Attempts by task and number."""
 
 OnDone = Callable[[Attempt], None]
-"""Called with each attempt: first with those that are there already, then as they finish."""
+"""Called with each attempt: first the stored ones, then others as they finish."""
 
 
 class Candidate(Protocol):
-    """What is evaluated; `policies.loaded.Loaded` is one."""
+    """A policy to evaluate, for example a loaded model."""
 
     @property
     def policy(self) -> Policy: ...
@@ -58,7 +58,7 @@ class Candidate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What two evaluations must share to be compared."""
+    """Settings that two evaluations must share to be compared."""
 
     k: int = 4
     temperature: float = 1.0
@@ -67,7 +67,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: Config, **changes: Any) -> Settings:
-        """Those of the configuration; a change that is None is none."""
+        """The settings of a configuration, with the changes that are not None."""
         own = cls(config.eval.k, config.eval.temperature, config.seed)
         return replace(own, **{name: value for name, value in changes.items() if value is not None})
 
@@ -79,9 +79,9 @@ def pick_tasks(
     families: Sequence[str] | None = None,
     limit: int | None = None,
 ) -> list[Task]:
-    """The tasks of the splits, at most `limit` of each, taken evenly over its file: the same tasks every time.
+    """The tasks of the splits, at most `limit` of each, spread evenly over its file, the same every time.
 
-    A pack may lack a split that another one has, and a split the families. Raises NotFound where none has it.
+    A pack may lack a split, and a split may lack a family. Raises NotFound for a family that no split has.
     """
     by_split = {split: _tasks(packs, split) for split in splits}
     if families is not None:
@@ -112,10 +112,10 @@ async def evaluate_policy(
     name: str = "",
     on_done: OnDone | None = None,
 ) -> EvalResult:
-    """Evaluate a live policy: k attempts at each task, errors of ours tried once more and then counted apart.
+    """Evaluate a live policy: k attempts at each task, infrastructure errors tried once more, then counted separately.
 
-    With a store, a run and a step, attempts with the same seed that are stored already are not made again, and the
-    result becomes a row of `evals`. Raises PolicyError where the model fails.
+    With a store, a run and a step, stored attempts with the same seed are reused, and the result is stored in `evals`.
+    Raises PolicyError if the model fails.
     """
     started = time.monotonic()
     jobs = [
@@ -144,7 +144,7 @@ async def evaluate_policy(
 
 
 async def _attempt(rollout: Rollout, jobs: Sequence[Job], made: Made, on_done: OnDone) -> int:
-    """Make the attempts that are missing in `made`; errors a second time. Returns how many those were."""
+    """Add missing attempts to `made`, errors a second time. Returns the number of second attempts."""
     for attempt in made.values():
         on_done(attempt)
     left = [job for job in jobs if (job.task.id, job.sample) not in made]
@@ -177,17 +177,18 @@ async def evaluate(
     resume: bool = False,
     on_done: OnDone | None = None,
 ) -> EvalResult:
-    """Evaluate a loaded policy as a run of its own, and store it.
+    """Evaluate a loaded policy as its own run, and store it.
 
-    Goes on with the newest interrupted evaluation of the same weights, tasks and settings; with `resume` with a
-    finished one, too. `parent` is (run id, step) of the training that made the weights. Raises RunFailed where no
-    attempt could be graded, UsageError where another process makes the same evaluation now.
+    Continues the newest interrupted evaluation of the same weights, tasks and settings; with `resume` also a finished
+    one. `parent` is (run id, step) of the training that made the weights. Raises RunFailed if no attempt could be
+    graded, UsageError if another process is making the same evaluation.
     """
     settings = settings or Settings.of(config)
     tasks = pick_tasks(packs, [config.eval.split], limit=config.eval.limit) if tasks is None else tasks
     step = parent[1] if parent else 0
     hooks = hooks or HookList()
-    with contextlib.nullcontext() if store is None else store.transaction():  # two that start at once see each other
+    # One of two that start at once sees the other.
+    with contextlib.nullcontext() if store is None else store.transaction():
         run = None if store is None else _open_run(store, loaded, packs, config, tasks, settings, parent, resume)
     rollout = Rollout(
         loaded.policy,
@@ -202,7 +203,7 @@ async def evaluate(
         run=run,
     )
     facts: dict[str, Any] = {"run_id": run.id if run else None, "step": step, "name": loaded.name, "on_done": on_done}
-    with contextlib.nullcontext() if store is None or run is None else store.claimed(run.id, "eval"):
+    with contextlib.nullcontext() if store is None or run is None else store.claims.hold(run.id, "eval"):
         try:
             result = await evaluate_policy(rollout, tasks, settings.k, settings.seed, **facts)
             _require_graded(result)
@@ -217,7 +218,7 @@ async def evaluate(
 def fingerprint(
     loaded: Candidate, packs: Mapping[str, Pack], config: Config, tasks: Iterable[Task], settings: Settings
 ) -> str:
-    """A hash of all that decides what an evaluation finds: weights, tasks, the packs' code, limits, settings."""
+    """A hash of everything that decides the result: weights, tasks, the packs' code, limits, settings."""
     limits = config.rollout.model_dump(exclude={"group_size", "prompts_per_step", "concurrency", "temperature"})
     facts = [
         loaded.name,
@@ -253,16 +254,16 @@ def _stored(store: Store | None, jobs: Sequence[Job], run_id: str | None, step: 
 
 
 def _keep(store: Store | None, result: EvalResult) -> None:
-    """Store the result, unless all of it was there already, its row included."""
+    """Store the result, unless it is stored completely."""
     if store is None or result.run_id is None or not result.attempts:
         return
-    known = any((row.step, row.name) == (result.step, result.name) for row in store.evals(result.run_id))
+    known = any((row.step, row.name) == (result.step, result.name) for row in store.runs.evals(result.run_id))
     if result.reused < len(result.attempts) or not known:
-        store.add_eval(result.row())
+        store.runs.add_eval(result.row())
 
 
 def _rows(store: Store, run_id: str, step: int, kind: str) -> list[EpisodeRow]:
-    return store.episode_rows(store.episode_ids(f"step:{step} kind:{kind}", "time", run=run_id))
+    return store.episodes.rows(store.episodes.ids(f"step:{step} kind:{kind}", "time", run=run_id))
 
 
 def _open_run(
@@ -275,22 +276,22 @@ def _open_run(
     parent: tuple[str, int] | None,
     resume: bool,
 ) -> RunRow:
-    """The run to go on with, or a new one, held by this process; what reading its episodes needs is stored with it."""
-    store.add_tasks(tasks)
+    """The run to continue, or a new one, held by this process. Stores its tasks and tokenizer."""
+    store.tasks.add(tasks)
     tokenizer = loaded.chat.tokenizer
-    store.put_tokenizer(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
+    store.tokenizers.add(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
     print_ = fingerprint(loaded, packs, config, tasks, settings)
-    for old in store.runs():
+    for old in store.runs.all():
         same = old.kind == "eval" and old.config.get("fingerprint") == print_
-        here = old.alive and old.holder == Holder.of()  # beside this one, in the same process: it gets a run of its own
+        here = old.alive and old.holder == Holder.of()  # another evaluation in this process gets its own run
         if same and not here and (resume or old.status != "finished"):
-            store.claim(old.id, "eval")
-            store.clear_live(old.id)
-            store.update_run(old.id, status="running", error="", ended=0.0)
+            store.claims.take(old.id, "eval")
+            store.episodes.cancel(old.id)
+            store.runs.update(old.id, status="running", error="", ended=0.0)
             return old
     facts: dict[str, Any] = {"k": settings.k, "temperature": settings.temperature, "tools": settings.with_tools}
     facts |= {"splits": sorted({task.split for task in tasks}), "tasks": len(tasks)}
-    return store.add_run(
+    return store.runs.add(
         RunRow(
             id="",
             name="eval-" + "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(loaded.name).name),
@@ -312,7 +313,7 @@ def _end_run(store: Store | None, run: RunRow | None, error: BaseException | Non
         return
     stopped = isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
     status = "finished" if error is None else "stopped" if stopped else "failed"
-    store.update_run(run.id, status=status, ended=time.time(), error="" if error is None else str(error))
+    store.runs.update(run.id, status=status, ended=time.time(), error="" if error is None else str(error))
 
 
 def _require_graded(result: EvalResult) -> None:
@@ -325,7 +326,7 @@ def _require_graded(result: EvalResult) -> None:
 
 
 def _files(folder: Path | None, patterns: Sequence[str]) -> list[tuple[str, int, int]]:
-    """(name, size, time of change): reading gigabytes of weights would take longer than it is worth."""
+    """(name, size, modification time) of files: hashing gigabytes of weights would take too long."""
     if folder is None:
         return []
     found = sorted(path for pattern in patterns for path in folder.glob(pattern))

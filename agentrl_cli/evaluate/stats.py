@@ -3,10 +3,10 @@
 Attempts at one task are not independent of each other; tasks are. So an interval counts *effective trials*: the number
 of independent attempts whose mean would be as uncertain as the mean over tasks really is (Kish's design effect), and
 Wilson's score interval is taken at that number. It lies between the number of tasks (attempts at one task all agree)
-and the number of attempts (a task says nothing about its attempts); where all tasks score the same, at 0 or 1 above
-all, their spread says nothing and the number of tasks is used. With one attempt a task it is Wilson's interval as
-everybody knows it. In simulation (20 or 150 tasks, 4 attempts, task difficulties from constant to all-or-nothing) it
-covers the truth in 93.5 to 99.7 %, the percentile bootstrap over tasks in 90 to 100 %.
+and the number of attempts (attempts at one task are independent). If all tasks score the same, for example 0 or 1, the
+number of tasks is used. With one attempt per task it is the usual Wilson interval. In simulation (20 or 150 tasks, 4
+attempts, task difficulties from constant to all-or-nothing) it covers the truth in 93.5 to 99.7 %, the percentile
+bootstrap over tasks in 90 to 100 %.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Z = 1.959963984540054
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over `n` tasks with its 95 % interval; NaN where there is none."""
+    """A mean over `n` tasks with its 95 % interval; NaN without tasks."""
 
     value: float
     low: float
@@ -33,12 +33,12 @@ NOTHING = Estimate(math.nan, math.nan, math.nan, 0)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The chance that one of k attempts solves a task, from n attempts of which c did (Chen et al. 2021, unbiased).
+    """Probability that one of k attempts solves a task, from n attempts with c solved (Chen et al. 2021, unbiased).
 
     Raises ValueError unless 0 ≤ c ≤ n and 1 ≤ k ≤ n.
     """
     if not 0 <= c <= n or not 1 <= k <= n:
-        raise ValueError(f"pass@{k} of {c} solved in {n} attempts cannot be")
+        raise ValueError(f"pass@{k} of {c} solved in {n} attempts is not defined")
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
@@ -51,7 +51,7 @@ def wilson(p: float, n: float) -> tuple[float, float]:
 
 
 def effective_trials(values: Sequence[float], attempts: int) -> float:
-    """How many independent trials the tasks are worth; `values` are their scores in 0..1, from `attempts` in all."""
+    """The effective number of independent trials; `values` are task scores in 0..1 from `attempts` attempts."""
     n = len(values)
     mean = math.fsum(values) / n
     spread = math.fsum((value - mean) ** 2 for value in values) / n
@@ -61,7 +61,7 @@ def effective_trials(values: Sequence[float], attempts: int) -> float:
 
 
 def estimate(values: Sequence[float], attempts: int | None = None) -> Estimate:
-    """The mean of the tasks' scores (each in 0..1) and its interval; `attempts` is how many there were in all."""
+    """The mean of the tasks' scores (each in 0..1) and its interval; `attempts` is their total number."""
     n = len(values)
     if not n:
         return NOTHING
@@ -73,7 +73,7 @@ def estimate(values: Sequence[float], attempts: int | None = None) -> Estimate:
 def difference(before: Sequence[float], after: Sequence[float], attempts: tuple[int, int] | None = None) -> Estimate:
     """Mean of `after` − `before`, scores of the same tasks in the same order, with Newcombe's interval for pairs.
 
-    It is made of the two intervals of `estimate` and the correlation between the columns (Newcombe 1998, method 10).
+    Computed from the two intervals of `estimate` and their correlation (Newcombe 1998, method 10).
     """
     if len(before) != len(after):
         raise ValueError(f"{len(before)} tasks before and {len(after)} after")
@@ -89,7 +89,7 @@ def difference(before: Sequence[float], after: Sequence[float], attempts: tuple[
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """The exact two-sided p-value of McNemar's test: how surprising so uneven a split of the discordant pairs is."""
+    """The exact two-sided p-value of McNemar's test over the discordant pairs."""
     n = gained + lost
     tail: int = sum(math.comb(n, i) for i in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / (1 << n))
@@ -100,7 +100,7 @@ def _span(one: float, other: float, rho: float) -> float:
 
 
 def _correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Pearson's, 0 where one of them does not vary."""
+    """Pearson correlation, 0 if one of them is constant."""
     mean_a, mean_b = math.fsum(a) / len(a), math.fsum(b) / len(b)
     both = math.fsum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
     norm = math.sqrt(math.fsum((x - mean_a) ** 2 for x in a) * math.fsum((y - mean_b) ** 2 for y in b))

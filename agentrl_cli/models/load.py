@@ -56,10 +56,10 @@ def is_hub_id(name: str, base: Path) -> bool:
 
 def checkpoint_folder(store: Store, run: str, which: str, config: Config, *, base: Path) -> Path:
     """The folder of a run's checkpoint: best, last, base or a step. Raises NotFound naming what there is."""
-    row = store.run(run)
+    row = store.runs.get(run)
     if which == "base":
         return model_folder(row.model or config.model.name, config, base=base)
-    found = store.checkpoints(row.id)
+    found = store.runs.checkpoints(row.id)
     chosen = [c for c in found if c.kind == which or (which.isdigit() and c.step == int(which))]
     if not chosen and which in ("best", "last"):  # of a run that goes on, or was killed: the newest there is
         chosen = [c for c in found if c.kind == "last"] or sorted(found, key=lambda c: c.step)

@@ -210,8 +210,10 @@ def _measured(evals: Sequence[EvalRow]) -> list[str]:
 
 def _evals(store: Store, row: RunRow, step: int) -> list[EvalRow]:
     """The evaluations of just these weights with their tools, in the run and by `agentrl eval` afterwards."""
-    runs = [one.id for one in store.runs() if one.kind == "eval" and (one.parent_id, one.parent_step) == (row.id, step)]
-    found = [one for run_id in [row.id, *runs] for one in store.evals(run_id) if one.step == step]
+    runs = [
+        one.id for one in store.runs.all() if one.kind == "eval" and (one.parent_id, one.parent_step) == (row.id, step)
+    ]
+    found = [one for run_id in [row.id, *runs] for one in store.runs.evals(run_id) if one.step == step]
     return [one for one in found if one.metrics.get("tools", True)]
 
 
@@ -219,7 +221,7 @@ def _origin(name: str, store: Store | None) -> tuple[RunRow | None, int]:
     run, at, which = name.rpartition("@")
     if not at or "/" in which or store is None:
         return None, 0
-    row = store.run(run)
-    found = store.checkpoints(row.id)
+    row = store.runs.get(run)
+    found = store.runs.checkpoints(row.id)
     chosen = [c for c in found if which in (c.kind, str(c.step))] or [c for c in found if c.kind == "last"]
     return row, chosen[-1].step if chosen and which != "base" else 0

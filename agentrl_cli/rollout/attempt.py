@@ -94,7 +94,7 @@ class Attempt:
     async def run(self) -> Episode:
         store, job = self.rollout.store, self.job
         if store is not None:
-            store.start_episode(self.episode, split=job.task.split, tokenizer=self.rollout.chat.tokenizer.hash)
+            store.episodes.start(self.episode, split=job.task.split, tokenizer=self.rollout.chat.tokenizer.hash)
         failed: PolicyError | None = None
         try:
             outcome, error, rewards = await self._outcome()
@@ -103,7 +103,7 @@ class Attempt:
         ended = self._finished(outcome, error, rewards)
         self._drifted(self._late)  # before its end: whatever kills this process, an episode that has ended is whole
         if store is not None:
-            store.finish_episode(ended, later=True)
+            store.episodes.finish(ended, later=True)
             self.rollout.commit_soon()
         if failed is not None or outcome is Outcome.CANCELLED:
             raise failed or asyncio.CancelledError
@@ -282,14 +282,14 @@ class Attempt:
         self.parts.append(tokens)
         self.ids += tokens.ids.tolist()
         if self.rollout.store is not None:
-            self.rollout.store.add_turn(self.episode.id, turn, tokens, later=True)
+            self.rollout.store.episodes.add_turn(self.episode.id, turn, tokens, later=True)
 
     def _judged(self, reward: float | None) -> None:
         """A reward with no message: it stays with the turn that it is for."""
         if reward is not None and self.turns:
             self.turns[-1] = replace(self.turns[-1], reward=reward)
             if self.rollout.store is not None:
-                self.rollout.store.add_turn(self.episode.id, self.turns[-1], self.parts[-1], later=True)
+                self.rollout.store.episodes.add_turn(self.episode.id, self.turns[-1], self.parts[-1], later=True)
 
     def _check(self, new: Sequence[Message], delta_ids: Sequence[int]) -> None:
         """The drift guard at a turn boundary; what it finds is stored at once."""
@@ -308,14 +308,14 @@ class Attempt:
     def _drifted(self, found: Sequence[Drift]) -> None:
         if self.rollout.store is not None:
             for drift in found:
-                self.rollout.store.add_drift(self.episode.id, **drift.row)
+                self.rollout.store.marks.add_drift(self.episode.id, **drift.row)
         if self.guard.found:
             self.rollout.drift[self.episode.id] = worst(self.guard.found)
 
     def _live(self, state: AgentState) -> None:
         if self.rollout.store is not None:
             done = sum(turn.role == "assistant" for turn in self.turns)
-            self.rollout.store.set_live(self.episode.id, state, done, self.parsed.content)
+            self.rollout.store.live.set(self.episode.id, state, done, self.parsed.content)
 
     def _so_far(self) -> Episode:
         return self.episode.with_(turns=tuple(self.turns), tokens=Tokens.concat(self.parts))

@@ -55,14 +55,14 @@ class Greedy:
         done = self._finished(step, {job.group_id: job for job in jobs.values()})
         missing = [job for job in jobs.values() if job.group_id not in done]
         done |= {episode.group_id: episode for episode in await self.rollout.run(missing)}
-        self.store.set_facts((episode.id, str(Fact.SKIPPED_BASELINE), None) for episode in done.values())
+        self.store.marks.set_facts((episode.id, str(Fact.SKIPPED_BASELINE), None) for episode in done.values())
         return {name: done[job.group_id] for name, job in jobs.items()}
 
     def _finished(self, step: int, jobs: dict[str | None, Job]) -> dict[str | None, Episode]:
         """What the store has of them, where it is an attempt at the very task."""
         found: dict[str | None, Episode] = {}
-        for episode_id in self.store.finished(self.run.id, step + 1, KIND).values():
-            episode = self.store.episode(episode_id)
+        for episode_id in self.store.episodes.finished(self.run.id, step + 1, KIND).values():
+            episode = self.store.episodes.get(episode_id)
             job = jobs.get(episode.group_id)
             same = job is not None and (job.task.id, job.seed) == (episode.task_id, episode.seed)
             if same and episode.outcome is not Outcome.CANCELLED:

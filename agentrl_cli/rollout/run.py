@@ -125,7 +125,7 @@ class Rollout:
         )
         if self.store is not None:
             run_id = None if self.run_row is None else self.run_row.id
-            self.store.add_alert(run_id, "bad", "parser", text=self.foreign, step=0)
+            self.store.journal.add_alert(run_id, "bad", "parser", text=self.foreign, step=0)
 
     def commit_soon(self) -> None:
         """An episode has ended: it is committed within `TOGETHER` seconds, with those that end meanwhile."""
@@ -146,8 +146,10 @@ class Rollout:
             return
         self._labelled = True
         run_id = None if self.run_row is None else self.run_row.id
-        self.store.add_event(run_id, "no_isolation", {"level": self.sandbox.level, "text": self.sandbox.warning})
-        self.store.add_alert(run_id, "bad", "no_isolation", text=self.sandbox.warning, step=0)
+        self.store.journal.add_event(
+            run_id, "no_isolation", {"level": self.sandbox.level, "text": self.sandbox.warning}
+        )
+        self.store.journal.add_alert(run_id, "bad", "no_isolation", text=self.sandbox.warning, step=0)
 
     async def episode(self, job: Job) -> Episode:
         """One attempt, from its prompt to its stored end."""

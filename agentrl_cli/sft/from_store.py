@@ -26,7 +26,7 @@ def choose(store: Store, filter: str, tokenizer: str, *, best_of: int | None = N
         best_of: At most so many of each task, those with the highest reward (of equal ones the shortest).
     Raises NotFound where none is left, UsageError where some come from another tokenizer.
     """
-    rows = store.episode_rows(store.episode_ids(filter or DEFAULT_FILTER, "time"))
+    rows = store.episodes.rows(store.episodes.ids(filter or DEFAULT_FILTER, "time"))
     rows = [row for row in rows if row.outcome is not None and not row.outcome.is_error and row.n_model_tokens]
     foreign = [row for row in rows if row.tokenizer != tokenizer]
     if foreign:
@@ -42,7 +42,7 @@ def choose(store: Store, filter: str, tokenizer: str, *, best_of: int | None = N
         task = (row.pack, row.task_id)
         if best_of is not None and counts.get(task, 0) >= best_of:
             continue
-        episode = store.episode(row.id)
+        episode = store.episodes.get(row.id)
         same = (*task, episode.tokens.ids.tobytes())
         if same not in seen and episode.tokens.trained_mask.any():
             seen.add(same)

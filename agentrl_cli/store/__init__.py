@@ -1,17 +1,23 @@
-"""The store: one SQLite file that holds runs, episodes, every token of them and what training made of it.
+"""The store: one SQLite file with runs, episodes, all their tokens and what training computed for each.
 
 ```python
 with Store.open("runs/agentrl.db") as store:
-    episode = store.episode("last")
+    episode = store.episodes.get(store.episodes.resolve("last"))
 ```
 """
 
 from __future__ import annotations
 
-from agentrl_cli.store.base import StoreBase
-from agentrl_cli.store.claims import ClaimStore
-from agentrl_cli.store.episode_reader import EpisodeReader
-from agentrl_cli.store.episode_writer import EpisodeWriter
+from pathlib import Path
+
+from agentrl_cli.store.claims import Claims
+from agentrl_cli.store.connection import BUSY_MS
+from agentrl_cli.store.episode_sql import episode_key
+from agentrl_cli.store.episodes import Episodes
+from agentrl_cli.store.file import StoreFile
+from agentrl_cli.store.journal import Controls, Journal, Live
+from agentrl_cli.store.marks import Marks, Signals
+from agentrl_cli.store.references import Tasks, Tokenizers
 from agentrl_cli.store.rows import (
     CheckpointRow,
     ControlRow,
@@ -22,14 +28,28 @@ from agentrl_cli.store.rows import (
     RunRow,
     TokenizerRow,
 )
-from agentrl_cli.store.run_reader import RunReader
-from agentrl_cli.store.run_writer import MarkWriter, RunWriter
-from agentrl_cli.store.scores import Score, ScoreStore
-from agentrl_cli.store.statements import episode_key
+from agentrl_cli.store.runs import Runs
+from agentrl_cli.store.scores import Score, Scores
+from agentrl_cli.store.stats import Stats
 
 
-class Store(RunWriter, ClaimStore, EpisodeWriter, MarkWriter, RunReader, EpisodeReader, ScoreStore, StoreBase):
-    """A store file, open for writing or (`readonly=True`) for reading."""
+class Store(StoreFile):
+    """A store file, open for writing or (`readonly=True`) for reading. Each part reads and writes its own tables."""
+
+    def __init__(self, path: Path | str, *, readonly: bool = False, busy_ms: int = BUSY_MS) -> None:
+        super().__init__(path, readonly=readonly, busy_ms=busy_ms)
+        self.runs = Runs(self)
+        self.claims = Claims(self)
+        self.episodes = Episodes(self)
+        self.signals = Signals(self)
+        self.marks = Marks(self)
+        self.scores = Scores(self)
+        self.stats = Stats(self)
+        self.live = Live(self)
+        self.journal = Journal(self)
+        self.controls = Controls(self)
+        self.tasks = Tasks(self)
+        self.tokenizers = Tokenizers(self)
 
 
 __all__ = [

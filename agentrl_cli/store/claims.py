@@ -1,8 +1,8 @@
-"""Who works on a run: one process at a time, which takes a claim on the row before it touches anything else.
+"""Claims: one process at a time works on a run, and claims its row before it changes anything else.
 
-A claim is taken in one transaction, and only from a process that is dead; while it is held a thread writes a heartbeat,
-for those who cannot look the process up. One that was frozen for long enough, on another machine, may have lost its
-claim when it wakes up: `lost_claim` says so.
+A claim is taken in one transaction, and only from a dead process. While it is held a thread writes a heartbeat for
+processes on other machines. A process that was frozen for long enough may have lost its claim when it resumes: `lost`
+returns why.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import astuple
 
 from agentrl_cli.errors import NotFound, UsageError
-from agentrl_cli.store.base import StoreBase
 from agentrl_cli.store.connection import connect
+from agentrl_cli.store.file import Part
 from agentrl_cli.store.holder import STALE, Holder
 
 BEAT = STALE / 8
@@ -27,19 +27,19 @@ _TAKE = "UPDATE runs SET claim=?, heartbeat=?, pid=?, pid_started=?, boot=?, hos
 _MINE = "WHERE id=? AND pid=? AND pid_started=? AND boot=? AND host=?"
 
 
-class ClaimStore(StoreBase):
+class Claims(Part):
     """Claims on runs."""
 
     @contextlib.contextmanager
-    def claimed(self, run_id: str, doing: str) -> Iterator[None]:
-        """Hold a run for this process while the block runs; `doing` is the command, for those who are refused.
+    def hold(self, run_id: str, doing: str) -> Iterator[None]:
+        """Hold a run for this process while the block runs; `doing` is the command, for the message to others.
 
-        The process that holds a run already may claim it again. Raises UsageError if another one holds it, NotFound.
+        A process may claim a run that it holds again. Raises UsageError if another one holds it, NotFound.
         """
-        self.claim(run_id, doing)
+        self.take(run_id, doing)
         me = (run_id, *astuple(Holder.of()))
         over = threading.Event()
-        with contextlib.closing(connect(self.path)) as conn:
+        with contextlib.closing(connect(self.file.path)) as conn:
             beat = threading.Thread(target=_beat, args=(conn, me, over), name="agentrl-claim", daemon=True)
             beat.start()
             try:
@@ -47,25 +47,25 @@ class ClaimStore(StoreBase):
             finally:
                 over.set()
                 beat.join()
-                with contextlib.suppress(sqlite3.Error):  # a claim that cannot be given back ends with this process
+                with contextlib.suppress(sqlite3.Error):  # a claim that cannot be released ends with this process
                     conn.execute(f"UPDATE runs SET claim='' {_MINE}", me)
 
-    def claim(self, run_id: str, doing: str) -> None:
+    def take(self, run_id: str, doing: str) -> None:
         """Take a run for this process, without a heartbeat. Raises UsageError if another one holds it, NotFound."""
         me = Holder.of()
-        with self.transaction() as conn:
+        with self.file.transaction() as conn:
             row = conn.execute(_HELD, (run_id,)).fetchone()
             if row is None:
-                raise NotFound(f"No run {run_id!r} in {self.path}.")
+                raise NotFound(f"No run {run_id!r} in {self.file.path}.")
             name, claim, heartbeat, *identity = row
             holder = Holder(*identity)
             if claim and holder != me and holder.lives(heartbeat):
                 raise in_use(name, claim, holder)
             conn.execute(_TAKE, (doing, time.time(), *astuple(me), run_id))
 
-    def lost_claim(self, run_id: str) -> str:
-        """Why this process no longer holds a run, as a sentence; empty while it does."""
-        rows = self._rows(_HELD, (run_id,), settled=False)
+    def lost(self, run_id: str) -> str:
+        """Why this process no longer holds a run, as a sentence; empty if it does."""
+        rows = self.file.select(_HELD, (run_id,), settled=False)
         if not rows:
             return "The run was deleted while it ran."
         name, claim, _, *identity = rows[0]
@@ -76,18 +76,18 @@ class ClaimStore(StoreBase):
 
 
 def _beat(conn: sqlite3.Connection, me: tuple[str | int, ...], over: threading.Event) -> None:
-    """The thread of a claim, which has a connection of its own: transactions of the run do not hold it up."""
+    """Write heartbeats until the claim is over, on a connection that the run's transactions do not block."""
     while not over.wait(BEAT):
-        # The disk may be full, the file locked: the next heartbeat is soon, and the run's own writes say why.
+        # The disk may be full or the file locked: the next heartbeat is soon, and the run's own writes report it.
         with contextlib.suppress(sqlite3.Error):
             conn.execute(f"UPDATE runs SET heartbeat=? {_MINE}", (time.time(), *me))
 
 
 def in_use(name: str, claim: str, holder: Holder) -> UsageError:
-    """The error for who wants a run that another process holds."""
+    """The error for a run that another process holds."""
     return UsageError(
         f"{name} is in use by {_process(claim, holder)}.",
-        hint=f"Wait until it has ended, or stop it; agentrl watch {name} looks at it.",
+        hint=f"Wait until it has ended, or stop it; agentrl watch {name} shows it.",
     )
 
 

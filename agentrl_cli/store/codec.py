@@ -1,8 +1,8 @@
 """Arrays to blobs and values to JSON, and back, exactly.
 
-Floats are little-endian float32 (float16 after pruning: the length tells), token ids int32, origins int8. A float array
-without one number is stored as NULL, so a prompt costs five bytes a token. In training signals an empty blob means
-"written, and nothing but NaN", NULL means "never written".
+Floats are little-endian float32 (float16 after pruning, recognised by its length), token ids int32, origins int8. A
+float array of nothing but NaN is stored as NULL, so a prompt costs five bytes a token. In training signals an empty
+blob means "written, and nothing but NaN", NULL means "never written".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentrl_cli.types import TOP_K, Float32, Int8, Int32, Origin, Tokens
 
 
 def _plain(value: object) -> object:
-    """What JSON has no word for: numpy values by their Python value, the rest by its text."""
+    """A JSON value for what JSON cannot hold: numpy values as Python values, anything else as text."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -34,8 +34,10 @@ def _plain(value: object) -> object:
 
 
 def _encoder() -> Callable[[object], str]:
-    """`json.JSONEncoder.encode`, but that its C part is made once and not for every value, which takes longer than to
-    encode a message. What contains itself is a RecursionError."""
+    """`json.JSONEncoder.encode` with its C encoder built once: building it takes longer than encoding a message.
+
+    A value that contains itself raises RecursionError.
+    """
     make: Any = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
         return json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain).encode
@@ -57,7 +59,7 @@ def dumps(value: object) -> str:
 
 
 def loads(text: str | None) -> Any:
-    """What `dumps` wrote. Raises StoreError where it is none of that."""
+    """Decode what `dumps` wrote. Raises StoreError for anything else."""
     try:
         return None if text is None else json.loads(text)
     except (ValueError, TypeError) as error:
@@ -66,12 +68,12 @@ def loads(text: str | None) -> Any:
 
 @contextmanager
 def decoding(what: str) -> Iterator[None]:
-    """Turns what a damaged value makes of its decoder into a StoreError that names `what`."""
+    """Turn the errors of decoding a damaged value into a StoreError that names `what`."""
     try:
         yield
     except (ValueError, TypeError, zlib.error) as error:
         raise _damaged(what, error) from error
-    except StoreError as error:  # of `loads`, which cannot know what it reads; a locked store stays what it is
+    except StoreError as error:  # from `loads`, which has no name for the value; other StoreErrors pass
         if isinstance(error.__cause__, ValueError):
             raise _damaged(what, error.__cause__) from error.__cause__
         raise
@@ -82,7 +84,7 @@ def _damaged(what: str, error: Exception) -> StoreError:
 
 
 def clean(text: str) -> str:
-    """Text that SQLite takes: lone surrogates become their escape."""
+    """Text that SQLite accepts: lone surrogates become escapes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -91,12 +93,12 @@ def clean(text: str) -> str:
 
 
 def number(value: Any) -> Any:
-    """NaN where SQLite or JSON holds no number."""
+    """The number, NaN for NULL."""
     return math.nan if value is None else value
 
 
 def dump_metrics(metrics: Mapping[str, Any]) -> str:
-    """JSON by the letter, which SQLite's own functions can read: NaN as null, infinity as 9e999."""
+    """Standard JSON, readable by SQLite's functions: NaN as null, infinity as 9e999."""
     parts = []
     for name, value in metrics.items():
         parts.append(f"{_encode(clean(str(name)))}:{_metric(value)}")
@@ -112,6 +114,7 @@ def _metric(value: Any) -> str:
 
 
 def load_metrics(text: str) -> dict[str, Any]:
+    """Decode what `dump_metrics` wrote."""
     return {name: number(value) for name, value in loads(text).items()}
 
 
@@ -127,7 +130,7 @@ def float_bytes(array: Float32) -> bytes:
 
 
 def no_number(data: bytes) -> bool:
-    """Whether float32 bytes hold nothing but NaN. Bytes are compared first: of short arrays numpy is slower by far."""
+    """Whether float32 bytes hold nothing but NaN. Compares bytes first: numpy is far slower for short arrays."""
     if data == _NANS[: len(data)]:
         return True
     if data[-1] & 0x7F != 0x7F or not data[-2] & 0x80:  # the last exponent is that of a number
@@ -141,27 +144,30 @@ def _no_alternative(data: bytes) -> bool:
 
 
 def floats_blob(array: Float32) -> bytes | None:
-    """float32 bytes; NULL without one number."""
+    """float32 bytes; None (NULL) if all are NaN."""
     data = float_bytes(array)
     return None if no_number(data) else data
 
 
 def blob_floats(blob: bytes | None, n: int) -> Float32:
-    """[n] float32; NaN where nothing was stored."""
+    """[n] float32; all NaN if nothing was stored."""
     if not blob:
         return np.full(n, np.nan, np.float32)
     return np.frombuffer(blob, "<f4" if len(blob) == 4 * n else "<f2").astype(np.float32)
 
 
 def ints_blob(array: Int32) -> bytes:
+    """Little-endian int32 bytes."""
     return (array if array.dtype is _I4 else array.astype(_I4)).tobytes()
 
 
 def blob_ints(blob: bytes) -> Int32:
+    """int32 array of `ints_blob` bytes."""
     return np.frombuffer(blob, "<i4").astype(np.int32)
 
 
 def bytes_blob(array: Int8) -> bytes:
+    """int8 bytes."""
     return array.astype(np.int8, copy=False).tobytes()
 
 
@@ -171,7 +177,7 @@ _MODEL, _FORCED = bytes([Origin.MODEL]), bytes([Origin.FORCED])
 def token_columns(tokens: Tokens) -> tuple[Any, ...]:
     """n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps as `turn_tokens` holds them."""
     ids, origin = ints_blob(tokens.ids), bytes_blob(tokens.origin)
-    if _MODEL not in origin and _FORCED not in origin:  # nothing sampled: no numbers, by what Tokens is
+    if _MODEL not in origin and _FORCED not in origin:  # nothing was sampled, so Tokens has no numbers
         return (len(tokens), ids, origin, None, None, None, None, None)
     top_ids = ints_blob(tokens.top_ids)
     return (
@@ -187,7 +193,7 @@ def token_columns(tokens: Tokens) -> tuple[Any, ...]:
 
 
 def tokens_of(rows: Sequence[Sequence[Any]]) -> Tokens:
-    """The tokens of an episode from the columns that `token_columns` made, one row a turn, in order."""
+    """The tokens of an episode from `token_columns` rows, one per turn, in order."""
     if not rows:
         return Tokens.empty()
     count = sum(row[0] for row in rows)

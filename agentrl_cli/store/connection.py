@@ -1,7 +1,7 @@
-"""Opening a store file and mapping SQLite's errors, the only place that knows either.
+"""Opening a SQLite file as a store, migrating it, and mapping SQLite's errors.
 
-Writers get WAL, `synchronous=NORMAL`, a busy timeout and foreign keys, and bring an older file up to date. Readers open
-`mode=ro` and create nothing. A file from a newer agentrl is refused before anything in it is touched.
+Writers get WAL, `synchronous=NORMAL`, a busy timeout and foreign keys, and migrate an older file. Readers open
+`mode=ro` and create nothing. A file from a newer agentrl is refused before anything in it changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BUSY_MS = 30_000
 ELSEWHERE = "Choose another place with --db, or make this one writable."
 RECOVER = "`sqlite3 FILE .recover | sqlite3 NEW.db` saves what can be read; then use --db NEW.db."
 WAL_PAGES = 4_000
-"""Pages of write-ahead log (16 MB) between two check-points: each costs a sync to disk."""
+"""Pages of write-ahead log (16 MB) between two checkpoints: each costs a sync to disk."""
 
 
 def _python(value: Any) -> Any:
@@ -36,10 +36,10 @@ for _kind in (np.int8, np.int32, np.int64, np.bool_, np.float32):
 
 
 def connect(path: Path | str, *, readonly: bool = False, busy_ms: int = BUSY_MS) -> sqlite3.Connection:
-    """Open a store; for writing it is made or brought up to date.
+    """Open a store; for writing it is created or migrated.
 
     Raises:
-        NotFound: there is no such file (readonly).
+        NotFound: the file does not exist (readonly).
         StoreError: newer version, not a store, locked, full disk, corrupt.
     """
     if sqlite3.sqlite_version_info < (3, 37):
@@ -78,7 +78,7 @@ def _writer(path: Path | str, busy_ms: int) -> sqlite3.Connection:
 
 
 def _use_wal(conn: sqlite3.Connection, busy_ms: int) -> None:
-    """Switch a new file to WAL. SQLite does not wait for the lock here, so where two processes make a store, we do."""
+    """Switch a new file to WAL. SQLite does not wait for the lock here, so two processes creating a store need this."""
     end = time.monotonic() + busy_ms / 1000
     while conn.execute("PRAGMA journal_mode").fetchone()[0] not in ("wal", "memory"):
         try:
@@ -93,13 +93,13 @@ def _use_wal(conn: sqlite3.Connection, busy_ms: int) -> None:
 def _reader(path: Path, busy_ms: int) -> sqlite3.Connection:
     if not path.exists():
         raise NotFound(
-            f"There is no store at {path}.", hint="`agentrl rollout` or `agentrl train` makes one; --db names another."
+            f"No store at {path}.", hint="`agentrl rollout` or `agentrl train` makes one; --db names another."
         )
     with mapped(path):
         try:
             conn = _open_ro(path, busy_ms, "mode=ro")
         except sqlite3.OperationalError:
-            # In a folder where nothing can be created a WAL file opens only when told that nobody writes it.
+            # In a read-only folder a WAL file opens only as immutable: no one else can write it there.
             if os.access(path.parent, os.W_OK) or not os.access(path, os.R_OK):
                 raise
             conn = _open_ro(path, busy_ms, "mode=ro&immutable=1")
@@ -110,9 +110,7 @@ def _reader(path: Path, busy_ms: int) -> sqlite3.Connection:
                 _writer(path, busy_ms).close()
                 conn = _open_ro(path, busy_ms, "mode=ro")
             elif version == 0:
-                raise StoreError(
-                    f"The store {path} is empty.", hint="Nothing was written to it yet: run `agentrl rollout` first."
-                )
+                raise StoreError(f"The store {path} is empty.", hint="Run `agentrl rollout` first.")
         except BaseException:
             conn.close()
             raise
@@ -150,7 +148,7 @@ def _check(conn: sqlite3.Connection, path: Path | str) -> int:
 
 
 def migrate(conn: sqlite3.Connection, upto: tuple[Migration, ...] = MIGRATIONS) -> None:
-    """Apply what is pending, in one transaction: a reader sees the old schema or the new one, never half of one."""
+    """Apply pending migrations in one transaction: readers see the old schema or the new one, never a mix."""
     from sqlite_utils import Database, Migrations  # here: importing it costs 0.15 s, and most processes never need it
 
     migrations = Migrations(MIGRATION_SET)
@@ -178,7 +176,7 @@ def migrate(conn: sqlite3.Connection, upto: tuple[Migration, ...] = MIGRATIONS) 
 
 @contextmanager
 def mapped(path: Path | str) -> Iterator[None]:
-    """Turn what SQLite raises about the file into a StoreError with a hint; a mistake in our SQL stays as it is."""
+    """Turn SQLite's errors about the file into a StoreError with a hint; errors in our SQL pass unchanged."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -202,7 +200,7 @@ def _explain(error: sqlite3.DatabaseError, path: Path | str) -> StoreError | Non
             hint="Wait for it, or find it with `fuser` on that file; a backup tool may be holding it.",
         )
     if code == sqlite3.SQLITE_NOTADB:
-        return StoreError(f"{path} is not a store: it is no SQLite file.", hint="Name another with --db.")
+        return StoreError(f"{path} is not an agentrl store: it is not a SQLite file.", hint="Name another with --db.")
     if code == sqlite3.SQLITE_CORRUPT:
         return StoreError(
             f"The store {path} is damaged: {text}.",
@@ -217,13 +215,13 @@ def _explain(error: sqlite3.DatabaseError, path: Path | str) -> StoreError | Non
         )
     if code == sqlite3.SQLITE_CONSTRAINT and "FOREIGN KEY" in text:
         return StoreError(
-            "The row refers to a run or an episode that is not in the store.", hint="Call add_run() first."
+            "The row refers to a run or an episode that is not in the store.", hint="Call store.runs.add() first."
         )
     return None
 
 
 def _forbidden(path: Path) -> str:
-    """Why nothing can be written there; empty where it can."""
+    """Why the file cannot be written; empty if it can."""
     folder = path.absolute().parent
     if not folder.is_dir():
         return ""

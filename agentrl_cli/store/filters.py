@@ -3,7 +3,7 @@
     reward:<0.5 step:100..120 task:calc/* tool:calculator flag:LOOP text:"4,5" outcome:failed,timeout -tag:seen
 
 Terms are joined by *and*; `-` in front negates one; a comma means *or*. Numbers take `<`, `<=`, `>`, `>=`, `a..b`,
-`a..` and `none`; names take `*` and `?`, without regard to case; a bare word searches the text. Nothing here runs a
+`a..` and `none`; names take `*` and `?`, ignoring case; a bare word searches the text. Nothing here runs a
 query.
 """
 
@@ -62,18 +62,18 @@ LOOKUPS: dict[str, str] = {
     "ckpt": "(e.run_id, e.step) IN (SELECT run_id, step FROM checkpoints WHERE {})",
     "drift": "e.id IN (SELECT episode_id FROM drift WHERE {})",
 }
-"""Fields of another table."""
+"""Fields that are looked up in another table."""
 
 _LOOKUP_COLUMNS = {"tool": ("name",), "tag": ("tag",), "run": ("name", "id"), "ckpt": ("kind",), "drift": ("kind",)}
 
 SORTS: dict[str, str] = {"time": "e.started", **NUMBERS, **{name: NAMES[name] for name in ("task", "outcome", "kind")}}
-"""What a list can be ordered by."""
+"""Orders of a list."""
 
 ALIASES = {"advantage": "adv", "primary_score": "primary", "outcomes": "outcome", "started": "time"}
 _TERM = re.compile(r'\s*(-?)(?:([A-Za-z_]\w*):)?("(?:[^"\\]|\\.)*"|\S+)')
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 MOST_CHOICES = 1_000
-"""Terms of a filter, and values between the commas of them, together."""
+"""Most terms of a filter plus values between their commas."""
 LONGEST = 10_000
 """Characters of a value: SQLite compares patterns up to 50,000, and escapes make them longer."""
 _EXAMPLE = 'For example: reward:<0.5 step:100..120 task:calc/* flag:LOOP text:"4,5" -tag:seen'
@@ -112,7 +112,7 @@ def compile_filter(text: str) -> Where:
 
 
 def _joined(parts: Sequence[str], word: str) -> str:
-    """Conditions joined as a balanced tree: SQLite takes a chain no deeper than 1,000."""
+    """Conditions joined as a balanced tree: SQLite limits the depth of an expression to 1,000."""
     if len(parts) <= 2:
         return f" {word} ".join(parts)
     half = len(parts) // 2
@@ -214,7 +214,7 @@ _STRUCTURE = "role content name type text function arguments id tool_calls tool_
 
 
 def _text(value: str) -> Where:
-    """Messages are stored as JSON, so what is sought is escaped as JSON has it; keys and roles do not count as text."""
+    """A search in messages, which are stored as JSON: the value is escaped as in JSON; keys and roles do not match."""
     needle = f"%{_like(json.dumps(value, ensure_ascii=False)[1:-1])}%"
     plain = f"%{_like(value)}%"
     like, params = "messages LIKE ? ESCAPE '\\'", [needle]

@@ -1,8 +1,8 @@
-"""Which process works on a run, and whether it still does.
+"""The identity of the process that works on a run, and whether it is alive.
 
-A process number alone says little: it is given out again after its process ends. With the start time of the process,
-the boot of its machine and its process namespace it names one process for good. What cannot be looked up from here,
-because it lives on another machine or in another container, is judged by its heartbeat.
+A process id is reused after its process ends. With the start time of the process, the boot of its machine and its
+process namespace it identifies one process for good. A process on another machine or in another container is judged
+by its heartbeat.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STALE = 120.0
-"""Seconds without a heartbeat after which a process that cannot be looked up counts as dead."""
+"""Seconds without a heartbeat until a process that cannot be looked up counts as dead."""
 
 _PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """One process, for good."""
+    """One process, identified for good."""
 
     pid: int
     pid_started: str
@@ -34,12 +34,12 @@ class Holder:
 
     @classmethod
     def of(cls, pid: int | None = None) -> Holder:
-        """The holder that a process of this machine is; by default this process."""
+        """The holder for a process of this machine, by default this process."""
         pid = pid or os.getpid()
         return cls(pid, start_of(pid) or "", boot(), platform.node())
 
     def lives(self, heartbeat: float) -> bool:
-        """Whether the process still runs; `heartbeat` decides only if it cannot be looked up from here."""
+        """Whether the process is alive; `heartbeat` decides only if it cannot be looked up from here."""
         if self.pid and self.host == platform.node() and self.boot in ("", boot()):
             started = start_of(self.pid)
             if started is None:
@@ -50,20 +50,20 @@ class Holder:
 
 
 def start_of(pid: int) -> str | None:
-    """When a process of this machine started; None if there is none, or only its exit status is left."""
+    """Start time of a process of this machine; None if absent, or if only its exit status is left."""
     if not _PROC.joinpath("self", "stat").exists():
         return _start_by_ps(pid)
     try:
         text = (_PROC / str(pid) / "stat").read_text("utf-8", "replace")
     except OSError:
         return None
-    state, *fields = text.rpartition(")")[2].split()  # the program's name before it may hold anything
+    state, *fields = text.rpartition(")")[2].split()  # the program's name before it may contain anything
     return None if state in "ZXx" else fields[18]
 
 
 @functools.cache
 def boot() -> str:
-    """The boot of this machine and the process namespace of this process; empty where the system names neither."""
+    """The boot of this machine and the process namespace of this process; empty if the system reports neither."""
     try:
         name = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text("utf-8").strip()
         return f"{name} {(_PROC / 'self' / 'ns' / 'pid').readlink()}"
@@ -72,7 +72,7 @@ def boot() -> str:
 
 
 def _start_by_ps(pid: int) -> str | None:
-    """The same where there is no /proc, as on macOS."""
+    """`start_of` without /proc, as on macOS."""
     found = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
     state, _, started = found.stdout.strip().partition(" ")
     return None if found.returncode or state.startswith("Z") else started.strip()

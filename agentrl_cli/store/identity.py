@@ -1,7 +1,7 @@
-"""Whether the files that a connection has open are those at their path: SQLite itself does not look.
+"""Check that a connection's open files are those at its path: SQLite does not check.
 
 If a store is deleted or replaced under a writer, every further commit goes into a file without a name, and is lost when
-the process ends. The log beside it (`-wal`) holds what is not in the file itself yet, and without its index (`-shm`)
+the process ends. The log beside it (`-wal`) holds commits that are not in the file yet, and without its index (`-shm`)
 other processes do not see this one's locks, so both count as much as the file.
 """
 
@@ -24,21 +24,21 @@ class Identity:
         self.require()
 
     def require(self) -> None:
-        """Raise StoreError if one of the files is gone or another one; those of the log are learned as they appear."""
+        """Raise StoreError if a file was deleted or replaced; log files are recorded when they appear."""
         for suffix in _SUFFIXES:
             now = _identity(f"{self.path}{suffix}")
             if self._known.get(suffix, now) != now:
                 raise StoreError(
                     f"The store was {'deleted' if now is None else 'replaced'} while it was in use:"
-                    f" {self.path}{suffix}. What was to be written now is lost.",
-                    hint="Put it back, from a backup if need be, then `agentrl train --resume last` goes on.",
+                    f" {self.path}{suffix}. What was being written is lost.",
+                    hint="Put it back, from a backup if need be, then `agentrl train --resume last` continues.",
                 )
             if now is not None:
                 self._known[suffix] = now
 
     @property
     def has_lost_its_log(self) -> bool:
-        """Whether the file is there and its log is not: then the log, still open, can be written back into the file."""
+        """Whether only the log is missing: it is still open and can be written back into the file."""
         log = f"{self.path}-wal"
         return self._known[""] == _identity(self.path) and "-wal" in self._known and _identity(log) is None
 

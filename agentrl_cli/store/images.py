@@ -1,4 +1,4 @@
-"""Images of episodes for people: a line that names one, a file that opens, a text that stands for its many tokens."""
+"""Showing images of episodes: a line that names one, a file to open, short text for its many tokens."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from agentrl_cli.types.content import media_type
 
 RUN = 8
-"""So many of the same control token in a row are an image's, and shown short."""
+"""This many equal control tokens in a row are an image's, and shortened."""
 PATCH = "▪"
 
 
 def image_file(folder: Path, data: bytes) -> Path | None:
-    """The image as a file in a folder, by its hash, written where it is not there yet; None where it cannot be."""
+    """The image as a file in a folder, named by its hash, written if absent; None if it cannot be written."""
     path = folder / f"{hashlib.sha256(data).hexdigest()}.{media_type(data).partition('/')[2]}"
     part = path.with_name(f".{path.name}.part")
     try:
@@ -29,19 +29,19 @@ def image_file(folder: Path, data: bytes) -> Path | None:
 
 
 def image_line(data: bytes, size: str = "", folder: Path | None = None) -> str:
-    """`image 24x16  83 bytes  sha256 9f86d081…`, and the file to open where a folder for it is given."""
+    """`image 24x16  83 bytes  sha256 9f86d081…`, and the file to open if a folder is given."""
     path = image_file(folder, data) if folder is not None else None
     parts = [f"image {size}".rstrip(), f"{len(data)} bytes", f"sha256 {hashlib.sha256(data).hexdigest()[:8]}…"]
     return "  ".join([*parts, *([str(path)] if path is not None else [])])
 
 
 def data_uri(data: bytes) -> str:
-    """The image as an address that holds it."""
+    """The image as a data: URI."""
     return f"data:{media_type(data)};base64,{base64.b64encode(data).decode()}"
 
 
 def short_runs(texts: Sequence[str], ids: Sequence[int]) -> list[str]:
-    """Texts of tokens, those of an image's placeholder after its first one as a small square."""
+    """Texts of tokens; an image's placeholders after the first are a small square each."""
     out = list(texts)
     start = 0
     for at in range(1, len(out) + 1):

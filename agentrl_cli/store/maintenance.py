@@ -1,28 +1,27 @@
-"""Looking after a store: what is in it, a backup while it is written, dropping old token arrays, giving space back."""
+"""Maintenance: sizes, backup while others write, pruning token arrays, vacuum, deleting a run with its folder."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Collection
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import numpy as np
 
 from agentrl_cli.errors import UsageError, nearest, writing
-from agentrl_cli.store.base import batches
+from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.codec import marks
 from agentrl_cli.store.connection import connect, mapped
+from agentrl_cli.store.file import batches
 from agentrl_cli.store.filters import compile_filter
 from agentrl_cli.store.schema import SCHEMA_VERSION
 from agentrl_cli.types import TOP_K
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import Store
 
 _SAMPLED = ("logp_sampled", "logp_policy", "entropy", "top_logps")
 _TRAINED = ("advantage", "logp_train", "ratio", "weight", "logp_ref", "value", "returns")
@@ -35,7 +34,7 @@ WHAT: dict[str, str] = {
     "numbers": "drop all numbers per token; ids, origins and texts stay",
     "episodes": "delete the episodes altogether",
 }
-"""What `prune` can do, the mildest first."""
+"""What `prune` can drop, the least first."""
 
 KEEP: dict[str, str] = {
     "best": "e.reward >= (SELECT max(s.reward) FROM episodes s WHERE s.group_id=e.group_id AND s.run_id IS e.run_id)",
@@ -45,7 +44,7 @@ KEEP: dict[str, str] = {
     "noted": "e.id IN (SELECT episode_id FROM notes)",
     "eval": "e.kind = 'eval'",
 }
-"""Episodes that `prune` can spare: the best or worst of each group, those with a flag, a tag, a note, evaluations."""
+"""Episodes that `prune` can keep: best or worst of each group, flagged, tagged, noted, evaluations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +55,15 @@ class Status:
     bytes: int
     wal_bytes: int
     free_bytes: int
-    """Inside the file: `vacuum` gives them back."""
+    """Unused inside the file; `vacuum` gives them back."""
     schema: int
     known_schema: int
     rows: dict[str, int]
     token_bytes: int
-    """What the arrays per token take; an estimate from a sample of 1,000 turns."""
+    """Size of the per-token arrays, estimated from 1,000 turns."""
     running: int
     check: str
-    """`ok`, or what SQLite's quick check found; empty where it was not asked for."""
+    """`ok`, or what SQLite's quick check found; empty if it did not run."""
 
 
 def status(path: Path, *, check: bool = False) -> Status:
@@ -108,7 +107,7 @@ def backup(path: Path, target: Path) -> int:
     if target.exists():
         raise UsageError(f"{target} exists already.", hint="Choose another name: a backup never overwrites.")
     if not target.parent.is_dir():
-        raise UsageError(f"There is no folder {target.parent}.")
+        raise UsageError(f"No folder {target.parent}.", hint="Create it first.")
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     conn = connect(path, readonly=True)
     try:
@@ -118,13 +117,13 @@ def backup(path: Path, target: Path) -> int:
             part.replace(target)
     finally:
         conn.close()
-        with suppress(OSError):  # where nothing could be written there is nothing to remove
+        with suppress(OSError):  # absent if nothing could be written
             part.unlink()
     return target.stat().st_size
 
 
 def vacuum(path: Path) -> tuple[int, int]:
-    """Give unused space back. Returns the bytes before and after. Raises StoreError where somebody is writing."""
+    """Give unused space back to the disk. Returns the bytes before and after. Raises StoreError during a write."""
     conn = connect(path, busy_ms=2_000)
     try:
         with mapped(path):
@@ -146,7 +145,7 @@ def prunable(
     filter: str = "",
     run: str | None = None,
 ) -> list[str]:
-    """The ids of the finished episodes that `prune` would touch. Raises UsageError for an unknown word in `keep`."""
+    """The ids of the finished episodes that `prune` would change. Raises UsageError for an unknown word in `keep`."""
     where, params = compile_filter(filter)
     terms = ["e.outcome IS NOT NULL", f"({where})"]
     if older_days is not None:
@@ -159,20 +158,20 @@ def prunable(
         if word not in KEEP:
             near = nearest(word, KEEP)
             hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(KEEP)}."
-            raise UsageError(f"--keep does not know {word!r}.", hint=hint)
+            raise UsageError(f"Unknown --keep {word!r}.", hint=hint)
         terms.append(f"NOT coalesce({KEEP[word]}, 0)")
-    return [str(row[0]) for row in store._rows(f"SELECT e.id FROM episodes e WHERE {' AND '.join(terms)}", params)]
+    return [str(row[0]) for row in store.select(f"SELECT e.id FROM episodes e WHERE {' AND '.join(terms)}", params)]
 
 
 def prune(store: Store, episode_ids: Collection[str], what: str = "numbers") -> int:
     """Drop the per-token arrays of episodes, or the episodes; see WHAT. Returns how many episodes changed.
 
-    The space is free for new rows at once; `vacuum` gives it back to the disk. Raises UsageError, StoreError.
+    New rows reuse the space at once; `vacuum` gives it back to the disk. Raises UsageError, StoreError.
     """
     if what not in WHAT:
-        raise UsageError(f"--what does not know {what!r}.", hint=f"There are: {', '.join(WHAT)}.")
+        raise UsageError(f"Unknown --what {what!r}.", hint=f"There are: {', '.join(WHAT)}.")
     if what == "episodes":
-        return sum(store.delete_episodes(part) for part in batches(episode_ids))
+        return sum(store.episodes.delete(part) for part in batches(episode_ids))
     for part in batches(episode_ids, 200):  # short transactions: a training may be writing
         with store.transaction() as conn:
             if what == "half":
@@ -198,3 +197,35 @@ def _halve(conn: sqlite3.Connection, episode_ids: list[str]) -> None:
 def _half(blob: bytes) -> bytes:
     with np.errstate(over="ignore"):
         return np.frombuffer(blob, "<f4").astype("<f2").tobytes()
+
+
+def run_folder(db: Path | str, run: RunRow) -> Path | None:
+    """The folder to delete with a run: it lies beside the store, and no other store there (a backup) has the run."""
+    folder, home = Path(run.dir).resolve(), Path(db).resolve().parent
+    if not run.dir or not folder.is_dir() or folder.parent != home:
+        return None
+    others = (file for file in home.glob("*.db") if file.resolve() != Path(db).resolve())
+    return None if any(_has_run(file, run.id) for file in others) else folder
+
+
+def _has_run(file: Path, run_id: str) -> bool:
+    """Whether a file is a store that has this run."""
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as conn:
+            return conn.execute("SELECT 1 FROM runs WHERE id=?", (run_id,)).fetchone() is not None
+    except sqlite3.Error:
+        return False  # not a store
+
+
+def delete_run(store: Store, run: RunRow, *, keep_files: bool = False, force: bool = False) -> int:
+    """Delete a run with its episodes and its folder. Returns the number of deleted episodes.
+
+    Raises UsageError if another process holds the run, unless `force`; StoreError, OSError.
+    """
+    if not force:
+        store.claims.take(run.id, "runs delete")
+    folder = None if keep_files else run_folder(store.path, run)
+    count = store.runs.delete(run.id)
+    if folder is not None:
+        shutil.rmtree(folder)
+    return count

@@ -1,5 +1,6 @@
-"""Where the files of a store's runs are. Paths inside a store are relative to its folder, so that a project can be
-moved, copied and renamed; readers get them absolute again. What lies elsewhere stays absolute.
+"""Paths in a store: relative to its folder, so that a project can be moved, copied and renamed.
+
+Readers get absolute paths. A path outside of the folder stays absolute.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from agentrl_cli.store.codec import dumps, loads
 
 
 def stored(home: Path | None, path: str) -> str:
-    """How a path is written down in a store whose folder is `home`; None is a store in memory."""
+    """The form of a path in a store with the folder `home`; None is a store in memory."""
     if not path or home is None:
         return path
     for folder in (home, home.resolve()):
@@ -25,12 +26,12 @@ def stored(home: Path | None, path: str) -> str:
 
 
 def absolute(home: Path | None, path: str) -> str:
-    """The absolute path of one that `stored` wrote down; an empty one stays empty."""
+    """The absolute path for a `stored` one; an empty one stays empty."""
     return str(home / path) if path and home is not None else path
 
 
 def new_folder(home: Path, name: str) -> Path:
-    """A new folder of this name, or with a number: another store beside this one may have a run of the same name."""
+    """Create a folder of this name, numbered if taken: another store here may have a run of the same name."""
     for count in itertools.count(1):
         folder = home / (name if count == 1 else f"{name}-{count}")
         try:
@@ -42,7 +43,7 @@ def new_folder(home: Path, name: str) -> Path:
 
 
 def make_relative(conn: sqlite3.Connection) -> None:
-    """The migration of a store that holds absolute paths, wherever it was made, and wherever it lies now."""
+    """The migration of a store with absolute paths, which may have been moved since it was made."""
     file = conn.execute("PRAGMA database_list").fetchone()[2]
     if not file:
         return
@@ -59,11 +60,11 @@ def make_relative(conn: sqlite3.Connection) -> None:
 
 
 def _relative(home: Path, before: Path, path: str) -> str:
-    """A path of a store that lay in `before`, relative to where it is now."""
+    """A path in a store that was in the folder `before`, relative to its folder now."""
     given = Path(path)
     if not path:
         return path
-    if not given.is_absolute():  # to the working folder of then
+    if not given.is_absolute():  # to the working folder of that time
         ends = (Path(*given.parts[n:]) for n in range(len(given.parts)))
         return str(next((end for end in ends if (home / end).is_dir()), given))
     near = stored(home, path)
@@ -71,11 +72,11 @@ def _relative(home: Path, before: Path, path: str) -> str:
         return near
     end = given.relative_to(before)
     alone = not (home / end).exists() and given.exists() and not any(before.glob("*.db"))
-    return path if alone else str(end)  # alone: the file of the store was moved away from its runs
+    return path if alone else str(end)  # alone: only the store's file was moved, without its runs
 
 
 def _projects(home: Path, before: Path) -> Iterator[Path]:
-    """The folders that the project of a store has had: now, and when the store lay in `before`."""
+    """The project folders of a store: now, and when the store was in `before`."""
     project = find_project(home) or (home.parent if home.name == "runs" else None)
     if project is None:
         return

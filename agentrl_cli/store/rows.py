@@ -1,4 +1,4 @@
-"""The rows of the store as small frozen dataclasses: what lists and screens read, without tokens."""
+"""The store's rows as frozen dataclasses, for lists and screens, without tokens."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class RunRow:
     dir: str = ""
     """Its folder, absolute; stored relative to the store. Empty if it has none."""
     claim: str = ""
-    """The command whose process holds the run now: train, rollout, eval, sft, merge; empty if none does."""
+    """The command whose process holds the run now: train, rollout, eval, sft, merge; empty if absent."""
     pid: int = 0
-    """Of the process that held it last; with the next three it names that process for good (see holder.py)."""
+    """Of the process that held it last; with the next three it identifies that process for good (see holder.py)."""
     pid_started: str = ""
     boot: str = ""
     host: str = ""
@@ -57,23 +57,23 @@ class RunRow:
 
     @property
     def held(self) -> bool:
-        """True while a process that still runs holds it, whatever for."""
+        """True while a live process holds it, for any command."""
         return bool(self.claim) and self.holder.lives(self.heartbeat)
 
     @property
     def alive(self) -> bool:
-        """True while the run goes on: it says so, and the process that makes it is there."""
+        """True while the run continues: its status is running and its process is alive."""
         return self.status == "running" and self.claim == self.kind and self.held
 
     @property
     def state(self) -> str:
-        """`status`, or `interrupted` where the process is gone without saying so."""
+        """`status`, or `interrupted` if the process died while running."""
         return self.status if self.status != "running" or self.alive else "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRow:
-    """One line of an episode list."""
+    """One row of an episode list."""
 
     rowid: int
     id: str
@@ -94,7 +94,7 @@ class EpisodeRow:
     outcome: Outcome | None
     error: str
     reward: float | None
-    """None while it runs, and if it was not graded."""
+    """None while it runs, and if not graded."""
     primary_score: float | None
     advantage: float | None
     fact: str
@@ -122,14 +122,14 @@ class EpisodeRow:
 
 
 def episode_state(row: EpisodeRow, run: RunRow | None) -> str:
-    """The outcome; without one `running`, or `interrupted` where its run's process is gone."""
+    """The outcome; without one `running`, or `interrupted` if its run's process died."""
     if row.outcome is not None:
         return str(row.outcome)
     return "running" if run is None or run.alive else "interrupted"
 
 
 def part_note(part: RewardPart) -> str:
-    """What people should know of a reward part: its detail, and that the solution could have forged it."""
+    """Remarks on a reward part: its detail, and whether the solution could have forged it."""
     return " · ".join(filter(None, ["FAKEABLE: tests ran beside the solution" * part.fakeable, part.detail]))
 
 
@@ -145,11 +145,11 @@ class LiveRow:
     """An `AgentState` value."""
     turn: int
     text: str
-    """The tail of what is being generated."""
+    """Tail of the generated text."""
     started: float
     updated: float
     kind: str = "train"
-    """Of the episode: a training's evaluations run in it, too."""
+    """Kind of the episode: a training's evaluations are live in the same run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class EvalRow:
     run_id: str | None
     step: int | None
     name: str = ""
-    """What was evaluated: `base`, `step-20`, `best`…"""
+    """The evaluated weights: `base`, `step-20`, `best`…"""
     split: str = "test"
     n_tasks: int = 0
     n_samples: int = 0
@@ -167,7 +167,7 @@ class EvalRow:
     low: float | None = None
     high: float | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """Everything else: pass@k, per family, reward, tool-call rate."""
+    """All other numbers: pass@k, per family, reward, tool-call rate."""
     at: float = 0.0
     id: int = 0
 
@@ -213,7 +213,7 @@ class ControlRow:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerRow:
-    """A tokenizer, so that an episode can be decoded without the model."""
+    """A tokenizer, to decode episodes without the model."""
 
     hash: str
     tokenizer_json: str

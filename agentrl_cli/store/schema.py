@@ -2,11 +2,11 @@
 
 A migration is never edited after a release: a change is a new entry at the end of `MIGRATIONS`. The names that were
 applied are kept in `_sqlite_migrations`, so `sqlite-utils migrate --list` reads them too, and `PRAGMA user_version`
-holds their number, so that an older agentrl refuses a newer file at once.
+holds their number, so that an older agentrl refuses a newer file.
 
 Conventions: STRICT tables, TEXT ids, seconds since the epoch as REAL, JSON in TEXT, arrays per token in BLOBs
-(little-endian; see codec.py). Bulk lives in `turn_tokens`, apart from the rows that lists scan; in `episodes` the
-columns that filters read come first.
+(little-endian; see codec.py). Bulk is in `turn_tokens`, away from the rows that lists scan; in `episodes` the
+columns that filters read come first. schema_docs.py describes every column.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from agentrl_cli.store.places import make_relative
 
 APPLICATION_ID = 0x41524C31
-"""`ARL1`: lets file(1) and us tell an agentrl store from any other SQLite file."""
+"""`ARL1`: distinguishes an agentrl store from other SQLite files, for file(1) too."""
 
 MIGRATION_SET = "agentrl"
 
@@ -206,7 +206,7 @@ CREATE VIEW v_groups AS
     FROM episodes e LEFT JOIN runs r ON r.id = e.run_id
     WHERE e.group_id IS NOT NULL GROUP BY e.run_id, e.group_id;
 """
-"""Episodes of before that were not graded had a reward of 0."""
+"""Before this, ungraded episodes had a reward of 0."""
 
 MIGRATIONS: tuple[Migration, ...] = (
     ("m001_initial", _INITIAL),
@@ -226,5 +226,5 @@ SCHEMA_VERSION = len(MIGRATIONS)
 
 
 def statements(script: str) -> list[str]:
-    """The statements of a migration; none of ours holds a `;` inside."""
+    """The statements of a migration. A statement has no `;` at a line's end inside."""
     return [part.strip() for part in script.split(";\n") if part.strip()]

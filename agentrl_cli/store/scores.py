@@ -1,4 +1,4 @@
-"""Score sets: rewards and advantages that episodes would have had, beside those that they were trained with."""
+"""Score sets: rewards and advantages that episodes would have had, beside those of their training."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl_cli.store.base import StoreBase
 from agentrl_cli.store.codec import dumps, loads
+from agentrl_cli.store.file import Part
 from agentrl_cli.store.rows import build
 
 _PUT = "INSERT INTO scores (set_id, episode_id, reward, delta, advantage, fact, parts, turns) VALUES (?,?,?,?,?,?,?,?)"
@@ -23,11 +23,11 @@ class Score:
     """One episode in one score set."""
 
     name: str
-    """Of the set."""
+    """Name of the set."""
     episode_id: str
     reward: float
     delta: float
-    """Against the reward that it was trained with."""
+    """`reward` − the stored reward."""
     advantage: float | None
     fact: str
     parts: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -36,15 +36,15 @@ class Score:
     """Mean advantage of each assistant turn."""
 
 
-class ScoreStore(StoreBase):
+class Scores(Part):
     """Writing and reading score sets."""
 
-    def add_scores(self, run_id: str | None, name: str, rows: Sequence[Score], spec: Mapping[str, Any]) -> str:
-        """Store a set in one transaction; a name that the run has already gets a number. Returns the name.
+    def add(self, run_id: str | None, name: str, rows: Sequence[Score], spec: Mapping[str, Any]) -> str:
+        """Store a set in one transaction; a name that the run has gets a number. Returns the name.
 
-        `spec` says what was changed: weights, functions, estimator.
+        `spec`: the changed weights, functions and estimator.
         """
-        with self.transaction() as conn:
+        with self.file.transaction() as conn:
             taken = {row[0] for row in conn.execute("SELECT name FROM score_sets WHERE run_id IS ?", (run_id,))}
             free = next(n for n in (name, *(f"{name}-{k}" for k in range(2, len(taken) + 3))) if n not in taken)
             cursor = conn.execute(
@@ -61,28 +61,28 @@ class ScoreStore(StoreBase):
             )  # fmt: skip
         return free
 
-    def score_sets(self, run_id: str | None) -> list[tuple[str, float, dict[str, Any], int]]:
-        """(name, when, what was changed, episodes) of a run's score sets, oldest first."""
+    def sets(self, run_id: str | None) -> list[tuple[str, float, dict[str, Any], int]]:
+        """(name, time, `spec`, number of episodes) of a run's score sets, oldest first."""
         if not self._has_scores():
             return []
         sql = (
             "SELECT t.name, t.at, t.spec, count(s.episode_id) FROM score_sets t LEFT JOIN scores s ON s.set_id=t.id"
             " WHERE t.run_id IS ? GROUP BY t.id ORDER BY t.id"
         )
-        return [(name, at, loads(spec), count) for name, at, spec, count in self._rows(sql, (run_id,))]
+        return [(name, at, loads(spec), count) for name, at, spec, count in self.file.select(sql, (run_id,))]
 
-    def scores(self, episode_id: str) -> list[Score]:
-        """What an episode would have had, oldest set first."""
+    def get(self, episode_id: str) -> list[Score]:
+        """The scores of an episode, oldest set first."""
         if not self._has_scores():
             return []
-        rows = self._rows(f"{_GET} WHERE s.episode_id=? ORDER BY t.id", (episode_id,))
+        rows = self.file.select(f"{_GET} WHERE s.episode_id=? ORDER BY t.id", (episode_id,))
         return [build(Score, row, parts=loads(row[6]), turns=tuple(loads(row[7]))) for row in rows]
 
-    def remove_scores(self, run_id: str | None, name: str) -> int:
-        """Forget a score set. Returns how many there were (0 or 1)."""
-        with self.transaction() as conn:
+    def remove(self, run_id: str | None, name: str) -> int:
+        """Delete a score set. Returns how many there were (0 or 1)."""
+        with self.file.transaction() as conn:
             return conn.execute("DELETE FROM score_sets WHERE run_id IS ? AND name=?", (run_id, name)).rowcount
 
     def _has_scores(self) -> bool:
-        """False in a store of before, which readers do not bring up to date."""
-        return bool(self._rows("SELECT 1 FROM sqlite_master WHERE name='scores'"))
+        """False for an old store on a read-only disk, which cannot be migrated."""
+        return bool(self.file.select("SELECT 1 FROM sqlite_master WHERE name='scores'"))

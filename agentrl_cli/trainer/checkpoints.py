@@ -30,7 +30,7 @@ def restore(
     them, and is swept first. Raises ModelError if none can be used and one of them was loaded halfway.
     """
     sweep(folder)
-    found = sorted(store.checkpoints(run_id), key=lambda c: (c.step, c.id))
+    found = sorted(store.runs.checkpoints(run_id), key=lambda c: (c.step, c.id))
     changed = False
     while found:
         path = Path(found[-1].path)
@@ -66,9 +66,9 @@ def _load_learner(learner: Learner, state: Mapping[str, Any], folder: Path) -> N
 
 def forget_old(store: Store, run_id: str, keep_last: int) -> None:
     """Remove all but the last checkpoints that were written on the way."""
-    old = sorted((c for c in store.checkpoints(run_id) if c.kind == "step"), key=lambda c: c.step)
+    old = sorted((c for c in store.runs.checkpoints(run_id) if c.kind == "step"), key=lambda c: c.step)
     for checkpoint in old[:-keep_last]:
-        store.remove_checkpoint(run_id, checkpoint.path)
+        store.runs.remove_checkpoint(run_id, checkpoint.path)
         shutil.rmtree(checkpoint.path, ignore_errors=True)
 
 

@@ -60,20 +60,20 @@ class Steering:
 
     async def _look(self, task: asyncio.Task[Any]) -> None:
         """Other controls wait for the end of the step; this one ends `task` wherever it waits, as does a lost claim."""
-        while not any(c.action == "stop" and c.data.get("now") for c in self.store.waiting_controls(self.run_id)):
-            self.lost = self.store.lost_claim(self.run_id)
+        while not any(c.action == "stop" and c.data.get("now") for c in self.store.controls.waiting(self.run_id)):
+            self.lost = self.store.claims.lost(self.run_id)
             if self.lost:
                 task.cancel()
                 return
             await asyncio.sleep(POLL_NOW)
-        self.store.take_controls(self.run_id)
+        self.store.controls.take(self.run_id)
         self.narrate("control: stop now")
         self.why = "stopped by a control"
         task.cancel()
 
     def require_claim(self) -> None:
         """Raise RunFailed if the run is no longer this process's own, before anything is written to it."""
-        self.lost = self.store.lost_claim(self.run_id)
+        self.lost = self.store.claims.lost(self.run_id)
         if self.lost:
             raise RunFailed(self.lost, hint="Nothing more was written to it from here.")
 
@@ -100,7 +100,7 @@ class Steering:
         """
         paused = False
         while True:
-            for control in self.store.take_controls(self.run_id):
+            for control in self.store.controls.take(self.run_id):
                 self.narrate(f"control: {control.action} {dict(control.data) or ''}".rstrip())
                 if control.action in ("pause", "resume"):
                     paused = control.action == "pause"
@@ -128,10 +128,10 @@ class Steering:
             setattr(self.config.train, name, value)
             self.changed = True
         except (AgentRLError, ValueError) as error:
-            self.store.add_alert(self.run_id, "warn", "set_refused", None, None, str(error))
+            self.store.journal.add_alert(self.run_id, "warn", "set_refused", None, None, str(error))
 
 
 def keep_settings(run: RunRow, config: Config, store: Store) -> None:
     """Write down a run's settings: in its row, which a resume goes on with, and in its folder, for people."""
     (Path(run.dir) / "config.yaml").write_text(full_yaml(config), encoding="utf-8")
-    store.update_run(run.id, config=config.model_dump(mode="json"), total_steps=config.train.steps)
+    store.runs.update(run.id, config=config.model_dump(mode="json"), total_steps=config.train.steps)

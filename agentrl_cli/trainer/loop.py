@@ -67,7 +67,7 @@ class Trainer:
         on_step: Callable[[int, dict[str, float]], None] | None = None,
     ) -> None:
         self.config = config
-        run = self.run = store.add_folder(run)
+        run = self.run = store.runs.add_folder(run)
         self.loaded = loaded
         self.packs = packs
         self.store = store
@@ -116,7 +116,7 @@ class Trainer:
 
         Raises UsageError if another process holds the run, RunFailed if one took it over.
         """
-        with self.store.claimed(self.run.id, "train"):
+        with self.store.claims.hold(self.run.id, "train"):
             try:
                 return await self._train()
             except asyncio.CancelledError:
@@ -136,7 +136,9 @@ class Trainer:
         try:
             if self.loaded.sync is not None:  # so that a server surely samples with what is trained
                 await self.loaded.publish(f"{self.run.name}@{self.step}")
-            if self._due and self.step not in {c.step for c in self.store.checkpoints(self.run.id) if c.kind == "step"}:
+            if self._due and self.step not in {
+                c.step for c in self.store.runs.checkpoints(self.run.id) if c.kind == "step"
+            }:
                 await self._save("step")  # killed after the step's best checkpoint
             while self.step < config.steps and not self.steering.why:
                 await self.steering.obey(actions)
@@ -157,7 +159,7 @@ class Trainer:
             finally:
                 self.steering.ignore()
             await self.hooks.call("on_run_end", run=self.run, error=error)
-        return self.store.run(self.run.id)
+        return self.store.runs.get(self.run.id)
 
     async def _rehearse(self) -> None:
         """Say before the first step what a model may write that this run would skip as drift."""
@@ -168,7 +170,7 @@ class Trainer:
             self.narrate(f"warning: {finding}.")
         if found:
             text = "; ".join(map(str, found)) + ". drift.structural=train trains them all the same."
-            self.store.add_alert(self.run.id, "warn", "drift", float(len(found)), 0.0, text, step=0)
+            self.store.journal.add_alert(self.run.id, "warn", "drift", float(len(found)), 0.0, text, step=0)
 
     def _note_engine(self) -> None:
         """Log what runs the model, and again where that has changed: recorded steps may be given up on the way."""
@@ -176,7 +178,7 @@ class Trainer:
         line = f"engine {getattr(policy, 'engine_line', policy.name)}"
         if line != self._engine_line:
             self._engine_line = line
-            self.store.add_log(self.run.id, "info", line)
+            self.store.journal.add_log(self.run.id, "info", line)
 
     async def _one_step(self, step: int) -> None:
         """Sample, score, update, log, save."""
@@ -254,7 +256,7 @@ class Trainer:
 
     async def evaluate(self) -> EvalResult | None:
         """Evaluate the current weights, unless the store has it already; the best so far is kept as a checkpoint."""
-        known = next((row for row in self.store.evals(self.run.id) if row.step == self.step), None)
+        known = next((row for row in self.store.runs.evals(self.run.id) if row.step == self.step), None)
         if known is not None:  # killed since: perhaps before the step had it
             self._note_rate(known.pass_rate)
             await self._keep_best(known.pass_rate)
@@ -262,7 +264,7 @@ class Trainer:
         rollout = self.rollout
         config = self.config
         self.eval_tasks = self.eval_tasks or fallback(config, self.packs, self.narrate)
-        self.store.add_tasks(self.eval_tasks)
+        self.store.tasks.add(self.eval_tasks)
         probe = Rollout(
             rollout.policy,
             rollout.chat,
@@ -287,7 +289,7 @@ class Trainer:
 
     def _note_rate(self, rate: float | None) -> None:
         if rate is not None:
-            self.store.add_step(self.run.id, self.step, {"eval/solved": rate})
+            self.store.runs.add_step(self.run.id, self.step, {"eval/solved": rate})
 
     async def _keep_best(self, rate: float | None) -> None:
         if rate is not None and (self.best is None or rate > self.best):
@@ -313,8 +315,8 @@ class Trainer:
 
     def _note_checkpoint(self, kind: str, folder: Path) -> None:
         with self.store.transaction():
-            self.store.add_checkpoint(self.run.id, self.step, folder, {"best": self.best}, kind)
-            self.store.add_event(self.run.id, "checkpoint", {"kind": kind, "step": self.step})
+            self.store.runs.add_checkpoint(self.run.id, self.step, folder, {"best": self.best}, kind)
+            self.store.journal.add_event(self.run.id, "checkpoint", {"kind": kind, "step": self.step})
 
     @property
     def _due(self) -> bool:
@@ -325,7 +327,7 @@ class Trainer:
         """Load the newest usable checkpoint of this run, if it has one."""
         folder = self.folder / "checkpoints"
         found, state = restore(self.store, self.run.id, folder, self.narrate, self.loaded.model, self.learner)
-        self.store.clear_live(self.run.id)
+        self.store.episodes.cancel(self.run.id)
         self.best = state.get("best")
         if found:
             self.step = int(state["step"])
@@ -334,8 +336,8 @@ class Trainer:
             if self.loaded.sync is None:
                 await self.loaded.publish(f"{self.run.name}@{self.step}")
             self.narrate(f"resumed at step {self.step}")
-            self.store.add_event(self.run.id, "resumed", {"step": self.step})
-        self.store.update_run(self.run.id, status="running", error="", ended=0.0, step=self.step)
+            self.store.journal.add_event(self.run.id, "resumed", {"step": self.step})
+        self.store.runs.update(self.run.id, status="running", error="", ended=0.0, step=self.step)
 
     def _end(self, error: BaseException | None) -> None:
         if self.steering.lost:
@@ -348,7 +350,7 @@ class Trainer:
             status = "stopped" if cancelled or isinstance(error, TrainingStopped) else "failed"
             text = "stopped at once" if cancelled else str(error)
         try:
-            self.store.update_run(self.run.id, status=status, error=text, ended=time.time(), step=self.step)
+            self.store.runs.update(self.run.id, status=status, error=text, ended=time.time(), step=self.step)
             retain(self.store, self.run.id, self.config)
             self.store.flush()
         except (StoreError, NotFound) as problem:
@@ -373,7 +375,7 @@ class Trainer:
         tasks = [t for pack in self.packs for t in [task for task in found if task.pack == pack][:limit]]
         if not tasks:
             raise ConfigError(f"There is no task to train on in the split {split!r}.")
-        self.store.add_tasks(tasks)
+        self.store.tasks.add(tasks)
         return tasks
 
     def _frozen_reference(self) -> Any:

@@ -43,10 +43,10 @@ class Reporter:
     ) -> str:
         """Store a step (counted from 0) and tell of it. Returns the alert that stops the run, "" where none does."""
         with self.store.transaction():
-            self.store.set_facts((e.id, str(facts[e.id]), update.advantages.get(e.id)) for e in episodes)
+            self.store.marks.set_facts((e.id, str(facts[e.id]), update.advantages.get(e.id)) for e in episodes)
             for episode_id, signals in update.signals.items():
-                self.store.add_signals(episode_id, signals)
-            self.store.add_step(self.run_id, step + 1, metrics)
+                self.store.signals.add(episode_id, signals)
+            self.store.runs.add_step(self.run_id, step + 1, metrics)
         shown = {"reward": "reward", "solved": "solved", "tool calls": "tools/call_frequency"}
         numbers = [f"{name} {metrics[key]:.3f}" for name, key in shown.items() if key in metrics]
         each = [key for key in metrics if key.startswith("packs/") and key.endswith("/solved")]  # where packs are mixed
@@ -54,20 +54,20 @@ class Reporter:
             numbers.append("solved by pack " + ", ".join(f"{key.split('/')[1]} {metrics[key]:.3f}" for key in each))
         total, seconds = self.config.train.steps, metrics["time/step"]
         line = "  ".join([f"step {step + 1}/{total}", *(numbers or ["nothing graded"]), f"{seconds:.1f} s"])
-        self.store.add_log(self.run_id, "info", line)
+        self.store.journal.add_log(self.run_id, "info", line)
         self.narrate(line)
         if metrics.get("drift/by_design") and not self.told:
             self.told = True
             text = "The chat template rewrites earlier turns by design; the sampled tokens are trained as they were."
-            self.store.add_log(self.run_id, "info", text)
+            self.store.journal.add_log(self.run_id, "info", text)
             self.narrate(text)
         before = self.health.steps
         since = int(before.pop()["step"]) if before else 0  # its evaluation came after it
-        before += [row for row in self.store.steps(self.run_id, since) if row["step"] <= step]
+        before += [row for row in self.store.runs.steps(self.run_id, since) if row["step"] <= step]
         alerts, stop = self.health.look({**metrics, "step": step + 1}, len(update.signals))
         for alert in alerts:
             found = (alert.level, alert.name, alert.value, alert.threshold, alert.text)
-            self.store.add_alert(self.run_id, *found, step=step + 1)
+            self.store.journal.add_alert(self.run_id, *found, step=step + 1)
             if alert.name == stop:
                 self.narrate(f"stopping: {alert.name} {alert.value:.4g}. {alert.text}")
         return stop
@@ -76,13 +76,13 @@ class Reporter:
         """The alert of a step (counted from 0) whose update stopped the run: no rule sees its metrics."""
         name, _, text = error.message.partition(": ")
         text = f"{text[:1].upper()}{text[1:]} {error.hint}"
-        self.store.add_alert(self.run_id, "bad", name, 1.0, 0.0, text, step=step + 1)
+        self.store.journal.add_alert(self.run_id, "bad", name, 1.0, 0.0, text, step=step + 1)
 
     def foreign(self, text: str) -> None:
         """Say once that the model writes calls which the parser does not read; empty where it does not."""
         if text and not self.warned:
             self.warned = True
-            self.store.add_log(self.run_id, "warn", text)
+            self.store.journal.add_log(self.run_id, "warn", text)
             self.narrate(f"warning: {text}")
 
     def errors(self, episodes: Sequence[Episode]) -> None:
@@ -93,7 +93,7 @@ class Reporter:
         if broken:
             first = next((e.error for e in broken if e.error), "") or "nothing was graded"
             text = f"{len(broken)} of {len(episodes)} episodes ended as {broken[0].outcome}: {first}"
-            self.store.add_log(self.run_id, "error", text)
+            self.store.journal.add_log(self.run_id, "error", text)
             self.narrate(text)
             self.first = text
         self.lost = self.lost + 1 if len(broken) == len(episodes) else 0
@@ -108,7 +108,7 @@ def what_ended(problem: BaseException, store: Store, run: RunRow) -> BaseExcepti
     """The error that ended a run: "it was deleted" says more than the write that was refused because of it."""
     if isinstance(problem, (StoreError, NotFound)):
         try:
-            store.run(run.id)
+            store.runs.get(run.id)
         except NotFound:
             return RunFailed(f"{run.name} was deleted while it ran.", hint="`agentrl train` starts another.")
         except StoreError:

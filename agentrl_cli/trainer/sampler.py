@@ -117,7 +117,9 @@ class Collector:
             task, why = picks[place % len(picks)]
             reason = "; ".join(filter(None, (note, why)))
             if reason:
-                self.store.add_group(self.run.id, group_name(step, place), self.tasks[task].id, step + 1, reason)
+                self.store.episodes.add_group(
+                    self.run.id, group_name(step, place), self.tasks[task].id, step + 1, reason
+                )
         known = self.finished(step, jobs)
         missing = [job for job in jobs if (job.group_id, job.sample) not in known]
         for episode in await self.rollout.run(missing):
@@ -160,7 +162,7 @@ class Collector:
         """How each task fared in the steps before this one, those excepted that may be sampled beside it."""
         found: dict[tuple[str, str], Record] = {}
         until = step - self.config.rollout.async_staleness
-        for pack, task, _, solved, tried in self.store.task_results(self.run.id, until):
+        for pack, task, _, solved, tried in self.store.stats.task_results(self.run.id, until):
             old = found.get((pack, task), Record())
             found[pack, task] = Record(FADE * old.solved + solved, FADE * old.tried + tried)
         return [found.get((task.pack, task.id), Record()) for task in self.tasks]
@@ -169,12 +171,12 @@ class Collector:
         """What the store has of a step, where it is an attempt at the very task: the data may have changed since."""
         wanted = {(job.group_id, job.sample): (job.task.id, job.seed) for job in jobs}
         found: dict[tuple[str | None, int], Episode] = {}
-        for episode_id in self.store.finished(self.run.id, step + 1).values():
-            episode = self.store.episode(episode_id)
+        for episode_id in self.store.episodes.finished(self.run.id, step + 1).values():
+            episode = self.store.episodes.get(episode_id)
             place = (episode.group_id, episode.sample)
             if episode.outcome is not Outcome.CANCELLED and wanted.get(place) == (episode.task_id, episode.seed):
                 found[place] = episode
-                kinds = [drift.kind for drift in self.store.drift(episode_id)]
+                kinds = [drift.kind for drift in self.store.marks.drift(episode_id)]
                 if kinds:
                     self.rollout.drift[episode_id] = max(kinds, key=KINDS.index)
         return found

@@ -38,11 +38,11 @@ def validation(
     narrate: Callable[[str], None],
 ) -> Validation:
     """The split `train.eval_split`; of a pack without one, a seeded tenth of its training tasks, held out."""
-    kept = [str(task) for event in store.tail_events(run.id, limit=1_000_000) for task in _tasks_of(event)]
+    kept = [str(task) for event in store.journal.events(run.id, limit=1_000_000) for task in _tasks_of(event)]
     if not kept and run.step == 0 and config.train.eval_every:
         kept = _draw(config, packs, train)
         if kept:
-            store.add_event(run.id, HELD_OUT, {"tasks": kept})
+            store.journal.add_event(run.id, HELD_OUT, {"tasks": kept})
             narrate(
                 f"{len(kept)} of {len(train)} training tasks are held out to choose the best checkpoint:"
                 f" there is no split {config.train.eval_split!r} (train.eval_split)"

@@ -85,25 +85,27 @@ def run(project: Path, *args: str) -> tuple[int, str]:
 def ending(project: Path) -> dict[str, Any]:
     """All that interruptions must not change: weights, samples, decisions, metrics, drift, evaluations."""
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-        (row,) = [row for row in store.runs() if row.kind == "train"]
-        rows = store.episode_rows(store.episode_ids("kind:train", "time", run=row.id))
-        episodes = [store.episode(one.id) for one in rows]
+        (row,) = [row for row in store.runs.all() if row.kind == "train"]
+        rows = store.episodes.rows(store.episodes.ids("kind:train", "time", run=row.id))
+        episodes = [store.episodes.get(one.id) for one in rows]
         kept = [episode for episode in episodes if episode.outcome is not Outcome.CANCELLED]
         sampled = {
             f"{e.step}/{e.group_id}/{e.sample}": (e.tokens.ids.tolist(), e.reward, str(e.fact), e.advantage)
             for e in kept
         }
-        last = next(c.path for c in store.checkpoints(row.id) if c.kind == "last")
+        last = next(c.path for c in store.runs.checkpoints(row.id) if c.kind == "last")
         folder = project / "runs" / last if not Path(last).is_absolute() else Path(last)
         weights = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.glob("*.safetensors"))}
-        metrics = [{k: v for k, v in step.items() if not k.startswith(("time/", "at"))} for step in store.steps(row.id)]
+        metrics = [
+            {k: v for k, v in step.items() if not k.startswith(("time/", "at"))} for step in store.runs.steps(row.id)
+        ]
         return {
-            "state": (row.status, row.step, row.error, len(store.live(row.id))),
+            "state": (row.status, row.step, row.error, len(store.live.all(row.id))),
             "doubles": len(kept) - len(sampled),
             "undecided": sum(not e.fact for e in kept),
             "sampled": sampled,
             "metrics": metrics,
-            "evals": [(e.step, e.pass_rate) for e in store.evals(row.id)],
+            "evals": [(e.step, e.pass_rate) for e in store.runs.evals(row.id)],
             "weights": weights,
         }
 

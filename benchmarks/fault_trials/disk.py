@@ -65,6 +65,6 @@ def _resume(project: Path) -> tuple[str, ...]:
     db = project / "runs" / "agentrl.db"
     try:
         with Store.open(db, readonly=True) as store:
-            return ("--resume", "last") if any(row.kind == "train" for row in store.runs()) else ()
+            return ("--resume", "last") if any(row.kind == "train" for row in store.runs.all()) else ()
     except (NotFound, StoreError):  # the disk was full before the store was made
         return ()

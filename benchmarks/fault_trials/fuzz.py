@@ -117,8 +117,8 @@ async def _episodes(replies: list[str], db: Path) -> Counter[str]:
     config = Config.model_validate({"rollout": limits})
     outcomes: Counter[str] = Counter()
     with Store.open(db) as store:
-        run = store.add_run(RunRow(id="", name="fuzz"))
-        store.add_tasks([task])
+        run = store.runs.add(RunRow(id="", name="fuzz"))
+        store.tasks.add([task])
         for start in range(0, len(replies), 200):
             batch = replies[start : start + 200]
             policy = ScriptedPolicy(_in_turn(batch), tokenizer)

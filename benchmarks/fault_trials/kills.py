@@ -73,7 +73,7 @@ def _kill_trainings(rng: random.Random, work: Path, model: Path, mode: str, kill
             alive = Command(project, *args).kill(rng.uniform(0.0, seconds))
             count += alive
             with Store.open(project / "runs" / "agentrl.db") as store:
-                begun = any(row.kind == "train" for row in store.runs())
+                begun = any(row.kind == "train" for row in store.runs.all())
             args = ("train", "--resume", "last") if begun else ("train",)
             if not alive:
                 break
@@ -119,8 +119,8 @@ def _products(project: Path) -> dict[str, Any]:
     """Outputs by checksum, and the evaluations with the number of their episodes."""
     out = sorted((project / "out").glob("*.safetensors")) if (project / "out").is_dir() else []
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-        evals = [row for run_id in (None, *(r.id for r in store.runs())) for row in store.evals(run_id)]
-        episodes = Counter(one.kind for one in store.episode_rows(store.episode_ids("", "time")))
+        evals = [row for run_id in (None, *(r.id for r in store.runs.all())) for row in store.runs.evals(run_id)]
+        episodes = Counter(one.kind for one in store.episodes.rows(store.episodes.ids("", "time")))
     return {
         "out": {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in out},
         "evals": sorted((row.name, row.split, row.pass_rate) for row in evals),

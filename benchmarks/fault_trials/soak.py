@@ -52,8 +52,8 @@ async def _run(episodes: int, db: Path) -> list[dict[str, float]]:
     pack = Pack.of("soak", [{"prompt": f"1 + {n}?"} for n in range(64)], [Reward("even", _even)], tools=[add])
     tasks = pack.tasks("train")
     with Store.open(db) as store:
-        run = store.add_run(RunRow(id="", name="soak"))
-        store.add_tasks(tasks)
+        run = store.runs.add(RunRow(id="", name="soak"))
+        store.tasks.add(tasks)
         policy = ScriptedPolicy([CALL, "3"], tokenizer)
         config = Config.model_validate({"rollout": {"max_tokens": 4000, "max_new_tokens": 400}})
         rollout = Rollout(policy, Chat(tokenizer), {pack.name: pack}, config, store=store)

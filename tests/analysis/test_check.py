@@ -40,7 +40,7 @@ async def test_a_wrong_solution_a_scoring_blank_and_a_lying_tool_result(pack: Pa
     (pack / "task.py").write_text(
         code.replace('"content": row["answer"]},\n        final', '"content": "lie"},\n        final')
     )
-    assert any("the solver says that the tool answers 'lie'" in problem for problem in await problems(pack))
+    assert any("the solver has the tool answer 'lie'" in problem for problem in await problems(pack))
 
 
 async def test_a_bad_row_a_task_in_two_splits_and_an_unlisted_family(pack: Path) -> None:
@@ -63,15 +63,15 @@ async def test_every_bad_line_is_told_and_the_good_ones_are_still_checked(pack: 
     del rows[3]["answer"]
     rows[4]["family"] = "shout"
     train.write_text("\n".join(map(json.dumps, [rows[0], *bad, *rows[3:]])) + "\n{\n")
-    told = await problems(pack)
-    assert [text for text in told if text.startswith("data/train.jsonl:")] == [
+    lines = await problems(pack)
+    assert [text for text in lines if text.startswith("data/train.jsonl:")] == [
         "data/train.jsonl:2: the pack has no tool 'lokup'; it has lookup.",
         "data/train.jsonl:3: `prompt`, message 0: the role 'usr' is none of system, user, assistant, tool.",
         "data/train.jsonl:4: the row lacks answer.",
-        told[3],
+        lines[3],
     ]
-    assert told[3].startswith("data/train.jsonl:7: not JSON")
-    assert any("'shout'" in text for text in told[4:])
+    assert lines[3].startswith("data/train.jsonl:7: not JSON")
+    assert any("'shout'" in text for text in lines[4:])
 
 
 async def test_all_rows_are_run_on_demand(pack: Path) -> None:
@@ -95,8 +95,8 @@ def test_a_pack_without_a_solver_is_told_so_and_its_blanks_are_tried(
     code = (pack / "task.py").read_text().replace("def solve(", "def _unused(")
     (pack / "task.py").write_text(code)
     assert main(["check", str(pack)]) == 0
-    told = capfd.readouterr().err.splitlines()
-    assert told[-1] == "echo-task: fine" and "no `solve(row)`" in told[-2]
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[-1] == "echo-task: fine" and "no `solve(row)`" in lines[-2]
     (pack / "task.py").write_text(code + "\n\nREWARDS = {'exact': lambda episode, ctx: 1.0}\n")
     assert main(["check", str(pack), "--json"]) == 1
     (result,) = json.loads(capfd.readouterr().out)
@@ -111,8 +111,8 @@ def test_the_command_groups_what_is_the_same(pack: Path, capfd: pytest.CaptureFi
         del row["answer"]
     train.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["check", str(pack)]) == 1
-    told = capfd.readouterr().err.splitlines()
-    assert told[-2:] == ["echo-task: data/train.jsonl:2 and 2 more: the row lacks answer.", "echo-task: 3 problems"]
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[-2:] == ["echo-task: data/train.jsonl:2 and 2 more: the row lacks answer.", "echo-task: 3 problems"]
     assert main(["check", str(pack), "--json", "--all"]) == 1
     (result,) = json.loads(capfd.readouterr().out)
     assert [problem["where"] for problem in result["problems"]] == [f"data/train.jsonl:{n}" for n in (2, 3, 4)]

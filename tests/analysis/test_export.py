@@ -13,10 +13,9 @@ import pytest
 from agentrl_cli.analysis.export import export_jsonl
 from agentrl_cli.errors import StoreError, UsageError
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.store.grep import grep
-from agentrl_cli.store.redact import mask, mask_text
+from agentrl_cli.store.mask_secrets import mask, mask_text
+from agentrl_cli.store.queries import grep, run_query, schema
 from agentrl_cli.store.schema import SCHEMA_VERSION
-from agentrl_cli.store.sql import run_query, schema
 from agentrl_cli.types import (
     Episode,
     Origin,
@@ -35,12 +34,12 @@ SECRET = "sk-" + "a1B2" * 8
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(tmp_path / "a.db") as opened:
-        opened.add_run(RunRow(id="r1", name="grpo"))
+        opened.runs.add(RunRow(id="r1", name="grpo"))
         for n, text in enumerate(["What is 12 * 4,5?\nThink.", f"my key is {SECRET}"]):
             tokens = Tokens.given([n, 2, 3], [Origin.USER] * 3)
             calls = (ToolCall("c", "calculator", {"expr": "12 * 4,5"}, "{}"),)
             called = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "calculator"}}]}
-            opened.finish_episode(
+            opened.episodes.finish(
                 Episode(
                     f"e{n}",
                     "calc/1",
@@ -61,7 +60,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def test_export_holds_everything_and_is_json_for_everybody(store: Store, tmp_path: Path) -> None:
     column = np.array([np.nan, 0.1, -0.0], np.float32)
-    store.add_signals("e0", TrainSignals(column, column, column, np.array([0, 1, 0], np.int8), column))
+    store.signals.add("e0", TrainSignals(column, column, column, np.array([0, 1, 0], np.int8), column))
     out = tmp_path / "out.jsonl"
     assert export_jsonl(store, ["e0", "e1"], out) == 2
     lines = out.read_text(encoding="utf-8").splitlines()
@@ -154,7 +153,7 @@ def test_query_does_nothing_but_read(store: Store, tmp_path: Path, sql: str) -> 
     before = sorted(item.name for item in tmp_path.iterdir())
     with pytest.raises(UsageError):
         list(run_query(Path(store.path), sql)[1])
-    assert len(store.episode_ids()) == 2 and sorted(item.name for item in tmp_path.iterdir()) == before
+    assert len(store.episodes.ids()) == 2 and sorted(item.name for item in tmp_path.iterdir()) == before
     with sqlite3.connect(store.path) as conn:
         assert conn.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
     conn.close()

@@ -24,7 +24,7 @@ def test_the_parts_of_the_bundled_model_by_hand() -> None:
     layer = 4 * 160 * 160 + 3 * 160 * 432 + 2 * 160 + 2 * 32
     assert found.parameters == 768 * 160 + 6 * layer + 160
     assert found.rollout["weights"] == found.parameters * 4
-    # one row more than there are, and a twelfth more while a shelf grows: 6 layers, keys after values
+    # one row more than there are, and a twelfth more while the KV cache grows: 6 layers, keys after values
     assert found.rollout["keys and values"] == pytest.approx(65 * 1024 * 6 * 2 * 160 * 4 * 13 / 12)
     assert found.update["optimizer"] == found.trainable * 8
     assert found.fits and not found.advice()
@@ -106,7 +106,7 @@ def sections(**more: Any) -> Config:
     return Config.model_validate(base)
 
 
-def test_half_a_billion_weights_under_an_adapter_fit_a_small_card(tmp_path: Path) -> None:
+def test_half_a_billion_weights_under_an_adapter_fit_a_small_gpu(tmp_path: Path) -> None:
     """4.4 M of 494 M trained, episodes of 2,048 tokens: each phase at most 2.2 GB, the runtime's half GB included."""
     folder = qwen2_half_billion(tmp_path)
     found = plan(sections(), folder)
@@ -125,32 +125,32 @@ def test_half_a_billion_weights_under_an_adapter_fit_a_small_card(tmp_path: Path
     assert sum(bounded.rollout.values()) < 2.2e9
 
 
-def test_both_figures_of_a_small_card(tmp_path: Path) -> None:
+def test_both_figures_of_a_small_gpu(tmp_path: Path) -> None:
     """What torch's allocator has, and with the driver's context; the optimizer's state waits on the CPU meanwhile."""
-    folder, card = qwen2_half_billion(tmp_path), 4e9
-    found = plan(sections(), folder, card=card)
+    folder, gpu_bytes = qwen2_half_billion(tmp_path), 4e9
+    found = plan(sections(), folder, gpu_bytes=gpu_bytes)
     assert found.fits and found.aside and "optimizer" not in found.rollout and "optimizer" in found.update
     for name, phase in (("rollout", found.rollout), ("update", found.update)):
         assert phase["runtime"] == 2**29 and found.allocated[name] == pytest.approx(sum(phase.values()) - 2**29)
-    assert max(found.allocated.values()) < 2.2e9, "what max_memory_allocated would tell, of either phase"
+    assert max(found.allocated.values()) < 2.2e9, "what max_memory_allocated reports in either phase"
     assert sum(found.update.values()) < 2.2e9 < sum(found.rollout.values()), "rows of 2,048 sampled tokens do not"
-    told = plan(sections(rollout={"response_tokens": 1280}), folder, card=card)
-    assert sum(told.rollout.values()) < 2.2e9, "prompts of 768 tokens kept once, of episodes of 2,048"
-    bounded = plan(sections(rollout={"memory": "480MiB"}), folder, card=card)
+    longer = plan(sections(rollout={"response_tokens": 1280}), folder, gpu_bytes=gpu_bytes)
+    assert sum(longer.rollout.values()) < 2.2e9, "prompts of 768 tokens kept once, of episodes of 2,048"
+    bounded = plan(sections(rollout={"memory": "480MiB"}), folder, gpu_bytes=gpu_bytes)
     assert sum(bounded.rollout.values()) < 2.2e9
-    full = plan(sections(adapter={"enabled": False}), folder, card=80e9)
+    full = plan(sections(adapter={"enabled": False}), folder, gpu_bytes=80e9)
     assert not full.aside, "there the update is the larger phase: nothing would be won"
 
 
 def test_captured_steps_stay_with_keys_and_values(tmp_path: Path) -> None:
     """CUDA graphs read the pool where it was captured, so it stays beside the training; by default there are none."""
     folder = qwen2_half_billion(tmp_path)
-    found = plan(sections(rollout={"cuda_graphs": "auto"}), folder, card=80e9)
+    found = plan(sections(rollout={"cuda_graphs": "auto"}), folder, gpu_bytes=80e9)
     # 64 rows: logits in 16 bits, and 32 graphs of a guessed 2 MiB
     wanted = 64 * 151936 * 2 + 32 * 2**21
     assert found.rollout["captured steps"] == found.update["captured steps"] == wanted
     assert found.rollout["keys and values"] == found.update["keys and values"] > 0
-    for none in (plan(sections(), folder, card=80e9), plan(sections(rollout={"cuda_graphs": "auto"}), folder)):
+    for none in (plan(sections(), folder, gpu_bytes=80e9), plan(sections(rollout={"cuda_graphs": "auto"}), folder)):
         assert "captured steps" not in (*none.rollout, *none.update) and "keys and values" not in none.update
 
 

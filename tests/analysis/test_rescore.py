@@ -43,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def episodes(db: Path) -> list[Episode]:
     with Store.open(db, readonly=True) as store:
-        return episodes_of(store, store.runs()[0])
+        return episodes_of(store, store.runs.all()[0])
 
 
 def rescore(db: Path, capfd: pytest.CaptureFixture[str], *args: str) -> dict:  # type: ignore[type-arg]
@@ -99,7 +99,7 @@ def test_a_steered_kl_counts_as_it_did_in_its_step(tmp_path: Path, capfd: pytest
     asyncio.run(train())
     db = tmp_path / "project" / "runs" / "agentrl.db"
     with Store.open(db, readonly=True) as store:
-        first, second = (row["kl_coef"] for row in store.steps(store.runs()[0].id))
+        first, second = (row["kl_coef"] for row in store.runs.steps(store.runs.all()[0].id))
     assert first == 5.0 and second != first
     rows = [row for row in rescore(db, capfd, "--no-keep")["episodes"] if row["fact"] == "trained"]
     assert {row["step"] for row in rows} == {1, 2}
@@ -135,7 +135,7 @@ def test_several_estimators_side_by_side(trained: Path, capfd: pytest.CaptureFix
     assert all(name in out.out.splitlines()[0] for name in names) and "Nothing was stored" in out.err
     with Store.open(trained, readonly=True) as store:
         first = found[0]["episodes"][0]["episode"]
-        assert set(names) <= {score.name for score in store.scores(first)}, "replay lists them"
+        assert set(names) <= {score.name for score in store.scores.get(first)}, "replay lists them"
 
 
 def _group(db: Path, episode: str) -> str | None:
@@ -168,10 +168,10 @@ def test_a_filter_leaves_what_episodes_are_compared_with(
 def test_what_cannot_be_scored_is_said(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = str(trained.parent.parent / "mine.py")
     with Store.open(trained, readonly=True) as store:
-        sets = len(store.score_sets(store.runs()[0].id))
+        sets = len(store.scores.sets(store.runs.all()[0].id))
     for args, said in (
         (["--reward", f"{file}:broken"], "raised ValueError: no"),
-        (["--reward", f"{file}:NUMBER"], "is no function"),
+        (["--reward", f"{file}:NUMBER"], "is not a function"),
         (["--reward", f"{file}:wordz"], "words"),
         (["--set", "rewards.lenght=1"], "length"),
         (["--advantage", "gae"], "gae"),
@@ -180,7 +180,7 @@ def test_what_cannot_be_scored_is_said(trained: Path, capfd: pytest.CaptureFixtu
         assert main(["rescore", "--db", str(trained), *args]) != 0
         assert said in capfd.readouterr().err
     with Store.open(trained, readonly=True) as store:
-        assert len(store.score_sets(store.runs()[0].id)) == sets, "nothing was stored"
+        assert len(store.scores.sets(store.runs.all()[0].id)) == sets, "nothing was stored"
 
 
 def test_sets_are_kept_listed_and_found(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -189,20 +189,20 @@ def test_sets_are_kept_listed_and_found(trained: Path, capfd: pytest.CaptureFixt
     out = capfd.readouterr()
     assert "delta" in out.out and 'Kept as "short-2"' in out.err and "16 of 16 rewards changed" in out.err
     with Store.open(trained) as store:
-        run = store.runs()[0]
-        names = [name for name, _, _, _ in store.score_sets(run.id)]
+        run = store.runs.all()[0]
+        names = [name for name, _, _, _ in store.scores.sets(run.id)]
         assert names[-2:] == ["short", "short-2"]
-        everyone = store.episode_rows(store.episode_ids("delta:<0 kind:train"))
+        everyone = store.episodes.rows(store.episodes.ids("delta:<0 kind:train"))
         assert len(everyone) == 16, "each said something, so each lost"
-        lowest = store.episode_rows(store.episode_ids("", "rescored"))[0]
-        score = store.scores(lowest.id)[-1]
-        assert score.reward == min(store.scores(row.id)[-1].reward for row in everyone)
+        lowest = store.episodes.rows(store.episodes.ids("", "rescored"))[0]
+        score = store.scores.get(lowest.id)[-1]
+        assert score.reward == min(store.scores.get(row.id)[-1].reward for row in everyone)
         assert score.parts["length"][1] == -1
-        ids = store.episode_ids(f"rescored:<={score.reward}")
+        ids = store.episodes.ids(f"rescored:<={score.reward}")
         assert lowest.rowid in ids and len(ids) < 16
     assert main(["show", lowest.id, "--db", str(trained)]) == 0
     assert "short-2" in capfd.readouterr().out
     assert main(["replay", lowest.id, "--plain", "--db", str(trained)]) == 0
     assert 'rescored "short-2"' in capfd.readouterr().out.replace("\n   ", " ")
     with Store.open(trained) as store:
-        assert store.remove_scores(run.id, "short") == 1 and "short" not in [n for n, *_ in store.score_sets(run.id)]
+        assert store.scores.remove(run.id, "short") == 1 and "short" not in [n for n, *_ in store.scores.sets(run.id)]

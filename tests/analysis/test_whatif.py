@@ -1,4 +1,4 @@
-"""What-if: recorded calls run again, rewards computed again, going on from a turn, children in the store."""
+"""What-if: recorded calls run again, rewards computed again, continuing from a turn, children in the store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from textual.widgets import Input
 
-from agentrl_cli.analysis.whatif import advantages, beginning, same_answer
+from agentrl_cli.analysis.whatif import advantages, same_answer, turns_before
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.commands import main
@@ -54,10 +54,12 @@ def fill(path: Path) -> str:
 
     async def make() -> str:
         with Store.open(path) as store:
-            store.put_tokenizer(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
-            store.add_tasks([task])
+            store.tokenizers.add(
+                tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials)
+            )
+            store.tasks.add([task])
             settings = config.model_dump(mode="json")
-            row = store.add_run(RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=settings))
+            row = store.runs.add(RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=settings))
             ids = []
             for sample, replies in enumerate((right, ["I guess 1."])):
                 rollout = Rollout(
@@ -127,17 +129,17 @@ async def test_verifying_says_where_it_diverged(
     seen = capsys.readouterr()
     assert "diverged at call 1" in seen.out and "-something else" in seen.out and "1 of" in seen.err
     with Store.open(db, readonly=True) as store:
-        assert len(store.episode_ids()) == 2
+        assert len(store.episodes.ids()) == 2
     given = ["--turn", "4", "--samples", "2", "--model", "scripted", "--script", str(script)]
     _, events = await child(db, episode, *given)
-    told = [event for event in events if event["ev"] == "diverged"]
-    assert [(event["call"], event["turn"]) for event in told] == [(1, 2)]
-    assert "diverged at call 1" in event_lines(told[0])[0].plain
+    diverged = [event for event in events if event["ev"] == "diverged"]
+    assert [(event["call"], event["turn"]) for event in diverged] == [(1, 2)]
+    assert "diverged at call 1" in event_lines(diverged[0])[0].plain
     born = [event["episode"] for event in events if event["ev"] == "child"]
     assert len(born) == 2
-    for one in born:  # the second sample goes on in the first one's world, and is marked, too
+    for one in born:  # the second sample continues in the first one's world, and is marked, too
         with Store.open(db, readonly=True) as store:
-            assert "DIVERGED" in store.episode_row(one).flags
+            assert "DIVERGED" in store.episodes.row(one).flags
         assert await asyncio.to_thread(main, ["show", one, "--db", str(db)]) == 0
         assert "diverged at call 1 (" in capsys.readouterr().out
         assert await asyncio.to_thread(main, ["replay", one, "--plain", "--db", str(db)]) == 0
@@ -153,28 +155,28 @@ async def test_a_reroll_keeps_the_stored_ids_and_stores_children(made: tuple[Pat
     assert [event["sample"] for event in children] == [0, 1, 2]
     assert [event["advantage"] for event in children] == [0.0, 0.0, 0.0]
     with Store.open(db, readonly=True) as store:
-        parent, row = store.episode(episode), store.episode_row(children[0]["episode"])
-        kept = store.episode(children[0]["episode"])
+        parent, row = store.episodes.get(episode), store.episodes.row(children[0]["episode"])
+        kept = store.episodes.get(children[0]["episode"])
         assert (row.kind, row.parent_id, row.parent_turn, row.run_id) == ("whatif", episode, 2, parent.run_id)
         start = parent.turns[2].start
         assert kept.tokens.ids[:start].tolist() == parent.tokens.ids[:start].tolist()
         assert set(kept.tokens.slice(kept.turns[2].start, kept.turns[2].end).origin.tolist()) == {Origin.MODEL}
         assert kept.outcome is Outcome.FAILED and kept.turns[2].messages[0]["content"] == "It is 3."
-        assert len(store.siblings(kept.id)) == 3
-        assert [item.sample for item in store.siblings(episode)] == [0, 1]
+        assert len(store.episodes.siblings(kept.id)) == 3
+        assert [item.sample for item in store.episodes.siblings(episode)] == [0, 1]
 
 
 async def test_an_edited_turn_is_forced_and_its_calls_run(made: tuple[Path, str], script: Path) -> None:
     db, episode = made
     with Store.open(db, readonly=True) as store:
-        said = store.episode(episode).turns[2]
+        said = store.episodes.get(episode).turns[2]
     text = f"{said.messages[0].get('content') or ''}<tool_call>\n{said.calls[0].raw.strip()}\n</tool_call>"
     given = ["--turn", "2", "--model", "scripted", "--script", str(script), "--edit", text]
     code, events = await child(db, episode, *given)
     assert code == 0, events
     found = next(event for event in events if event["ev"] == "child")
     with Store.open(db, readonly=True) as store:
-        kept = store.episode(found["episode"])
+        kept = store.episodes.get(found["episode"])
     assert set(kept.tokens.slice(kept.turns[2].start, kept.turns[2].end).origin.tolist()) == {Origin.FORCED}
     assert kept.turns[3].role == "tool" and kept.turns[3].results[0].error is None
     assert kept.turns[4].messages[0]["content"] == "It is 3."
@@ -184,11 +186,11 @@ async def test_an_edited_turn_is_forced_and_its_calls_run(made: tuple[Path, str]
     ("arguments", "said"),
     [
         (["--turn", "1", "--model", "scripted"], "not the model's"),
-        (["--turn", "0", "--model", "scripted"], "nothing to go on from"),
-        (["--turn", "99", "--model", "scripted"], "nothing to go on from"),
+        (["--turn", "0", "--model", "scripted"], "Cannot continue from turn"),
+        (["--turn", "99", "--model", "scripted"], "Cannot continue from turn"),
     ],
 )
-async def test_mistakes_are_told(made: tuple[Path, str], arguments: list[str], said: str) -> None:
+async def test_mistakes_are_reported(made: tuple[Path, str], arguments: list[str], said: str) -> None:
     code, events = await child(*made, *arguments)
     assert code == 2 and said in events[-1]["message"]
 
@@ -206,7 +208,7 @@ def test_requests_are_read() -> None:
 def test_a_cut_answer_is_compared_as_far_as_it_was_kept() -> None:
     cut = ToolResult("begin[… 9 tokens cut …]end", truncated=True)
     assert same_answer(cut, ToolResult("begin and much more until the end"))
-    assert not same_answer(cut, ToolResult("another beginning, and the end"))
+    assert not same_answer(cut, ToolResult("another start, and the end"))
     assert not same_answer(ToolResult("a"), ToolResult("a", error="timeout"))
 
 
@@ -218,8 +220,8 @@ def test_advantages_are_group_relative() -> None:
 
 def test_a_beginning_holds_whole_turns(made: tuple[Path, str]) -> None:
     with Store.open(made[0], readonly=True) as store:
-        episode = store.episode(made[1])
-    turns, parts = beginning(episode, 2)
+        episode = store.episodes.get(made[1])
+    turns, parts = turns_before(episode, 2)
     assert [turn.index for turn in turns] == [0, 1] and sum(map(len, parts)) == episode.turns[2].start
 
 

@@ -258,7 +258,7 @@ async def test_a_training_says_at_its_start_what_it_would_skip(tmp_path: Path) -
         async with trainer_of(project, folder, train={"steps": 1}, rollout=limits, drift=drift) as trainer:
             trainer.narrate = narrated.append
             await trainer.train()
-            alerts = [a for a in trainer.store.alerts(trainer.run.id) if a["name"] == "drift"]
+            alerts = [a for a in trainer.store.journal.alerts(trainer.run.id) if a["name"] == "drift"]
         lines = [line for line in narrated if "text before a call would be skipped as drift" in line]
         assert (len(lines), len(alerts)) == (wanted, wanted)
 
@@ -293,11 +293,11 @@ async def test_calls_that_the_parser_does_not_read_raise_one_alert_a_run(tmp_pat
     }
     with Store.open(tmp_path / "s.db") as store:
         for name, text in turns.items():
-            run = store.add_run(RunRow(id="", name=f"run-{name}", kind="train", config={}))
+            run = store.runs.add(RunRow(id="", name=f"run-{name}", kind="train", config={}))
             policy = ScriptedPolicy([text, "ok"], chat.tokenizer)
             rollout = Rollout(policy, chat, {"p": pack}, Config(), store=store, run=run)
             await rollout.run([Job(task, n, run_id=run.id) for n, task in enumerate(pack.tasks("train"))])
-            alerts = [alert for alert in store.alerts(run.id) if alert["name"] == "parser"]
+            alerts = [alert for alert in store.journal.alerts(run.id) if alert["name"] == "parser"]
             assert len(alerts) == bool(name)
             assert all(f"model.parser={name}." in alert["text"] for alert in alerts)
         policy = ScriptedPolicy([chat.parser.example("add", {"a": 5, "b": 7}), turns["mistral"]], chat.tokenizer)

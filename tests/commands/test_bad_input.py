@@ -142,7 +142,7 @@ def test_a_corrupt_model_folder(
     code, _, err = cli(project, "train", "--model", "broken")
     assert code == 2 and said in err, err
     with store_of(project) as store:
-        assert store.runs() == [], "a run that could not begin is none"
+        assert store.runs.all() == [], "a run that could not begin is none"
 
 
 def test_half_a_weight_file(project: Path, model: Path, cli: Cli) -> None:
@@ -195,7 +195,7 @@ def test_a_row_that_wants_a_tool_the_pack_lacks(project: Path, cli: Cli) -> None
     (project / "data" / "train.jsonl").write_text('{"id": "x", "prompt": "p", "tools": ["calculatr"]}\n')
     _, _, err = cli(project, "train", "--steps", "1")
     with store_of(project) as store:
-        errors = {e.error for run in store.runs() for e in episodes_of(store, run)}
+        errors = {e.error for run in store.runs.all() for e in episodes_of(store, run)}
     assert "calculatr" in err or any("calculatr" in error for error in errors)
 
 
@@ -253,7 +253,7 @@ def test_a_new_process_whose_store_is_still_being_made(tmp_path: Path) -> None:
         db.touch()
         time.sleep(0.3)
         with Store.open(db) as store:
-            store.add_run(RunRow(id="x", name="fox", pid=process.pid))
+            store.runs.add(RunRow(id="x", name="fox", pid=process.pid))
 
     maker = threading.Thread(target=make)
     maker.start()
@@ -296,18 +296,18 @@ def test_a_full_disk_and_a_resume(project: Path, small_disk: Path, cli: Cli) -> 
     code, _, err = cli(project, "train", "--steps", "400")
     assert code == 3 and "disk is full" in err.lower() and "free some" in err.lower(), err
     with store_of(project) as store:
-        (run,) = store.runs()
+        (run,) = store.runs.all()
         finished = [e.id for e in episodes_of(store, run) if e.outcome not in (None, Outcome.CANCELLED)]
-        steps = [row["step"] for row in store.steps(run.id)]
+        steps = [row["step"] for row in store.runs.steps(run.id)]
         assert steps == list(range(1, len(steps) + 1)) and len(finished) >= 8 * len(steps) > 0
     subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
     code, _, err = cli(project, "train", "--resume", "last", "--steps", str(len(steps) + 2))
     assert code == 0, err
     with store_of(project) as store:
-        (run,) = store.runs()
+        (run,) = store.runs.all()
         assert (run.status, run.step) == ("finished", len(steps) + 2)
         kept = {e.id for e in episodes_of(store, run)}
-        assert set(finished) <= kept and len(store.steps(run.id)) == run.step
+        assert set(finished) <= kept and len(store.runs.steps(run.id)) == run.step
 
 
 # --- episodes and terminals ------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def test_a_full_disk_and_a_resume(project: Path, small_disk: Path, cli: Cli) -> 
 def test_episodes_that_do_not_exist_and_no_terminal(project: Path, cli: Cli) -> None:
     assert cli(project, "train", "--steps", "1")[0] == 0
     with store_of(project) as store:
-        (run,) = store.runs()
+        (run,) = store.runs.all()
         episode = episodes_of(store, run)[0].id
     typo = episode[:-1] + ("0" if episode[-1] != "0" else "1")
     for args in (("replay", typo), ("show", typo), ("replay", typo, "--plain")):
@@ -331,7 +331,7 @@ def test_episodes_that_do_not_exist_and_no_terminal(project: Path, cli: Cli) -> 
     code, _, err = cli(project, "eval", "--checkpoint", f"{run.name}@7")
     assert code == 2 and "7" in err and "last" in err
     with store_of(project) as store:
-        assert len(store.runs()) == 1, "nothing was evaluated before the mistake was found"
+        assert len(store.runs.all()) == 1, "nothing was evaluated before the mistake was found"
     # Without a terminal the screens print the same as text.
     code, out, _ = cli(project, "replay", episode)
     assert code == 0 and episode in out and "\x1b" not in out
@@ -353,14 +353,16 @@ def test_a_reward_function_that_raises_for_some(tmp_path: Path, model: Path, cli
     code, _, err = cli(project, "train")
     assert code == 0 and "no_such_thing" in err, err
     with store_of(project) as store:
-        (run,) = store.runs()
+        (run,) = store.runs.all()
         bad = [e for e in episodes_of(store, run) if e.task_id.endswith("0")]
         assert (run.status, run.step, len(bad)) == ("finished", 2, 8)
         for episode in bad:
             assert episode.outcome is Outcome.ENV_ERROR and episode.fact == "skipped:env_error"
             assert "'even'" in episode.error and "AttributeError" in episode.error
             assert len(episode.tokens) > 0, "what was sampled is kept"
-        texts = [alert["text"] for alert in store.alerts(run.id)] + [line["text"] for line in store.logs(run.id)]
+        texts = [alert["text"] for alert in store.journal.alerts(run.id)] + [
+            line["text"] for line in store.journal.logs(run.id)
+        ]
         assert any("env_error" in text for text in texts), texts
     code, out, err = cli(project, "rollout", "-n", "2")
     assert code == 0 and out.count("env_error") == 1 and "no_such_thing" in err
@@ -374,7 +376,7 @@ def test_a_reward_function_that_always_raises(tmp_path: Path, model: Path, cli: 
     code, _, err = cli(project, "train")
     assert code == 1 and "AttributeError" in err and "agentrl replay last" in err, err
     with store_of(project) as store:
-        (run,) = store.runs()
+        (run,) = store.runs.all()
         assert run.status in ("failed", "stopped") and run.step < 5
         assert {e.outcome for e in episodes_of(store, run)} == {Outcome.ENV_ERROR}
     code, _, err = cli(project, "eval")
@@ -386,7 +388,7 @@ def test_a_reward_that_is_not_a_number(tmp_path: Path, model: Path, cli: Cli) ->
     write_pack(project, code=TASK_PY.replace("    return episode.trained_tokens", "    return float('nan')"))
     write_project(project, model)
     code, out, err = cli(project, "rollout", "-n", "1")
-    assert code == 0 and "env_error" in out and "'length'" in err and "finite" in err
+    assert code == 1 and "env_error" in out and "'length'" in err and "finite" in err
 
 
 def test_a_model_that_says_nothing_but_padding(tmp_path: Path, cli: Cli) -> None:
@@ -395,15 +397,15 @@ def test_a_model_that_says_nothing_but_padding(tmp_path: Path, cli: Cli) -> None
     code, _, err = cli(project, "train")
     assert code == 0, err
     with store_of(project) as store:
-        (run,) = store.runs()
+        (run,) = store.runs.all()
         episodes = episodes_of(store, run)
         assert (run.status, len(episodes)) == ("finished", 16)
         for episode in episodes:
             said = episode.tokens.ids[episode.tokens.trained_mask]
             assert said.tolist() == [PAD] * 4, "every token of it is stored"
             assert episode.fact == "skipped:zero_variance"
-        assert "no_signal" in {alert["name"] for alert in store.alerts(run.id)}
-        assert all(row["frac_reward_zero_std"] == 1 for row in store.steps(run.id))
+        assert "no_signal" in {alert["name"] for alert in store.journal.alerts(run.id)}
+        assert all(row["frac_reward_zero_std"] == 1 for row in store.runs.steps(run.id))
     assert cli(project, "replay", "last")[0] == 0
 
 
@@ -417,12 +419,12 @@ def test_prompts_longer_than_the_context(tmp_path: Path, model: Path, cli: Cli, 
     code, _, err = cli(project, "train")
     assert code == 1 and "too_long" in err and "does not fit" in err, err
     with store_of(project) as store:
-        (run,) = store.runs()
+        (run,) = store.runs.all()
         for episode in episodes_of(store, run):
             assert (episode.outcome, episode.fact) == (Outcome.TOO_LONG, "skipped:too_long")
             assert len(episode.tokens) > 300 and episode.trained_tokens == 0 and not episode.reward_parts
     code, out, _ = cli(project, "rollout", "-n", "1")
-    assert code == 0 and "too_long" in out
+    assert code == 1 and "too_long" in out
 
 
 def test_one_prompt_longer_than_the_context(tmp_path: Path, model: Path, cli: Cli) -> None:
@@ -433,7 +435,7 @@ def test_one_prompt_longer_than_the_context(tmp_path: Path, model: Path, cli: Cl
     code, _, err = cli(project, "train")
     assert code == 0 and "too_long" in err, err
     with store_of(project) as store:
-        (run,) = store.runs()
+        (run,) = store.runs.all()
         facts = {(e.task_id, e.fact) for e in episodes_of(store, run)}
         assert ("bandit/long", "skipped:too_long") in facts and run.step == 2
         assert {fact for task, fact in facts if task == "bandit/short"} <= {"trained", "skipped:zero_variance"}
@@ -443,5 +445,5 @@ def test_a_question_without_a_terminal_is_answered_with_no(project: Path, cli: C
     assert cli(project, "train", "--steps", "1")[0] == 0
     code, _, err = cli(project, "runs", "delete", "bandit-grpo")
     with store_of(project) as store:
-        assert [run.name for run in store.runs()] == ["bandit-grpo"]
+        assert [run.name for run in store.runs.all()] == ["bandit-grpo"]
     assert code == 1 and "--yes" in err

@@ -120,7 +120,7 @@ async def test_views_scores_saves_and_replay(chatting: Callable[..., Any]) -> No
         await chat.pilot.press("enter")
         await until(chat.pilot, lambda: isinstance(chat.pilot.app.screen, ReplayScreen))
         with Store.open(chat.db, readonly=True) as store:
-            assert store.episode("last").kind == "chat"
+            assert store.episodes.get("last").kind == "chat"
         await chat.pilot.press("q")
         await until(chat.pilot, lambda: isinstance(chat.pilot.app.screen, ChatScreen))
 

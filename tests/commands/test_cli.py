@@ -242,7 +242,7 @@ def test_ctrl_c_is_130() -> None:
 def test_rename_tells_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     db = tmp_path / "a.db"
     with Store.open(db) as store:
-        run = store.add_run(RunRow(id="", name="fox"))
+        run = store.runs.add(RunRow(id="", name="fox"))
     assert main(["runs", "rename", "fox", "owl", "--json", "--db", str(db)]) == 0
     assert json.loads(capsys.readouterr().out) == {"id": run.id, "name": "owl", "before": "fox"}
 
@@ -254,9 +254,9 @@ def test_episodes_of_a_dead_run_are_interrupted(tmp_path: Path, capsys: pytest.C
     process.wait()
     with Store.open(db) as store:
         for name, pid in (("dead", process.pid), ("alive", os.getpid())):
-            store.add_run(RunRow(id=name, name=name, pid=pid))
+            store.runs.add(RunRow(id=name, name=name, pid=pid))
             for kind in ("train", "eval"):
-                store.start_episode(Episode(f"{name}-{kind}", "t", run_id=name, step=1, group_id=kind, kind=kind))
+                store.episodes.start(Episode(f"{name}-{kind}", "t", run_id=name, step=1, group_id=kind, kind=kind))
 
     def outcomes() -> dict[str, str]:
         assert main(["ls", "--format", "csv", "--db", str(db)]) == 0
@@ -269,8 +269,8 @@ def test_episodes_of_a_dead_run_are_interrupted(tmp_path: Path, capsys: pytest.C
     assert main(["show", "alive-train", "--db", str(db)]) == 0
     assert "\nrunning   reward" in capsys.readouterr().out
     with Store.open(db) as store:
-        assert store.clear_live("dead") == 2
-        rows = [store.episode_row(name) for name in dead]
+        assert store.episodes.cancel("dead") == 2
+        rows = [store.episodes.row(name) for name in dead]
     assert [(row.outcome, row.fact) for row in rows] == [
         (Outcome.CANCELLED, "skipped:cancelled"),
         (Outcome.CANCELLED, ""),

@@ -29,8 +29,7 @@ from agentrl_cli.servers.tool_server.journal import Journal
 from agentrl_cli.servers.tool_server.trajectories import Trajectories
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.filters import compile_filter, compile_sort, fields
-from agentrl_cli.store.grep import grep
-from agentrl_cli.store.sql import run_query
+from agentrl_cli.store.queries import grep, run_query
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.tasks.sources import source_of
 from agentrl_cli.tools import tool
@@ -43,7 +42,7 @@ DEEP = 50_000
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     with Store.open(tmp_path_factory.mktemp("hostile") / "a.db") as opened:
-        opened.add_run(RunRow(id="r1", name="grpo-07"))
+        opened.runs.add(RunRow(id="r1", name="grpo-07"))
         turn = Turn(0, "assistant", ({"role": "assistant", "content": "one, two (three"},), 0, 0)
         episode = Episode(
             "a",
@@ -55,7 +54,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
             tokens=Tokens.empty(),
             outcome=Outcome.FAILED,
         )
-        opened.add_episodes([episode])
+        opened.episodes.add([episode])
         yield opened
 
 
@@ -70,7 +69,7 @@ def pieces(rng: random.Random, parts: list[str], most: int) -> str:
 def test_commas_alone(store: Store, name: str) -> None:
     for text in (f"{name}:,", f"-{name}:,,,", f'{name}:","'):
         try:
-            store.episode_ids(text)
+            store.episodes.ids(text)
         except UsageError as error:
             assert error.message and name in error.message
     if name != "text":
@@ -86,14 +85,14 @@ def test_many_terms(store: Store) -> None:
         "id:a," + ",".join(f"id{n}" for n in many[1:]),
         "tool:" + ",".join(f"-{n}*" for n in many),
     ):
-        store.episode_ids(text)
-    assert len(store.episode_ids("id:a," + ",".join(map(str, many[1:])))) == 1
+        store.episodes.ids(text)
+    assert len(store.episodes.ids("id:a," + ",".join(map(str, many[1:])))) == 1
     for text in (" ".join(["step:1"] * 1100), "step:" + ",".join(["1"] * 1100), "x " * 1001):
         with pytest.raises(UsageError, match="more than 1,000 terms"):
             compile_filter(text)
     with pytest.raises(UsageError, match="more than 10,000 characters"):
         compile_filter("text:" + "a" * 60_000)
-    store.episode_ids('text:"' + "%" * 9_999 + '"')
+    store.episodes.ids('text:"' + "%" * 9_999 + '"')
     assert compile_sort(",".join(["reward", "-step"] * 3_000)).count("NULLS LAST") == 2
 
 
@@ -105,7 +104,7 @@ def test_filters_at_random(store: Store) -> None:
     for _ in range(4_000):
         text = pieces(rng, parts, 8)
         try:
-            store.episode_ids(text, "-time,reward")
+            store.episodes.ids(text, "-time,reward")
             ran += 1
         except UsageError as error:
             error.message.encode()
@@ -113,7 +112,7 @@ def test_filters_at_random(store: Store) -> None:
     for _ in range(1_000):
         text = pieces(rng, ["-", "+", ",", "reward", "time", "step", "x", " ", "\ud800"], 6)
         with contextlib.suppress(UsageError):
-            store.episode_ids("", text)
+            store.episodes.ids("", text)
 
 
 SQL = (
@@ -139,7 +138,7 @@ def test_sql(store: Store) -> None:
             list(run_query(Path(store.path), sql, timeout=10)[1])
         except UsageError as error:
             assert error.message
-    assert len(store.runs()) == 1
+    assert len(store.runs.all()) == 1
 
 
 def test_patterns(store: Store) -> None:

@@ -52,7 +52,7 @@ def test_an_empty_split(tmp_path: Path, model: Path, cli: Cli) -> None:
     code, out, err = cli("rollout")
     assert code == 2 and "The split train has no rows" in err and not out
     with Store.open(tmp_path / "runs" / "agentrl.db", readonly=True) as store:
-        assert not store.runs()
+        assert not store.runs.all()
     for command in ("train", "eval"):
         code, _, err = cli(command)
         assert code == 2 and "Error: " in err, command
@@ -175,13 +175,13 @@ async def test_a_call_by_hand_is_saved(tmp_path: Path) -> None:
     await made.call("calculator", {"nope": 1})
     with Store.open(tmp_path / "s.db") as store:
         saved = made.save(store)
-        first, second = store.episode_row(saved).note.splitlines()
+        first, second = store.episodes.row(saved).note.splitlines()
         assert first == "by hand before turn 2: calculator(expression='6*7') → 42"
         assert second.startswith("by hand before turn 2: calculator(nope=1) → bad_arguments")
-        store.set_note(saved, f"mine\n{first}\n{second}")
+        store.marks.note(saved, f"mine\n{first}\n{second}")
         await made.user("again")
         await made.call("calculator", {"expression": "1+1"})
         await made.undo()  # the third call came after what is taken back
         made.save(store)
-        assert store.episode_row(saved).note == f"mine\n{first}\n{second}"
-        assert len(store.episode(saved).turns) == 2
+        assert store.episodes.row(saved).note == f"mine\n{first}\n{second}"
+        assert len(store.episodes.get(saved).turns) == 2

@@ -31,19 +31,21 @@ from agentrl_cli.types import (
 def make(path: Path) -> None:
     """Two runs; four episodes of one group, each with a call, a failing tool and an answer."""
     with Store.open(path) as store:
-        store.add_run(RunRow(id="1aaa", name="grpo-07", status="finished", dir="grpo-07", total_steps=4, started=1.7e9))
-        store.add_run(RunRow(id="1bbb", name="grpo-08", started=1.7e9 + 9))
-        store.put_tokenizer("h", json.dumps({"byte_tokenizer": ["<|im_end|>"]}))
+        store.runs.add(
+            RunRow(id="1aaa", name="grpo-07", status="finished", dir="grpo-07", total_steps=4, started=1.7e9)
+        )
+        store.runs.add(RunRow(id="1bbb", name="grpo-08", started=1.7e9 + 9))
+        store.tokenizers.add("h", json.dumps({"byte_tokenizer": ["<|im_end|>"]}))
         for n in range(4):
             episode = episode_of(n)
-            store.finish_episode(episode, tokenizer="h")
+            store.episodes.finish(episode, tokenizer="h")
             column = np.where(episode.tokens.trained_mask, 0.25, np.nan).astype(np.float32)
             clipped = np.zeros(len(column), np.int8)
-            store.add_signals(episode.id, TrainSignals(column, column, column, clipped, column))
-        store.add_tag("1e0", "seen")
-        store.add_step("1aaa", 1, {"reward": 0.5, "kl": float("nan")})
-        store.add_eval(EvalRow("1aaa", 1, "step-1", n_tasks=10, n_samples=4, pass_rate=0.5, low=0.4, high=0.6))
-        store.add_checkpoint("1aaa", 1, "grpo-07/checkpoints/step_1", {})
+            store.signals.add(episode.id, TrainSignals(column, column, column, clipped, column))
+        store.marks.tag("1e0", "seen")
+        store.runs.add_step("1aaa", 1, {"reward": 0.5, "kl": float("nan")})
+        store.runs.add_eval(EvalRow("1aaa", 1, "step-1", n_tasks=10, n_samples=4, pass_rate=0.5, low=0.4, high=0.6))
+        store.runs.add_checkpoint("1aaa", 1, "grpo-07/checkpoints/step_1", {})
     (path.parent / "grpo-07" / "checkpoints").mkdir(parents=True)
 
 
@@ -233,7 +235,7 @@ def test_runs_delete_never_leaves_the_runs_folder(run: Out, db: Path, tmp_path: 
     outside.mkdir()
     for place in ("../precious", str(outside), ".", ".."):
         with Store.open(db) as store:
-            item = store.add_run(RunRow(id="", name="odd", status="finished", dir=place))
+            item = store.runs.add(RunRow(id="", name="odd", status="finished", dir=place))
         assert run("runs", "delete", item.name, "--yes")[0] == 0
     assert outside.is_dir() and db.exists() and (db.parent / "grpo-07").is_dir()
 
@@ -257,9 +259,9 @@ def test_db(run: Out, db: Path, tmp_path: Path) -> None:
     assert json.loads(run("db", "prune", "--dry-run", "--json")[1]) == {"what": "numbers", "episodes": 2, "done": False}
     assert json.loads(run("db", "prune", "--keep", "", "--yes", "--json")[1])["episodes"] == 4
     with Store.open(db, readonly=True) as store:
-        assert store.signals("1e0") is None and np.isnan(store.episode("1e0").tokens.logp_policy).all()
+        assert store.signals.get("1e0") is None and np.isnan(store.episodes.get("1e0").tokens.logp_policy).all()
     with Store.open(copy, readonly=True) as store:
-        assert store.signals("1e0") is not None
+        assert store.signals.get("1e0") is not None
     assert run("db", "prune", "--older-than", "soon")[0] == 2
     assert run("db", "prune", "--keep", "bset")[0] == 2
     assert run("db", "vacuum")[0] == 0

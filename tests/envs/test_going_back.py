@@ -143,10 +143,12 @@ def fill(path: Path) -> str:
 
     async def make() -> str:
         with Store.open(path) as store:
-            store.put_tokenizer(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
-            store.add_tasks([task])
+            store.tokenizers.add(
+                tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials)
+            )
+            store.tasks.add([task])
             settings = config.model_dump(mode="json")
-            row = store.add_run(RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=settings))
+            row = store.runs.add(RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=settings))
             policy = ScriptedPolicy([python("x = 1"), "Answer: 1"], tokenizer)
             async with await Sandbox.open(config.sandbox) as sandbox:
                 rollout = Rollout(policy, Chat(tokenizer), {pack.name: pack}, config, store=store, sandbox=sandbox)
@@ -159,13 +161,13 @@ async def test_samples_of_a_what_if_share_a_world_that_goes_back(sandbox: Sandbo
     db, script, out = tmp_path / "a.db", tmp_path / "script.json", io.StringIO()
     episode = await asyncio.to_thread(fill, db)
     with Store.open(db, readonly=True) as store:
-        turn = next(turn.index for turn in store.episode(episode).turns if turn.role == "tool") + 1
+        turn = next(turn.index for turn in store.episodes.get(episode).turns if turn.role == "tool") + 1
     script.write_text(json.dumps([python("x += 1; x"), "Answer: 2"]))
     given = ["--db", str(db), "--episode", episode, "--turn", str(turn), "--samples", str(PARALLEL + 3)]
     assert await run([*given, "--model", "scripted", "--script", str(script)], out) == 0
     children = [json.loads(line) for line in out.getvalue().splitlines() if '"child"' in line]
     with Store.open(db, readonly=True) as store:
-        seen = [store.episode(child["episode"]).turns[turn + 1].results[0] for child in children]
+        seen = [store.episodes.get(child["episode"]).turns[turn + 1].results[0] for child in children]
     assert [(result.text, result.level) for result in seen] == [("2", "ns")] * (PARALLEL + 3)
 
 

@@ -98,7 +98,7 @@ async def test_gsm8k() -> None:
 async def test_turns_of_the_user_are_stored_with_their_rewards(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db") as store:
         done = await play(pack(GuessNumber, GUESS), ["50", "30", "42"], store)
-        kept = store.episode(done.id)
+        kept = store.episodes.get(done.id)
     assert done.outcome is Outcome.SOLVED and kept.turns == done.turns
     users = [turn for turn in kept.turns if turn.role == "user"]
     assert [(turn.messages[0]["content"], turn.reward) for turn in users] == [

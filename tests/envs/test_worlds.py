@@ -89,10 +89,10 @@ async def play(path: Path, pack: Pack, task: Task, said: list[str], weights: dic
     tokenizer, settings = ByteTokenizer(), config()
     settings.rewards = weights
     with Store.open(path) as store:
-        store.put_tokenizer(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
-        store.add_tasks([task])
+        store.tokenizers.add(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
+        store.tasks.add([task])
         run_config = settings.model_dump(mode="json")
-        row = store.add_run(RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=run_config))
+        row = store.runs.add(RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=run_config))
         rollout = Rollout(ScriptedPolicy(said, tokenizer), Chat(tokenizer), {pack.name: pack}, settings, store=store)
         return (await rollout.run([Job(task, 0, 0, "g", 1, row.id, "train")]))[0].id
 
@@ -136,13 +136,13 @@ async def test_a_reroll_goes_on_with_the_simulated_user_from_where_it_was(tmp_pa
     db, (pack, task) = tmp_path / "a.db", guess()
     episode = await play(db, pack, task, ["10", "15", "1", "1", "1", "1"], {})
     with Store.open(db, readonly=True) as store:
-        assert store.episode(episode).outcome is Outcome.TRUNCATED_TURNS
+        assert store.episodes.get(episode).outcome is Outcome.TRUNCATED_TURNS
     code, events = await what_if(db, episode, "--turn", "4", "--samples", "18", *scripted(tmp_path, "11", "12"))
     children = [event for event in events if event["ev"] == "child"]
     assert code == 0 and [event["outcome"] for event in children] == ["solved"] * 18, events[-1]
     assert not [event for event in events if event["ev"] == "diverged"]
     with Store.open(db, readonly=True) as store:
-        kept = store.episode(children[-1]["episode"])  # of a lane that was used before
+        kept = store.episodes.get(children[-1]["episode"])  # of a lane that was used before
     said = [turn.messages[0]["content"] for turn in kept.turns if turn.role == "user"]
     assert said == ["From 1 to 20.", "higher", "higher"]
     assert [turn.reward for turn in kept.turns if turn.role == "user"] == [None, 0.1, 0.1]
@@ -155,7 +155,7 @@ async def test_a_turn_that_was_cut_is_answered_by_nobody(tmp_path: Path) -> None
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+1"}}\n</tool_call>'
     episode = await play(db, pack, pack.tasks("train")[0], [call + "x" * 300], {})
     with Store.open(db, readonly=True) as store:
-        made = store.episode(episode)
+        made = store.episodes.get(episode)
     assert made.outcome is Outcome.TRUNCATED_TOKENS and made.tool_calls == 1
     code, events = await what_if(db, episode, "--rerun")
     assert code == 0 and not [event for event in events if event["ev"] == "rerun"]
@@ -168,14 +168,14 @@ async def test_a_world_that_answers_otherwise_diverges(tmp_path: Path) -> None:
     db, (pack, task) = tmp_path / "a.db", guess()
     episode = await play(db, pack, task, ["10", "12"], {})
     with Store.open(db) as store:
-        store.add_tasks([guess(3)[1]])
+        store.tasks.add([guess(3)[1]])
         with store.transaction() as conn:
             conn.execute("UPDATE tasks SET data=json_set(data, '$.secret', 3)")
     code, events = await what_if(db, episode, "--turn", "4", *scripted(tmp_path, "3"))
     told = [event["diverged"] for event in events if event["ev"] == "diverged"]
     assert code == 0 and told == ["diverged at turn 2 (the user)"]
     with Store.open(db, readonly=True) as store:
-        kept = store.episode(next(event["episode"] for event in events if event["ev"] == "child"))
+        kept = store.episodes.get(next(event["episode"] for event in events if event["ev"] == "child"))
     assert [turn.index for turn in kept.turns if turn.diverged] == [3] and "DIVERGED" in kept.flags
     (flag,) = [flag for flag in find_flags(kept) if flag.name == "DIVERGED"]
     assert (flag.turn, flag.evidence) == (3, "diverged at turn 3: run again, the user said otherwise")
@@ -197,7 +197,7 @@ async def test_an_environment_of_the_packs_own_works_in_what_ifs(tmp_path: Path)
     children = [event["episode"] for event in events if event["ev"] == "child"]
     with Store.open(db, readonly=True) as store:
         for child in children:
-            kept = store.episode(child)
+            kept = store.episodes.get(child)
             said = [turn.messages[0]["content"] for turn in kept.turns if turn.role == "user"]
             assert said == ["A door. Say the word.", "1 wrong", "2 wrong"] and kept.solved
             assert kept.reward == pytest.approx(1.0 + 2.0 * 0.8)
@@ -324,7 +324,7 @@ def test_a_chat_in_one_command_speaks_json(tmp_path: Path, capsys: pytest.Captur
     assert turns[1]["content"] == "12*4.5?\nPlease." and turns[3]["results"][0]["text"] == "54"
     assert len(turns[4]["ids"]) == len(turns[4]["logp"]) and "tokenizer" not in events[0]
     with Store.open(tmp_path / "c.db", readonly=True) as store:
-        assert store.episode(events[-2]["episode"]).kind == "chat"
+        assert store.episodes.get(events[-2]["episode"]).kind == "chat"
     assert main([*command, "--json", "--say", "/bogus"]) == 1
     assert "no command /bogus" in json.loads(capsys.readouterr().out.splitlines()[-1])["message"]
     assert main([*command, "--say", "12*4.5?"]) == 0

@@ -12,7 +12,7 @@ from agentrl_cli.registry import load_file
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 
 
-@pytest.mark.parametrize("name", ["cli", "config"])
+@pytest.mark.parametrize("name", ["cli", "config", "store"])
 def test_generated_pages_are_current(name: str) -> None:
     maker = DOCS / f"make_{name}.py"
     assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == load_file(maker).render(), (

@@ -163,8 +163,8 @@ async def trainer_of(
 def episodes_of(store: Store, run: RunRow, step: int | None = None) -> list[Episode]:
     """The training episodes of a run, oldest first."""
     where = "kind:train" + (f" step:{step}" if step is not None else "")
-    rows = store.episode_rows(store.episode_ids(where, "time", run=run.id))
-    return [store.episode(row.id) for row in rows]
+    rows = store.episodes.rows(store.episodes.ids(where, "time", run=run.id))
+    return [store.episodes.get(row.id) for row in rows]
 
 
 # --- the command line in a process of its own ------------------------------------------------------------------------

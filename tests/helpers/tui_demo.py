@@ -196,7 +196,7 @@ def fill(path: Path, *, steps: int = 120, group: int = 8) -> str:
     words = Words()
     episodes = [episode(words, sample, solved=sample in (1, 4, 6), step=steps) for sample in range(1, group + 1)]
     with Store.open(path) as store:
-        run = store.add_run(
+        run = store.runs.add(
             RunRow(
                 id="run7",
                 name="grpo-07",
@@ -210,17 +210,19 @@ def fill(path: Path, *, steps: int = 120, group: int = 8) -> str:
             )
         )
         for step in range(1, steps + 1):
-            store.add_step(run.id, step, metrics_of(step))
+            store.runs.add_step(run.id, step, metrics_of(step))
         for step in range(0, steps + 1, 20):
             rate = 0.1 + 0.34 * (1 - math.exp(-step / 50))
-            store.add_eval(EvalRow(run.id, step, f"step-{step}", "test", 150, 4, rate, rate - 0.05, rate + 0.05))
-        store.put_tokenizer("words", words.json(), "", {})
+            store.runs.add_eval(EvalRow(run.id, step, f"step-{step}", "test", 150, 4, rate, rate - 0.05, rate + 0.05))
+        store.tokenizers.add("words", words.json(), "", {})
         for ep in episodes:
-            store.finish_episode(ep)
-            store.add_signals(ep.id, signals_of(ep))
-        store.add_checkpoint(run.id, 100, "grpo-07/checkpoints/step_100", {"eval": 0.44}, "best")
-        store.add_alert(run.id, "warn", "tool_errors", 0.09, 0.05, "tool error rate 3% to 9% since step 60 (BADARG)")
-        store.add_log(run.id, "info", f"step {steps} reward 0.41 kl 0.021 len 812 37.1s")
+            store.episodes.finish(ep)
+            store.signals.add(ep.id, signals_of(ep))
+        store.runs.add_checkpoint(run.id, 100, "grpo-07/checkpoints/step_100", {"eval": 0.44}, "best")
+        store.journal.add_alert(
+            run.id, "warn", "tool_errors", 0.09, 0.05, "tool error rate 3% to 9% since step 60 (BADARG)"
+        )
+        store.journal.add_log(run.id, "info", f"step {steps} reward 0.41 kl 0.021 len 812 37.1s")
         running = replace(
             episodes[2],
             id="ep_live",
@@ -234,10 +236,10 @@ def fill(path: Path, *, steps: int = 120, group: int = 8) -> str:
             ended=0.0,
             started=time.time() - 3,
         )
-        store.start_episode(running)
+        store.episodes.start(running)
         for turn in running.turns[:3]:
-            store.add_turn(running.id, turn, running.tokens.slice(turn.start, turn.end))
-        store.set_live(running.id, AgentState.GENERATING, 3, "<think> Now add 3.9")
+            store.episodes.add_turn(running.id, turn, running.tokens.slice(turn.start, turn.end))
+        store.live.set(running.id, AgentState.GENERATING, 3, "<think> Now add 3.9")
     return run.id
 
 

@@ -38,10 +38,10 @@ def fill_still(path: Path) -> None:
     """The invented run and a small earlier one, finished, every time of day the same."""
     demo.fill(path)
     with Store.open(path) as store:
-        store.add_run(RunRow("run6", "grpo-06", model="tiny", pack="calc-task", status="finished", total_steps=400))
+        store.runs.add(RunRow("run6", "grpo-06", model="tiny", pack="calc-task", status="finished", total_steps=400))
         for step in range(1, 41):
-            store.add_step("run6", step, {"reward": 0.3})
-        store.update_run("run7", status="finished")
+            store.runs.add_step("run6", step, {"reward": 0.3})
+        store.runs.update("run7", status="finished")
     with sqlite3.connect(path) as conn:
         conn.execute("UPDATE steps SET at=? + 40 * step", (1.7e9,))
         conn.execute("UPDATE episodes SET started=? WHERE outcome IS NULL", (STOOD - 3,))
@@ -167,7 +167,7 @@ def replay(reader: Reader) -> Screen[Any]:
 
 def versus(reader: Reader) -> Screen[Any]:
     with Store.open(reader.path, readonly=True) as store:
-        return VersusScreen(reader, store.siblings(EP), (0, 2))
+        return VersusScreen(reader, store.episodes.siblings(EP), (0, 2))
 
 
 MORE: dict[str, tuple[Make, tuple[str, ...], str]] = {

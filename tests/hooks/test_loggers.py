@@ -192,7 +192,7 @@ async def test_a_failing_logger_never_stops_a_run(tmp_path: Path, caplog: pytest
     with caplog.at_level(logging.WARNING, "agentrl.hooks"):
         async with trainer_of(tmp_path / "p", model, [broken, closed], train={"steps": 2}) as trainer:
             run = await trainer.train()
-            assert (run.status, run.step) == ("finished", 2) and len(trainer.store.steps(run.id)) == 2
+            assert (run.status, run.step) == ("finished", 2) and len(trainer.store.runs.steps(run.id)) == 2
     told = [record.getMessage() for record in caplog.records if record.name == "agentrl.hooks"]
     assert len(told) == 2, "each is told once"
     assert any("broken failed (ConnectionError: no server)" in text for text in told)

@@ -331,7 +331,7 @@ def test_what_a_cpu_cannot_train_is_refused_before_anything_is_written(
     assert said in capfd.readouterr().err
     if (project / "runs" / "agentrl.db").is_file():
         with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-            assert not store.runs()
+            assert not store.runs.all()
 
 
 def test_the_entropy_coefficient_is_steered() -> None:

@@ -139,10 +139,10 @@ def test_an_episode_that_was_cut_off_goes_on_with_the_value_of_where_it_was_left
             np.testing.assert_allclose(found[mask], expected, atol=1e-5)
             assert len(signals[episode.id].logp_train) == len(mask)
         with Store.open(tmp_path / f"{on}.db") as store:
-            run = store.add_run(RunRow(id="", name="r", model="m", pack="p", total_steps=1))
-            store.add_episodes(episode.with_(run_id=run.id, step=1) for episode in group)
+            run = store.runs.add(RunRow(id="", name="r", model="m", pack="p", total_steps=1))
+            store.episodes.add(episode.with_(run_id=run.id, step=1) for episode in group)
             for episode in group:
-                store.add_signals(episode.id, signals[episode.id])
+                store.signals.add(episode.id, signals[episode.id])
             again = estimate(group, learner.config, store)
         for episode, advantages in zip(group, again, strict=True):
             kept = signals[episode.id].advantage[episode.tokens.trained_mask]
@@ -205,12 +205,14 @@ def ending(project: Path) -> dict[str, Any]:
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         run = only_run(store)
         assert (run.status, run.step, run.error) == ("finished", STEPS, "")
-        last = next(Path(c.path) for c in store.checkpoints(run.id) if c.kind == "last")
-        rows = store.episode_rows(store.episode_ids(f"step:1..{STEPS}", "time", run=run.id))
+        last = next(Path(c.path) for c in store.runs.checkpoints(run.id) if c.kind == "last")
+        rows = store.episodes.rows(store.episodes.ids(f"step:1..{STEPS}", "time", run=run.id))
         kept = {
             (r.kind, r.step, r.group_id, r.sample): (r.reward, r.fact, r.advantage) for r in rows if r.kind != "eval"
         }
-        steps = [{k: v for k, v in row.items() if not k.startswith(("time/", "at"))} for row in store.steps(run.id)]
+        steps = [
+            {k: v for k, v in row.items() if not k.startswith(("time/", "at"))} for row in store.runs.steps(run.id)
+        ]
     (file,) = [*last.glob("model.safetensors"), *last.glob("adapter_model.safetensors")]
     state = torch.load(last / "trainer.pt", weights_only=True)
     return {"weights": file.read_bytes(), "state": _plain(state), "episodes": kept, "steps": steps}
@@ -252,7 +254,7 @@ def test_remax_compares_with_a_greedy_attempt_that_is_stored_and_not_trained(tmp
         async with trainer_of(tmp_path / "p", folder, algo={"advantage": "remax"}) as trainer:
             done = await trainer.train()
             store = trainer.store
-            rows = store.episode_rows(store.episode_ids("kind:baseline step:1", "time", run=done.id))
+            rows = store.episodes.rows(store.episodes.ids("kind:baseline step:1", "time", run=done.id))
             assert len(rows) == 2 and {row.fact for row in rows} == {"skipped:baseline"}
             greedy = {(row.group_id or "").removesuffix("-greedy"): row.reward for row in rows}
             trained = episodes_of(store, done, step=1)
@@ -263,7 +265,7 @@ def test_remax_compares_with_a_greedy_attempt_that_is_stored_and_not_trained(tmp
                 )
             later = [float(a.mean()) for a in estimate(trained, trainer.config, store)]
             assert later == pytest.approx([episode.advantage for episode in trained], abs=1e-6), "rescore finds them"
-            again = store.episode(rows[0].id)
+            again = store.episodes.get(rows[0].id)
             best = again.tokens.top_ids[again.tokens.trained_mask][:, 0]
             assert again.tokens.ids[again.tokens.trained_mask].tolist() == best.tolist()
 

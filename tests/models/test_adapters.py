@@ -43,9 +43,9 @@ async def test_an_adapter_trains_resumes_and_merges(tmp_path: Path, model: Path,
                 run = await trainer.train()
         async with trainer_of(folder, model, run=run, **sections) as trainer:
             done = await trainer.train()
-            gaps = [row["sampling/sampling_logp_difference/max"] for row in trainer.store.steps(done.id)]
+            gaps = [row["sampling/sampling_logp_difference/max"] for row in trainer.store.runs.steps(done.id)]
             assert max(gaps) < 1e-4, "sampler and trainer are the same model"
-            last = next(Path(c.path) for c in trainer.store.checkpoints(done.id) if c.kind == "last")
+            last = next(Path(c.path) for c in trainer.store.runs.checkpoints(done.id) if c.kind == "last")
             ends.append((last / "adapter_model.safetensors").read_bytes())
             trained = {n: p.detach() for n, p in trainer.loaded.model.named_parameters() if p.requires_grad}
             assert any("magnitude" in name for name in trained) is (kind == "use_dora")

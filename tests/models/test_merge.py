@@ -128,17 +128,17 @@ def test_the_model_card_says_where_it_comes_from(base_folder: Path, tmp_path: Pa
     shutil.copytree(base_folder, folder)
     with Store.open(tmp_path / "a.db") as store:
         config = {"algo": {"advantage": "grpo", "loss": "ppo_clip"}, "train": {"lr": 0.0001}}
-        run = store.add_run(
+        run = store.runs.add(
             RunRow(
                 id="", name="fox", model="Qwen/Qwen2.5-0.5B", pack="calc-task", seed=7, total_steps=60, config=config
             )
         )
-        store.add_checkpoint(run.id, 40, folder, {}, "best")
-        store.add_eval(EvalRow(run.id, 40, "step-40", "test", 150, 4, 0.912, 0.88, 0.94))
-        store.add_eval(EvalRow(run.id, 20, "step-20", "test", 150, 4, 0.5, 0.4, 0.6))
-        after = store.add_run(RunRow(id="", name="eval-fox", kind="eval", parent_id=run.id, parent_step=40))
-        store.add_eval(EvalRow(after.id, 40, "fox@best", "test", 168, 4, 0.93, 0.9, 0.95))
-        store.add_eval(EvalRow(after.id, 40, "fox@best", "test", 168, 4, 0.1, 0.0, 0.2, {"tools": False}))
+        store.runs.add_checkpoint(run.id, 40, folder, {}, "best")
+        store.runs.add_eval(EvalRow(run.id, 40, "step-40", "test", 150, 4, 0.912, 0.88, 0.94))
+        store.runs.add_eval(EvalRow(run.id, 20, "step-20", "test", 150, 4, 0.5, 0.4, 0.6))
+        after = store.runs.add(RunRow(id="", name="eval-fox", kind="eval", parent_id=run.id, parent_step=40))
+        store.runs.add_eval(EvalRow(after.id, 40, "fox@best", "test", 168, 4, 0.93, 0.9, 0.95))
+        store.runs.add_eval(EvalRow(after.id, 40, "fox@best", "test", 168, 4, 0.1, 0.0, 0.2, {"tools": False}))
         done = merge("fox@best", tmp_path / "out", Config(), base=tmp_path, store=store)
         with pytest.raises(NotFound, match="bset"):
             merge("fox@bset", tmp_path / "out2", Config(), base=tmp_path, store=store)
@@ -199,8 +199,8 @@ def test_the_command(base_folder: Path, tmp_path: Path, capfd: pytest.CaptureFix
     assert main(["merge", str(out), *place]) == 2
     assert "Nothing was trained" in capfd.readouterr().err
     with Store.open(project / "runs" / "agentrl.db") as store:
-        run = store.add_run(RunRow(id="", name="fox", model="tiny"))
-        store.add_checkpoint(run.id, 40, base_folder, {}, "last")
+        run = store.runs.add(RunRow(id="", name="fox", model="tiny"))
+        store.runs.add_checkpoint(run.id, 40, base_folder, {}, "last")
     assert main(["merge", str(out), *place, "--json"]) == 0
     read = json.loads(capfd.readouterr().out)
     assert (read["folder"], read["adapter"], read["dtype"]) == (str(out), False, "float32")

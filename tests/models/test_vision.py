@@ -264,7 +264,7 @@ def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
             trainer.rollout.policy = directed
             row = await trainer.train()
             assert row.status == "finished", row.error
-            gaps = [m["sampling/sampling_logp_difference/max"] for m in trainer.store.steps(row.id)]
+            gaps = [m["sampling/sampling_logp_difference/max"] for m in trainer.store.runs.steps(row.id)]
             assert len(gaps) == 2 and max(gaps) < 1e-4
             return episodes_of(trainer.store, row)
 

@@ -48,7 +48,7 @@ async def test_training_with_a_server(tmp_path: Path, model: Path, kind: str, ad
         more: dict[str, Any] = {"adapter": {"enabled": adapter, "r": 2}, "train": {"steps": 3, "lr": 1e-2}}
         async with trainer_of(tmp_path, model, remote=remote, **more) as trainer:
             run = await trainer.train()
-            metrics = {row["step"]: row for row in trainer.store.steps(run.id)}
+            metrics = {row["step"]: row for row in trainer.store.runs.steps(run.id)}
             episodes = episodes_of(trainer.store, run)
         left = sorted(path.name for path in (tmp_path / "runs" / "remote").iterdir())
     assert run.status == "finished" and len(episodes) == 24 and all(e.fact for e in episodes)
@@ -68,7 +68,7 @@ async def test_a_restart_between_two_requests_is_noticed(tmp_path: Path, model: 
         more: dict[str, Any] = {"adapter": {"enabled": adapter, "r": 2}, "train": {"steps": 2, "lr": 1e-2}}
         async with trainer_of(tmp_path, model, remote=remote, rollout={"concurrency": 1}, **more) as trainer:
             run = await trainer.train()
-            metrics = {row["step"]: row for row in trainer.store.steps(run.id)}
+            metrics = {row["step"]: row for row in trainer.store.runs.steps(run.id)}
     assert all(metrics[step][GAP] < 1e-4 for step in (1, 2)) and stand_in.generated == 17
 
 
@@ -78,7 +78,7 @@ async def test_sampling_ahead_on_a_server(tmp_path: Path, model: Path) -> None:
         async with trainer_of(tmp_path, model, remote=remote, **more) as trainer:
             assert trainer.loaded.sampler is None
             run = await trainer.train()
-            metrics = {row["step"]: row for row in trainer.store.steps(run.id)}
+            metrics = {row["step"]: row for row in trainer.store.runs.steps(run.id)}
     assert max(m["staleness/max"] for m in metrics.values()) == 1
 
 
@@ -155,7 +155,7 @@ async def test_what_cannot_be(tmp_path: Path, model: Path, monkeypatch: pytest.M
             with pytest.raises(PolicyError, match="401") as refused:
                 await trainer.train()
             assert "remote.api_key_env" in refused.value.hint
-            assert trainer.store.run(trainer.run.id).status == "failed"
+            assert trainer.store.runs.get(trainer.run.id).status == "failed"
         monkeypatch.delenv("SERVER_KEY")
         with pytest.raises(ConfigError, match="SERVER_KEY"):
             async with trainer_of(tmp_path, model, remote=remote):

@@ -186,7 +186,7 @@ async def test_a_training_goes_on_without_the_episodes_that_had_bad_answers(
         async with trainer_of(tmp_path, model, remote=remote, rollout={"concurrency": 1}, **more) as trainer:
             run = await trainer.train()
             found = episodes_of(trainer.store, run)
-            alerts = {alert["name"] for alert in trainer.store.alerts(run.id)}
+            alerts = {alert["name"] for alert in trainer.store.journal.alerts(run.id)}
     await stand_in.close()
     lost = [e for e in found if e.outcome is Outcome.ENV_ERROR]
     assert run.status == "finished" and len(found) == 16 and len(lost) == 2 and "errors" in alerts
@@ -220,12 +220,12 @@ async def test_a_stored_bad_episode_is_skipped_and_never_blocks_a_resume(
                 spoil(trainer.store, episode, field)
         db = Path(trainer.store.path)
     with Store.open(db) as store:
-        row = store.run(run.id)
+        row = store.runs.get(run.id)
     async with trainer_of(tmp_path, model, run=row, **more) as trainer:
         done = await asyncio.wait_for(trainer.train(), 60)
         found = episodes_of(trainer.store, row)
-        step = trainer.store.steps(row.id)[0]
-        alerts = {alert["name"] for alert in trainer.store.alerts(row.id)}
+        step = trainer.store.runs.steps(row.id)[0]
+        alerts = {alert["name"] for alert in trainer.store.journal.alerts(row.id)}
     assert done.status == "finished" and len(found) == 8 and "bad_tokens" in alerts
     assert {e.fact for e in found if e.sample == 1} == {"skipped:bad_tokens"}
     assert {e.fact for e in found if e.sample != 1} == {"trained"} and np.isfinite(step["loss"])
@@ -237,5 +237,5 @@ def spoil(store: Any, episode: Any, field: str) -> None:
     tokens = episode.tokens.slice(turn.start, turn.end)
     values = getattr(tokens, field).copy()
     values[0] = 5_000_000 if field == "ids" else 3.0
-    store.add_turn(episode.id, turn, replace(tokens, **{field: values}))
+    store.episodes.add_turn(episode.id, turn, replace(tokens, **{field: values}))
     store.flush()

@@ -93,4 +93,4 @@ async def test_a_what_if_with_a_server_that_is_not_there(tmp_path: Path) -> None
     code, events = await what_if(db, episode, "--turn", "2", "--project", str(tmp_path))
     assert code and events[-1]["ev"] == "fatal" and "Connection refused" in events[-1]["message"]
     with Store.open(db, readonly=True) as store:
-        assert len(store.episode_ids()) == 1 and store.episode(episode).outcome is Outcome.SOLVED
+        assert len(store.episodes.ids()) == 1 and store.episodes.get(episode).outcome is Outcome.SOLVED

@@ -75,7 +75,7 @@ async def test_training_with_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         remote["processed_logprobs"] = adapter
         async with trainer_of(tmp_path, model, remote=remote, rollout=heat, **more) as trainer:
             run = await trainer.train()
-            rows = trainer.store.steps(run.id)
+            rows = trainer.store.runs.steps(run.id)
         assert run.status == "finished"
         assert [row["sampling/sampling_logp_difference/max"] < 1e-4 for row in rows] == [True] * 3
         for wrong, match in (({"model": "nobody"}, "404: The model `nobody` does not exist"), ({"key": "x"}, "401")):

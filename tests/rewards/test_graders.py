@@ -92,10 +92,10 @@ async def test_a_primary_reward_of_none_is_masked_counted_and_told(tmp_path: Pat
         }
         assert "'even' is None" in nothing[0].error and [p.name for p in nothing[0].reward_parts] == ["length"]
         assert {e.fact for e in found if e.sample != 1} == {"trained"}
-        step = store.steps(run.id)[0]
+        step = store.runs.steps(run.id)[0]
         rest = [e.graded_reward for e in found if e.sample != 1 and e.step == 1]
         assert step["ungraded/even"] == 2 and step["reward"] == pytest.approx(sum(rest) / len(rest))
-        alert = next(a for a in store.alerts(run.id) if a["name"] == "ungraded")
+        alert = next(a for a in store.journal.alerts(run.id) if a["name"] == "ungraded")
     assert alert["value"] == 2 and "(even of 2)" in alert["text"]
 
 
@@ -310,7 +310,7 @@ def test_a_rollout_and_an_eval_of_which_nothing_is_graded_fail(
     assert main(["eval", "--project", str(tmp_path)]) == 1
     assert "None of the 2 attempts could be graded" in capsys.readouterr().err
     with Store.open(tmp_path / "runs" / "agentrl.db", readonly=True) as store:
-        assert {row.reward for row in store.episode_rows(store.episode_ids("", "time"))} == {None}
+        assert {row.reward for row in store.episodes.rows(store.episodes.ids("", "time"))} == {None}
     (tmp_path / "data" / "train.jsonl").write_text("")
     assert main(["rollout", "-n", "2", "--project", str(tmp_path)]) == 2
     assert "has no rows" in capsys.readouterr().err

@@ -156,7 +156,7 @@ async def test_a_run_that_samples_ahead(tmp_path: Path, model: Path, adapter: bo
     async with trainer_of(tmp_path, model, rollout={"async_staleness": 1}, **sections) as trainer:
         run = await trainer.train()
         store = trainer.store
-        metrics = {row["step"]: row for row in store.steps(run.id)}
+        metrics = {row["step"]: row for row in store.runs.steps(run.id)}
         episodes = episodes_of(store, run)
     assert run.status == "finished" and sorted(metrics) == [1, 2, 3, 4]
     assert len(episodes) == 4 * 8 and all(e.fact for e in episodes)
@@ -212,7 +212,7 @@ async def test_resume_goes_on_from_what_was_sampled_ahead(tmp_path: Path, model:
     async with trainer_of(tmp_path, model, hooks=[Dies()], **given) as trainer:
         with pytest.raises((KeyboardInterrupt, asyncio.CancelledError)):
             await trainer.train()
-        run = trainer.store.run(trainer.run.id)
+        run = trainer.store.runs.get(trainer.run.id)
         before = {e.id for e in episodes_of(trainer.store, run) if e.outcome is not Outcome.CANCELLED}
     assert len(before) >= 24
     async with trainer_of(tmp_path, model, run=run, **given) as trainer:
@@ -298,10 +298,10 @@ async def test_an_edited_model_is_measured_alerted_and_corrected(tmp_path: Path,
     async with trainer_of(tmp_path, model, hooks=[Edits()], algo=algo, train={"steps": 3}) as trainer:
         found.append(trainer)
         run = await trainer.train()
-        metrics = {row["step"]: row for row in trainer.store.steps(run.id)}
-        alerts = [a["value"] for a in trainer.store.alerts(run.id) if a["name"] == "mismatch"]
+        metrics = {row["step"]: row for row in trainer.store.runs.steps(run.id)}
+        alerts = [a["value"] for a in trainer.store.journal.alerts(run.id) if a["name"] == "mismatch"]
         rows = [e for e in episodes_of(trainer.store, run, 2) if e.fact == "trained"]
-        signals = [trainer.store.signals(e.id) for e in rows]
+        signals = [trainer.store.signals.get(e.id) for e in rows]
     name = "sampling/sampling_logp_difference/max"
     assert (
         alerts == [pytest.approx(metrics[2][name])]
@@ -341,9 +341,9 @@ async def test_a_hook_that_changes_what_is_drawn_is_corrected(
     async with trainer_of(tmp_path, model, hooks=hooks, algo=algo, train={"steps": 1}) as trainer:
         run = await trainer.train()
         assert trainer.learner.loss_config.correction == ("tis" if hooked and correction == "auto" else "none")
-        metrics = trainer.store.steps(run.id)[0]
+        metrics = trainer.store.runs.steps(run.id)[0]
         rows = [e for e in episodes_of(trainer.store, run) if e.fact == "trained"]
-        signals = [trainer.store.signals(e.id) for e in rows]
+        signals = [trainer.store.signals.get(e.id) for e in rows]
     total = sum(int(e.trained_tokens) for e in rows)
     seen = []
     for episode, own in zip(rows, signals, strict=True):

@@ -24,6 +24,7 @@ from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout, seed_of
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.episodes import Episodes
 from agentrl_cli.tasks import Pack
 from agentrl_cli.tools import Tool, tool
 from agentrl_cli.types import Episode, Fact, Generation, Origin, Outcome, Sampling, StopReason, Task, ToolResult
@@ -113,16 +114,16 @@ async def test_an_image_for_a_model_that_reads_text_is_refused() -> None:
 async def test_an_episode_with_a_tool(tmp_path: Path) -> None:
     pack, said = pack_of(), [call("add", a=2, b=3), "5"]
     with Store.open(tmp_path / "a.db") as store:
-        run = store.add_run(RunRow(id="", name="fox"))
-        store.add_tasks(pack.tasks("train"))
+        run = store.runs.add(RunRow(id="", name="fox"))
+        store.tasks.add(pack.tasks("train"))
         rollout = rollout_of(pack, said, store=store)
         episode = await rollout.episode(job_of(pack, run_id=run.id, step=3, group_id="g", sample=2, kind="train"))
-        stored = store.episode(episode.id)
+        stored = store.episodes.get(episode.id)
         back = stored.tokens
         assert stored == episode.with_(tokens=back)
         for name in ("ids", "origin", "logp_sampled", "logp_policy", "entropy", "top_ids", "top_logps"):
             assert np.array_equal(getattr(back, name), getattr(episode.tokens, name), equal_nan=name != "ids"), name
-        assert not store.live(run.id)
+        assert not store.live.all(run.id)
     assert (episode.outcome, episode.reward, episode.primary) == (Outcome.SOLVED, 1.0, 1.0)
     assert [turn.role for turn in episode.turns] == ["system", "user", "assistant", "tool", "assistant"]
     assert (episode.tool_calls, episode.tool_errors, episode.step, episode.sample) == (1, 0, 3, 2)
@@ -310,7 +311,7 @@ async def test_a_result_that_overflows_is_stored_as_it_was(tmp_path: Path) -> No
             pack, [call("recite", count=50), "5"], store=store, max_tokens=900, max_observation_tokens=880
         )
         episode = await rollout.episode(job_of(pack))
-        stored = store.episode(episode.id)
+        stored = store.episodes.get(episode.id)
     assert episode.turns[-1].role == "tool" and stored == episode.with_(tokens=stored.tokens)
     assert np.array_equal(stored.tokens.ids, episode.tokens.ids)
 
@@ -400,21 +401,21 @@ async def test_what_goes_wrong_at_the_end_does_not_hide_what_ended_the_episode()
 async def test_a_cancelled_episode_is_cancelled_even_where_it_cannot_be_freed(tmp_path: Path) -> None:
     pack = pack_of(tools=[Sticky()])
     with Store.open(tmp_path / "a.db") as store:
-        run = store.add_run(RunRow(id="", name="fox"))
+        run = store.runs.add(RunRow(id="", name="fox"))
         rollout = rollout_of(pack, ScriptedPolicy(["5"], BYTES, delay=30), store=store)
         running = asyncio.create_task(rollout.run([job_of(pack, run_id=run.id, step=1)]))
         await asyncio.sleep(0.05)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        (row,) = store.episode_rows(store.episode_ids())
+        (row,) = store.episodes.rows(store.episodes.ids())
         assert row.outcome is Outcome.CANCELLED  # a resume makes it again; an error would be kept
 
 
 async def test_a_store_that_fails_ends_the_run_and_masks_nothing(tmp_path: Path) -> None:
     """A full disk is no fault of the episode: it stays unfinished, and a resume makes it again."""
 
-    class Full(Store):
+    class Full(Episodes):
         broken = True
 
         def add_turn(self, *args: Any, **more: Any) -> None:
@@ -423,17 +424,18 @@ async def test_a_store_that_fails_ends_the_run_and_masks_nothing(tmp_path: Path)
             super().add_turn(*args, **more)
 
     pack = pack_of()
-    with Full.open(tmp_path / "a.db") as store:
-        run = store.add_run(RunRow(id="", name="fox"))
+    with Store.open(tmp_path / "a.db") as store:
+        store.episodes = full = Full(store)
+        run = store.runs.add(RunRow(id="", name="fox"))
         rollout = rollout_of(pack, ["5"], store=store)
         job = job_of(pack, run_id=run.id, step=1, kind="train")
         with pytest.raises(StoreError, match="full"):
             await rollout.run([job])
-        assert store.finished(run.id, 1) == {}
-        store.broken = False
+        assert store.episodes.finished(run.id, 1) == {}
+        full.broken = False
         (again,) = await rollout.run([job])
-        assert list(store.finished(run.id, 1).values()) == [again.id]
-        assert len(store.episode_ids()) == 1  # the unfinished one gave way
+        assert list(store.episodes.finished(run.id, 1).values()) == [again.id]
+        assert len(store.episodes.ids()) == 1  # the unfinished one gave way
 
 
 async def test_a_model_that_fails_ends_the_run_and_keeps_what_was_finished(tmp_path: Path) -> None:
@@ -446,31 +448,31 @@ async def test_a_model_that_fails_ends_the_run_and_keeps_what_was_finished(tmp_p
 
     pack = pack_of()
     with Store.open(tmp_path / "a.db") as store:
-        run = store.add_run(RunRow(id="", name="fox"))
+        run = store.runs.add(RunRow(id="", name="fox"))
         rollout = rollout_of(pack, Fragile(["5"], BYTES), store=store, concurrency=1)
         done: list[Episode] = []
         with pytest.raises(PolicyError, match="out of memory"):
             await rollout.run([job_of(pack, sample=n, run_id=run.id, step=1) for n in range(5)], done.append)
-        rows = store.episode_rows(store.episode_ids(sort="time"))
+        rows = store.episodes.rows(store.episodes.ids(sort="time"))
         assert [row.outcome for row in rows[:3]] == [Outcome.SOLVED, Outcome.SOLVED, Outcome.CANCELLED]
         assert {row.outcome for row in rows[3:]} <= {Outcome.CANCELLED}
-        assert [episode.outcome for episode in done] == [Outcome.SOLVED] * 2 and not store.live(run.id)
+        assert [episode.outcome for episode in done] == [Outcome.SOLVED] * 2 and not store.live.all(run.id)
 
 
 async def test_a_cancelled_run_stores_what_was_running_as_cancelled(tmp_path: Path) -> None:
     pack = pack_of()
     with Store.open(tmp_path / "a.db") as store:
-        run = store.add_run(RunRow(id="", name="fox"))
+        run = store.runs.add(RunRow(id="", name="fox"))
         rollout = rollout_of(pack, ScriptedPolicy(["5"], BYTES, delay=30), store=store)
         jobs = [job_of(pack, sample=n, run_id=run.id, step=1) for n in range(3)]
         running = asyncio.create_task(rollout.run(jobs))
         await asyncio.sleep(0.1)
-        assert len(store.live(run.id)) == 3
+        assert len(store.live.all(run.id)) == 3
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        rows = store.episode_rows(store.episode_ids())
-        assert [row.outcome for row in rows] == [Outcome.CANCELLED] * 3 and not store.live(run.id)
+        rows = store.episodes.rows(store.episodes.ids())
+        assert [row.outcome for row in rows] == [Outcome.CANCELLED] * 3 and not store.live.all(run.id)
 
 
 # --- many at once ----------------------------------------------------------------------------------------------------
@@ -540,18 +542,18 @@ class Lossy(Chat):
 async def test_structural_drift_is_found_at_its_turn(tmp_path: Path) -> None:
     pack = pack_of()
     with Store.open(tmp_path / "a.db") as store:
-        store.add_tasks(pack.tasks("train"))
+        store.tasks.add(pack.tasks("train"))
         found: list[list[tuple[str, int]]] = []
 
         def replies(key: str, ids: Sequence[int]) -> str:
             store.flush()
-            found.append([(row.kind, row.turn) for row in store.drift(key)])
+            found.append([(row.kind, row.turn) for row in store.marks.drift(key)])
             return "5" if len(found) == 3 else call("add", a=2, b=3)
 
         rollout = rollout_of(pack, ScriptedPolicy(replies, BYTES), store=store)
         rollout.chat = Lossy(BYTES)
         episode = await rollout.episode(job_of(pack))
-        rows = [(row.kind, row.turn) for row in store.drift(episode.id)]
+        rows = [(row.kind, row.turn) for row in store.marks.drift(episode.id)]
     assert " ".join(turn.role for turn in episode.turns) == "system user assistant tool assistant tool assistant"
     # Known before the model's second turn; the end adds nothing; the second answer was appended as it should be.
     assert found == [[], [("structural", 3)], [("structural", 3)]]

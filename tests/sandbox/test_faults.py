@@ -89,7 +89,7 @@ async def test_such_an_episode_is_skipped_and_counted(tmp_path: Path) -> None:
     model, small = write_model(tmp_path / "model"), {"group_size": 3, "prompts_per_step": 1}
     async with trainer_of(pack, model, train={"steps": 2}, rollout=small, sandbox=BACKEND) as trainer:
         run = await trainer.train()
-        first, second = trainer.store.steps(run.id)
+        first, second = trainer.store.runs.steps(run.id)
         episodes = episodes_of(trainer.store, run, 1)
     assert run.error == "" and Flaky.left == 0
     lost = [episode for episode in episodes if episode.outcome is Outcome.SANDBOX_ERROR]

@@ -39,7 +39,7 @@ async def test_a_packs_limits_reach_its_executions_and_are_counted(
     small, memory = {"group_size": 2, "prompts_per_step": 1}, {"workers": 1, "memory_mb": 512}
     async with trainer_of(pack, model, train={"steps": 2}, rollout=small, sandbox=memory) as trainer:
         run = await trainer.train()
-        steps = trainer.store.steps(run.id)
+        steps = trainer.store.runs.steps(run.id)
         assert run.error == "" and [row["rewards/even/mean"] for row in steps] == [1.0, 1.0]
         for row in steps:
             found = {name: row[name] for name in row if name.startswith("sandbox/")}

@@ -63,7 +63,7 @@ def fill(path: Path, config: Config) -> str:
     async def make() -> str:
         async with await Sandbox.open(config.sandbox) as sandbox:
             with Store.open(path) as store:
-                store.put_tokenizer(tokenizer.hash, tokenizer.json, "", dict(tokenizer.specials))
+                store.tokenizers.add(tokenizer.hash, tokenizer.json, "", dict(tokenizer.specials))
                 policy = ScriptedPolicy([CALLS, "done"], tokenizer)
                 row = new_run(config, store, kind="rollout", packs=["made"], tokenizer=tokenizer.hash)
                 more: dict[str, Any] = {"sandbox": sandbox, "store": store, "run": row}
@@ -85,7 +85,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_the_store_knows_levels_and_which_parts_are_fakeable(made: tuple[Path, str]) -> None:
     with Store.open(made[0], readonly=True) as store:
-        episode, row = store.episode(made[1]), store.episode_row(made[1])
+        episode, row = store.episodes.get(made[1]), store.episodes.row(made[1])
     assert [(part.name, part.value, part.fakeable) for part in episode.reward_parts] == [
         ("apart", 1.0, False), ("beside", 1.0, True), ("after", 1.0, False),
     ]  # fmt: skip
@@ -120,11 +120,11 @@ def test_a_run_without_isolation_says_so_wherever_one_looks(tmp_path: Path, caps
     db = tmp_path / "agentrl.db"
     episode = fill(db, NAKED)
     with Store.open(db, readonly=True) as store:
-        row = store.episode_row(episode)
+        row = store.episodes.row(episode)
         assert row.level == "bare" and row.run_id is not None
-        told = [event for event in store.tail_events(row.run_id) if event["kind"] == "no_isolation"]
+        told = [event for event in store.journal.events(row.run_id) if event["kind"] == "no_isolation"]
         assert [event["data"]["level"] for event in told] == ["bare"]  # once, however many rounds a run has
-        alerts = [alert for alert in store.alerts(row.run_id) if alert["name"] == "no_isolation"]
+        alerts = [alert for alert in store.journal.alerts(row.run_id) if alert["name"] == "no_isolation"]
         assert [alert["level"] for alert in alerts] == ["bad"] and "isolates NOTHING" in str(alerts[0]["text"])
     for command in (["show", episode], ["replay", episode, "--plain"]):
         assert "bare: NO ISOLATION" in run(capsys, *command, "--db", str(db))

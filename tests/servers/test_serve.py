@@ -43,7 +43,7 @@ async def test_only_the_token_opens(tmp_path: Path) -> None:
     from aiohttp.test_utils import unused_port
 
     with Store.open(tmp_path / "a.db") as store:
-        store.add_run(RunRow("r", "served", status="finished"))
+        store.runs.add(RunRow("r", "served", status="finished"))
     port = unused_port()
     code = f"from pathlib import Path; from agentrl_cli.tui.app import start; start(Path({str(tmp_path / 'a.db')!r}))"
     server = make_server(f'{sys.executable} -c "{code}"', "127.0.0.1", port, "secret")
@@ -85,7 +85,7 @@ def test_the_command_serves_without_telling_the_token_twice(tmp_path: Path) -> N
     from aiohttp.test_utils import unused_port
 
     with Store.open(tmp_path / "a.db") as store:
-        store.add_run(RunRow("r", "served", status="finished"))
+        store.runs.add(RunRow("r", "served", status="finished"))
     command = [sys.executable, "-m", "agentrl_cli", "serve", "--screens", "--db", str(tmp_path / "a.db")]
     process = subprocess.Popen(
         [*command, "--port", str(unused_port())], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -39,12 +39,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def hash_of(store: Store) -> str:
-    return store.episode_rows(store.episode_ids("", limit=1))[0].tokenizer
+    return store.episodes.rows(store.episodes.ids("", limit=1))[0].tokenizer
 
 
 def test_the_best_of_each_task(project: Path) -> None:
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-        every = [e for e in episodes_of(store, store.runs()[0]) if e.outcome is not None]
+        every = [e for e in episodes_of(store, store.runs.all()[0]) if e.outcome is not None]
         for best_of in (1, 2):
             found = choose(store, "kind:train", hash_of(store), best_of=best_of)
             for task in {e.task_id for e in every}:
@@ -109,7 +109,7 @@ def test_a_cold_start_and_then_training(
     assert f"tagged sft-{out.name}" in said.err
     db = project / "runs" / "agentrl.db"
     with Store.open(db, readonly=True) as store:
-        tagged = store.episode_rows(store.episode_ids(f"tag:sft-{out.name}"))
+        tagged = store.episodes.rows(store.episodes.ids(f"tag:sft-{out.name}"))
         assert {row.id for row in tagged} == {e.id for e in choose(store, "kind:train", hash_of(store), best_of=1)}
     assert (out / "adapter_model.safetensors").is_file() is lora
     assert main(["train", "--model", str(out), "--steps", "1", "--json", *args]) == 0

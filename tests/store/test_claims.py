@@ -37,8 +37,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, Any]:
     """How the uninterrupted run ends."""
     project = project_of(tmp_path_factory.mktemp("whole") / "project", model)
-    code, said = spawn(project, "train")
-    assert code == 0, said
+    code, output = spawn(project, "train")
+    assert code == 0, output
     return ending(project)
 
 
@@ -82,24 +82,24 @@ def test_a_claim_is_taken_from_the_dead_alone(tmp_path: Path, other: subprocess.
         (elsewhere, now - 2 * STALE, True),
         (replace(living, boot="another"), now, False),  # another container: its numbers mean nothing here
         (replace(living, boot="another"), now - 2 * STALE, True),
-        (replace(living, boot="", pid_started=""), now, False),  # a row of before
+        (replace(living, boot="", pid_started=""), now, False),  # an old row
         (replace(living, boot="", pid_started=""), now - 2 * STALE, True),
         (replace(living, pid=2**22 + 1, boot="", pid_started=""), now, True),
     ]
     with Store.open(db) as store:
         for holder, heartbeat, free in cases:
-            run = store.add_run(RunRow("", "fox"))
+            run = store.runs.add(RunRow("", "fox"))
             set_holder(db, run.id, holder, heartbeat)
-            assert store.run(run.id).held is not free, holder
-            assert store.run(run.id).state == ("interrupted" if free else "running")
+            assert store.runs.get(run.id).held is not free, holder
+            assert store.runs.get(run.id).state == ("interrupted" if free else "running")
             if free:
-                store.claim(run.id, "train")
-                assert store.run(run.id).holder == Holder.of() and not store.lost_claim(run.id)
+                store.claims.take(run.id, "train")
+                assert store.runs.get(run.id).holder == Holder.of() and not store.claims.lost(run.id)
             else:
                 with pytest.raises(UsageError, match=rf"{run.name} is in use by agentrl train \(process {other.pid}"):
-                    store.claim(run.id, "eval")
-                assert store.run(run.id).holder == holder
-                assert f"taken over by agentrl train (process {other.pid}" in store.lost_claim(run.id)
+                    store.claims.take(run.id, "eval")
+                assert store.runs.get(run.id).holder == holder
+                assert f"taken over by agentrl train (process {other.pid}" in store.claims.lost(run.id)
 
 
 def test_a_process_that_nobody_waited_for_is_dead(tmp_path: Path) -> None:
@@ -107,15 +107,15 @@ def test_a_process_that_nobody_waited_for_is_dead(tmp_path: Path) -> None:
     started = start_of(process.pid)
     assert started and _start_by_ps(process.pid)
     with Store.open(tmp_path / "a.db") as store:
-        run = store.add_run(RunRow("", "fox", pid=process.pid))
-        assert store.run(run.id).alive and store.run(run.id).holder == Holder.of(process.pid)
+        run = store.runs.add(RunRow("", "fox", pid=process.pid))
+        assert store.runs.get(run.id).alive and store.runs.get(run.id).holder == Holder.of(process.pid)
         process.kill()
         end = time.monotonic() + 10
-        while store.run(run.id).alive:  # it stays a zombie all the while
+        while store.runs.get(run.id).alive:  # it stays a zombie all the while
             assert time.monotonic() < end
             time.sleep(0.01)
         assert start_of(process.pid) is None and _start_by_ps(process.pid) is None
-        store.claim(run.id, "train")
+        store.claims.take(run.id, "train")
     process.wait()
     assert start_of(process.pid) is None and _start_by_ps(process.pid) is None
 
@@ -125,23 +125,23 @@ def test_a_claim_beats_and_is_given_back(tmp_path: Path) -> None:
         """A claim's end that comes after three heartbeats."""
 
         def wait(self, timeout: float | None = None) -> bool:
-            beats.append(store.run(run.id).heartbeat)
+            beats.append(store.runs.get(run.id).heartbeat)
             return len(beats) > 3
 
     beats: list[float] = []
     with Store.open(tmp_path / "a.db") as store:
-        run = store.add_run(RunRow("", "fox", status="stopped"))
-        with store.claimed(run.id, "merge"):
-            held = store.run(run.id)
+        run = store.runs.add(RunRow("", "fox", status="stopped"))
+        with store.claims.hold(run.id, "merge"):
+            held = store.runs.get(run.id)
             assert (held.held, held.claim, held.alive, held.state) == (True, "merge", False, "stopped")
             me = Holder.of()
             with contextlib.closing(connect(store.path)) as conn:
                 _beat(conn, (run.id, me.pid, me.pid_started, me.boot, me.host), Thrice())
             assert beats == sorted(set(beats)) and len(beats) == 4
-        after = store.run(run.id)
+        after = store.runs.get(run.id)
         assert (after.held, after.claim, after.status) == (False, "", "stopped")
-        store.delete_run(run.id)
-        assert "deleted" in store.lost_claim(run.id)
+        store.runs.delete(run.id)
+        assert "deleted" in store.claims.lost(run.id)
     assert boot() and me.pid_started
 
 
@@ -158,11 +158,11 @@ def test_two_resumes_at_once(tmp_path: Path, model: Path, whole: dict[str, Any],
     time.sleep(delay)
     second = start(project, "train", "--resume", "last", log="second.txt")
     ends = [first.end(), second.end()]
-    trained = [said for code, said in ends if code == 0 and "finished at step" in said]
-    refused = [said for code, said in ends if code == 2]
-    late = [said for code, said in ends if code == 0 and "nothing left to do" in said]
+    trained = [output for code, output in ends if code == 0 and "finished at step" in output]
+    refused = [output for code, output in ends if code == 2]
+    late = [output for code, output in ends if code == 0 and "nothing left to do" in output]
     assert len(trained) == 1 and len(refused) + len(late) == 1, ends
-    assert all("is in use by agentrl train (process " in said and "Traceback" not in said for said in refused)
+    assert all("is in use by agentrl train (process " in output and "Traceback" not in output for output in refused)
     assert refused or delay, "at the very same moment"
     assert ending(project) == whole
 
@@ -187,15 +187,15 @@ def test_a_frozen_trainer_is_not_robbed_and_a_killed_one_is(
             ("sft", str(out)),
         ):
             assert main([*args, "--project", str(project)]) == 2
-            said = capsys.readouterr().err
-            assert f"{run.name} is in use by agentrl train (process {pid} on {run.host})." in said, said
+            output = capsys.readouterr().err
+            assert f"{run.name} is in use by agentrl train (process {pid} on {run.host})." in output, output
         assert main(["runs", "delete", run.name, "--yes", "--db", str(db)]) == 2
         with Store.open(db, readonly=True) as store:
             assert only_run(store).holder == run.holder and not out.exists()
     finally:
         os.kill(pid, signal.SIGKILL)
-    code, said = spawn(project, "train", "--resume", "last")
-    assert code == 0, said
+    code, output = spawn(project, "train", "--resume", "last")
+    assert code == 0, output
     assert ending(project) == whole
 
 
@@ -209,9 +209,9 @@ def test_a_trainer_that_was_robbed_stops_writing(tmp_path: Path, model: Path, ot
         run = only_run(store)
         set_holder(db, run.id, Holder.of(other.pid), heartbeat=time.time())
         os.kill(pid, signal.SIGCONT)
-        code, said = trainer.end()
-        assert code == 1 and f"taken over by agentrl train (process {other.pid}" in said and "Traceback" not in said
-        after = store.run(run.id)
+        code, output = trainer.end()
+        assert code == 1 and f"taken over by agentrl train (process {other.pid}" in output and "Traceback" not in output
+        after = store.runs.get(run.id)
         assert (after.status, after.step, after.pid) == ("running", 1, other.pid) and after.alive
 
 
@@ -221,14 +221,14 @@ def test_two_evaluations_of_the_same(tmp_path: Path, model: Path) -> None:
     asked = ("eval", "-k", "2", "--limit", "4")
     first = start(project, *asked, log="first.txt")
     pid = stopped(first)
-    code, said = spawn(project, *asked)
-    assert code == 2 and f"is in use by agentrl eval (process {pid}" in said, said
+    code, output = spawn(project, *asked)
+    assert code == 2 and f"is in use by agentrl eval (process {pid}" in output, output
     os.kill(pid, signal.SIGKILL)
-    code, said = spawn(project, *asked)
-    assert code == 0, said
+    code, output = spawn(project, *asked)
+    assert code == 0, output
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-        (run,) = store.runs()
-        rows = [row for row in store.episode_rows(store.episode_ids(run=run.id)) if row.outcome != "cancelled"]
+        (run,) = store.runs.all()
+        rows = [row for row in store.episodes.rows(store.episodes.ids(run=run.id)) if row.outcome != "cancelled"]
         assert (run.status, run.claim) == ("finished", "")
         assert len(rows) == len({(row.task_id, row.sample) for row in rows}) == 8
 
@@ -267,11 +267,11 @@ def test_a_run_without_a_folder_goes_on(tmp_path: Path, model: Path, whole: dict
         (Path(run.dir) / "config.yaml").unlink()
         (Path(run.dir) / "logs").rmdir()
         Path(run.dir).rmdir()
-        store.update_run(run.id, dir="")
+        store.runs.update(run.id, dir="")
     trap = json.dumps({**run.config, "train": {"steps": 1}})
     (project / "config.yaml").write_text(trap)
-    code, said = spawn(project, "train", "--resume", "last")
-    assert code == 0, said
+    code, output = spawn(project, "train", "--resume", "last")
+    assert code == 0, output
     assert ending(project) == whole and (project / "config.yaml").read_text() == trap
     with Store.open(db, readonly=True) as store:
         after = only_run(store)

@@ -27,9 +27,9 @@ import asyncio
 async def even(episode, ctx):
     '''Episodes end apart, so that they are committed apart, while others run.'''
     await asyncio.sleep(0.15 * (episode.sample % 3))
-    said = episode.tokens.ids[episode.tokens.trained_mask]
-    share = float((said % 2 == 0).mean())
-    return ctx.part(share if share < 0.5 else 1.0, f"{len(said)} tokens")
+    output = episode.tokens.ids[episode.tokens.trained_mask]
+    share = float((output % 2 == 0).mean())
+    return ctx.part(share if share < 0.5 else 1.0, f"{len(output)} tokens")
 
 
 REWARDS = {"even": even, "length": length}
@@ -76,21 +76,21 @@ def project_of(folder: Path, model: Path) -> Path:
 def ending(project: Path) -> dict[str, Any]:
     """All that a kill must not change: metrics, facts, drift, evaluations, checkpoints, what was sampled."""
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-        (run,) = store.runs()
+        (run,) = store.runs.all()
         assert (run.status, run.step, run.error) == ("finished", STEPS, "")
         kept = [episode for episode in episodes_of(store, run) if episode.outcome is not Outcome.CANCELLED]
-        last = next(Path(c.path) for c in store.checkpoints(run.id) if c.kind == "last")
+        last = next(Path(c.path) for c in store.runs.checkpoints(run.id) if c.kind == "last")
         return {
             "metrics": [
                 {name: value for name, value in row.items() if not name.startswith(("time/", "at"))}
-                for row in store.steps(run.id)
+                for row in store.runs.steps(run.id)
             ],
             "sampled": Counter((e.step, e.group_id, e.sample, tuple(e.tokens.ids.tolist())) for e in kept),
             "facts": {(e.step, e.group_id, e.sample): (e.fact, e.advantage, e.reward, e.flags) for e in kept},
-            "drift": Counter((e.step, e.group_id, e.sample, d.kind) for e in kept for d in store.drift(e.id)),
-            "evals": [(row.step, row.pass_rate, row.n_samples) for row in store.evals(run.id)],
-            "checkpoints": sorted((c.kind, c.step) for c in store.checkpoints(run.id)),
-            "alerts": sorted((a["name"], a["text"]) for a in store.alerts(run.id)),
+            "drift": Counter((e.step, e.group_id, e.sample, d.kind) for e in kept for d in store.marks.drift(e.id)),
+            "evals": [(row.step, row.pass_rate, row.n_samples) for row in store.runs.evals(run.id)],
+            "checkpoints": sorted((c.kind, c.step) for c in store.runs.checkpoints(run.id)),
+            "alerts": sorted((a["name"], a["text"]) for a in store.journal.alerts(run.id)),
             "weights": (last / "model.safetensors").read_bytes(),
         }
 
@@ -99,8 +99,8 @@ def ending(project: Path) -> dict[str, Any]:
 def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[dict[str, Any], int]:
     """How the uninterrupted run ends, and how many commits it made."""
     project = project_of(tmp_path_factory.mktemp("whole") / "project", model)
-    code, said = spawn(project, "train", before=partial(kill_at_commit, 0))
-    assert code == 0, said
+    code, output = spawn(project, "train", before=partial(kill_at_commit, 0))
+    assert code == 0, output
     found = ending(project)
     assert sum(found["drift"].values()) > 20 and all("drift/resegmented" in row for row in found["metrics"]), (
         "without drift in the metrics a lost one would not be seen"
@@ -112,16 +112,16 @@ def test_killed_between_commits_again_and_again(tmp_path: Path, model: Path, who
     """Eight kills of one run, each before another commit: within a step, after it, around checkpoints, evaluations."""
     found, count = whole
     project, rng = project_of(tmp_path / "project", model), random.Random(5)
-    code, said = spawn(project, "train", before=partial(kill_at_commit, rng.randint(6, count // 3)))
-    assert code == -signal.SIGKILL, said
+    code, output = spawn(project, "train", before=partial(kill_at_commit, rng.randint(6, count // 3)))
+    assert code == -signal.SIGKILL, output
     for number in (rng.randint(1, 12) for _ in range(7)):
-        code, said = spawn(project, "train", "--resume", "last", before=partial(kill_at_commit, number))
+        code, output = spawn(project, "train", "--resume", "last", before=partial(kill_at_commit, number))
         if code == 0:
             break
-        assert code == -signal.SIGKILL, said
+        assert code == -signal.SIGKILL, output
     else:
-        code, said = spawn(project, "train", "--resume", "last")
-    assert code == 0, said
+        code, output = spawn(project, "train", "--resume", "last")
+    assert code == 0, output
     after = ending(project)
     assert {name for name in found if after[name] != found[name]} == set()
 
@@ -132,9 +132,9 @@ def test_killed_between_two_commits(
 ) -> None:
     found, count = whole
     project = project_of(tmp_path / "project", model)
-    code, said = spawn(project, "train", before=partial(kill_at_commit, round(share * count)))
-    assert code == -signal.SIGKILL, said
-    code, said = spawn(project, "train", "--resume", "last")
-    assert code == 0, said
+    code, output = spawn(project, "train", before=partial(kill_at_commit, round(share * count)))
+    assert code == -signal.SIGKILL, output
+    code, output = spawn(project, "train", "--resume", "last")
+    assert code == 0, output
     after = ending(project)
     assert {name for name in found if after[name] != found[name]} == set()

@@ -75,7 +75,7 @@ def test_a_new_store_is_wal_strict_and_named(path: Path) -> None:
 
 def test_migrations_apply_once_in_order_and_all_or_none(path: Path) -> None:
     with Store.open(path) as store:
-        store.add_run(RunRow(id="r1", name="kept"))
+        store.runs.add(RunRow(id="r1", name="kept"))
     later = (*MIGRATIONS, ("m998_more", "ALTER TABLE runs ADD COLUMN extra TEXT;\n"))
     broken = (*later, ("m999_broken", "CREATE TABLE fine (a INTEGER) STRICT;\nCREATE TABLE runs (a INTEGER);\n"))
     conn = connect(path)
@@ -104,9 +104,9 @@ def test_a_newer_file_is_refused_and_left_alone(path: Path, raw: sqlite3.Connect
 
 
 @pytest.mark.parametrize("readonly", [True, False])
-def test_files_that_are_no_store(path: Path, readonly: bool) -> None:
+def test_files_that_are_not_stores_are_refused(path: Path, readonly: bool) -> None:
     path.write_text("model: tiny\n" * 100)
-    with pytest.raises(StoreError, match="no SQLite file"):
+    with pytest.raises(StoreError, match="not a SQLite file"):
         Store.open(path, readonly=readonly)
     assert path.read_text() == "model: tiny\n" * 100
     path.unlink()
@@ -117,25 +117,25 @@ def test_files_that_are_no_store(path: Path, readonly: bool) -> None:
 
 
 def test_missing_and_empty_files(path: Path) -> None:
-    with pytest.raises(NotFound, match="no store at"):
+    with pytest.raises(NotFound, match="No store at"):
         Store.open(path, readonly=True)
     assert not path.exists()
     path.touch()
     with pytest.raises(StoreError, match="is empty"):
         Store.open(path, readonly=True)
     Store.open(path).close()
-    assert Store.open(path, readonly=True).runs() == []
+    assert Store.open(path, readonly=True).runs.all() == []
 
 
 def test_a_damaged_file_says_so(path: Path) -> None:
     with Store.open(path) as store:
         for n in range(200):
-            store.finish_episode(episode_of(n)[0])
+            store.episodes.finish(episode_of(n)[0])
     data = bytearray(path.read_bytes())
     data[8192:-8192] = b"\xa5" * (len(data) - 16384)
     path.write_bytes(data)
     with pytest.raises(StoreError, match="damaged") as damaged, Store.open(path, readonly=True) as store:
-        store.episode_rows(store.episode_ids())
+        store.episodes.rows(store.episodes.ids())
     assert ".recover" in damaged.value.hint
 
 
@@ -148,70 +148,70 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 def test_a_full_disk_loses_nothing_that_was_written(path: Path) -> None:
     with Store.open(path) as store:
         first, _ = episode_of(0)
-        store.finish_episode(first)
+        store.episodes.finish(first)
         pages = store.db.execute("PRAGMA page_count").fetchone()[0]
         store.db.execute(f"PRAGMA max_page_count={pages}")
-        store.add_log(None, "info", "queued")
+        store.journal.add_log(None, "info", "queued")
         with pytest.raises(StoreError, match="disk is full") as full:
             for n in range(100):
-                store.finish_episode(episode_of(n)[0])
+                store.episodes.finish(episode_of(n)[0])
         assert "prune" in full.value.hint
-        assert store.episode(first.id).reward == 0.0
+        assert store.episodes.get(first.id).reward == 0.0
         store.db.execute("PRAGMA max_page_count=100000")
-        store.finish_episode(episode_of(7)[0])  # there is space again: it goes on
-        assert store.logs(None)[0]["text"] == "queued"
+        store.episodes.finish(episode_of(7)[0])  # there is space again: it goes on
+        assert store.journal.logs(None)[0]["text"] == "queued"
         assert store.db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_a_full_disk_in_the_background_is_told_by_the_next_write(path: Path) -> None:
     with Store.open(path) as store:
         store.db.execute(f"PRAGMA max_page_count={store.db.execute('PRAGMA page_count').fetchone()[0]}")
-        store.add_log(None, "info", "x" * 100_000)
+        store.journal.add_log(None, "info", "x" * 100_000)
         end = time.monotonic() + 5
-        while store._failure is None and time.monotonic() < end:
+        while store.buffer.failure is None and time.monotonic() < end:
             time.sleep(0.05)
         with pytest.raises(StoreError, match="disk is full"):
-            store.add_log(None, "info", "y")
+            store.journal.add_log(None, "info", "y")
         store.db.execute("PRAGMA max_page_count=100000")
-        assert [len(line["text"]) for line in store.logs(None)] == [100_000, 1]
+        assert [len(line["text"]) for line in store.journal.logs(None)] == [100_000, 1]
 
 
 def test_a_lock_is_waited_for_and_then_named(path: Path, raw: sqlite3.Connection) -> None:
     raw.execute("BEGIN IMMEDIATE")
     with Store.open(path, busy_ms=50) as store:
         with pytest.raises(StoreError, match="locked by another process"):
-            store.add_run(RunRow(id="r1", name="a"))
-        assert store.runs() == []  # reading goes on
+            store.runs.add(RunRow(id="r1", name="a"))
+        assert store.runs.all() == []  # reading goes on
     with Store.open(path) as store:
         raw.execute("COMMIT")
         other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         other.execute("BEGIN IMMEDIATE")
         release = threading.Timer(0.2, other.execute, ["COMMIT"])
         release.start()
-        store.add_run(RunRow(id="r1", name="a"))
+        store.runs.add(RunRow(id="r1", name="a"))
         release.join()
         other.close()
-        assert [run.name for run in store.runs()] == ["a"]
+        assert [run.name for run in store.runs.all()] == ["a"]
 
 
 def test_a_reader_sees_whole_turns_only_and_needs_no_write_permission(path: Path) -> None:
     with Store.open(path) as writer, Store.open(path, readonly=True) as reader:
         episode, tokens = episode_of(1)
         with writer.transaction():
-            writer.finish_episode(episode)
-            assert reader.episode_ids() == []
-        assert len(reader.episode(episode.id).tokens) == len(tokens)
+            writer.episodes.finish(episode)
+            assert reader.episodes.ids() == []
+        assert len(reader.episodes.get(episode.id).tokens) == len(tokens)
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
-            reader._conn.execute("DELETE FROM episodes")
+            reader.conn.execute("DELETE FROM episodes")
 
 
 def test_closing_twice_and_leaving_the_queue_to_close(path: Path) -> None:
     store = Store.open(path)
-    store.add_log(None, "info", "last words")
+    store.journal.add_log(None, "info", "last words")
     store.close()
     store.close()
     with Store.open(path, readonly=True) as reader:
-        assert reader.logs(None)[0]["text"] == "last words"
+        assert reader.journal.logs(None)[0]["text"] == "last words"
 
 
 WRITER = """
@@ -220,25 +220,25 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import AgentState, Episode, Outcome, RewardPart, Tokens, Turn, new_id
 path, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 with Store.open(path) as store:
-    run = store.add_run(RunRow(id=name, name="shared"))
+    run = store.runs.add(RunRow(id=name, name="shared"))
     n = 0
     while n < count or count < 0:
         episode = Episode(new_id(), "t", run_id=run.id, step=n, group_id="g", started=1.0)
-        store.start_episode(episode)
+        store.episodes.start(episode)
         turns, end = [], 0
         for index in range(3):
             size = 50 + 10 * index
             turn = Turn(index, "user", ({"role": "user", "content": f"{name} {n} {index}"},), end, end + size)
-            store.set_live(episode.id, AgentState.GENERATING, index, "text")
-            store.add_turn(episode.id, turn, Tokens.given([n] * size, [2] * size))
+            store.live.set(episode.id, AgentState.GENERATING, index, "text")
+            store.episodes.add_turn(episode.id, turn, Tokens.given([n] * size, [2] * size))
             print(episode.id, index, flush=True)
             turns.append(turn)
             end += size
         tokens = Tokens.given([n] * end, [2] * end)
         parts = (RewardPart("r", float(n)),)
         done = episode.with_(turns=tuple(turns), tokens=tokens, reward_parts=parts, outcome=Outcome.FAILED)
-        store.finish_episode(done)
-        store.add_log(run.id, "info", f"line {n}")
+        store.episodes.finish(done)
+        store.journal.add_log(run.id, "info", f"line {n}")
         print(episode.id, "end", flush=True)
         n += 1
 """
@@ -256,16 +256,16 @@ def test_two_processes_create_and_share_one_store(path: Path) -> None:
         writer.communicate(timeout=60)
         assert writer.returncode == 0
     with Store.open(path, readonly=True) as store:
-        assert sorted(run.name for run in store.runs()) == ["shared", "shared-2"]
+        assert sorted(run.name for run in store.runs.all()) == ["shared", "shared-2"]
         for name in ("one", "two"):
-            rows = store.episode_rows(store.episode_ids(run=name, sort="step"))
+            rows = store.episodes.rows(store.episodes.ids(run=name, sort="step"))
             assert [row.reward for row in rows] == list(range(25))
-            assert [line["text"] for line in store.logs(name)] == [f"line {n}" for n in range(25)]
+            assert [line["text"] for line in store.journal.logs(name)] == [f"line {n}" for n in range(25)]
             for n in (0, 24):
-                episode = store.episode(rows[n].id)
+                episode = store.episodes.get(rows[n].id)
                 assert [turn.messages[0]["content"] for turn in episode.turns] == [f"{name} {n} {k}" for k in range(3)]
                 assert set(episode.tokens.ids.tolist()) == {n} and len(episode.tokens) == 180
-        assert store.live() == []
+        assert store.live.all() == []
 
 
 @pytest.mark.parametrize("lines", [1, 2, 11])
@@ -279,13 +279,13 @@ def test_kill_9_keeps_every_turn_that_was_finished(path: Path, lines: int) -> No
     writer.stdout.close()
     with Store.open(path) as store:
         for episode_id, what in seen:
-            episode = store.episode(episode_id)
+            episode = store.episodes.get(episode_id)
             if what == "end":
                 assert episode.outcome is Outcome.FAILED and len(episode.turns) == 3
             else:
                 assert len(episode.turns) > int(what) and len(episode.tokens) == episode.turns[-1].end
         assert store.db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        running = [row for row in store.episode_rows(store.episode_ids("outcome:none")) if row.running]
-        assert len(running) <= 1 and store.run("run").state == "interrupted"
-        assert store.clear_live("run") == len(running) and store.live() == []
-        assert store.episode_ids("outcome:none") == []
+        running = [row for row in store.episodes.rows(store.episodes.ids("outcome:none")) if row.running]
+        assert len(running) <= 1 and store.runs.get("run").state == "interrupted"
+        assert store.episodes.cancel("run") == len(running) and store.live.all() == []
+        assert store.episodes.ids("outcome:none") == []

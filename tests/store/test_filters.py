@@ -24,7 +24,7 @@ EPISODES = {
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     with Store.open(tmp_path_factory.mktemp("filters") / "a.db") as opened:
-        opened.add_run(RunRow(id="r1", name="grpo-07"))
+        opened.runs.add(RunRow(id="r1", name="grpo-07"))
         for n, (name, (task, step, reward, outcome, flags, text, tool)) in enumerate(EPISODES.items()):
             calls = (ToolCall("c", tool, {}, "{}"),) if tool else ()
             episode = Episode(
@@ -44,21 +44,21 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
                 started=100.0 + n,
                 ended=101.0 + 2 * n,
             )
-            opened.finish_episode(episode)
-        opened.start_episode(Episode("e", "calc/0003", pack="calc", started=200.0))
-        opened.add_tag("b", "seen")
-        opened.set_note("c", "look again")
-        opened.add_checkpoint("r1", 110, "x", {}, "best")
+            opened.episodes.finish(episode)
+        opened.episodes.start(Episode("e", "calc/0003", pack="calc", started=200.0))
+        opened.marks.tag("b", "seen")
+        opened.marks.note("c", "look again")
+        opened.runs.add_checkpoint("r1", 110, "x", {}, "best")
         yield opened
 
 
 def test_limit(store: Store) -> None:
-    assert store.episode_ids("", "-time", limit=2) == store.episode_ids("", "-time")[:2]
-    assert store.episode_ids("", "-time", limit=0) == []
+    assert store.episodes.ids("", "-time", limit=2) == store.episodes.ids("", "-time")[:2]
+    assert store.episodes.ids("", "-time", limit=0) == []
 
 
 def ask(store: Store, filter: str, sort: str = "time") -> str:
-    return "".join(row.id for row in store.episode_rows(store.episode_ids(filter, sort)))
+    return "".join(row.id for row in store.episodes.rows(store.episodes.ids(filter, sort)))
 
 
 @pytest.mark.parametrize(

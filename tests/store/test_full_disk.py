@@ -63,21 +63,23 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = write_model(tmp_path_factory.mktemp("model") / "random")
     train = {"steps": 2, "save_every": 1, "keep_last": 9}
     project = write_project(tmp_path_factory.mktemp("full") / "project", model, train=train)
-    code, said = spawn(project, "train")
-    assert code == 0, said
+    code, output = spawn(project, "train")
+    assert code == 0, output
     (project / "small").mkdir()
     return project
 
 
 def sentence(found: tuple[int, str]) -> str:
     """The one line that says what went wrong."""
-    code, said = found
+    code, output = found
     if code == NOT_ALLOWED:
-        pytest.skip(f"no file system may be mounted here: {said}")
-    assert code == 3, said
-    assert "Traceback" not in said and "Something went wrong" not in said and "never retrieved" not in said, said
-    assert said.lower().count("disk is") == 1, said
-    (line,) = (line for line in said.splitlines() if line.startswith("Error: "))
+        pytest.skip(f"no file system may be mounted here: {output}")
+    assert code == 3, output
+    assert "Traceback" not in output and "Something went wrong" not in output and "never retrieved" not in output, (
+        output
+    )
+    assert output.lower().count("disk is") == 1, output
+    (line,) = (line for line in output.splitlines() if line.startswith("Error: "))
     return line.removeprefix("Error: ")
 
 
@@ -95,8 +97,8 @@ def sentence(found: tuple[int, str]) -> str:
     ],
 )
 def test_a_full_disk_is_one_sentence(trained: Path, command: str, folder: str, spare: int, what: str) -> None:
-    said = sentence(spawn(trained, *command.split(), before=partial(small, folder, spare)))
-    assert said.startswith(f"The disk is full: {what}") and said.endswith("could not be written.")
+    output = sentence(spawn(trained, *command.split(), before=partial(small, folder, spare)))
+    assert output.startswith(f"The disk is full: {what}") and output.endswith("could not be written.")
 
 
 @pytest.mark.parametrize(
@@ -113,5 +115,5 @@ def test_a_full_disk_is_one_sentence(trained: Path, command: str, folder: str, s
     ],
 )
 def test_a_read_only_disk_is_called_that(trained: Path, command: str, what: str) -> None:
-    said = sentence(spawn(trained, *command.split(), before=partial(read_only, str(trained))))
-    assert said.startswith(f"The disk is read-only: {what}") and said.endswith("could not be written.")
+    output = sentence(spawn(trained, *command.split(), before=partial(read_only, str(trained))))
+    assert output.startswith(f"The disk is read-only: {what}") and output.endswith("could not be written.")

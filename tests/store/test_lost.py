@@ -84,56 +84,58 @@ def training(folder: Path, model: Path, fault: str) -> tuple[Path, int, str]:
     return project, *spawn(project, "train")
 
 
-def errors(said: str) -> list[str]:
-    assert "Traceback" not in said and "never retrieved" not in said and "Something went wrong" not in said, said
-    return [line for line in said.splitlines() if line.startswith("Error: ")]
+def errors(output: str) -> list[str]:
+    assert "Traceback" not in output and "never retrieved" not in output and "Something went wrong" not in output, (
+        output
+    )
+    return [line for line in output.splitlines() if line.startswith("Error: ")]
 
 
 @pytest.mark.parametrize("fault", ["db", "everything", "log", "runs", "replaced"])
 def test_a_training_stops_where_its_store_is_lost(tmp_path: Path, model: Path, fault: str) -> None:
-    project, code, said = training(tmp_path / "project", model, fault)
-    assert code == 3, said
-    (line,) = errors(said)
-    assert f"was {'replaced' if fault == 'replaced' else 'deleted'} while it was in use" in line, said
-    assert said.count("while it was in use") == 1 and "step 3" not in said
+    project, code, output = training(tmp_path / "project", model, fault)
+    assert code == 3, output
+    (line,) = errors(output)
+    assert f"was {'replaced' if fault == 'replaced' else 'deleted'} while it was in use" in line, output
+    assert output.count("while it was in use") == 1 and "step 3" not in output
     if fault == "log":  # what was in the log was saved, and a resume goes on
         assert spawn(project, "train", "--resume", "last")[0] == 0
         with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-            assert [row["step"] for row in store.steps(store.run("last").id)] == [1, 2, 3, 4]
+            assert [row["step"] for row in store.runs.steps(store.runs.get("last").id)] == [1, 2, 3, 4]
 
 
 def test_a_training_whose_run_is_deleted_ends_with_a_sentence(tmp_path: Path, model: Path) -> None:
-    project, code, said = training(tmp_path / "project", model, "deleted")
-    assert code == 1, said
-    (line,) = errors(said)
-    assert "was deleted while it ran" in line and "closed database" not in said
+    project, code, output = training(tmp_path / "project", model, "deleted")
+    assert code == 1, output
+    (line,) = errors(output)
+    assert "was deleted while it ran" in line and "closed database" not in output
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-        assert store.runs() == [] and store.episode_ids() == []
+        assert store.runs.all() == [] and store.episodes.ids() == []
 
 
 def test_a_training_whose_store_is_damaged_fails_and_is_not_resumed(tmp_path: Path, model: Path) -> None:
-    project, code, said = training(tmp_path / "project", model, "damaged")
-    (line,) = errors(said)
-    assert code == 3 and "is damaged" in line, said
+    project, code, output = training(tmp_path / "project", model, "damaged")
+    (line,) = errors(output)
+    assert code == 3 and "is damaged" in line, output
     for command in (["train", "--resume", "last"], ["rollout", "-n", "1"]):
-        code, said = spawn(project, *command)
-        (line,) = errors(said)
-        assert code == 3 and "is damaged" in line and ".recover" in said, said
+        code, output = spawn(project, *command)
+        (line,) = errors(output)
+        assert code == 3 and "is damaged" in line and ".recover" in output, output
 
 
 def test_a_damaged_page_is_found_before_a_resume(tmp_path: Path, model: Path) -> None:
     """One page of token arrays, which a resume itself might not read."""
-    project, code, said = training(tmp_path / "project", model, "log")
-    assert code == 3, said
+    project, code, output = training(tmp_path / "project", model, "log")
+    assert code == 3, output
     path = project / "runs" / "agentrl.db"
     with sqlite3.connect(path) as conn:
         (page,) = conn.execute("SELECT rootpage FROM sqlite_master WHERE name='turn_tokens'").fetchone()
     data = bytearray(path.read_bytes())
     data[(page - 1) * 4096 : page * 4096] = b"\xa5" * 4096
     path.write_bytes(data)
-    code, said = spawn(project, "train", "--resume", "last")
-    (line,) = errors(said)
-    assert code == 3 and "is damaged" in line and "resumed" not in said
+    code, output = spawn(project, "train", "--resume", "last")
+    (line,) = errors(output)
+    assert code == 3 and "is damaged" in line and "resumed" not in output
 
 
 def test_a_watched_training_that_dies_does_not_exit_with_0(tmp_path: Path, model: Path) -> None:
@@ -151,10 +153,10 @@ def test_a_watched_training_that_dies_does_not_exit_with_0(tmp_path: Path, model
 def test_the_next_commit_notices(tmp_path: Path, name: str) -> None:
     path = tmp_path / "agentrl.db"
     store = Store.open(path)
-    store.add_run(RunRow(id="r1", name="kept"))
+    store.runs.add(RunRow(id="r1", name="kept"))
     Path(f"{path}{name}").unlink()
     with pytest.raises(StoreError, match="deleted while it was in use"):
-        store.finish_episode(Episode("e", "t", outcome=Outcome.FAILED))
+        store.episodes.finish(Episode("e", "t", outcome=Outcome.FAILED))
     with pytest.raises(StoreError, match="deleted while it was in use"):
         store.close()
     if name:
@@ -164,12 +166,12 @@ def test_the_next_commit_notices(tmp_path: Path, name: str) -> None:
 def test_another_file_in_its_place_is_left_alone(tmp_path: Path) -> None:
     path, other = tmp_path / "agentrl.db", tmp_path / "other.db"
     with Store.open(other) as store:
-        store.add_run(RunRow(id="r2", name="other"))
+        store.runs.add(RunRow(id="r2", name="other"))
     store = Store.open(path)
-    store.add_run(RunRow(id="r1", name="mine"))
+    store.runs.add(RunRow(id="r1", name="mine"))
     other.replace(path)
     with pytest.raises(StoreError, match="replaced while it was in use"):
-        store.add_checkpoint("r1", 1, "x", {})
+        store.runs.add_checkpoint("r1", 1, "x", {})
     with pytest.raises(StoreError, match="replaced"):
         store.close()
     shutil.copy(path, tmp_path / "copy.db")

@@ -20,13 +20,13 @@ from agentrl_cli.servers.chat_session.open import open_policy
 from agentrl_cli.servers.chat_session.whatif import run as what_if
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.connection import migrate
-from agentrl_cli.store.deletion import delete_run
+from agentrl_cli.store.maintenance import delete_run
 from agentrl_cli.store.schema import MIGRATIONS
 from tests.helpers.train import spawn, write_model, write_pack, write_project
 
 RUN = "bandit-grpo"
 BEFORE = next(n for n, (name, _) in enumerate(MIGRATIONS) if name.endswith("_claim"))
-"""So many migrations a store of before had."""
+"""Migrations of an old store."""
 
 
 def files(folder: Path) -> dict[str, tuple[int, str]]:
@@ -52,8 +52,8 @@ def trained(folder: Path, **sections: Any) -> Path:
     (project / "agentrl.yaml").write_text(json.dumps(settings))
     (project / "task.yaml").unlink()
     args = ("--model", str(model), "--pack", str(project / "packs" / "bandit"))
-    code, said = spawn(project, "train", *args, "--set", f"hooks=['{project}/hook.py:Nothing']")
-    assert code == 0, said
+    code, output = spawn(project, "train", *args, "--set", f"hooks=['{project}/hook.py:Nothing']")
+    assert code == 0, output
     return project
 
 
@@ -73,8 +73,8 @@ def test_a_project_that_was_copied_moved_and_renamed(
     copy, renamed, moved = tmp_path / "copy", tmp_path / "renamed", tmp_path / "far" / "away" / "project"
     shutil.copytree(before, copy)
     was = files(before)
-    code, said = spawn(copy, "train", "--resume", RUN, "--steps", "2")
-    assert code == 0 and "resumed at step 1" in said, said
+    code, output = spawn(copy, "train", "--resume", RUN, "--steps", "2")
+    assert code == 0 and "resumed at step 1" in output, output
     (copy / "output.txt").unlink()
     assert files(before) == was, "the original is as it was"
     before.rename(renamed)  # what still reads it now fails
@@ -91,8 +91,8 @@ def test_a_project_that_was_copied_moved_and_renamed(
 
 
 def _resume(project: Path) -> None:
-    code, said = spawn(project, "train", "--resume", "last", "--steps", "2")
-    assert code == 0 and "resumed at step 1" in said, said
+    code, output = spawn(project, "train", "--resume", "last", "--steps", "2")
+    assert code == 0 and "resumed at step 1" in output, output
 
 
 def _works(
@@ -102,9 +102,9 @@ def _works(
     monkeypatch.chdir(project)
     db = project / "runs" / "agentrl.db"
     with Store.open(db, readonly=True) as store:
-        run = store.run(RUN)
-        rows = store.checkpoints(run.id)
-        episode = store.episode_rows(store.episode_ids(run=run.id))[0].id
+        run = store.runs.get(RUN)
+        rows = store.runs.checkpoints(run.id)
+        episode = store.episodes.rows(store.episodes.ids(run=run.id))[0].id
     assert run.step == steps and Path(run.dir) == project / "runs" / RUN
     assert all(Path(row.path).is_dir() and Path(row.path).is_relative_to(project) for row in rows)
     for command in (
@@ -120,9 +120,9 @@ def _works(
     config = Config.model_validate({**run.config})
     policy, _ = open_policy(f"{RUN}@last", config, db, base=project)
     asyncio.run(policy.close())
-    said = io.StringIO()
+    output = io.StringIO()
     where = ["--db", str(db), "--episode", episode, "--turn", "1", "--samples", "1"]
-    assert asyncio.run(what_if([*where, "--model", f"{RUN}@last"], said)) == 0, said.getvalue()
+    assert asyncio.run(what_if([*where, "--model", f"{RUN}@last"], output)) == 0, output.getvalue()
 
 
 def test_settings_that_name_places_inside_the_project(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_settings_that_name_places_inside_the_project(tmp_path: Path) -> None:
     assert config.hooks == ["./hook.py:Hook", "hook.py:Other"]
 
 
-# --- stores of before ------------------------------------------------------------------------------------------------
+# --- old stores ------------------------------------------------------------------------------------------------
 
 
 def old_store(project: Path, lay: Path) -> Path:
@@ -167,12 +167,12 @@ def test_stores_of_before_are_migrated(tmp_path: Path, case: str) -> None:
         old_store(lay, lay)
     db = old_store(project, lay)
     with Store.open(db, readonly=True) as store:
-        run = store.run("fox")
+        run = store.runs.get("fox")
         assert (run.dir, run.model) == (str(project / "runs" / "fox"), "./model")
         assert run.config == {"model": {"name": "./model"}, "task": {"packs": ["./pack", "/other/pack"]}}
-        places = [row.path for row in store.checkpoints("r")]
+        places = [row.path for row in store.runs.checkpoints("r")]
         assert places == [str(project / "runs" / "fox" / "checkpoints" / "best"), "/other/step-000001"]
-        assert [row.name for row in store.evals("r")] == ["./model"]
+        assert [row.name for row in store.runs.evals("r")] == ["./model"]
         assert (run.claim, run.alive, run.state) == ("train", False, "interrupted")
     assert str(tmp_path) not in texts(db)
     with Store.open(db) as store:
@@ -185,16 +185,16 @@ def test_a_store_that_was_moved_away_from_its_runs_still_finds_them(tmp_path: Pa
     lay, alone = tmp_path / "before", tmp_path / "alone.db"
     old_store(lay, lay).rename(alone)
     with Store.open(alone) as store:
-        assert store.run("fox").dir == str(lay / "runs" / "fox")
-        assert store.checkpoints("r")[0].path == str(lay / "runs" / "fox" / "checkpoints" / "best")
-        delete_run(store, store.run("fox"))
+        assert store.runs.get("fox").dir == str(lay / "runs" / "fox")
+        assert store.runs.checkpoints("r")[0].path == str(lay / "runs" / "fox" / "checkpoints" / "best")
+        delete_run(store, store.runs.get("fox"))
     assert (lay / "runs" / "fox").is_dir(), "it does not lie beside the store"
 
 
 def test_a_folder_that_two_stores_use_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     db, backup = tmp_path / "a.db", tmp_path / "backup.db"
     with Store.open(db) as store:
-        run = store.add_folder(store.add_run(RunRow("", "fox", status="finished")))
+        run = store.runs.add_folder(store.runs.add(RunRow("", "fox", status="finished")))
     assert main(["db", "backup", str(backup), "--db", str(db)]) == 0
     assert main(["runs", "delete", "fox", "--yes", "--db", str(backup)]) == 0
     assert f"The folder {run.dir} stays" in capsys.readouterr().err and Path(run.dir).is_dir()
@@ -205,14 +205,18 @@ def test_a_folder_that_two_stores_use_stays(tmp_path: Path, capsys: pytest.Captu
 def test_paths_in_a_store_are_relative_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with Store.open("runs/a.db") as store:
-        run = store.add_folder(store.add_run(RunRow("", "fox")))
-        assert Path(run.dir) == tmp_path / "runs" / "fox" and store.run("fox") == run and store.add_folder(run) == run
+        run = store.runs.add_folder(store.runs.add(RunRow("", "fox")))
+        assert (
+            Path(run.dir) == tmp_path / "runs" / "fox"
+            and store.runs.get("fox") == run
+            and store.runs.add_folder(run) == run
+        )
         best = Path(run.dir) / "checkpoints" / "best"
-        store.add_checkpoint(run.id, 1, best, {}, "best")
-        store.add_checkpoint(run.id, 1, "/elsewhere/step-1", {})
+        store.runs.add_checkpoint(run.id, 1, best, {}, "best")
+        store.runs.add_checkpoint(run.id, 1, "/elsewhere/step-1", {})
         monkeypatch.chdir("/")
-        assert [row.path for row in store.checkpoints(run.id)] == [str(best), "/elsewhere/step-1"]
+        assert [row.path for row in store.runs.checkpoints(run.id)] == [str(best), "/elsewhere/step-1"]
         rows = store.db.execute("SELECT dir, path FROM runs JOIN checkpoints ON run_id=runs.id").fetchall()
         assert rows == [("fox", "fox/checkpoints/best"), ("fox", "/elsewhere/step-1")]
-        store.remove_checkpoint(run.id, best)
-        assert [row.path for row in store.checkpoints(run.id)] == ["/elsewhere/step-1"]
+        store.runs.remove_checkpoint(run.id, best)
+        assert [row.path for row in store.runs.checkpoints(run.id)] == ["/elsewhere/step-1"]

@@ -14,7 +14,7 @@ import pytest
 
 from agentrl_cli.errors import StoreError
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.store.base import LINGER
+from agentrl_cli.store.write_buffer import LINGER
 from agentrl_cli.types import AgentState, Episode, Outcome, RewardPart, Tokens, ToolResult, Turn
 from tests.store.test_store import random_episode, same
 
@@ -22,7 +22,7 @@ from tests.store.test_store import random_episode, same
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(tmp_path / "a.db") as opened:
-        opened.add_run(RunRow(id="r1", name="a"))
+        opened.runs.add(RunRow(id="r1", name="a"))
         yield opened
 
 
@@ -36,43 +36,45 @@ def part(episode: Episode, turn: Turn) -> Tokens:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_whenever_it_is_written_it_comes_back_equal(store: Store, seed: int) -> None:
-    """Several at once, turns interleaved, told again, written by flushes, transactions and readers at any moment."""
+    """Several at once, turns interleaved, repeated, written by flushes, transactions and readers at any moment."""
     rng = np.random.default_rng(seed)
     episodes = [random_episode(rng, run_id="r1", step=1, group_id="g", sample=n, kind="train") for n in range(6)]
     with Store.open(store.path, readonly=True) as watcher:
         for episode in episodes:
-            store.start_episode(begun(episode), split="train", tokenizer="hash")
+            store.episodes.start(begun(episode), split="train", tokenizer="hash")
         for index in range(max(len(episode.turns) for episode in episodes) + 1):
             for episode in episodes:
                 if index < len(episode.turns):
                     turn = episode.turns[index]
-                    store.set_live(episode.id, AgentState.GENERATING, index, "text")
-                    store.add_turn(episode.id, turn, part(episode, turn), later=True)
+                    store.live.set(episode.id, AgentState.GENERATING, index, "text")
+                    store.episodes.add_turn(episode.id, turn, part(episode, turn), later=True)
                     if turn.role == "assistant" and rng.random() < 0.2:
-                        store.add_turn(episode.id, turn, part(episode, turn), later=True)  # with its reward, say
+                        store.episodes.add_turn(
+                            episode.id, turn, part(episode, turn), later=True
+                        )  # with its reward, say
                 elif index == len(episode.turns):
-                    store.finish_episode(episode, later=True)
+                    store.episodes.finish(episode, later=True)
                 match rng.integers(8):
                     case 0:
                         store.flush()
-                        rows = {row.id: row for row in watcher.episode_rows(watcher.episode_ids())}
+                        rows = {row.id: row for row in watcher.episodes.rows(watcher.episodes.ids())}
                         assert len(rows) == 6
                         for one in episodes:
-                            seen, row = watcher.episode(one.id), rows[one.id]
+                            seen, row = watcher.episodes.get(one.id), rows[one.id]
                             assert (row.n_turns, row.n_tokens) == (len(seen.turns), len(seen.tokens))
                             assert (row.n_model_tokens, row.n_calls) == (seen.trained_tokens, seen.tool_calls)
                             assert row.n_tool_errors == seen.tool_errors and seen.turns == one.turns[: row.n_turns]
                     case 1:
                         store.flush_ended()
                     case 2:
-                        store.set_note(episode.id, "noted")
+                        store.marks.note(episode.id, "noted")
                     case 3:
-                        assert store.episode_row(episode.id).id == episode.id
+                        assert store.episodes.row(episode.id).id == episode.id
         store.flush()
-        assert watcher.live() == []
+        assert watcher.live.all() == []
         for episode in episodes:
-            assert same(watcher.episode(episode.id), episode)
-            row = watcher.episode_row(episode.id)
+            assert same(watcher.episodes.get(episode.id), episode)
+            row = watcher.episodes.row(episode.id)
             assert (row.split, row.tokenizer, row.fact) == ("train", "hash", "trained")
     assert store.db.execute("PRAGMA foreign_key_check").fetchall() == []
 
@@ -82,102 +84,104 @@ def test_one_that_ends_soon_is_written_once_and_the_others_wait(store: Store) ->
     short, long = (random_episode(rng, run_id="r1", sample=n) for n in range(2))
     with Store.open(store.path, readonly=True) as watcher:
         for episode in (short, long):
-            store.start_episode(begun(episode))
+            store.episodes.start(begun(episode))
             for turn in episode.turns:
-                store.add_turn(episode.id, turn, part(episode, turn), later=True)
-        store.add_drift(short.id, kind="structural", turn=0, position=1, expected="a", got="b")
-        store.finish_episode(short, later=True)
-        assert watcher.episode_ids() == []
+                store.episodes.add_turn(episode.id, turn, part(episode, turn), later=True)
+        store.marks.add_drift(short.id, kind="structural", turn=0, position=1, expected="a", got="b")
+        store.episodes.finish(short, later=True)
+        assert watcher.episodes.ids() == []
         store.flush_ended()
-        assert [row.id for row in watcher.episode_rows(watcher.episode_ids())] == [short.id]
-        assert same(watcher.episode(short.id), short) and watcher.live() == []
-        assert [row.kind for row in watcher.drift(short.id)] == ["structural"]  # it decides whether that is trained
+        assert [row.id for row in watcher.episodes.rows(watcher.episodes.ids())] == [short.id]
+        assert same(watcher.episodes.get(short.id), short) and watcher.live.all() == []
+        assert [row.kind for row in watcher.marks.drift(short.id)] == [
+            "structural"
+        ]  # it decides whether that is trained
         store.flush()
-        assert [row.episode_id for row in watcher.live()] == [long.id]
-        assert watcher.episode(long.id).turns == long.turns
-        assert len(watcher.drift(short.id)) == 1
+        assert [row.episode_id for row in watcher.live.all()] == [long.id]
+        assert watcher.episodes.get(long.id).turns == long.turns
+        assert len(watcher.marks.drift(short.id)) == 1
 
 
 def test_a_watcher_sees_what_runs_within_a_second(store: Store) -> None:
     episode = random_episode(np.random.default_rng(5))
     with Store.open(store.path, readonly=True) as watcher:
-        store.start_episode(begun(episode))
-        store.set_live(episode.id, AgentState.GENERATING, 0, "thinking")
-        store.add_turn(episode.id, episode.turns[0], part(episode, episode.turns[0]), later=True)
+        store.episodes.start(begun(episode))
+        store.live.set(episode.id, AgentState.GENERATING, 0, "thinking")
+        store.episodes.add_turn(episode.id, episode.turns[0], part(episode, episode.turns[0]), later=True)
         assert LINGER < 1
         end = time.monotonic() + 5  # a busy machine
-        while not watcher.live() and time.monotonic() < end:
+        while not watcher.live.all() and time.monotonic() < end:
             time.sleep(0.02)
-        assert [(row.state, row.text) for row in watcher.live()] == [("generating", "thinking")]
-        assert watcher.episode(episode.id).turns == episode.turns[:1]
+        assert [(row.state, row.text) for row in watcher.live.all()] == [("generating", "thinking")]
+        assert watcher.episodes.get(episode.id).turns == episode.turns[:1]
 
 
 def test_a_transaction_that_fails_takes_nothing_that_waited(store: Store) -> None:
     episode = random_episode(np.random.default_rng(7))
-    store.start_episode(begun(episode))
+    store.episodes.start(begun(episode))
     for turn in episode.turns:
-        store.add_turn(episode.id, turn, part(episode, turn), later=True)
+        store.episodes.add_turn(episode.id, turn, part(episode, turn), later=True)
 
     def broken() -> None:
         with store.transaction():
-            store.finish_episode(episode)
+            store.episodes.finish(episode)
             raise RuntimeError("crash")
 
     with pytest.raises(RuntimeError):
         broken()
-    assert store.episode_row(episode.id).outcome is None
-    store.finish_episode(episode, later=True)
+    assert store.episodes.row(episode.id).outcome is None
+    store.episodes.finish(episode, later=True)
     store.flush()
-    assert same(store.episode(episode.id), episode)
+    assert same(store.episodes.get(episode.id), episode)
 
 
 def test_an_end_with_other_turns_than_were_told_is_what_counts(store: Store) -> None:
     rng = np.random.default_rng(0)
     episode = next(e for e in iter(lambda: random_episode(rng), None) if len(e.turns) > 3)
-    store.start_episode(begun(episode))
+    store.episodes.start(begun(episode))
     for turn in episode.turns[1:]:
-        store.add_turn(episode.id, turn, part(episode, turn), later=True)
+        store.episodes.add_turn(episode.id, turn, part(episode, turn), later=True)
     store.flush()
     shorter = episode.with_(turns=episode.turns[:-1], tokens=episode.tokens.slice(0, episode.turns[-2].end))
-    store.finish_episode(shorter, later=True)
-    assert same(store.episode(episode.id), shorter)
+    store.episodes.finish(shorter, later=True)
+    assert same(store.episodes.get(episode.id), shorter)
     with pytest.raises(ValueError, match="no outcome"):
-        store.finish_episode(begun(episode), later=True)
-    store.start_episode(Episode("e2", "t"))
+        store.episodes.finish(begun(episode), later=True)
+    store.episodes.start(Episode("e2", "t"))
     with pytest.raises(ValueError, match=r"0\.\.3 but has 2"):
-        store.add_turn("e2", Turn(0, "user", (), 0, 3), Tokens.given([1, 2], [2, 2]), later=True)
+        store.episodes.add_turn("e2", Turn(0, "user", (), 0, 3), Tokens.given([1, 2], [2, 2]), later=True)
 
 
 def test_a_row_that_is_refused_is_told_and_holds_nothing_back(store: Store) -> None:
     good, bad = (random_episode(np.random.default_rng(n)) for n in range(2))
     for episode in (bad.with_(run_id="nosuch"), good):
-        store.start_episode(begun(episode))
-        store.finish_episode(episode, later=True)
+        store.episodes.start(begun(episode))
+        store.episodes.finish(episode, later=True)
     store.flush()
-    assert same(store.episode(good.id), good)
+    assert same(store.episodes.get(good.id), good)
     with pytest.raises(StoreError, match="refused"):
-        store.add_log(None, "info", "next")
+        store.journal.add_log(None, "info", "next")
     odd = ToolResult("x", reward=object())  # type: ignore[arg-type]  # what SQLite has no column for
-    store.start_episode(Episode("e2", "t"))
-    store.add_turn("e2", Turn(0, "tool", (), 0, 0, results=(odd,)), Tokens.empty(), later=True)
-    store.add_log(None, "info", "goes on")
-    assert [line["text"] for line in store.logs(None)] == ["next", "goes on"]
+    store.episodes.start(Episode("e2", "t"))
+    store.episodes.add_turn("e2", Turn(0, "tool", (), 0, 0, results=(odd,)), Tokens.empty(), later=True)
+    store.journal.add_log(None, "info", "goes on")
+    assert [line["text"] for line in store.journal.logs(None)] == ["next", "goes on"]
     with pytest.raises(StoreError, match="refused"):
-        store.add_log(None, "info", "told")
+        store.journal.add_log(None, "info", "line")
 
 
 def test_an_end_that_is_refused_leaves_nothing_of_itself(store: Store) -> None:
     episode = random_episode(np.random.default_rng(11), run_id="r1")
-    store.start_episode(begun(episode))
+    store.episodes.start(begun(episode))
     store.flush()
     odd = RewardPart("odd", 0.0, fakeable=object())  # type: ignore[arg-type]  # what SQLite has no column for
-    store.add_drift(episode.id, kind="structural", turn=0, position=1, expected="a", got="b")
-    store.finish_episode(episode.with_(reward_parts=(RewardPart("good", 1.0), odd)), later=True)
+    store.marks.add_drift(episode.id, kind="structural", turn=0, position=1, expected="a", got="b")
+    store.episodes.finish(episode.with_(reward_parts=(RewardPart("good", 1.0), odd)), later=True)
     store.flush()
     with pytest.raises(StoreError, match="refused"):
-        store.add_log(None, "info", "next")
-    row = store.episode_row(episode.id)
-    assert row.outcome is None and store.drift(episode.id) == [] and store.episode(episode.id).turns == ()
+        store.journal.add_log(None, "info", "next")
+    row = store.episodes.row(episode.id)
+    assert row.outcome is None and store.marks.drift(episode.id) == [] and store.episodes.get(episode.id).turns == ()
 
 
 WRITER = """
@@ -185,15 +189,15 @@ import sys, time
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Outcome, RewardPart, Tokens, Turn, new_id
 with Store.open(sys.argv[1]) as store:
-    run = store.add_run(RunRow(id="r", name="r"))
+    run = store.runs.add(RunRow(id="r", name="r"))
     while True:
         tokens = Tokens.given([1] * 50, [2] * 50)
         episode = Episode(new_id(), "t", run_id=run.id, started=1.0)
-        store.start_episode(episode)
+        store.episodes.start(episode)
         turn = Turn(0, "user", ({"role": "user", "content": "x"},), 0, 50)
-        store.add_turn(episode.id, turn, tokens, later=True)
+        store.episodes.add_turn(episode.id, turn, tokens, later=True)
         print(episode.id, time.time(), flush=True)
-        store.finish_episode(episode.with_(turns=(turn,), tokens=tokens, outcome=Outcome.FAILED), later=True)
+        store.episodes.finish(episode.with_(turns=(turn,), tokens=tokens, outcome=Outcome.FAILED), later=True)
         time.sleep(0.01)
 """
 
@@ -210,8 +214,8 @@ def test_kill_9_takes_no_more_than_the_last_moment(tmp_path: Path) -> None:
     writer.stdout.close()
     with Store.open(tmp_path / "a.db") as store:
         assert store.db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        stored = {row.id: row for row in store.episode_rows(store.episode_ids())}
+        stored = {row.id: row for row in store.episodes.rows(store.episodes.ids())}
         old = [episode_id for episode_id, at in seen if killed - float(at) > LINGER + 0.5]
         for episode_id in old:
-            assert stored[episode_id].outcome is Outcome.FAILED and len(store.episode(episode_id).turns) == 1
+            assert stored[episode_id].outcome is Outcome.FAILED and len(store.episodes.get(episode_id).turns) == 1
         assert len(old) > 2

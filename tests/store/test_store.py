@@ -132,11 +132,11 @@ def _add(turns: list[Turn], spans: list[Tokens], role: str, tokens: Tokens, *, t
 
 def write(store: Store, episode: Episode) -> None:
     """As a rollout does it: start, turn by turn, finish."""
-    store.start_episode(episode.with_(turns=(), tokens=Tokens.empty(), reward_parts=(), fact="", advantage=None))
+    store.episodes.start(episode.with_(turns=(), tokens=Tokens.empty(), reward_parts=(), fact="", advantage=None))
     for turn in episode.turns:
-        store.set_live(episode.id, AgentState.GENERATING, turn.index)
-        store.add_turn(episode.id, turn, episode.tokens.slice(turn.start, turn.end))
-    store.finish_episode(episode)
+        store.live.set(episode.id, AgentState.GENERATING, turn.index)
+        store.episodes.add_turn(episode.id, turn, episode.tokens.slice(turn.start, turn.end))
+    store.episodes.finish(episode)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -144,11 +144,11 @@ def test_episode_comes_back_equal(store: Store, seed: int) -> None:
     rng = np.random.default_rng(seed)
     by_turn, at_once = random_episode(rng), random_episode(rng)
     write(store, by_turn)
-    store.finish_episode(at_once)
+    store.episodes.finish(at_once)
     for episode in (by_turn, at_once):
-        assert same(store.episode(episode.id), episode)
+        assert same(store.episodes.get(episode.id), episode)
     with Store.open(store.path, readonly=True) as reader:
-        assert same(reader.episode(by_turn.id), by_turn)
+        assert same(reader.episodes.get(by_turn.id), by_turn)
 
 
 def test_every_array_bit_survives(store: Store) -> None:
@@ -162,34 +162,34 @@ def test_every_array_bit_survives(store: Store) -> None:
     episode = Episode(
         new_id(), "t", turns=(Turn(0, "assistant", (), 0, 7),), tokens=tokens, outcome=Outcome.SOLVED, started=1.0
     )
-    store.finish_episode(episode)
-    assert same(store.episode(episode.id), episode)
+    store.episodes.finish(episode)
+    assert same(store.episodes.get(episode.id), episode)
 
 
 def test_row_counts_follow_the_episode(store: Store) -> None:
     episode = random_episode(np.random.default_rng(5))
     write(store, episode)
-    row = store.episode_row(episode.id)
+    row = store.episodes.row(episode.id)
     assert (row.n_turns, row.n_tokens) == (len(episode.turns), len(episode.tokens))
     assert row.n_model_tokens == episode.trained_tokens
     assert (row.n_calls, row.n_tool_errors) == (episode.tool_calls, episode.tool_errors)
     assert row.reward == pytest.approx(0.3 - 0.3) and row.primary_score == 0.1 + 0.2
     assert row.flags == ("LOOP", "BADARG") and row.seconds == pytest.approx(3.176544, abs=1e-6)
-    assert store.live() == []
+    assert store.live.all() == []
 
 
 def test_running_episode_counts_while_it_runs(store: Store) -> None:
     rng = np.random.default_rng(11)
     episode = random_episode(rng)
-    store.start_episode(episode)
+    store.episodes.start(episode)
     first = episode.turns[0]
-    store.add_turn(episode.id, first, episode.tokens.slice(first.start, first.end))
-    store.set_live(episode.id, AgentState.PROCESSING_TOOLS, 1, "x" * 9000)
-    (live,) = store.live()
+    store.episodes.add_turn(episode.id, first, episode.tokens.slice(first.start, first.end))
+    store.live.set(episode.id, AgentState.PROCESSING_TOOLS, 1, "x" * 9000)
+    (live,) = store.live.all()
     assert (live.state, live.turn, len(live.text), live.task_id) == ("processing_tools", 1, 4000, "calc/1")
-    row = store.episode_row("last")
+    row = store.episodes.row("last")
     assert (row.running, row.reward, row.n_turns, row.n_tokens) == (True, None, 1, first.end)
-    assert store.episode(episode.id).outcome is None
+    assert store.episodes.get(episode.id).outcome is None
 
 
 def test_changed_and_withdrawn_turns_are_rewritten_at_the_end(store: Store) -> None:
@@ -197,48 +197,48 @@ def test_changed_and_withdrawn_turns_are_rewritten_at_the_end(store: Store) -> N
     episode = next(e for e in iter(lambda: random_episode(rng), None) if len(e.turns) > 4)
     write(store, episode)
     shorter = episode.with_(turns=episode.turns[:3], tokens=episode.tokens.slice(0, episode.turns[2].end))
-    store.finish_episode(shorter)
-    assert same(store.episode(episode.id), shorter)
+    store.episodes.finish(shorter)
+    assert same(store.episodes.get(episode.id), shorter)
 
 
 def test_a_prompt_waits_for_the_first_turn_and_comes_back_equal(store: Store) -> None:
     episode = random_episode(np.random.default_rng(5))
     prompt, rest = episode.turns[0], episode.turns[1:]
-    store.start_episode(episode)
-    store.add_turn(episode.id, prompt, episode.tokens.slice(prompt.start, prompt.end), later=True)
+    store.episodes.start(episode)
+    store.episodes.add_turn(episode.id, prompt, episode.tokens.slice(prompt.start, prompt.end), later=True)
     with Store.open(store.path, readonly=True) as other:
-        assert other.episode_ids() == []  # its start waits, too: nothing is seen without what it belongs to
-        store.add_turn(episode.id, rest[0], episode.tokens.slice(rest[0].start, rest[0].end))
-        (row,) = other.episode_rows(other.episode_ids())
+        assert other.episodes.ids() == []  # its start waits, too: nothing is seen without what it belongs to
+        store.episodes.add_turn(episode.id, rest[0], episode.tokens.slice(rest[0].start, rest[0].end))
+        (row,) = other.episodes.rows(other.episodes.ids())
         assert (row.n_turns, row.n_tokens) == (2, rest[0].end)
-    store.finish_episode(episode)
-    assert same(store.episode(episode.id), episode)
+    store.episodes.finish(episode)
+    assert same(store.episodes.get(episode.id), episode)
     with pytest.raises(ValueError, match="spans"):
-        store.add_turn(episode.id, prompt, Tokens.empty(), later=True)
+        store.episodes.add_turn(episode.id, prompt, Tokens.empty(), later=True)
 
 
 @pytest.mark.parametrize("changed", [{}, {"started": 7.0}, {"step": 9}, {"task_id": "another"}, {"group_id": None}])
 def test_an_end_sets_every_column_whatever_its_start_said(store: Store, changed: dict[str, Any]) -> None:
     episode = random_episode(np.random.default_rng(6))
-    store.start_episode(episode, split="train", tokenizer="hash")
+    store.episodes.start(episode, split="train", tokenizer="hash")
     ended = episode.with_(**changed)
-    store.finish_episode(ended)
-    (row,) = store.episode_rows(store.episode_ids())
-    assert same(store.episode(episode.id), ended) and (row.split, row.tokenizer) == ("train", "hash")
+    store.episodes.finish(ended)
+    (row,) = store.episodes.rows(store.episodes.ids())
+    assert same(store.episodes.get(episode.id), ended) and (row.split, row.tokenizer) == ("train", "hash")
 
 
 def test_span_and_tokens_must_agree(store: Store) -> None:
-    store.start_episode(Episode("e1", "t"))
+    store.episodes.start(Episode("e1", "t"))
     with pytest.raises(ValueError, match=r"0\.\.3 but has 2"):
-        store.add_turn("e1", Turn(0, "user", (), 0, 3), Tokens.given([1, 2], [2, 2]))
-    assert store.turns("e1") == []
+        store.episodes.add_turn("e1", Turn(0, "user", (), 0, 3), Tokens.given([1, 2], [2, 2]))
+    assert store.episodes.turns("e1") == []
 
 
 def test_signals_are_split_by_turn_and_come_back(store: Store) -> None:
     rng = np.random.default_rng(8)
     episode = next(e for e in iter(lambda: random_episode(rng), None) if e.trained_tokens > 10)
     write(store, episode)
-    assert store.signals(episode.id) is None
+    assert store.signals.get(episode.id) is None
     trained, n = episode.tokens.trained_mask, len(episode.tokens)
 
     def column() -> Any:
@@ -246,187 +246,195 @@ def test_signals_are_split_by_turn_and_come_back(store: Store) -> None:
 
     clipped = (trained & (rng.random(n) < 0.5)).astype(np.int8)
     signals = TrainSignals(column(), column(), column(), clipped, column(), logp_ref=column())
-    store.add_signals(episode.id, signals)
-    assert same(store.signals(episode.id), signals)
+    store.signals.add(episode.id, signals)
+    assert same(store.signals.get(episode.id), signals)
     with pytest.raises(ValueError, match="signals have 0 tokens"):
         none = np.zeros(0, np.float32)
-        store.add_signals(episode.id, TrainSignals(none, none, none, clipped[:0], none))
+        store.signals.add(episode.id, TrainSignals(none, none, none, clipped[:0], none))
     with pytest.raises(NotFound):
-        store.add_signals("nosuch", signals)
+        store.signals.add("nosuch", signals)
 
 
 def test_signals_of_nothing_are_not_the_same_as_no_signals(store: Store) -> None:
     episode = random_episode(np.random.default_rng(2))
-    store.finish_episode(episode)
+    store.episodes.finish(episode)
     nan = np.full(len(episode.tokens), np.nan, np.float32)
     signals = TrainSignals(nan, nan, nan, np.zeros(len(nan), np.int8), nan)
-    store.add_signals(episode.id, signals)
-    assert same(store.signals(episode.id), signals)
+    store.signals.add(episode.id, signals)
+    assert same(store.signals.get(episode.id), signals)
 
 
 def test_facts_set_advantage_and_survive_a_second_finish(store: Store) -> None:
     episode = random_episode(np.random.default_rng(4), fact="", advantage=None)
-    store.finish_episode(episode)
-    store.set_facts([(episode.id, Fact.SKIPPED_ZERO_VARIANCE, None)])
-    assert store.episode_row(episode.id).fact == "skipped:zero_variance"
-    store.set_facts([(episode.id, Fact.TRAINED, np.float32(0.5))])  # type: ignore[list-item]  # numpy numbers are fine
-    store.finish_episode(episode)
-    row = store.episode_row(episode.id)
+    store.episodes.finish(episode)
+    store.marks.set_facts([(episode.id, Fact.SKIPPED_ZERO_VARIANCE, None)])
+    assert store.episodes.row(episode.id).fact == "skipped:zero_variance"
+    store.marks.set_facts([(episode.id, Fact.TRAINED, np.float32(0.5))])  # type: ignore[list-item]  # numpy numbers are fine
+    store.episodes.finish(episode)
+    row = store.episodes.row(episode.id)
     assert (row.fact, row.advantage) == ("trained", 0.5)
 
 
 def test_runs_by_name_prefix_and_id(store: Store) -> None:
-    first = store.add_run(RunRow(id="", name="grpo", config={"seed": 1, "nested": {"lr": 1e-5}}))
-    second = store.add_run(RunRow(id="", name="grpo"))
+    first = store.runs.add(RunRow(id="", name="grpo", config={"seed": 1, "nested": {"lr": 1e-5}}))
+    second = store.runs.add(RunRow(id="", name="grpo"))
     assert (first.name, second.name) == ("grpo", "grpo-2")
-    assert store.run("grpo") == first and store.run(second.id[:-1]) == second and store.run("last") == second
-    assert [run.name for run in store.runs()] == ["grpo-2", "grpo"]
+    assert (
+        store.runs.get("grpo") == first
+        and store.runs.get(second.id[:-1]) == second
+        and store.runs.get("last") == second
+    )
+    assert [run.name for run in store.runs.all()] == ["grpo-2", "grpo"]
     with pytest.raises(NotFound, match="could be several"):
-        store.run("gr")
+        store.runs.get("gr")
     with pytest.raises(NotFound) as missing:
-        store.run("grop")
+        store.runs.get("grop")
     assert "grpo" in missing.value.hint
-    store.update_run(first.id, status="finished", step=3)
-    assert (store.run(first.id).state, store.run(first.id).alive) == ("finished", False)
-    assert store.run(second.id).state == "running"
-    store.update_run(second.id, pid=2**22 + 1)
-    assert store.run(second.id).state == "interrupted"
+    store.runs.update(first.id, status="finished", step=3)
+    assert (store.runs.get(first.id).state, store.runs.get(first.id).alive) == ("finished", False)
+    assert store.runs.get(second.id).state == "running"
+    store.runs.update(second.id, pid=2**22 + 1)
+    assert store.runs.get(second.id).state == "interrupted"
     with pytest.raises(NotFound, match="statsu"):
-        store.update_run(first.id, statsu="x")
+        store.runs.update(first.id, statsu="x")
 
 
 def test_steps_merge_and_keep_nan_and_infinity(store: Store) -> None:
-    run = store.add_run(RunRow(id="r1", name="a"))
-    store.add_step("r1", 1, {"reward": 0.25, "kl": math.nan})
-    store.add_step("r1", 2, {"reward": np.float32(0.5)})  # type: ignore[dict-item]  # numpy numbers are fine
-    store.add_step("r1", 1, {"eval": math.inf})
-    one, two = store.steps("r1")
+    run = store.runs.add(RunRow(id="r1", name="a"))
+    store.runs.add_step("r1", 1, {"reward": 0.25, "kl": math.nan})
+    store.runs.add_step("r1", 2, {"reward": np.float32(0.5)})  # type: ignore[dict-item]  # numpy numbers are fine
+    store.runs.add_step("r1", 1, {"eval": math.inf})
+    one, two = store.runs.steps("r1")
     assert (one["step"], one["reward"], one["eval"]) == (1, 0.25, math.inf) and math.isnan(one["kl"])
-    assert store.steps("r1", since=2) == [two] and two["reward"] == 0.5
-    assert store.run(run.id).step == 2
+    assert store.runs.steps("r1", since=2) == [two] and two["reward"] == 0.5
+    assert store.runs.get(run.id).step == 2
     assert store.db.execute("SELECT json_extract(metrics, '$.reward') FROM steps").fetchall() == [(0.25,), (0.5,)]
 
 
 def test_controls_are_taken_once_and_leave_events(store: Store) -> None:
-    store.add_run(RunRow(id="r1", name="a"))
+    store.runs.add(RunRow(id="r1", name="a"))
     with Store.open(store.path) as watcher:
-        watcher.add_control("r1", "set", {"train.lr": 1e-5})
-        watcher.add_control("r1", "stop")
-    taken = store.take_controls("r1")
+        watcher.controls.add("r1", "set", {"train.lr": 1e-5})
+        watcher.controls.add("r1", "stop")
+    taken = store.controls.take("r1")
     assert [(item.action, dict(item.data)) for item in taken] == [("set", {"train.lr": 1e-5}), ("stop", {})]
-    assert store.take_controls("r1") == []
-    assert [event["kind"] for event in store.tail_events("r1")] == ["control:set", "control:stop"]
-    assert all(item.taken for item in store.controls("r1"))
+    assert store.controls.take("r1") == []
+    assert [event["kind"] for event in store.journal.events("r1")] == ["control:set", "control:stop"]
+    assert all(item.taken for item in store.controls.all("r1"))
 
 
 def test_logs_alerts_evals_checkpoints_drift_tokenizer(store: Store) -> None:
-    store.add_run(RunRow(id="r1", name="a"))
+    store.runs.add(RunRow(id="r1", name="a"))
     for n in range(5):
-        store.add_log("r1", "info", f"line {n}")
-    lines = store.logs("r1", limit=2)
+        store.journal.add_log("r1", "info", f"line {n}")
+    lines = store.journal.logs("r1", limit=2)
     assert [line["text"] for line in lines] == ["line 3", "line 4"]
-    assert store.logs("r1", since=lines[-1]["id"]) == []
-    store.add_alert("r1", "warn", "tool_errors", 0.3, 0.2, "look")
-    assert store.alerts("r1")[0]["value"] == 0.3
-    store.add_eval(EvalRow("r1", 20, "step-20", n_tasks=150, n_samples=4, pass_rate=0.5, metrics={"pass@4": math.nan}))
-    (row,) = store.evals("r1")
+    assert store.journal.logs("r1", since=lines[-1]["id"]) == []
+    store.journal.add_alert("r1", "warn", "tool_errors", 0.3, 0.2, "look")
+    assert store.journal.alerts("r1")[0]["value"] == 0.3
+    store.runs.add_eval(
+        EvalRow("r1", 20, "step-20", n_tasks=150, n_samples=4, pass_rate=0.5, metrics={"pass@4": math.nan})
+    )
+    (row,) = store.runs.evals("r1")
     assert (row.pass_rate, row.n_tasks) == (0.5, 150) and math.isnan(row.metrics["pass@4"])
     for step in (10, 20):
-        store.add_checkpoint("r1", step, f"ckpt/{step}", {"reward": 0.1}, "step")
-        store.add_checkpoint("r1", step, f"ckpt/{step}", {"reward": 0.1}, "last")
-    assert [(c.kind, c.step) for c in store.checkpoints("r1")] == [("step", 10), ("step", 20), ("last", 20)]
-    store.remove_checkpoint("r1", "ckpt/10")
-    assert len(store.checkpoints("r1")) == 2
-    store.put_tokenizer("h", '{"a": "é"}', "{{ x }}", {"eos_token": "<|im_end|>"})
-    found = store.tokenizer("h")
+        store.runs.add_checkpoint("r1", step, f"ckpt/{step}", {"reward": 0.1}, "step")
+        store.runs.add_checkpoint("r1", step, f"ckpt/{step}", {"reward": 0.1}, "last")
+    assert [(c.kind, c.step) for c in store.runs.checkpoints("r1")] == [("step", 10), ("step", 20), ("last", 20)]
+    store.runs.remove_checkpoint("r1", "ckpt/10")
+    assert len(store.runs.checkpoints("r1")) == 2
+    store.tokenizers.add("h", '{"a": "é"}', "{{ x }}", {"eos_token": "<|im_end|>"})
+    found = store.tokenizers.get("h")
     assert found is not None and (found.tokenizer_json, found.specials) == ('{"a": "é"}', {"eos_token": "<|im_end|>"})
-    assert store.tokenizer("none") is None
-    store.start_episode(Episode("e1", "t"))
-    store.add_drift("e1", kind="structural", turn=1, position=9, expected="\n", got="")
-    assert store.drift("e1")[0].position == 9
+    assert store.tokenizers.get("none") is None
+    store.episodes.start(Episode("e1", "t"))
+    store.marks.add_drift("e1", kind="structural", turn=1, position=9, expected="\n", got="")
+    assert store.marks.drift("e1")[0].position == 9
 
 
 def test_tasks_give_their_split_to_episodes(store: Store) -> None:
     task = Task("calc/1", "calc", "add", "heldout", ({"role": "user", "content": "?"},), {"answer": 4}, ("calculator",))
-    store.add_tasks([task])
-    assert store.task("calc/1") == task and store.task("calc/1", "other") is None
+    store.tasks.add([task])
+    assert store.tasks.get("calc/1") == task and store.tasks.get("calc/1", "other") is None
     episode = random_episode(np.random.default_rng(0))
-    store.start_episode(episode)
-    assert store.episode_row(episode.id).split == "heldout"
-    store.finish_episode(episode)
-    assert store.episode_row(episode.id).split == "heldout"
+    store.episodes.start(episode)
+    assert store.episodes.row(episode.id).split == "heldout"
+    store.episodes.finish(episode)
+    assert store.episodes.row(episode.id).split == "heldout"
 
 
 def test_siblings_children_and_resume_keys(store: Store) -> None:
     rng = np.random.default_rng(1)
-    store.add_run(RunRow(id="r1", name="a", tokenizer="hash"))
+    store.runs.add(RunRow(id="r1", name="a", tokenizer="hash"))
     group = [random_episode(rng, run_id="r1", step=4, group_id="g", sample=n, kind="train") for n in (2, 0, 1)]
     for episode in group:
         write(store, episode)
     child = random_episode(rng, run_id="r1", group_id="g", kind="whatif", parent_id=group[0].id, parent_turn=1)
-    store.add_episodes([child])
-    assert [row.sample for row in store.siblings(group[0].id)] == [0, 1, 2]
-    assert [row.id for row in store.children(group[0].id)] == [child.id]
-    assert store.finished("r1", 4) == {f"r1/4/g/{e.sample}": e.id for e in group}
-    assert store.episode_row(child.id).tokenizer == "hash"
-    assert store.group_stats("g", "r1")[0] == 4
+    store.episodes.add([child])
+    assert [row.sample for row in store.episodes.siblings(group[0].id)] == [0, 1, 2]
+    assert [row.id for row in store.episodes.children(group[0].id)] == [child.id]
+    assert store.episodes.finished("r1", 4) == {f"r1/4/g/{e.sample}": e.id for e in group}
+    assert store.episodes.row(child.id).tokenizer == "hash"
+    assert store.stats.group("g", "r1")[0] == 4
 
 
 def test_an_unfinished_attempt_is_replaced_by_the_next_with_its_key(store: Store) -> None:
-    store.add_run(RunRow(id="r1", name="a"))
+    store.runs.add(RunRow(id="r1", name="a"))
     old, new = (Episode(new_id(), "t", run_id="r1", step=1, group_id="g", kind="train") for _ in range(2))
     assert episode_key(old) == episode_key(new) == "r1/1/g/0"
-    store.start_episode(old)
-    store.start_episode(new)
-    assert [row.episode_id for row in store.live("r1")] == [new.id]
-    assert len(store.episode_ids()) == 1
-    assert store.clear_live("r1") == 1
-    assert store.episode_row(new.id).outcome is Outcome.CANCELLED and store.live("r1") == []
+    store.episodes.start(old)
+    store.episodes.start(new)
+    assert [row.episode_id for row in store.live.all("r1")] == [new.id]
+    assert len(store.episodes.ids()) == 1
+    assert store.episodes.cancel("r1") == 1
+    assert store.episodes.row(new.id).outcome is Outcome.CANCELLED and store.live.all("r1") == []
 
 
 def test_resolve_episode(store: Store) -> None:
-    with pytest.raises(NotFound, match="no last episode"):
-        store.resolve_episode("last")
+    with pytest.raises(NotFound, match="No last episode"):
+        store.episodes.resolve("last")
     for n, (name, value) in enumerate([("aaa1", 0.0), ("aaa2", 1.0), ("bbb1", 0.5)]):
-        store.finish_episode(
+        store.episodes.finish(
             Episode(name, "t", reward_parts=(RewardPart("r", value),), outcome=Outcome.FAILED, started=1.0 + n)
         )
-    store.finish_episode(Episode("err", "t", outcome=Outcome.ENV_ERROR, started=9.0))
-    named = {name: store.resolve_episode(name) for name in ("last", "best", "worst", "b", "AAA2", "agentrl:aaa1@t2.31")}
+    store.episodes.finish(Episode("err", "t", outcome=Outcome.ENV_ERROR, started=9.0))
+    named = {
+        name: store.episodes.resolve(name) for name in ("last", "best", "worst", "b", "AAA2", "agentrl:aaa1@t2.31")
+    }
     assert list(named.values()) == ["err", "aaa2", "aaa1", "bbb1", "aaa2", "aaa1"]
     with pytest.raises(NotFound, match="several") as several:
-        store.resolve_episode("aaa")
+        store.episodes.resolve("aaa")
     assert "aaa1, aaa2" in several.value.hint
     with pytest.raises(NotFound) as missing:
-        store.episode("bbb2")
+        store.episodes.get("bbb2")
     assert "bbb1" in missing.value.hint and missing.value.exit_code == 2
 
 
 def test_tags_and_notes(store: Store) -> None:
     episode = random_episode(np.random.default_rng(0))
-    store.finish_episode(episode)
+    store.episodes.finish(episode)
     for tag in ("seen", "keep", "seen"):
-        store.add_tag(episode.id, tag)
-    store.remove_tag(episode.id, "keep")
-    store.set_note(episode.id, "locale comma")
-    row = store.episode_row(episode.id)
+        store.marks.tag(episode.id, tag)
+    store.marks.untag(episode.id, "keep")
+    store.marks.note(episode.id, "locale comma")
+    row = store.episodes.row(episode.id)
     assert (row.tags, row.note) == (("seen",), "locale comma")
-    store.set_note(episode.id, "")
-    assert store.episode_row(episode.id).note == "" and store.tag_counts() == {"seen": 1}
+    store.marks.note(episode.id, "")
+    assert store.episodes.row(episode.id).note == "" and store.stats.tags() == {"seen": 1}
 
 
 def test_deleting_a_run_leaves_nothing_of_it(store: Store) -> None:
     rng = np.random.default_rng(6)
-    store.add_run(RunRow(id="r1", name="a"))
-    store.add_run(RunRow(id="r2", name="b"))
+    store.runs.add(RunRow(id="r1", name="a"))
+    store.runs.add(RunRow(id="r2", name="b"))
     for n in range(6):
         write(store, random_episode(rng, run_id=f"r{1 + n % 2}", step=1, group_id="g", sample=n))
-    store.add_log("r1", "info", "x")
-    store.add_step("r1", 1, {"a": 1.0})
-    assert store.delete_run("r1") == 3
+    store.journal.add_log("r1", "info", "x")
+    store.runs.add_step("r1", 1, {"a": 1.0})
+    assert store.runs.delete("r1") == 3
     counts = status(Path(store.path)).rows
     assert (counts["runs"], counts["episodes"], counts["logs"], counts["steps"], counts["groups"]) == (1, 3, 0, 0, 1)
-    left = {row.id for row in store.episode_rows(store.episode_ids())}
+    left = {row.id for row in store.episodes.rows(store.episodes.ids())}
     for table in ("turns", "turn_tokens", "reward_parts", "tool_calls"):
         assert {row[0] for row in store.db.execute(f"SELECT episode_id FROM {table}")} <= left
     assert store.db.execute("PRAGMA foreign_key_check").fetchall() == []
@@ -434,80 +442,80 @@ def test_deleting_a_run_leaves_nothing_of_it(store: Store) -> None:
 
 def test_an_unknown_run_is_refused_and_holds_nothing_back(store: Store) -> None:
     with pytest.raises(StoreError):
-        store.finish_episode(random_episode(np.random.default_rng(0), run_id="nosuch"))
-    store.add_log("nosuch", "info", "bad")
-    store.add_log(None, "info", "good")
-    assert [line["text"] for line in store.logs(None)] == ["good"]
+        store.episodes.finish(random_episode(np.random.default_rng(0), run_id="nosuch"))
+    store.journal.add_log("nosuch", "info", "bad")
+    store.journal.add_log(None, "info", "good")
+    assert [line["text"] for line in store.journal.logs(None)] == ["good"]
     with pytest.raises(StoreError, match="refused"):
-        store.add_log(None, "info", "next")
-    assert len(store.logs(None)) == 2
+        store.journal.add_log(None, "info", "next")
+    assert len(store.journal.logs(None)) == 2
 
 
 def test_transaction_is_all_or_nothing(store: Store) -> None:
-    store.add_run(RunRow(id="r1", name="a"))
+    store.runs.add(RunRow(id="r1", name="a"))
 
     def half_a_step() -> None:
         with store.transaction():
-            store.add_step("r1", 1, {"a": 1.0})
-            store.add_log("r1", "info", "inside")
+            store.runs.add_step("r1", 1, {"a": 1.0})
+            store.journal.add_log("r1", "info", "inside")
             raise RuntimeError("crash")
 
-    store.add_log("r1", "info", "before")
+    store.journal.add_log("r1", "info", "before")
     with pytest.raises(RuntimeError):
         half_a_step()
-    assert store.steps("r1") == [] and [line["text"] for line in store.logs("r1")] == ["before"]
+    assert store.runs.steps("r1") == [] and [line["text"] for line in store.journal.logs("r1")] == ["before"]
 
 
 def test_an_inner_transaction_that_fails_is_taken_back_alone(store: Store) -> None:
     episode = random_episode(np.random.default_rng(0))
     turn = Turn(0, "user", (), 0, 3)
     with store.transaction():
-        store.add_log(None, "info", "kept")
+        store.journal.add_log(None, "info", "kept")
         with pytest.raises(ValueError, match="spans"):
-            store.finish_episode(episode.with_(turns=(turn,), tokens=Tokens.given([1], [2])))
-        store.finish_episode(episode.with_(id="other"))
-    assert [row.id for row in store.episode_rows(store.episode_ids())] == ["other"]
-    assert [line["text"] for line in store.logs(None)] == ["kept"]
+            store.episodes.finish(episode.with_(turns=(turn,), tokens=Tokens.given([1], [2])))
+        store.episodes.finish(episode.with_(id="other"))
+    assert [row.id for row in store.episodes.rows(store.episodes.ids())] == ["other"]
+    assert [line["text"] for line in store.journal.logs(None)] == ["kept"]
 
 
 def test_queued_writes_reach_other_readers_by_themselves(store: Store) -> None:
-    store.add_run(RunRow(id="r1", name="a"))
+    store.runs.add(RunRow(id="r1", name="a"))
     with Store.open(store.path, readonly=True) as reader:
         version = reader.data_version()
-        store.add_log("r1", "info", "hello")
-        assert reader.logs("r1") == []  # it waits
+        store.journal.add_log("r1", "info", "hello")
+        assert reader.journal.logs("r1") == []  # it waits
         end = time.monotonic() + 5
         while reader.data_version() == version and time.monotonic() < end:
             time.sleep(0.05)
-        assert [line["text"] for line in reader.logs("r1")] == ["hello"]
+        assert [line["text"] for line in reader.journal.logs("r1")] == ["hello"]
         with pytest.raises(StoreError, match="reading only"):
-            reader.add_log("r1", "info", "no")
+            reader.journal.add_log("r1", "info", "no")
 
 
 def test_prune_backup_vacuum(store: Store, tmp_path: Path) -> None:
     rng = np.random.default_rng(9)
     episodes = [random_episode(rng, group_id="g", sample=n) for n in range(6)]
     for n, episode in enumerate(episodes):
-        store.finish_episode(episode.with_(reward_parts=(RewardPart("r", n / 5, 1.0, primary=True),)))
+        store.episodes.finish(episode.with_(reward_parts=(RewardPart("r", n / 5, 1.0, primary=True),)))
     spared = prunable(store, keep=("best", "worst"), older_days=1)
     assert spared == [episode.id for episode in episodes[1:5]]
     first, kept = episodes[1], episodes[0]
     assert prune(store, spared, "half") == 4
-    half = store.episode(first.id).tokens
+    half = store.episodes.get(first.id).tokens
     np.testing.assert_allclose(half.logp_policy, first.tokens.logp_policy, rtol=1e-3, equal_nan=True)
     prune(store, spared, "half")  # twice changes nothing
-    assert same(store.episode(first.id).tokens, half)
+    assert same(store.episodes.get(first.id).tokens, half)
     copy = tmp_path / "copy.db"
     assert backup(Path(store.path), copy) == copy.stat().st_size
     prune(store, spared, "numbers")
-    bare = store.episode(first.id).tokens
+    bare = store.episodes.get(first.id).tokens
     assert (
         np.array_equal(bare.ids, first.tokens.ids) and np.isnan(bare.logp_policy).all() and (bare.top_ids == -1).all()
     )
-    assert same(store.episode(kept.id).tokens, kept.tokens)
+    assert same(store.episodes.get(kept.id).tokens, kept.tokens)
     prune(store, spared, "episodes")
-    assert len(store.episode_ids()) == 2
+    assert len(store.episodes.ids()) == 2
     before, after = vacuum(Path(store.path))
     assert after <= before and status(Path(store.path), check=True).check == "ok"
     with Store.open(copy, readonly=True) as other:
-        assert same(other.episode(first.id).tokens, half)
+        assert same(other.episodes.get(first.id).tokens, half)

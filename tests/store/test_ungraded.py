@@ -42,18 +42,18 @@ EPISODES = [
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(tmp_path / "agentrl.db") as opened:
-        opened.add_run(RunRow(id="r1", name="run"))
-        opened.add_episodes(EPISODES)
+        opened.runs.add(RunRow(id="r1", name="run"))
+        opened.episodes.add(EPISODES)
         yield opened
 
 
 def listed(store: Store, filter: str = "", sort: str = "time") -> list[str]:
-    return [row.id for row in store.episode_rows(store.episode_ids(filter, sort))]
+    return [row.id for row in store.episodes.rows(store.episodes.ids(filter, sort))]
 
 
 def test_rows_views_filters_and_orders_leave_them_out(store: Store) -> None:
     ungraded = [episode.id for episode in EPISODES[2:]]
-    assert {row.id: row.reward for row in store.episode_rows(store.episode_ids())} == {
+    assert {row.id: row.reward for row in store.episodes.rows(store.episodes.ids())} == {
         "good": 1.0, "bad": 0.0, **dict.fromkeys(ungraded),
     }  # fmt: skip
     assert listed(store, "reward:<0.1") == ["bad"] and listed(store, "reward:none") == ungraded
@@ -64,14 +64,14 @@ def test_rows_views_filters_and_orders_leave_them_out(store: Store) -> None:
     (group,) = ask("SELECT episodes, graded, mean, sd, solved, has_signal FROM v_groups").fetchall()
     assert group == (len(EPISODES), 2, 0.5, 0.5, 0.5, 1)
     assert ask("SELECT avg(reward), count(reward) FROM v_episodes").fetchone() == (0.5, 2)
-    assert store.group_stats("g", "r1") == (2, 0.5, 0.5)
-    (task,) = store.task_stats()
+    assert store.stats.group("g", "r1") == (2, 0.5, 0.5)
+    (task,) = store.stats.tasks()
     assert task[4:] == [len(EPISODES), 0.5, 0.5]
 
 
 def test_read_back_shown_exported_and_measured(store: Store, capfd: pytest.CaptureFixture[str]) -> None:
     wanted = [1.0, 0.0] + [None] * len(ERRORS)
-    assert [store.episode(e.id).reward for e in EPISODES] == [e.reward for e in EPISODES] == wanted
+    assert [store.episodes.get(e.id).reward for e in EPISODES] == [e.reward for e in EPISODES] == wanted
     lines = [json.loads(line) for line in export_lines(store, [e.id for e in EPISODES])]
     assert [line["reward"] for line in lines] == [e.reward for e in EPISODES]
     view = load_view(store, "timeout")
@@ -90,11 +90,11 @@ def test_read_back_shown_exported_and_measured(store: Store, capfd: pytest.Captu
 def test_a_store_of_before_is_set_right_by_outcome(tmp_path: Path) -> None:
     path = tmp_path / "agentrl.db"
     with Store.open(path) as store:
-        store.add_run(RunRow(id="r1", name="run"))
-        store.add_episodes([*EPISODES, episode_of("odd", Outcome.TRUNCATED_TOKENS, -1.0, 20)])
-        store.start_episode(Episode("running", "t", run_id="r1"))
+        store.runs.add(RunRow(id="r1", name="run"))
+        store.episodes.add([*EPISODES, episode_of("odd", Outcome.TRUNCATED_TOKENS, -1.0, 20)])
+        store.episodes.start(Episode("running", "t", run_id="r1"))
         scores = [Score("s", name, 0.5, 0.5, None, "trained", {}) for name in ("good", "timeout")]
-        store.add_scores("r1", "s", scores, {})
+        store.scores.add("r1", "s", scores, {})
     conn = sqlite3.connect(path)
     before = [name for name, _ in MIGRATIONS].index("m010_ungraded")
     conn.execute("UPDATE episodes SET reward=0.0 WHERE reward IS NULL AND outcome IS NOT NULL")
@@ -104,8 +104,8 @@ def test_a_store_of_before_is_set_right_by_outcome(tmp_path: Path) -> None:
     conn.close()
     connect(path).close()
     with Store.open(path, readonly=True) as store:
-        rewards = {row.id: row.reward for row in store.episode_rows(store.episode_ids())}
+        rewards = {row.id: row.reward for row in store.episodes.rows(store.episodes.ids())}
         assert {name for name, reward in rewards.items() if reward is not None} == {"good", "bad", "odd"}
         assert (rewards["bad"], rewards["odd"], rewards["running"]) == (0.0, -1.0, None)
-        assert [score.reward for score in store.scores("good")] == [0.5] and store.scores("timeout") == []
+        assert [score.reward for score in store.scores.get("good")] == [0.5] and store.scores.get("timeout") == []
         assert store.db.execute("SELECT graded FROM v_groups").fetchall() == [(3,)]

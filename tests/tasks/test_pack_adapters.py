@@ -117,9 +117,9 @@ async def test_the_reference_is_what_the_training_started_from(tmp_path: Path) -
     }
     async with trainer_of(tmp_path / "run", start, **sections) as trainer:
         run = await trainer.train()
-        (row,) = trainer.store.steps(run.id)
+        (row,) = trainer.store.runs.steps(run.id)
         with Store.open(trainer.store.path, readonly=True) as store:
-            assert store.run(run.name).model == str(start)
+            assert store.runs.get(run.name).model == str(start)
     assert abs(row["kl"]) < 1e-6, "nothing has moved yet"
 
 

@@ -228,7 +228,7 @@ async def test_a_verl_tool_and_interaction_run_unchanged(tmp_path: Path) -> None
     said = [call(tool.name, answer="4"), call(tool.name, answer="5"), "It is 4", "It is 5"]
     with Store.open(tmp_path / "s.db") as store:
         done = await play(made, said, store=store)
-        kept = store.episode(done.id)
+        kept = store.episodes.get(done.id)
     assert done.outcome is Outcome.SOLVED
     assert answers(done) == [
         "Current parsed answer='4' reward=0.0 noted",

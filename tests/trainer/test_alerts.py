@@ -116,14 +116,14 @@ def test_a_run_stops_after_so_many_steps_in_a_row() -> None:
 
 def test_alerts_fold(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db") as store:
-        run = store.add_run(RunRow("", "r"))
+        run = store.runs.add(RunRow("", "r"))
         for step in (3, 4, 7):
-            store.add_alert(run.id, "warn", "no_signal", step / 10, 0.1, f"text {step}", step=step)
-        store.add_alert(run.id, "warn", "no_signal", 0.9, 0.1, "again, after a resume", step=7)
-        store.add_alert(run.id, "bad", "nan", None, None, "once", step=5)
+            store.journal.add_alert(run.id, "warn", "no_signal", step / 10, 0.1, f"text {step}", step=step)
+        store.journal.add_alert(run.id, "warn", "no_signal", 0.9, 0.1, "again, after a resume", step=7)
+        store.journal.add_alert(run.id, "bad", "nan", None, None, "once", step=5)
         store.flush()
-        assert len(store.alerts(run.id)) == 4
-        nan, signal = sorted(store.folded_alerts(run.id), key=lambda row: row["name"])
+        assert len(store.journal.alerts(run.id)) == 4
+        nan, signal = sorted(store.journal.folded_alerts(run.id), key=lambda row: row["name"])
         assert (signal["count"], signal["first_step"], signal["last_step"]) == (3, 3, 7)
         assert (signal["value"], signal["text"], signal["first"] <= signal["last"]) == (0.7, "text 7", True)
         assert (nan["count"], nan["first_step"], nan["last_step"], nan["value"]) == (1, 5, 5, None)
@@ -140,7 +140,7 @@ async def test_a_training_stops_itself_with_a_named_reason(tmp_path: Path) -> No
         run = await trainer.train()
         assert (run.status, run.step, run.error) == ("stopped", 3, "no_signal")
         assert any(line.startswith("stopping: no_signal") for line in said)
-        signal = next(a for a in trainer.store.folded_alerts(run.id) if a["name"] == "no_signal")
+        signal = next(a for a in trainer.store.journal.folded_alerts(run.id) if a["name"] == "no_signal")
         assert (signal["count"], signal["first_step"], signal["last_step"]) == (3, 1, 3)
         shown = next(row for row in load(trainer.store, run.id).alerts if row["name"] == "no_signal")
         assert str(shown["text"]).startswith("3×, steps 1 to 3: No group had spread rewards")
@@ -168,8 +168,8 @@ async def test_an_update_that_is_no_number_is_an_alert_with_a_value_and_a_thresh
                 await trainer.train()
         else:
             await trainer.train()
-        run = trainer.store.run(trainer.run.id)
+        run = trainer.store.runs.get(trainer.run.id)
         assert run.status == ("stopped" if stop else "finished") and run.error.startswith("nan") is stop
-        (alert,) = [a for a in trainer.store.folded_alerts(run.id) if a["name"] == "nan"]
+        (alert,) = [a for a in trainer.store.journal.folded_alerts(run.id) if a["name"] == "nan"]
         assert (alert["level"], alert["threshold"], alert["last_step"]) == ("bad", 0.0, 2)
         assert alert["value"] == (1.0 if stop else 2.0) and "train.lr" in str(alert["text"])

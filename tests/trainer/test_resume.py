@@ -88,7 +88,7 @@ def plan(project: Path, event: str, call: int, number: int = signal.SIGKILL) -> 
 
 
 def only_run(store: Store) -> RunRow:
-    (run,) = [run for run in store.runs() if run.kind == "train"]
+    (run,) = [run for run in store.runs.all() if run.kind == "train"]
     return run
 
 
@@ -97,21 +97,21 @@ def ending(project: Path) -> dict[str, Any]:
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         run = only_run(store)
         assert (run.status, run.step, run.error) == ("finished", STEPS, "")
-        assert not store.live(run.id)
-        last = next(Path(c.path) for c in store.checkpoints(run.id) if c.kind == "last")
+        assert not store.live.all(run.id)
+        last = next(Path(c.path) for c in store.runs.checkpoints(run.id) if c.kind == "last")
         kept = [episode for episode in episodes_of(store, run) if episode.outcome is not Outcome.CANCELLED]
         sampled = {(e.step, e.group_id, e.sample): (e.tokens.ids.tolist(), e.reward, e.fact, e.advantage) for e in kept}
         assert len(sampled) == len(kept) == STEPS * EPISODES, "every attempt is there once"
         metrics = [
             {name: value for name, value in row.items() if not name.startswith(("time/", "at"))}
-            for row in store.steps(run.id)
+            for row in store.runs.steps(run.id)
         ]
         return {
             "weights": (last / "model.safetensors").read_bytes(),
             "sampled": sampled,
             "metrics": metrics,
-            "evals": [(row.step, row.pass_rate) for row in store.evals(run.id)],
-            "checkpoints": sorted((c.kind, c.step) for c in store.checkpoints(run.id)),
+            "evals": [(row.step, row.pass_rate) for row in store.runs.evals(run.id)],
+            "checkpoints": sorted((c.kind, c.step) for c in store.runs.checkpoints(run.id)),
         }
 
 
@@ -158,7 +158,7 @@ def test_killed_and_resumed_is_never_interrupted(
     assert ending(project) == whole
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         for episode in done.values():
-            after = store.episode(episode.id)  # what was finished is still there, and was not made again
+            after = store.episodes.get(episode.id)  # what was finished is still there, and was not made again
             assert after.outcome is episode.outcome and after.tokens.ids.tolist() == episode.tokens.ids.tolist()
 
 
@@ -179,7 +179,7 @@ def test_killed_while_it_samples_ahead(tmp_path: Path, model: Path, event: str, 
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         run = only_run(store)
         assert (run.status, run.step) == ("finished", STEPS)
-        assert [row["step"] for row in store.steps(run.id)] == list(range(1, STEPS + 1))
+        assert [row["step"] for row in store.runs.steps(run.id)] == list(range(1, STEPS + 1))
         kept = {e.id: e for e in episodes_of(store, run) if e.outcome is not Outcome.CANCELLED}
         places = {(e.step, e.group_id, e.sample) for e in kept.values()}
         assert len(places) == len(kept) == STEPS * EPISODES and all(e.fact for e in kept.values())
@@ -226,7 +226,7 @@ def test_a_lora_run_resumes_too(tmp_path: Path, model: Path) -> None:
         code, said = spawn(project, "train", *(("--resume", "last") if after else ()))
         assert code == 0, said
         with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-            last = next(Path(c.path) for c in store.checkpoints(only_run(store).id) if c.kind == "last")
+            last = next(Path(c.path) for c in store.runs.checkpoints(only_run(store).id) if c.kind == "last")
         weights.append((last / "adapter_model.safetensors").read_bytes())
     assert weights[0] == weights[1] == weights[2]
 
@@ -239,7 +239,7 @@ def test_the_first_interrupt_finishes_the_step_and_saves(tmp_path: Path, model: 
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         run = only_run(store)
         assert (run.status, run.step) == ("stopped", 2)
-        assert ("last", 2) in {(c.kind, c.step) for c in store.checkpoints(run.id)}
+        assert ("last", 2) in {(c.kind, c.step) for c in store.runs.checkpoints(run.id)}
         assert {e.outcome for e in episodes_of(store, run)} <= {
             Outcome.FAILED,
             Outcome.SOLVED,
@@ -260,7 +260,7 @@ def test_the_second_interrupt_stops_now(tmp_path: Path, model: Path, whole: dict
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         run = only_run(store)
         assert (run.status, run.step) == ("stopped", 1)
-        assert not store.live(run.id) and all(e.outcome is not None for e in episodes_of(store, run))
+        assert not store.live.all(run.id) and all(e.outcome is not None for e in episodes_of(store, run))
     code, said = spawn(project, "train", "--resume", "last")
     assert code == 0, said
     assert ending(project)["weights"] == whole["weights"]
@@ -272,7 +272,7 @@ def test_a_finished_run_goes_on_to_more_steps(tmp_path: Path, model: Path, whole
     code, said = spawn(project, "train", "--resume", "last")
     assert code == 0 and "has done its 2 steps: nothing left to do" in said and "--steps 4` goes on" in said, said
     with Store.open(project / "runs" / "agentrl.db") as store:
-        store.add_control(only_run(store).id, "stop")  # a watcher's, too late: it is not for the next start
+        store.controls.add(only_run(store).id, "stop")  # a watcher's, too late: it is not for the next start
     code, said = spawn(project, "train", "--resume", "last", "--steps", str(STEPS))
     assert code == 0 and "stop was asked of the run before it ended" in said, said
     assert ending(project)["weights"] == whole["weights"]

@@ -46,7 +46,7 @@ def solved(store: Store, run: Any, tasks: dict[str, tuple[int, int]], step: int 
     for task, (good, tried) in tasks.items():
         for sample in range(tried):
             outcome = Outcome.SOLVED if sample < good else Outcome.FAILED
-            store.finish_episode(
+            store.episodes.finish(
                 Episode(
                     f"{step}{task}{sample:02d}", task, "bandit", run_id=run.id, step=step, kind="train", sample=sample,
                     group_id=f"{step}-{task}", outcome=outcome, reward_parts=(RewardPart("even", 0.0),),
@@ -66,12 +66,12 @@ async def test_dynamic_sampling_goes_on_until_enough_groups_carry_signal(tmp_pat
         facts = Counter(e.fact for e in episodes)
         assert facts["trained"] == 6, "three groups of two carry signal"
         assert facts["skipped:zero_variance"] == 2 * (len(groups) - 3)
-        (metrics,) = store.steps(run.id)
+        (metrics,) = store.runs.steps(run.id)
         assert metrics["groups/signal"] == 3 and metrics["groups/sampled"] == len(groups) > 3
         assert len({e.task_id for e in episodes}) == len(groups), "no task twice while there are others"
         again = [name for name in groups if int(name.split("-")[1]) >= 3]
-        assert all("sampled again, round" in store.group_why(name, run.id) for name in again)
-        assert all(store.group_why(name, run.id) == "" for name in set(groups) - set(again))
+        assert all("sampled again, round" in store.episodes.group_reason(name, run.id) for name in again)
+        assert all(store.episodes.group_reason(name, run.id) == "" for name in set(groups) - set(again))
 
 
 async def test_dynamic_sampling_is_bounded_and_off_by_default(tmp_path: Path, model: Path) -> None:
@@ -84,7 +84,7 @@ async def test_dynamic_sampling_is_bounded_and_off_by_default(tmp_path: Path, mo
             await trainer.train()
             episodes = episodes_of(trainer.store, trainer.run)
             assert len(episodes) == 2 * groups and {e.fact for e in episodes} == {"skipped:zero_variance"}
-            metrics = trainer.store.steps(trainer.run.id)[0]
+            metrics = trainer.store.runs.steps(trainer.run.id)[0]
             assert metrics.get("groups/rounds") == (rounds + 1 if rounds else None)
 
 
@@ -203,7 +203,8 @@ async def test_length_terms_are_stored_and_train(tmp_path: Path, model: Path) ->
             assert parts["overlong"].value == pytest.approx(-1.0 if cut else -len(e.tokens) / 96)
             assert e.reward == pytest.approx(2 * parts["length_penalty"].value + parts["overlong"].value)
         (seen,) = [
-            trainer.store.episode(r.id) for r in trainer.store.episode_rows(trainer.store.episode_ids("kind:eval"))
+            trainer.store.episodes.get(r.id)
+            for r in trainer.store.episodes.rows(trainer.store.episodes.ids("kind:eval"))
         ]
         assert [part.name for part in seen.reward_parts] == ["even"], "an evaluation has no training terms"
 

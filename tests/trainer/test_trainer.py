@@ -51,11 +51,11 @@ async def test_every_episode_has_a_fact_and_every_step_its_metrics(tmp_path: Pat
             # What the policy said of its tokens while sampling is what training finds: the same weights.
             assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
             assert metrics["time/step"] >= metrics["time/rollout"] > 0
-            stored = next(row for row in store.steps(run.id) if row["step"] == step)
+            stored = next(row for row in store.runs.steps(run.id) if row["step"] == step)
             assert {name: stored[name] for name in metrics} == pytest.approx(metrics)
-        assert [row["step"] for row in store.steps(run.id)] == [1, 2]
-        assert not store.live(run.id)
-        (kept,) = store.checkpoints(run.id)
+        assert [row["step"] for row in store.runs.steps(run.id)] == [1, 2]
+        assert not store.live.all(run.id)
+        (kept,) = store.runs.checkpoints(run.id)
         assert (kept.kind, kept.step) == ("last", 2)
 
 
@@ -64,10 +64,10 @@ async def test_signals_are_stored_and_read_back(tmp_path: Path, model: Path) -> 
         run = await trainer.train()
         trained = [e for e in episodes_of(trainer.store, run) if e.fact == Fact.TRAINED]
         skipped = [e for e in episodes_of(trainer.store, run) if e.fact != Fact.TRAINED]
-        assert trained and all(trainer.store.signals(e.id) is None for e in skipped)
+        assert trained and all(trainer.store.signals.get(e.id) is None for e in skipped)
         groups: dict[str | None, list[float]] = {}
         for episode in trained:
-            signals = trainer.store.signals(episode.id)
+            signals = trainer.store.signals.get(episode.id)
             assert signals is not None
             mask = episode.tokens.trained_mask
             assert np.isnan(signals.advantage[~mask]).all() and not np.isnan(signals.advantage[mask]).any()
@@ -100,8 +100,8 @@ async def test_without_spread_nothing_is_trained_and_an_alert_says_so(tmp_path: 
         run = await trainer.train()
         assert (run.status, run.step, run.error) == ("stopped", 1, "no_signal")
         assert {e.fact for e in episodes_of(trainer.store, run)} == {"skipped:zero_variance"}
-        assert "no_signal" in [alert["name"] for alert in trainer.store.alerts(run.id)]
-        assert trainer.store.steps(run.id)[0]["frac_reward_zero_std"] == 1.0
+        assert "no_signal" in [alert["name"] for alert in trainer.store.journal.alerts(run.id)]
+        assert trainer.store.runs.steps(run.id)[0]["frac_reward_zero_std"] == 1.0
         after = trainer.loaded.model.state_dict()
         assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
@@ -119,7 +119,7 @@ async def test_errors_are_masked_and_counted(tmp_path: Path, model: Path) -> Non
             assert len(bad) == len(good) == 4
             assert {(e.outcome, e.fact) for e in bad} == {(Outcome.ENV_ERROR, "skipped:env_error")}
             assert all("the grader broke" in e.error for e in bad)
-            metrics = trainer.store.steps(run.id)[step - 1]
+            metrics = trainer.store.runs.steps(run.id)[step - 1]
             assert metrics["outcomes/env_error"] == metrics["facts/skipped:env_error"] == 4
             assert metrics["reward"] == pytest.approx(np.mean([e.reward for e in good]))  # never a zero
 
@@ -134,8 +134,8 @@ async def test_checkpoints_rotate_and_load_in_transformers(tmp_path: Path, model
     async with trainer_of(tmp_path, model, train=train) as trainer:
         run = await trainer.train()
         store, weights = trainer.store, trainer.loaded.model.state_dict()
-        kept = {(c.kind, c.step): Path(c.path) for c in store.checkpoints(run.id)}
-        evals = {row.step: row.pass_rate or 0.0 for row in store.evals(run.id)}
+        kept = {(c.kind, c.step): Path(c.path) for c in store.runs.checkpoints(run.id)}
+        evals = {row.step: row.pass_rate or 0.0 for row in store.runs.evals(run.id)}
     best = max(evals, key=lambda step: (evals[step], -(step or 0)))
     assert set(kept) == {("step", 2), ("step", 3), ("best", best), ("last", 4)} and set(evals) == {2, 4}
     folders = {path.name for path in (Path(run.dir) / "checkpoints").iterdir()}
@@ -157,7 +157,7 @@ async def test_a_lora_run_leaves_a_peft_adapter(tmp_path: Path, model: Path) -> 
         run = await trainer.train()
         own = dict(trainer.loaded.model.named_parameters())
         assert all(torch.equal(own[name], tensor) for name, tensor in base.items()), "only the adapter moves"
-        folder = next(Path(c.path) for c in trainer.store.checkpoints(run.id) if c.kind == "last")
+        folder = next(Path(c.path) for c in trainer.store.runs.checkpoints(run.id) if c.kind == "last")
         assert (folder / "adapter_config.json").is_file() and not (folder / "model.safetensors").exists()
         fresh = AutoModelForCausalLM.from_pretrained(model)
         adapted = PeftModel.from_pretrained(fresh, folder).eval()
@@ -179,11 +179,11 @@ async def test_the_reference_is_the_model_before_training(tmp_path: Path, model:
         run = await trainer.train()
         store = trainer.store
         start = load_model(model, trainer.config.model, base=tmp_path)
-        kl = [row["kl"] for row in store.steps(run.id)]
+        kl = [row["kl"] for row in store.runs.steps(run.id)]
         assert kl[0] == pytest.approx(0, abs=1e-6) and kl[1] > 1e-5
         moved = 0.0
         for episode in episodes_of(store, run, 2):
-            signals = store.signals(episode.id)
+            signals = store.signals.get(episode.id)
             if signals is None:
                 continue
             assert signals.logp_ref is not None
@@ -202,8 +202,8 @@ async def test_epochs_and_minibatches_are_optimizer_steps(tmp_path: Path, model:
         run = await trainer.train()
         counts = {int(state["step"]) for state in trainer.learner.optimizer.state.values()}
         assert counts == {4}
-        (metrics,) = trainer.store.steps(run.id)
-        every = [(e, trainer.store.signals(e.id)) for e in episodes_of(trainer.store, run)]
+        (metrics,) = trainer.store.runs.steps(run.id)
+        every = [(e, trainer.store.signals.get(e.id)) for e in episodes_of(trainer.store, run)]
         ratios = np.concatenate([s.ratio[e.tokens.trained_mask] for e, s in every if s is not None])
         assert len(every) == 16 and all(signals is not None for _, signals in every)
         assert np.abs(ratios - 1).max() > 1e-3, "the last epoch is off-policy"
@@ -252,9 +252,9 @@ async def test_structural_drift(tmp_path: Path, model: Path, structural: str, fa
         episodes = episodes_of(trainer.store, run)
         assert [e.fact for e in episodes] == [fact] * 8
         for episode in episodes:
-            found = [row for row in trainer.store.drift(episode.id) if row.kind == "structural"]
+            found = [row for row in trainer.store.marks.drift(episode.id) if row.kind == "structural"]
             assert found and " now" in found[0].got
-        assert trainer.store.alerts(run.id), "structural drift is an alert"
+        assert trainer.store.journal.alerts(run.id), "structural drift is an alert"
 
 
 async def test_a_template_that_cannot_be_appended_to_is_refused_or_accepted(tmp_path: Path, model: Path) -> None:
@@ -269,8 +269,8 @@ async def test_a_template_that_cannot_be_appended_to_is_refused_or_accepted(tmp_
     async with trainer_of(tmp_path, model, model=changed, algo=algo, train={"steps": 1}) as trainer:
         run = await trainer.train()
         episodes = episodes_of(trainer.store, run)
-        kinds = {row.kind for episode in episodes for row in trainer.store.drift(episode.id)}
-        told = [line["text"] for line in trainer.store.logs(run.id) if "by design" in line["text"]]
+        kinds = {row.kind for episode in episodes for row in trainer.store.marks.drift(episode.id)}
+        told = [line["text"] for line in trainer.store.journal.logs(run.id) if "by design" in line["text"]]
     assert [e.fact for e in episodes] == ["trained"] * 8
     assert "by_design" in kinds and "structural" not in kinds and len(told) == 1
 
@@ -333,9 +333,9 @@ class Asking:
 
     def on_update(self, run: Any) -> None:
         with Store.open(self.db) as store:
-            row = store.runs()[0]
+            row = store.runs.all()[0]
             for action, data in self.controls:
-                store.add_control(row.id, action, data)
+                store.controls.add(row.id, action, data)
         self.controls = []
 
 
@@ -352,15 +352,15 @@ async def test_controls_set_checkpoint_evaluate_and_stop(tmp_path: Path, model: 
     async with trainer_of(tmp_path, model, [asking], algo=algo, train=train) as trainer:
         run = await trainer.train()
         store = trainer.store
-        assert [row["learning_rate"] for row in store.steps(run.id)] == [1e-3, 0.25]
-        refused = [alert for alert in store.alerts(run.id) if alert["name"] == "set_refused"]
+        assert [row["learning_rate"] for row in store.runs.steps(run.id)] == [1e-3, 0.25]
+        refused = [alert for alert in store.journal.alerts(run.id) if alert["name"] == "set_refused"]
         assert len(refused) == 2 and "model.name" in refused[1]["text"]
-        assert ("step", 1) in {(c.kind, c.step) for c in store.checkpoints(run.id)}
-        assert [row.step for row in store.evals(run.id)] == [1]
+        assert ("step", 1) in {(c.kind, c.step) for c in store.runs.checkpoints(run.id)}
+        assert [row.step for row in store.runs.evals(run.id)] == [1]
         # What was changed is written down: a resume goes on with it.
         assert run.config["train"]["lr"] == 0.25 and trainer.config.train.lr == 0.25
         assert "lr: 0.25" in (Path(run.dir) / "config.yaml").read_text()
-        assert run.status == "finished" and store.take_controls(run.id) == []
+        assert run.status == "finished" and store.controls.take(run.id) == []
 
 
 async def test_a_control_stops_the_run_after_its_step(tmp_path: Path, model: Path) -> None:
@@ -368,7 +368,7 @@ async def test_a_control_stops_the_run_after_its_step(tmp_path: Path, model: Pat
     async with trainer_of(tmp_path, model, [asking], train={"steps": 5}) as trainer:
         run = await trainer.train()
         assert (run.status, run.step) == ("stopped", 1) and "control" in run.error
-        assert [(c.kind, c.step) for c in trainer.store.checkpoints(run.id)] == [("last", 1)]
+        assert [(c.kind, c.step) for c in trainer.store.runs.checkpoints(run.id)] == [("last", 1)]
 
 
 async def test_stop_now_does_not_wait_for_the_step(tmp_path: Path, model: Path) -> None:
@@ -377,30 +377,30 @@ async def test_stop_now_does_not_wait_for_the_step(tmp_path: Path, model: Path) 
     class Stuck:
         async def on_rollout_start(self, **_: Any) -> None:
             with Store.open(tmp_path / "runs" / "agentrl.db") as store:
-                run = store.runs()[0].id
-                if not store.controls(run):
-                    store.add_control(run, "stop", {"now": True})
+                run = store.runs.all()[0].id
+                if not store.controls.all(run):
+                    store.controls.add(run, "stop", {"now": True})
             await asyncio.sleep(300)
 
     async with trainer_of(tmp_path, model, [Stuck()], train={"steps": 5}) as trainer:
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(asyncio.create_task(trainer.train()), 60)
-        run = trainer.store.run(trainer.run.id)
+        run = trainer.store.runs.get(trainer.run.id)
         assert (run.status, run.error, run.step) == ("stopped", "stopped at once", 0)
-        assert [row["kind"] for row in trainer.store.tail_events(run.id)] == ["control:stop"]
-        assert not trainer.store.waiting_controls(run.id)
+        assert [row["kind"] for row in trainer.store.journal.events(run.id)] == ["control:stop"]
+        assert not trainer.store.controls.waiting(run.id)
 
 
 async def test_a_paused_run_waits(tmp_path: Path, model: Path) -> None:
     db = tmp_path / "runs" / "agentrl.db"
     async with trainer_of(tmp_path, model, [Asking(db, ("pause", {}))]) as trainer:
         training = asyncio.create_task(trainer.train())
-        while not any(row["kind"] == "control:pause" for row in trainer.store.tail_events(trainer.run.id, 0)):
+        while not any(row["kind"] == "control:pause" for row in trainer.store.journal.events(trainer.run.id, 0)):
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.5)
         assert trainer.step == 1 and not training.done()
         with Store.open(db) as screen:
-            screen.add_control(trainer.run.id, "resume")
+            screen.controls.add(trainer.run.id, "resume")
         run = await asyncio.wait_for(training, 60)
     assert (run.status, run.step) == ("finished", 2)
 
@@ -409,7 +409,7 @@ async def test_evaluations_can_be_switched_on_while_it_runs(tmp_path: Path, mode
     asking = Asking(tmp_path / "runs" / "agentrl.db", ("set", {"key": "train.eval_every", "value": 1}))
     async with trainer_of(tmp_path, model, [asking], train={"eval_tasks": 3, "eval_samples": 1}) as trainer:
         run = await trainer.train()
-        assert [(row.step, row.n_tasks) for row in trainer.store.evals(run.id)] == [(2, 3)]
+        assert [(row.step, row.n_tasks) for row in trainer.store.runs.evals(run.id)] == [(2, 3)]
 
 
 async def test_a_changed_setting_is_never_applied_to_steps_from_before_it(tmp_path: Path, model: Path) -> None:
@@ -417,7 +417,7 @@ async def test_a_changed_setting_is_never_applied_to_steps_from_before_it(tmp_pa
     asking = Asking(tmp_path / "runs" / "agentrl.db", ("set", {"key": "train.lr", "value": 0.25}))
     async with trainer_of(tmp_path, model, [asking], train={"steps": 4, "save_every": 50}) as trainer:
         await trainer.train()
-        saved = [c.step for c in trainer.store.checkpoints(trainer.run.id) if c.kind == "step"]
+        saved = [c.step for c in trainer.store.runs.checkpoints(trainer.run.id) if c.kind == "step"]
     assert saved == [1]
 
 
@@ -453,7 +453,7 @@ async def test_tasks_of_several_packs(tmp_path: Path, model: Path) -> None:
         assert [item.pack for item in trainer.tasks] == ["one", "one", "two", "two"]
         assert {item.pack for item in trainer.eval_tasks} == {"two"}
         run = await trainer.train()
-        told = [row["text"] for row in trainer.store.logs(run.id) if row["text"].startswith("step 1/")]
+        told = [row["text"] for row in trainer.store.journal.logs(run.id) if row["text"].startswith("step 1/")]
         assert re.search(r"  solved by pack one [\d.]+, two [\d.]+  [\d.]+ s$", told[0])
     async with trainer_of(tmp_path, model, task={**task, "families": ["odd"]}) as trainer:
         assert [item.pack for item in trainer.tasks] == ["two", "two"]

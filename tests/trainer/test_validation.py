@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def evaluated(store: Store, run_id: str) -> set[str]:
     """The tasks of the stored evaluation episodes."""
-    return {row.task_id for row in store.episode_rows(store.episode_ids("kind:eval", run=run_id))}
+    return {row.task_id for row in store.episodes.rows(store.episodes.ids("kind:eval", run=run_id))}
 
 
 async def test_the_validation_split_is_evaluated_and_the_best_checkpoint_chosen_by_it(
@@ -34,9 +34,9 @@ async def test_the_validation_split_is_evaluated_and_the_best_checkpoint_chosen_
     async with trainer_of(tmp_path, model, train={**EVERY, "eval_tasks": 3}) as trainer:
         run = await trainer.train()
         assert evaluated(trainer.store, run.id) == {f"bandit/v{n}" for n in (0, 1, 3)}
-        assert [row.split for row in trainer.store.evals(run.id)] == ["validation"]
+        assert [row.split for row in trainer.store.runs.evals(run.id)] == ["validation"]
         assert len(trainer.tasks) == 6
-        assert [c.kind for c in trainer.store.checkpoints(run.id)] == ["best", "last"]
+        assert [c.kind for c in trainer.store.runs.checkpoints(run.id)] == ["best", "last"]
 
 
 async def test_without_that_split_a_seeded_tenth_of_training_is_held_out_and_stays_so(
@@ -51,7 +51,7 @@ async def test_without_that_split_a_seeded_tenth_of_training_is_held_out_and_sta
             assert len(held) == 3 and all(name.startswith("bandit/train") for name in held)
             assert not held & {task.id for task in trainer.tasks} and len(trainer.tasks) == 27
             chosen.append(held)
-            again = trainer.store.run(run.name)
+            again = trainer.store.runs.get(run.name)
         # Other settings after a resume change nothing: what was held out stays held out.
         more = {**EVERY, "steps": 2, "eval_every": 0}
         async with trainer_of(tmp_path, model, seed=seed + 7, run=again, train=more) as trainer:
@@ -81,6 +81,6 @@ async def test_the_run_says_what_the_best_checkpoint_is_chosen_on(tmp_path: Path
         async with trainer_of(tmp_path / name, model, train=EVERY) as trainer:
             run, lines = trainer.run, list[str]()
             packs = {"bandit": load_pack(tmp_path / name)}
-            row = trainer.store.add_run(type(run)(id="", name="other", kind="train"))
+            row = trainer.store.runs.add(type(run)(id="", name="other", kind="train"))
             validation(trainer.config, packs, packs["bandit"].tasks("train"), trainer.store, row, lines.append)
             assert len(lines) == 1 and said in lines[0]

@@ -150,10 +150,10 @@ async def test_scored_by_the_pack_and_saved_as_an_episode_of_kind_chat(tmp_path:
     with Store.open(tmp_path / "s.db") as store:
         saved = made.save(store)
         assert made.save(store) == saved
-        row, episode = store.episode_row(saved), store.episode(saved)
+        row, episode = store.episodes.row(saved), store.episodes.get(saved)
         assert row.kind == "chat" and row.outcome is Outcome.SOLVED and row.n_calls == 1
         assert episode.tokens.ids.tolist() == made.ids
-        stored = store.tokenizer(row.tokenizer)
+        stored = store.tokenizers.get(row.tokenizer)
         assert stored is not None
         decoder = TokenTexts(stored.tokenizer_json)
         assert decoder.text(episode.tokens.ids) == made.chat.decode(made.ids)
@@ -166,9 +166,9 @@ async def test_a_chat_without_task_takes_a_persons_score_and_one_without_score_i
     with pytest.raises(UsageError):
         await made.score()
     with Store.open(tmp_path / "s.db") as store:
-        assert store.episode(made.save(store)).outcome is Outcome.CANCELLED
+        assert store.episodes.get(made.save(store)).outcome is Outcome.CANCELLED
         made.give(0.25)
-        assert store.episode(made.save(store)).reward == 0.25
+        assert store.episodes.get(made.save(store)).reward == 0.25
 
 
 async def serve(requests: Sequence[dict[str, Any] | str], *arguments: str) -> tuple[int, list[dict[str, Any]]]:
@@ -256,7 +256,7 @@ def test_a_pipe_drives_the_whole_thing(script: list[str], tmp_path: Path) -> Non
     for shown in ("tools: calculator", "▸ calculator", "54", "It is 54.", "(by hand)", "person", "no command /bogus"):
         assert shown in done.stdout, shown
     with Store.open(tmp_path / "c.db", readonly=True) as store:
-        assert store.episode("last").kind == "chat" and store.episode("last").reward == 1.0
+        assert store.episodes.get("last").kind == "chat" and store.episodes.get("last").reward == 1.0
 
 
 async def test_the_screen_streams_approves_and_shows_tokens(script: list[str], tmp_path: Path) -> None:
@@ -380,5 +380,5 @@ async def test_a_chat_goes_on_from_a_stored_episode(tmp_path: Path) -> None:
             break
     await client.stop()
     with Store.open(db, readonly=True) as store:
-        row = store.episode_row(saved)
+        row = store.episodes.row(saved)
     assert (row.kind, row.parent_id, row.parent_turn) == ("chat", episode, 2)

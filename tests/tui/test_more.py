@@ -39,17 +39,17 @@ def fill(path: Path) -> None:
         for step in (100, 110):
             for sample in (3, 4):
                 episode = demo.episode(words, sample, solved=step == 110, step=step)
-                store.finish_episode(episode)
-                store.add_signals(episode.id, demo.signals_of(episode))
+                store.episodes.finish(episode)
+                store.signals.add(episode.id, demo.signals_of(episode))
         config = {"train": {"lr": 1e-4}, "rollout": {"group_size": 8}}
-        store.add_run(
+        store.runs.add(
             RunRow("run6", "grpo-06", status="finished", started=1.0, ended=60.0, config=config, model="tiny")
         )
-        store.add_step("run6", 1, {"reward": 0.25})
-        store.add_eval(EvalRow("run6", 1, "step-1", "test", 150, 4, 0.2, 0.1, 0.3))
+        store.runs.add_step("run6", 1, {"reward": 0.25})
+        store.runs.add_eval(EvalRow("run6", 1, "step-1", "test", 150, 4, 0.2, 0.1, 0.3))
         for sample in (1, 2):
             episode = demo.episode(words, sample, solved=sample == 2, step=1, run_id="run6")
-            store.finish_episode(episode.with_(id=f"old{sample}"))
+            store.episodes.finish(episode.with_(id=f"old{sample}"))
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ async def test_marks_are_kept(tmp_path: Path) -> None:
         assert "flag:BADARG step:2" in await until_text(pilot, "5 episodes")
         assert isinstance(pilot.app.screen, EpisodesScreen)
     with Store.open(db, readonly=True) as store:
-        row = store.episode_row("ep0002003")
+        row = store.episodes.row("ep0002003")
         assert row.tags == ("keep",) and row.note == "a comma"
 
 
@@ -182,7 +182,7 @@ def test_a_secret_takes_the_tokens_with_it(tmp_path: Path) -> None:
     secret = {"role": "user", "content": "my key is sk-abcdefghijklmnopqrstuvwx"}
     with Store.open(tmp_path / "s.db") as store:
         turns = (episode.turns[0], type(turn)(1, "user", (secret,), turn.start, turn.end), *episode.turns[2:])
-        store.finish_episode(episode.with_(id="secret", run_id=None, turns=turns))
+        store.episodes.finish(episode.with_(id="secret", run_id=None, turns=turns))
         facts = page_object(store, "secret", token_texts)
     assert facts["masked"] and facts["tokens"] is None and "sk-abc" not in json.dumps(facts)
     assert "[masked:api-key]" in facts["turns"][1]["messages"][0]
@@ -247,7 +247,7 @@ async def test_deleting_a_run_asks_and_takes_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "grpo-06"
     folder.mkdir()
     with Store.open(db) as store:
-        store.update_run("run6", dir="grpo-06")
+        store.runs.update("run6", dir="grpo-06")
     async with AgentApp(db, RunsScreen).run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "grpo-06")
         for answer in ("n", "y"):
@@ -258,17 +258,17 @@ async def test_deleting_a_run_asks_and_takes_its_folder(tmp_path: Path) -> None:
         await until_text(pilot, "1 runs")
     assert not folder.exists()
     with Store.open(db, readonly=True) as store:
-        assert [run.name for run in store.runs()] == ["grpo-07"] and not store.episode_ids("id:old1")
+        assert [run.name for run in store.runs.all()] == ["grpo-07"] and not store.episodes.ids("id:old1")
 
 
 async def test_the_list_shows_the_test_split_of_an_evaluation(tmp_path: Path) -> None:
     with Store.open(tmp_path / "a.db") as store:
-        run = store.add_run(RunRow("e", "judged", kind="eval", status="finished", model="tiny"))
+        run = store.runs.add(RunRow("e", "judged", kind="eval", status="finished", model="tiny"))
         for split, rate in (("train", 0.91), ("test", 0.42)):
-            store.add_eval(EvalRow(run.id, 5, f"base-{split}", split, 10, 1, rate, rate - 0.1, rate + 0.1))
+            store.runs.add_eval(EvalRow(run.id, 5, f"base-{split}", split, 10, 1, rate, rate - 0.1, rate + 0.1))
             part = (RewardPart("correct", rate, primary=True),)
             episode = Episode(f"e{split}", "t", run_id=run.id, step=5, kind="eval", reward_parts=part)
-            store.finish_episode(episode.with_(outcome=Outcome.FAILED), split=split)
+            store.episodes.finish(episode.with_(outcome=Outcome.FAILED), split=split)
     async with AgentApp(tmp_path / "a.db", RunsScreen).run_test(notifications=True, size=WIDE) as pilot:
         text = await until_text(pilot, "judged")
         row = next(line for line in text.splitlines() if "judged" in line and "eval" in line)
@@ -282,7 +282,7 @@ async def test_a_store_that_cannot_be_read_is_reported_once_and_in_place(tmp_pat
     async with AgentApp(tmp_path / "junk.db", RunsScreen).run_test(notifications=True, size=SMALL) as pilot:
         await until(pilot, lambda: "Name another with --db." in " ".join(visible(pilot.app).split()))
         text = " ".join(visible(pilot.app).split())
-        assert "is not a store: it is no SQLite file" in text and "No runs yet" not in text
+        assert "is not an agentrl store: it is not a SQLite file" in text and "No runs yet" not in text
         screen = pilot.app.screen
         assert isinstance(screen, RunsScreen)
         for _ in range(3):

@@ -199,12 +199,12 @@ def half_written(path: Path) -> None:
         np.full((3, 5), np.nan, np.float32),
     )
     with Store.open(path) as store:
-        store.start_episode(Episode("begun", "t/1"))
-        store.start_episode(Episode("nan", "t/2"))
-        store.add_turn("nan", Turn(0, "assistant", ({"role": "assistant", "content": None},), 0, 3), odd)
-        store.start_episode(Episode("cut", "t/3", turns=()))
+        store.episodes.start(Episode("begun", "t/1"))
+        store.episodes.start(Episode("nan", "t/2"))
+        store.episodes.add_turn("nan", Turn(0, "assistant", ({"role": "assistant", "content": None},), 0, 3), odd)
+        store.episodes.start(Episode("cut", "t/3", turns=()))
         for turn in done.turns[:2]:
-            store.add_turn("cut", turn, done.tokens.slice(turn.start, turn.end))
+            store.episodes.add_turn("cut", turn, done.tokens.slice(turn.start, turn.end))
 
 
 @pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x40", "80x24"])
@@ -229,7 +229,7 @@ async def test_a_running_episode_is_followed(tmp_path: Path) -> None:
         await until(pilot, lambda: screen.panes._version is not None)
         turn = done.turns[2]
         with Store.open(tmp_path / "half.db") as store:
-            store.add_turn("cut", turn, done.tokens.slice(turn.start, turn.end))
+            store.episodes.add_turn("cut", turn, done.tokens.slice(turn.start, turn.end))
         await until(pilot, lambda: screen.view is not None and len(screen.view.blocks) == 3)
 
 
@@ -262,7 +262,7 @@ async def test_list_reads_only_what_is_visible(tmp_path: Path) -> None:
     path = tmp_path / "many.db"
     with Store.open(path) as store, store.transaction():
         for number in range(1500):
-            store.start_episode(Episode(f"e{number:05d}", "t/0", started=1.0 + number))
+            store.episodes.start(Episode(f"e{number:05d}", "t/0", started=1.0 + number))
     async with AgentApp(path, lambda reader: EpisodesScreen(reader, Browse(sort="time"))).run_test(
         notifications=True, size=SMALL
     ) as pilot:
@@ -276,7 +276,7 @@ async def test_list_reads_only_what_is_visible(tmp_path: Path) -> None:
 
 def test_plain_prints_the_first_episode_of_a_filter(db: Path) -> None:
     with Store.open(db, readonly=True) as store:
-        wanted = store.episode_rows(store.episode_ids("reward:<0.5", "reward"))[0].id
+        wanted = store.episodes.rows(store.episodes.ids("reward:<0.5", "reward"))[0].id
     out = cli("replay", "--plain", "--filter", "reward:<0.5", "--sort", "reward", "--db", str(db)).stdout
     assert wanted in out.splitlines()[0]
     assert "No episode matches" in cli("replay", "--plain", "-f", "reward:>99", "--db", str(db), code=2).stderr
@@ -361,15 +361,15 @@ async def test_following_goes_on_to_the_newest_episode_until_something_moves(tmp
         await until(pilot, lambda: screen.episode_id != "ep0002003" and screen.panes._version is not None)
         newer = demo.episode(words, 5, solved=True, step=3).with_(id="newer", started=4e9, ended=4e9)
         with Store.open(db) as store:
-            store.clear_live("run7")
-            store.finish_episode(newer)
+            store.episodes.cancel("run7")
+            store.episodes.finish(newer)
         await until(pilot, lambda: screen.episode_id == "newer" and screen.view is not None)
         await until(pilot, lambda: tokens(pilot.app).cursor == len(newer.tokens) - 1)
         assert "FOLLOWING" in visible(pilot.app)
         await pilot.press("K")
         await until(pilot, lambda: "FOLLOWING" not in visible(pilot.app))
         with Store.open(db) as store:
-            store.finish_episode(newer.with_(id="newest", started=5e9))
+            store.episodes.finish(newer.with_(id="newest", started=5e9))
         await pilot.pause(1.2)
         assert screen.episode_id == "newer"
 
@@ -397,8 +397,8 @@ def test_best_is_what_is_typical_and_not_a_fluke(tmp_path: Path) -> None:
     rows = [("lone", 2.5, ()), ("odd", 0.3, ("NOTOOL",)), ("often", 0.4, ()), ("untrained", None, ())]
     with Store.open(tmp_path / "b.db") as store:
         for n, (name, advantage, flags) in enumerate(rows):
-            store.finish_episode(
+            store.episodes.finish(
                 Episode(name, "t", reward_parts=part, outcome=Outcome.SOLVED, advantage=advantage, flags=flags,
                         started=1.0 + n)
             )  # fmt: skip
-        assert store.resolve_episode("best") == "often"
+        assert store.episodes.resolve("best") == "often"

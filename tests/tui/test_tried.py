@@ -61,13 +61,17 @@ def test_the_settings_are_those_that_the_trainer_takes() -> None:
 
 def test_an_evaluation_is_not_taken_for_the_next_step(db: Path) -> None:
     with Store.open(db) as store:
-        going = store.episode("ep_live").with_(id="ev1", kind="eval", task_id="calc/test-1", step=40, group_id="ge")
-        store.finish_episode(going.with_(id="ev0", outcome=Outcome.FAILED, reward_parts=(RewardPart("r", -3.0),)))
-        store.start_episode(going)
-        store.set_live("ev1", AgentState.GENERATING, 1, "")
-        store.finish_episode(store.episode("ep_live").with_(outcome=Outcome.FAILED))
-        flat = store.episode("ep0040002").with_(id="flat", advantage=None, fact=Fact.SKIPPED_ZERO_VARIANCE, step=41)
-        store.finish_episode(flat)
+        going = store.episodes.get("ep_live").with_(
+            id="ev1", kind="eval", task_id="calc/test-1", step=40, group_id="ge"
+        )
+        store.episodes.finish(going.with_(id="ev0", outcome=Outcome.FAILED, reward_parts=(RewardPart("r", -3.0),)))
+        store.episodes.start(going)
+        store.live.set("ev1", AgentState.GENERATING, 1, "")
+        store.episodes.finish(store.episodes.get("ep_live").with_(outcome=Outcome.FAILED))
+        flat = store.episodes.get("ep0040002").with_(
+            id="flat", advantage=None, fact=Fact.SKIPPED_ZERO_VARIANCE, step=41
+        )
+        store.episodes.finish(flat)
         data = load(store, "run7")
     assert data.evaluating and data.done == 1
     assert now_lines(data, 80, 4, 0)[0].plain == "NOW EVALUATION after step 40: 1 done, 1 run"
@@ -97,11 +101,11 @@ async def test_no_text_steers_the_terminal(db: Path) -> None:
 
 def test_the_list_shows_tags_kinds_and_parents(db: Path) -> None:
     with Store.open(db) as store:
-        child = store.episode("ep0040003").with_(id="child", kind="whatif", parent_id="ep0040003", flags=("LOOP",))
-        store.finish_episode(child)
-        store.add_tag("child", "seen")
-        store.set_note("child", "why?")
-        row = store.episode_row("child")
+        child = store.episodes.get("ep0040003").with_(id="child", kind="whatif", parent_id="ep0040003", flags=("LOOP",))
+        store.episodes.finish(child)
+        store.marks.tag("child", "seen")
+        store.marks.note("child", "why?")
+        row = store.episodes.row("child")
     assert row_text(row, 160).rstrip().endswith("LOOP #seen note whatif of ep0040003")
 
 
@@ -158,9 +162,9 @@ async def test_a_damaged_episode_is_reported_and_the_next_one_opens(db: Path) ->
     with Store.open(db, readonly=True) as store:
         for name in ("ep0040003", "ep0040002"):
             with pytest.raises(StoreError, match=f"Episode {name} is damaged"):
-                store.episode(name)
-        with pytest.raises(StoreError, match="What training left of episode ep0040001 is damaged"):
-            store.signals("ep0040001")
+                store.episodes.get(name)
+        with pytest.raises(StoreError, match="The training signals of episode ep0040001 is damaged"):
+            store.signals.get("ep0040001")
     async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(size=SMALL) as pilot:
         await until_text(pilot, "Episode ep0040003 is damaged")
         await pilot.press("n", "n", "N", "q")
@@ -206,9 +210,9 @@ def with_a_secret(path: Path) -> None:
     episode = demo.episode(demo.Words(), 3, solved=False)
     turn = replace(episode.turns[1], messages=({"role": "user", "content": "my key is sk-abcdefghijklmnopqrstuvwx"},))
     with Store.open(path) as store:
-        store.finish_episode(episode.with_(id="plain", run_id=None, group_id="a"))
+        store.episodes.finish(episode.with_(id="plain", run_id=None, group_id="a"))
         turns = (episode.turns[0], turn, *episode.turns[2:])
-        store.finish_episode(episode.with_(id="telling", run_id=None, group_id="b", turns=turns))
+        store.episodes.finish(episode.with_(id="telling", run_id=None, group_id="b", turns=turns))
 
 
 async def test_a_picture_of_a_secret_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +259,7 @@ async def test_a_picture_of_watch_is_asked_for_where_its_log_has_a_secret(
         await until(pilot, (db.parent / "watch-run7.svg").exists)
     (db.parent / "watch-run7.svg").unlink()
     with Store.open(db) as store:
-        store.add_log("run7", "warn", "no answer from https://me:hunter22@example.org")
+        store.journal.add_log("run7", "warn", "no answer from https://me:hunter22@example.org")
     async with AgentApp(db, lambda reader: WatchScreen(reader, "run7")).run_test(size=WIDE) as pilot:
         await until_text(pilot, "worth a look")
         await pilot.press("s")

@@ -68,7 +68,7 @@ async def test_new_steps_appear_while_watching(db: Path) -> None:
     async with app(db).run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "step 40/400")
         with Store.open(db) as store:
-            store.add_step("run7", 41, {"reward": 0.777})
+            store.runs.add_step("run7", 41, {"reward": 0.777})
         await until_text(pilot, "step 41/400")
         assert "0.777" in visible(pilot.app)
 
@@ -83,14 +83,14 @@ async def test_controls_ask_first_and_only_yes_sends(db: Path) -> None:
             await until(pilot, lambda: isinstance(pilot.app.screen, WatchScreen))
         await until(pilot, lambda: "waiting: checkpoint" in visible(pilot.app) and "│ evaluate  " in visible(pilot.app))
     with Store.open(db) as store:
-        assert [control.action for control in store.take_controls("run7")] == ["checkpoint", "evaluate"]
+        assert [control.action for control in store.controls.take("run7")] == ["checkpoint", "evaluate"]
 
 
 async def test_a_paused_run_says_so_and_the_pace_leaves_the_pause_out(db: Path) -> None:
     with Store.open(db) as store:
-        store.add_control("run7", "pause")
-        store.take_controls("run7")
-        store.clear_live("run7")
+        store.controls.add("run7", "pause")
+        store.controls.take("run7")
+        store.episodes.cancel("run7")
     async with app(db).run_test(notifications=True, size=WIDE) as pilot:
         text = await until_text(pilot, "PAUSED")
         assert "paused after step 40: p goes on" in text and "ETA" not in text and "LIVE" not in text
@@ -149,7 +149,7 @@ def test_a_killed_child_is_not_alive(tmp_path: Path) -> None:
 
 async def test_rate_is_changed_from_what_is_known(db: Path) -> None:
     with Store.open(db) as store:
-        store.add_step("run7", 41, {"reward": 0.5, "learning_rate": 1e-4})
+        store.runs.add_step("run7", 41, {"reward": 0.5, "learning_rate": 1e-4})
     async with app(db).run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "step 41")
         await pilot.press("plus")
@@ -157,7 +157,7 @@ async def test_rate_is_changed_from_what_is_known(db: Path) -> None:
         await pilot.press("y")
         await until_text(pilot, "waiting: set")
     with Store.open(db) as store:
-        assert store.take_controls("run7")[0].data == {"key": "train.lr", "value": 0.00015}
+        assert store.controls.take("run7")[0].data == {"key": "train.lr", "value": 0.00015}
 
 
 async def test_tabs_and_drill_down(db: Path) -> None:
@@ -183,9 +183,9 @@ async def test_tabs_and_drill_down(db: Path) -> None:
 
 async def test_enter_on_an_alert_opens_what_it_is_about(db: Path) -> None:
     with Store.open(db) as store:
-        run = store.run("grpo-07").id
+        run = store.runs.get("grpo-07").id
         for name in ("kl_drift", "mask"):
-            store.add_alert(run, "warn", name, 1.0, 0.5, f"about {name}", step=39)
+            store.journal.add_alert(run, "warn", name, 1.0, 0.5, f"about {name}", step=39)
     async with app(db).run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "about mask")
         screen = pilot.app.screen
@@ -219,7 +219,7 @@ async def test_the_log_follows_until_it_is_scrolled_up(db: Path) -> None:
     def write(first: int, last: int) -> None:
         with Store.open(db) as store:
             for n in range(first, last):
-                store.add_log("run7", "info", f"line {n}.")
+                store.journal.add_log("run7", "info", f"line {n}.")
 
     write(0, 80)
     async with app(db).run_test(notifications=True, size=WIDE) as pilot:
@@ -249,7 +249,7 @@ async def test_any_knob_is_set_after_a_question(db: Path) -> None:
         await pilot.press("y")
         await until_text(pilot, "waiting: set")
     with Store.open(db) as store:
-        assert store.take_controls("run7")[0].data == {"key": "train.eval_every", "value": 20}
+        assert store.controls.take("run7")[0].data == {"key": "train.eval_every", "value": 20}
 
 
 def test_a_kl_to_the_old_policy_is_not_called_the_reference() -> None:
@@ -270,8 +270,8 @@ async def test_ctrl_c_asks(db: Path) -> None:
 @pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x40", "80x24"])
 async def test_a_run_without_anything_yet(tmp_path: Path, size: tuple[int, int]) -> None:
     with Store.open(tmp_path / "new.db") as store:
-        store.add_run(RunRow(id="r", name="new", total_steps=10))
-        store.add_step("r", 1, {"reward": float("nan"), "loss": float("inf")})
+        store.runs.add(RunRow(id="r", name="new", total_steps=10))
+        store.runs.add_step("r", 1, {"reward": float("nan"), "loss": float("inf")})
     async with app(tmp_path / "new.db", "new").run_test(notifications=True, size=size) as pilot:
         await until_text(pilot, "no episode runs")
         for key in ("enter", "down", "up", *"2456789", "r", "left_square_bracket", "1", "space", "space"):
@@ -287,8 +287,8 @@ async def test_a_run_that_is_missing_is_reported(db: Path) -> None:
 def test_reading_again_reads_only_what_is_new(db: Path) -> None:
     with Store.open(db) as store:
         first = load(store, "run7")
-        store.add_step("run7", 41, {"reward": 0.9})
-        store.add_log("run7", "info", "one more")
+        store.runs.add_step("run7", 41, {"reward": 0.9})
+        store.journal.add_log("run7", "info", "one more")
         store.flush()
         second = load(store, "run7", first)
     assert [row["step"] for row in second.steps] == list(range(1, 42))
@@ -317,7 +317,7 @@ def test_paused_follows_the_last_control() -> None:
 
 def test_without_a_terminal_one_line_per_step(db: Path) -> None:
     with Store.open(db) as store:
-        store.update_run("run7", status="finished")
+        store.runs.update("run7", status="finished")
     command = [sys.executable, "-m", "agentrl_cli", "watch", "--db", str(db)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) == 40 and "step 40" in done.stdout and "finished" in done.stderr
@@ -333,7 +333,7 @@ async def test_frozen_does_not_move(db: Path) -> None:
         screen = pilot.app.screen
         assert isinstance(screen, WatchScreen)
         with Store.open(db) as store:
-            store.add_step("run7", 41, {"reward": 0.5})
+            store.runs.add_step("run7", 41, {"reward": 0.5})
         await pilot.pause(1.2)
         assert "step 40/400" in visible(pilot.app)
         await pilot.press("space")
@@ -342,9 +342,9 @@ async def test_frozen_does_not_move(db: Path) -> None:
 
 async def test_curves_are_compared_filtered_zoomed_and_logarithmic(db: Path) -> None:
     with Store.open(db) as store:
-        store.add_run(RunRow("run6", "grpo-06", status="finished", started=1.0))
+        store.runs.add(RunRow("run6", "grpo-06", status="finished", started=1.0))
         for step in range(1, 41):
-            store.add_step("run6", step, {"reward": 0.3})
+            store.runs.add_step("run6", step, {"reward": 0.3})
     async with app(db).run_test(notifications=True, size=WIDE) as pilot:
         text = await until_text(pilot, "REWARD 0.")
         assert "ADVANTAGE" in text
@@ -369,7 +369,7 @@ async def test_ctrl_c_can_stop_now(db: Path) -> None:
         await pilot.press("3")
         await until_text(pilot, "stop: asked the trainer")
     with Store.open(db) as store:
-        (control,) = store.take_controls("run7")
+        (control,) = store.controls.take("run7")
     assert (control.action, control.data) == ("stop", {"now": True})
 
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.analysis.whatif import World, opened, rerun_calls, results_of, step_of
+from agentrl_cli.analysis.whatif import ReplayResult, opened, rerun_calls, results_of, step_of
 from agentrl_cli.chat.images import pictured
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.rendered import Rendered
@@ -104,12 +104,12 @@ class Conversation:
     def save(self, store: Store) -> str:
         """Stores the conversation as an episode of kind `chat`; saving again replaces it. Returns its id."""
         tokenizer = self.chat.tokenizer
-        store.put_tokenizer(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
+        store.tokenizers.add(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
         episode = self.episode()
         primary = episode.primary
         outcome = Outcome.CANCELLED if primary is None else Outcome.SOLVED if primary >= 1 else Outcome.FAILED
         error = "a chat that nobody scored" if primary is None else ""
-        store.finish_episode(
+        store.episodes.finish(
             episode.with_(outcome=outcome, error=error, ended=time.time()), split="chat", tokenizer=tokenizer.hash
         )
         self._keep_by_hand(store)
@@ -118,11 +118,11 @@ class Conversation:
     def _keep_by_hand(self, store: Store) -> None:
         """Write the calls by hand into the episode's note, beside what a person wrote there."""
         text = "\n".join(f"by hand before turn {turns}: {text}" for turns, text in self.by_hand)
-        kept = store.episode_row(self.id).note
+        kept = store.episodes.row(self.id).note
         rest = "\n".join(line for line in kept.splitlines() if not line.startswith("by hand before turn "))
         note = "\n".join(filter(None, (rest, text)))
         if note != kept:
-            store.set_note(self.id, note)
+            store.marks.note(self.id, note)
 
     def episode(self) -> Episode:
         """The conversation so far as an episode, a child of the one it went on from."""
@@ -345,13 +345,13 @@ class Conversation:
         await opened(self.env, self.task)
         return tuple(item.diverged for item in (await self._rerun(self.episode(), until)).reruns if not item.same)
 
-    async def _rerun(self, episode: Episode, until: int) -> World:
+    async def _rerun(self, episode: Episode, until: int) -> ReplayResult:
         """An episode's turns before `until` said to the world, which was reset."""
         again = await rerun_calls(episode, self.env, until=until)
         self._went(again)
         return again
 
-    def _went(self, world: World) -> None:
+    def _went(self, world: ReplayResult) -> None:
         """The world is as it is after these turns."""
         self._earned, self.over = [] if world.earned is None else [(-1, world.earned)], world.over
 

@@ -78,7 +78,7 @@ class Past:
         from agentrl_cli.store import Store
 
         with Store.open(self.db) as store:
-            store.add_episodes(children, split=self.row.split, tokenizer=self.row.tokenizer)
+            store.episodes.add(children, split=self.row.split, tokenizer=self.row.tokenizer)
 
 
 def open_past(given: argparse.Namespace) -> Past:
@@ -93,11 +93,11 @@ def open_past(given: argparse.Namespace) -> Past:
     files = ([project / PROJECT_FILE] if project else []) + list(getattr(given, "config", ()))
     config, _ = load_config(files, getattr(given, "sets", ()), os.environ, {}, base=base)
     with Store.open(given.db, readonly=True) as store:
-        row = store.episode_row(store.resolve_episode(given.episode))
-        episode, siblings = store.episode(row.id), store.siblings(row.id)
-        task = store.task(row.task_id, row.pack)
-        settings = store.run(row.run_id).config if row.run_id else {}
-        kept = store.tokenizer(row.tokenizer) if row.tokenizer else None
+        row = store.episodes.row(store.episodes.resolve(given.episode))
+        episode, siblings = store.episodes.get(row.id), store.episodes.siblings(row.id)
+        task = store.tasks.get(row.task_id, row.pack)
+        settings = store.runs.get(row.run_id).config if row.run_id else {}
+        kept = store.tokenizers.get(row.tokenizer) if row.tokenizer else None
     if episode.outcome is None:
         raise UsageError(
             f"Episode {row.id} still runs.", hint="`agentrl replay` follows it; come back when it is over."

@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl_cli.analysis.whatif import World, beginning, marked, opened, rescore, results_of, step_of, was_cut
+from agentrl_cli.analysis.whatif import (
+    ReplayResult,
+    marked,
+    opened,
+    rescore,
+    results_of,
+    step_of,
+    turns_before,
+    was_cut,
+)
 from agentrl_cli.envs.tool_env import AssistantTurn
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.servers.chat_session.conversation import Answer, Approve, Conversation, Emit
@@ -40,7 +49,7 @@ class Session(Conversation):
             self._open(messages)
             await self.reply()
 
-    async def resume(self, episode: Episode, turn: int, *, there: World | None = None) -> World:
+    async def resume(self, episode: Episode, turn: int, *, there: ReplayResult | None = None) -> ReplayResult:
         """Begins with the turns of a stored episode before turn `turn`; its tool calls are run again for their effects.
 
         Token ids are the stored ones; results whose calls answer otherwise now are marked. `there`: the world has gone
@@ -50,7 +59,7 @@ class Session(Conversation):
             await opened(self.env, self.task)
         else:
             self._went(there)
-        self.turns, self.parts = beginning(episode, turn)
+        self.turns, self.parts = turns_before(episode, turn)
         self.messages = [message for item in self.turns for message in item.messages]
         world = there or await self._rerun(episode, turn)
         self.turns = marked(self.turns, world.reruns)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from agentrl_cli.analysis.whatif import Rerun, World, advantages, opened, rerun_calls, rescore, was_cut
+from agentrl_cli.analysis.whatif import ReplayResult, Rerun, advantages, opened, rerun_calls, rescore, was_cut
 from agentrl_cli.errors import AgentRLError, UsageError
 from agentrl_cli.rollout import seed_of
 from agentrl_cli.rollout.flags import flag_names
@@ -43,7 +43,7 @@ class Lane:
     """Where one sample after the other runs: the world is built once and goes back to the turn between them."""
 
     env: Env | None = None
-    world: World | None = None
+    world: ReplayResult | None = None
     """What became of the episode's beginning in it."""
 
 

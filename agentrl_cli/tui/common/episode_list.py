@@ -40,21 +40,21 @@ class Browse:
 
     def load(self, store: Store) -> list[int]:
         """The ordered row ids (in the reader's thread). Raises UsageError for an invalid filter."""
-        self.ids = list(store.episode_ids(self.filter, self.sort, run=self.run))
-        self.named = store.run(self.run).name if self.run else ""
+        self.ids = list(store.episodes.ids(self.filter, self.sort, run=self.run))
+        self.named = store.runs.get(self.run).name if self.run else ""
         return self.ids
 
     def first(self, store: Store) -> str | None:
         """The id of the first episode (in the reader's thread), None if the list is empty. Raises UsageError."""
         ids = self.load(store)
-        return store.episode_rows(ids[:1])[0].id if ids else None
+        return store.episodes.rows(ids[:1])[0].id if ids else None
 
     def neighbour(self, store: Store, episode_id: str, step: int) -> str | None:
         """The id of the episode `step` further in the list (in the reader's thread), None at its ends."""
         ids = self.ids if self.ids is not None else self.load(store)
-        here = store.episode_row(episode_id).rowid
+        here = store.episodes.row(episode_id).rowid
         at = ids.index(here) + step if here in ids else 0
-        rows = store.episode_rows([ids[at]]) if 0 <= at < len(ids) else []
+        rows = store.episodes.rows([ids[at]]) if 0 <= at < len(ids) else []
         return rows[0].id if rows else None
 
     def next_sort(self) -> None:
@@ -143,4 +143,4 @@ def _first_page(store: Store, browse: Browse, height: int) -> tuple[list[int], d
 
 
 def _rows(store: Store, ids: list[int]) -> dict[int, Any]:
-    return {row.rowid: row for row in store.episode_rows(ids)}
+    return {row.rowid: row for row in store.episodes.rows(ids)}

@@ -13,25 +13,25 @@ from agentrl_cli.types import Episode
 
 def load_view(store: Store, episode_id: str, decoders: dict[str, TokenTexts] | None = None) -> EpisodeView:
     """One episode as a view; what is not stored yet is left out. Raises NotFound."""
-    row = store.episode_row(episode_id)
-    episode = store.episode(row.id)
-    run = store.run(row.run_id) if row.run_id else None
+    row = store.episodes.row(episode_id)
+    episode = store.episodes.get(row.id)
+    run = store.runs.get(row.run_id) if row.run_id else None
     sampling = run.config.get("rollout") if run is not None and episode.kind == "train" else None
     temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
     live = ""
     if episode.outcome is None:
-        live = next((item.text for item in store.live(row.run_id) if item.episode_id == row.id), "")
+        live = next((item.text for item in store.live.all(row.run_id) if item.episode_id == row.id), "")
     return make_view(
         episode,
         decoder_of(store, row.tokenizer, {} if decoders is None else decoders),
-        signals=store.signals(row.id),
-        siblings=store.siblings(row.id),
+        signals=store.signals.get(row.id),
+        siblings=store.episodes.siblings(row.id),
         flags=flags_of(store, episode, row.flags),
         tags=row.tags,
         note=row.note,
         run=run.name if run is not None else "",
-        scores=[(s.name, s.reward, s.delta, s.advantage, s.turns) for s in store.scores(row.id)],
-        picked=store.group_why(row.group_id, row.run_id),
+        scores=[(s.name, s.reward, s.delta, s.advantage, s.turns) for s in store.scores.get(row.id)],
+        picked=store.episodes.group_reason(row.group_id, row.run_id),
         live=live,
         images=store.path.parent / "images" if isinstance(store.path, Path) else None,
         temperature=float(temperature) if isinstance(temperature, (int, float)) else None,
@@ -41,14 +41,14 @@ def load_view(store: Store, episode_id: str, decoders: dict[str, TokenTexts] | N
 def decoder_of(store: Store, digest: str, cache: dict[str, TokenTexts]) -> TokenTexts:
     """The decoder of a stored tokenizer, cached by hash; one that shows ids if none is stored."""
     if digest not in cache:
-        stored = store.tokenizer(digest) if digest else None
+        stored = store.tokenizers.get(digest) if digest else None
         cache[digest] = TokenTexts(stored.tokenizer_json if stored is not None else None)
     return cache[digest]
 
 
 def token_texts(store: Store, row: EpisodeRow, ids: list[int]) -> list[str]:
     """The text of every token, by the stored tokenizer: what the HTML export needs."""
-    stored = store.tokenizer(row.tokenizer) if row.tokenizer else None
+    stored = store.tokenizers.get(row.tokenizer) if row.tokenizer else None
     return TokenTexts(stored.tokenizer_json if stored is not None else None).texts(ids)
 
 
@@ -56,7 +56,7 @@ def flags_of(store: Store, episode: Episode, stored: tuple[str, ...]) -> list[tu
     """(name, evidence) of the rules over the episode, of stored flags that no rule explains, and of drift."""
     from agentrl_cli.rollout.flags import find_flags
 
-    drift = store.drift(episode.id)
+    drift = store.marks.drift(episode.id)
     found = [(flag.name, flag.evidence) for flag in find_flags(episode, [row.kind for row in drift])]
     names = {name for name, _ in found}
     found += [(name, "") for name in stored if name not in names]
@@ -78,7 +78,7 @@ def holds_secret(store: Store, episode_id: str, decoders: dict[str, TokenTexts] 
 
 def _secret_in(view: EpisodeView) -> bool:
     from agentrl_cli.analysis.export import episode_object
-    from agentrl_cli.store.redact import mask
+    from agentrl_cli.store.mask_secrets import mask
 
     texts = ["".join(view.texts), view.live, view.note, *view.tags, *map(str, view.reasons)]
     shown = [episode_object(view.episode, tokens=False), *texts]

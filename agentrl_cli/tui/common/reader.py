@@ -54,7 +54,7 @@ class Reader:
 
     async def fork(self, view: EpisodeView, sibling: str) -> Fork | None:
         """The first differing token between the shown episode and a sibling."""
-        return await self.call(lambda store: fork_of(view, store.episode(sibling)))
+        return await self.call(lambda store: fork_of(view, store.episodes.get(sibling)))
 
     async def holds_secret(self, episode_id: str) -> bool:
         """Whether a picture of the episode would show what looks like a secret. Raises NotFound."""

@@ -89,8 +89,8 @@ class RunComparison:
 
 def compare_runs(store: Store, before: str, after: str) -> RunComparison:
     """Compare two runs, given as `store.run` takes them. Raises NotFound."""
-    one, two = store.run(before), store.run(after)
-    steps = [store.steps(run.id) for run in (one, two)]
+    one, two = store.runs.get(before), store.runs.get(after)
+    steps = [store.runs.steps(run.id) for run in (one, two)]
     source, (rows_one, rows_two) = _attempts(store, one, two)
     tasks = _tasks(rows_one, rows_two)
     difference, p_value = _statistics(tasks)
@@ -143,11 +143,14 @@ def _settings(one: Mapping[str, Any], two: Mapping[str, Any], prefix: str = "") 
 
 def _evaluations(store: Store, run: RunRow) -> list[RunRow]:
     """The evaluation runs of a training, oldest first."""
-    return [row for row in store.runs()[::-1] if row.kind == "eval" and row.parent_id == run.id]
+    return [row for row in store.runs.all()[::-1] if row.kind == "eval" and row.parent_id == run.id]
 
 
 def _all_evals(store: Store, run: RunRow) -> list[EvalRow]:
-    rows = [*store.evals(run.id), *(row for other in _evaluations(store, run) for row in store.evals(other.id))]
+    rows = [
+        *store.runs.evals(run.id),
+        *(row for other in _evaluations(store, run) for row in store.runs.evals(other.id)),
+    ]
     return sorted(rows, key=lambda row: row.at)
 
 
@@ -186,7 +189,7 @@ def _eval_attempts(store: Store, run: RunRow) -> list[EpisodeRow]:
 
 
 def _graded(store: Store, filter: str, run_id: str) -> list[EpisodeRow]:
-    rows = store.episode_rows(store.episode_ids(f"{filter} -outcome:none -reward:none", "time", run_id))
+    rows = store.episodes.rows(store.episodes.ids(f"{filter} -outcome:none -reward:none", "time", run_id))
     return [row for row in rows if row.outcome is not None and not row.outcome.is_error]
 
 

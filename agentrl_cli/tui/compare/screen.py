@@ -112,7 +112,7 @@ class CompareScreen(AgentScreen):
             return
         line: TaskLine = self.found.tasks[self.cursor]
         ids = (line.episode_before, line.episode_after)
-        rows = await self.reader.call(lambda store: [store.episode_row(name) for name in ids])
+        rows = await self.reader.call(lambda store: [store.episodes.row(name) for name in ids])
         self.open_screen("versus", rows, (0, 1))
 
     def action_metrics(self) -> None:

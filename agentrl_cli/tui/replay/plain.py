@@ -30,7 +30,7 @@ def replay_lines(store: Store, episode_id: str, *, layer: str = "", width: int =
     yield Text("")
     sibling = contrasting_sibling(view)
     if sibling is not None:
-        yield from panels.fork_lines(fork_of(view, store.episode(sibling)), view, width)
+        yield from panels.fork_lines(fork_of(view, store.episodes.get(sibling)), view, width)
         yield Text("")
     yield from panels.reward_lines(view, min(width, 60))
     yield Text("")

@@ -20,12 +20,12 @@ MOST = 5000
 
 def at_step(store: Store, episode_id: str, step: int) -> str | None:
     """The same task at the nearest step before (−1) or after (+1), the same sample if there is one."""
-    row = store.episode_row(episode_id)
+    row = store.episodes.row(episode_id)
     if row.step is None:
         return None
     sign, sort = (">", "step") if step > 0 else ("<", "-step")
     text = f"task:{quoted(row.task_id)} kind:{quoted(row.kind)} step:{sign}{row.step}"
-    rows = store.episode_rows(store.episode_ids(text, sort, row.run_id, limit=64))
+    rows = store.episodes.rows(store.episodes.ids(text, sort, row.run_id, limit=64))
     nearest = [other for other in rows if other.step == rows[0].step and other.pack == row.pack]
     same = [other for other in nearest if other.sample == row.sample]
     found = same or nearest
@@ -37,12 +37,12 @@ def versions(store: Store, episode_id: str) -> list[EpisodeRow]:
 
     A policy is (run, kind, weights version). Of several attempts the one with the same sample number is taken.
     """
-    row = store.episode_row(episode_id)
+    row = store.episodes.row(episode_id)
     text = f"task:{quoted(row.task_id)} pack:{quoted(row.pack or 'none')} -outcome:none -kind:chat -kind:whatif"
     if not row.pack:
         text = f"task:{quoted(row.task_id)} -outcome:none -kind:chat -kind:whatif"
     found: dict[tuple[str | None, str, str], EpisodeRow] = {}
-    for other in store.episode_rows(store.episode_ids(text, "time", limit=MOST)):
+    for other in store.episodes.rows(store.episodes.ids(text, "time", limit=MOST)):
         key = (other.run_id, other.kind, other.weights_version)
         if key not in found or other.sample == row.sample:
             found[key] = other
@@ -60,7 +60,7 @@ def other_version(rows: list[EpisodeRow], episode_id: str) -> int | None:
 
 def same_flag(store: Store, episode_id: str) -> tuple[str, str | None]:
     """(filter, run) of all episodes of this step with the same first flag; an empty filter if there is no flag."""
-    row = store.episode_row(episode_id)
+    row = store.episodes.row(episode_id)
     if not row.flags:
         return "", row.run_id
     step = f" step:{row.step}" if row.step is not None else ""
@@ -77,36 +77,36 @@ def newest(store: Store, run: str | None, only: str | None = None) -> str | None
     Of this run if it has one, else of any; `only`: the run that the list is limited to.
     """
     now = time.time()
-    going = [row for row in store.live(only) if row.turn and now - row.updated < FRESH]
+    going = [row for row in store.live.all(only) if row.turn and now - row.updated < FRESH]
     own = [row for row in going if row.run_id == run]
     if going:
         return max(own or going, key=lambda row: row.started).episode_id
-    rows = store.episode_rows(store.episode_ids("-outcome:none", "-time", only, limit=1))
+    rows = store.episodes.rows(store.episodes.ids("-outcome:none", "-time", only, limit=1))
     return rows[0].id if rows else None
 
 
 def children(store: Store, episode_id: str) -> int:
     """How many episodes were made from this one: what-ifs, chats."""
-    return len(store.episode_ids(f"parent:{quoted(episode_id)}"))
+    return len(store.episodes.ids(f"parent:{quoted(episode_id)}"))
 
 
 def same_failure(store: Store, episode_id: str) -> tuple[str, int, int] | None:
     """(first flag, episodes of this step with it, episodes of this step); None without a flag or a step."""
-    row = store.episode_row(episode_id)
+    row = store.episodes.row(episode_id)
     if not row.flags or row.step is None:
         return None
     step = f"step:{row.step} kind:{quoted(row.kind)}"
-    with_flag = store.episode_ids(f"{step} flag:{row.flags[0]}", run=row.run_id)
-    return row.flags[0], len(with_flag), len(store.episode_ids(step, run=row.run_id))
+    with_flag = store.episodes.ids(f"{step} flag:{row.flags[0]}", run=row.run_id)
+    return row.flags[0], len(with_flag), len(store.episodes.ids(step, run=row.run_id))
 
 
 def by_step(store: Store, episode_id: str) -> tuple[str, list[tuple[int, float, int]]]:
     """(kind, [(step, mean reward, attempts)]) of this task in this run: in evaluations, else in training."""
-    row = store.episode_row(episode_id)
+    row = store.episodes.row(episode_id)
     for kind in ("eval", "train"):
         text = f"task:{quoted(row.task_id)} kind:{kind} -outcome:none -reward:none -step:none"
         rewards: dict[int, list[float]] = {}
-        for other in store.episode_rows(store.episode_ids(text, "step", row.run_id, limit=MOST)):
+        for other in store.episodes.rows(store.episodes.ids(text, "step", row.run_id, limit=MOST)):
             if other.step is not None and other.reward is not None and other.pack == row.pack:
                 rewards.setdefault(other.step, []).append(other.reward)
         if len(rewards) > 1:
@@ -135,15 +135,15 @@ def change_tags(store: Store, episode_id: str, words: Iterable[str]) -> tuple[tu
     """Adds tags, removes those with a minus in front. Returns (tags, note) as they are then."""
     for word in words:
         if word.startswith("-"):
-            store.remove_tag(episode_id, word[1:])
+            store.marks.untag(episode_id, word[1:])
         else:
-            store.add_tag(episode_id, word)
-    row = store.episode_row(episode_id)
+            store.marks.tag(episode_id, word)
+    row = store.episodes.row(episode_id)
     return row.tags, row.note
 
 
 def change_note(store: Store, episode_id: str, text: str) -> tuple[tuple[str, ...], str]:
     """Sets the note, an empty one removes it. Returns (tags, note)."""
-    store.set_note(episode_id, text)
-    row = store.episode_row(episode_id)
+    store.marks.note(episode_id, text)
+    row = store.episodes.row(episode_id)
     return row.tags, row.note

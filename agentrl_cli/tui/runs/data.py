@@ -33,28 +33,28 @@ class RunSummary:
 
 def load_runs(store: Store) -> list[RunSummary]:
     """All runs, the newest first, in a handful of queries."""
-    summaries, counts = [], store.episode_counts()
-    for run in store.runs():
-        last = store.steps(run.id, max(run.step, 0))
+    summaries, counts = [], store.stats.episodes()
+    for run in store.runs.all():
+        last = store.runs.steps(run.id, max(run.step, 0))
         reward = last[-1].get("reward") if last else None
-        evals = tuple(store.evals(run.id))
+        evals = tuple(store.runs.evals(run.id))
         if reward is None and counts.get(run.id):
             reward = _mean_reward(store, run)
-        summaries.append(RunSummary(run, counts.get(run.id, 0), reward, evals, tuple(store.checkpoints(run.id))))
+        summaries.append(RunSummary(run, counts.get(run.id, 0), reward, evals, tuple(store.runs.checkpoints(run.id))))
     return summaries
 
 
 def _mean_reward(store: Store, run: RunRow) -> float | None:
     """Over the newest 200 episodes; of an evaluation over those of the test split, where it has any."""
-    test = store.episode_ids("split:test", "-time", run.id, limit=200) if run.kind == "eval" else []
-    rows = store.episode_rows(test or store.episode_ids("", "-time", run.id, limit=200))
+    test = store.episodes.ids("split:test", "-time", run.id, limit=200) if run.kind == "eval" else []
+    rows = store.episodes.rows(test or store.episodes.ids("", "-time", run.id, limit=200))
     rewards = [row.reward for row in rows if row.reward is not None]
     return sum(rewards) / len(rewards) if rewards else None
 
 
 def load_detail(store: Store, run_id: str) -> list[tuple[float, float]]:
     """(step, reward) of a run."""
-    rows = store.steps(run_id)
+    rows = store.runs.steps(run_id)
     return [(float(row["step"]), float(row["reward"])) for row in rows if isinstance(row.get("reward"), (int, float))]
 
 

@@ -12,7 +12,7 @@ from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.store.deletion import delete_run, run_folder
+from agentrl_cli.store.maintenance import delete_run, run_folder
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.bindings import named
 from agentrl_cli.tui.common.dialogs import Confirm, Help, Prompt
@@ -224,6 +224,7 @@ class RunsScreen(AgentScreen):
 
     def action_episodes(self) -> None:
         from agentrl_cli.tui.common.episode_list import Browse
+
         if self.chosen is not None:
             self.open_screen("episodes", Browse(run=self.chosen.run.id))
 
@@ -278,7 +279,7 @@ class RunsScreen(AgentScreen):
         if any(summary.run.name == name for summary in self.every):
             self.notify(f"There is a run {name} already.", severity="warning", markup=False)
             return
-        await self.reader.write(lambda store: store.update_run(run.id, name=name))
+        await self.reader.write(lambda store: store.runs.update(run.id, name=name))
         self.reload()
 
     def action_delete(self) -> None:

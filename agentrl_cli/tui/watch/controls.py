@@ -115,4 +115,4 @@ def read_setting(text: str) -> dict[str, Any]:
 
 
 def _add_control(store: Store, run_id: str, action: str, values: dict[str, Any]) -> int:
-    return store.add_control(run_id, action, values)
+    return store.controls.add(run_id, action, values)

@@ -202,36 +202,36 @@ def load(store: Store, run_id: str, before: WatchData | None = None, now: float 
 
     `now` stands for the clock, in seconds since 1970.
     """
-    run = store.run(run_id)
+    run = store.runs.get(run_id)
     old = before if before is not None and before.run.id == run.id else None
     last = int(old.steps[-1]["step"]) if old and old.steps else 0
     kept = tuple(row for row in old.steps if row["step"] < last) if old else ()
-    steps = kept + tuple(store.steps(run.id, last))
+    steps = kept + tuple(store.runs.steps(run.id, last))
     data = WatchData(
         run=run,
         steps=steps,
-        evals=tuple(store.evals(run.id)),
-        live=tuple(store.live(run.id)),
-        logs=_tail(old.logs if old else (), lambda since: store.logs(run.id, since), 400),
-        alerts=tuple(_folded(row) for row in store.folded_alerts(run.id)),
-        events=_tail(old.events if old else (), lambda since: store.tail_events(run.id, since), 1000),
-        checkpoints=tuple(store.checkpoints(run.id)),
+        evals=tuple(store.runs.evals(run.id)),
+        live=tuple(store.live.all(run.id)),
+        logs=_tail(old.logs if old else (), lambda since: store.journal.logs(run.id, since), 400),
+        alerts=tuple(_folded(row) for row in store.journal.folded_alerts(run.id)),
+        events=_tail(old.events if old else (), lambda since: store.journal.events(run.id, since), 1000),
+        checkpoints=tuple(store.runs.checkpoints(run.id)),
         wanted=_wanted(run.config),
-        pending=tuple(row.action for row in store.controls(run.id) if row.taken is None),
+        pending=tuple(row.action for row in store.controls.all(run.id) if row.taken is None),
         read=time.time() if now is None else now,
     )
     newest = _newest_step(store, run.id)
     going, done = bool(data.live) and not data.evaluating, 0
     if run.alive and data.live:
         which = f"step:{newest} kind:train" if going else f"step:{data.step} kind:eval"
-        done = len(store.episode_ids(which, "time", run.id)) - len(data.live)
+        done = len(store.episodes.ids(which, "time", run.id)) - len(data.live)
     if old is not None and old.step == data.step and old.notable:
         data = replace(data, notable=old.notable, advantages=old.advantages, flags=old.flags)
         data = replace(data, episodes=old.episodes, bytes=old.bytes, free=old.free)
     else:  # while episodes run, the newest step that has some is the current one
         data = replace(data, **notable_of(store, run.id, newest - 1 if going and newest else newest))
         size, free = _disk(Path(store.path))
-        data = replace(data, episodes=store.episode_counts(run.id).get(run.id, 0), bytes=size, free=free)
+        data = replace(data, episodes=store.stats.episodes(run.id).get(run.id, 0), bytes=size, free=free)
     data = replace(data, done=max(done, 0))
     return replace(data, health=health_of(data))
 
@@ -244,7 +244,7 @@ def _disk(path: Path) -> tuple[int, int]:
 
 def _newest_step(store: Store, run_id: str) -> int:
     """The step of the newest training episode."""
-    rows = store.episode_rows(store.episode_ids("kind:train", "-time", run_id, limit=1))
+    rows = store.episodes.rows(store.episodes.ids("kind:train", "-time", run_id, limit=1))
     return rows[0].step or 0 if rows else 0
 
 
@@ -273,7 +273,7 @@ def _wanted(config: Mapping[str, Any]) -> int:
 
 def notable_of(store: Store, run_id: str, step: int) -> dict[str, Any]:
     """Of a step: `notable` (the best, worst, flagged, erroring episode), all `advantages`, `flags` counted."""
-    rows = store.episode_rows(store.episode_ids(f"step:{step} kind:train", "-reward", run_id)[:512])
+    rows = store.episodes.rows(store.episodes.ids(f"step:{step} kind:train", "-reward", run_id)[:512])
     graded = [row for row in rows if row.reward is not None and not (row.outcome and row.outcome.is_error)]
     out: list[tuple[str, EpisodeRow]] = []
     if graded:

@@ -51,7 +51,7 @@ class Recent:
 
 def load_recent(store: Store, run_id: str) -> Recent:
     """The newest episodes of a run by group, and its tools (in the reader's thread)."""
-    rows = store.episode_rows(store.episode_ids("kind:train", "-step", run_id, limit=NEWEST))
+    rows = store.episodes.rows(store.episodes.ids("kind:train", "-step", run_id, limit=NEWEST))
     groups: dict[tuple[int, str], list[EpisodeRow]] = {}
     for row in rows:
         groups.setdefault((row.step or 0, row.group_id or row.task_id), []).append(row)
@@ -63,7 +63,7 @@ def load_recent(store: Store, run_id: str) -> Recent:
         tuple(_group(step, members) for (step, _), members in groups.items()),
         tuple(row.n_model_tokens for row in last),
         tuple(Counter(row.fact or "not yet decided" for row in last).most_common()),
-        tuple(store.tool_stats(run_id, since)),
+        tuple(store.stats.tools(run_id, since)),
         since,
     )
 

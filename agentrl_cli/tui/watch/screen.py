@@ -17,7 +17,7 @@ from textual.events import Resize
 from textual.widgets import ContentSwitcher, Static
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.store.redact import mask_text
+from agentrl_cli.store.mask_secrets import mask_text
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.dialogs import Choose
 from agentrl_cli.tui.common.episode_list import Browse
@@ -229,7 +229,7 @@ class WatchScreen(AgentScreen):
         if self.look.other is not None:
             self._draw(replace(self.look, other=None))
             return
-        runs = await self.reader.call(lambda store: store.runs())
+        runs = await self.reader.call(lambda store: store.runs.all())
         here = self.data.run.id if self.data is not None else ""
         others = [run for run in runs if run.id != here and run.kind == "train" and run.step][:9]
         if not others:

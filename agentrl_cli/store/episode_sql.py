@@ -1,4 +1,4 @@
-"""The statements that write episodes, and what their parameters are made of."""
+"""The statements that write episodes, their parameters, and writing episodes that are not buffered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.store.codec import clean, dump_metrics, dumps, marks
+from agentrl_cli.store.codec import clean, dump_metrics, dumps, marks, token_columns
 from agentrl_cli.store.rows import EpisodeRow, columns
 from agentrl_cli.types import Episode, Origin, RewardPart, Tokens, ToolCall, ToolResult, Turn
 from agentrl_cli.types.content import media_type
@@ -36,8 +36,10 @@ PUT_EPISODE = (
 
 
 def _end_episode() -> str:
-    """`PUT_EPISODE` for an episode that is there with the same indexed columns: SQLite writes the index entries of
-    every column that is set anew, changed or not. Takes the same values."""
+    """`PUT_EPISODE` for a stored episode with the same indexed columns, with the same parameters.
+
+    SQLite rewrites the index entries of every column that is set, changed or not, so this statement sets none of them.
+    """
     places, count = {}, 0
     for column, value in _VALUE.items():
         pieces = value.split("?")
@@ -89,7 +91,7 @@ COUNT_TURN = (
 
 
 def check_span(episode_id: str, turn: Turn, tokens: Tokens) -> None:
-    """Raises ValueError where a turn and its tokens differ in length."""
+    """Raise ValueError if a turn and its tokens differ in length."""
     if turn.end - turn.start != len(tokens):
         raise ValueError(
             f"turn {turn.index} of episode {episode_id} spans {turn.start}..{turn.end} but has {len(tokens)} tokens"
@@ -97,6 +99,7 @@ def check_span(episode_id: str, turn: Turn, tokens: Tokens) -> None:
 
 
 def turn_values(episode_id: str, turn: Turn) -> tuple[Any, ...]:
+    """Parameters of `PUT_TURN`."""
     return (
         episode_id,
         turn.index,
@@ -114,7 +117,7 @@ def turn_values(episode_id: str, turn: Turn) -> tuple[Any, ...]:
 
 
 def call_values(episode_id: str, turn: int, index: int, call: ToolCall) -> tuple[Any, ...]:
-    """Of `PUT_CALL`."""
+    """Parameters of `PUT_CALL`."""
     return (
         episode_id,
         turn,
@@ -128,7 +131,7 @@ def call_values(episode_id: str, turn: int, index: int, call: ToolCall) -> tuple
 
 
 def part_values(episode_id: str, parts: Sequence[RewardPart]) -> list[tuple[Any, ...]]:
-    """Of `PUT_PART`."""
+    """Parameters of `PUT_PART`, one row per part."""
     return [
         (episode_id, index, part.name, part.value, part.weight, part.primary, clean(part.detail), part.fakeable)
         for index, part in enumerate(parts)
@@ -136,14 +139,16 @@ def part_values(episode_id: str, parts: Sequence[RewardPart]) -> list[tuple[Any,
 
 
 def drop_turn(conn: sqlite3.Connection, episode_id: str, index: int) -> None:
+    """Delete a turn, its tokens and calls, and its results from the calls they answered."""
     for table in ("turns", "turn_tokens"):
         conn.execute(f"DELETE FROM {table} WHERE episode_id=? AND idx=?", (episode_id, index))
     conn.execute("DELETE FROM tool_calls WHERE episode_id=? AND turn=?", (episode_id, index))
-    gone = ",".join(f"{column}=NULL" for column in RESULT)
-    conn.execute(f"UPDATE tool_calls SET {gone} WHERE episode_id=? AND result_turn=?", (episode_id, index))
+    empty = ",".join(f"{column}=NULL" for column in RESULT)
+    conn.execute(f"UPDATE tool_calls SET {empty} WHERE episode_id=? AND result_turn=?", (episode_id, index))
 
 
 def result_values(conn: sqlite3.Connection, result: ToolResult) -> tuple[Any, ...]:
+    """The values of `RESULT` but its turn and index. Inserts the result's images."""
     images = []
     for image in result.images:
         digest = hashlib.sha256(image).hexdigest()
@@ -165,9 +170,9 @@ def result_values(conn: sqlite3.Connection, result: ToolResult) -> tuple[Any, ..
 def episode_values(
     episode: Episode, split: str, tokenizer: str, counts: Sequence[int] | None = None
 ) -> tuple[Any, ...]:
-    """The values of `PUT_EPISODE`, in the order of EpisodeRow's fields.
+    """Parameters of `PUT_EPISODE`, in the order of EpisodeRow's fields.
 
-    `counts`: turns, tokens, sampled tokens, calls and failed calls, where the episode itself does not have them yet.
+    `counts`: turns, tokens, sampled tokens, calls and failed calls, if the episode itself does not have them yet.
     """
     finished = episode.outcome is not None
     if counts is None:
@@ -213,3 +218,59 @@ def episode_key(episode: Episode) -> str | None:
     if episode.run_id is None or episode.step is None:
         return None
     return f"{episode.run_id}/{episode.step}/{episode.group_id or episode.task_id}/{episode.sample}"
+
+
+def write_turn(conn: sqlite3.Connection, episode_id: str, turn: Turn, tokens: Tokens) -> None:
+    """Write a turn of an episode that is not buffered, inside a transaction."""
+    known = conn.execute("SELECT 1 FROM turns WHERE episode_id=? AND idx=?", (episode_id, turn.index)).fetchone()
+    _put_turn(conn, episode_id, turn, tokens)
+    if not known:
+        model = int((tokens.origin == Origin.MODEL).sum())
+        errors = sum(1 for result in turn.results if result.error)
+        conn.execute(COUNT_TURN, (1, turn.end, model, len(turn.calls), errors, episode_id))
+
+
+def write_end(conn: sqlite3.Connection, episode: Episode, split: str, tokenizer: str) -> None:
+    """Write the end of an episode that is not buffered, and its turns that the file lacks, inside a transaction."""
+    if episode.group_id is not None:
+        conn.execute(PUT_GROUP, (episode.group_id, episode.run_id, episode.task_id, episode.step, episode.started, ""))
+    values = episode_values(episode, split, tokenizer)
+    if not conn.execute(END_EPISODE, values).rowcount:
+        conn.execute(PUT_EPISODE, values)
+    spans = {
+        row[0]: row[1:]
+        for row in conn.execute("SELECT idx, token_start, token_end FROM turns WHERE episode_id=?", (episode.id,))
+    }
+    for turn in episode.turns:
+        if spans.pop(turn.index, None) != (turn.start, turn.end):
+            _put_turn(conn, episode.id, turn, episode.tokens.slice(turn.start, turn.end))
+    for index in spans:  # turns that were rolled back
+        drop_turn(conn, episode.id, index)
+    conn.execute("DELETE FROM reward_parts WHERE episode_id=?", (episode.id,))
+    conn.executemany(PUT_PART, part_values(episode.id, episode.reward_parts))
+    conn.execute("DELETE FROM live WHERE episode_id=?", (episode.id,))
+
+
+def _put_turn(conn: sqlite3.Connection, episode_id: str, turn: Turn, tokens: Tokens) -> None:
+    check_span(episode_id, turn, tokens)
+    conn.execute(PUT_TURN, turn_values(episode_id, turn))
+    conn.execute(PUT_TOKENS, (episode_id, turn.index, *token_columns(tokens)))
+    if turn.calls:
+        conn.execute("DELETE FROM tool_calls WHERE episode_id=? AND turn=?", (episode_id, turn.index))
+        conn.executemany(PUT_CALL, [call_values(episode_id, turn.index, n, call) for n, call in enumerate(turn.calls)])
+    if turn.results:
+        _put_results(conn, episode_id, turn)
+
+
+def _put_results(conn: sqlite3.Connection, episode_id: str, turn: Turn) -> None:
+    """Store results in the rows of the calls they answer: those of the last earlier turn with calls."""
+    calling = conn.execute(
+        "SELECT coalesce(max(turn), ?) FROM tool_calls WHERE episode_id=? AND turn<? AND call_id IS NOT NULL",
+        (turn.index - 1, episode_id, turn.index),
+    ).fetchone()[0]
+    first = conn.execute(
+        "SELECT count(*) FROM tool_calls WHERE episode_id=? AND turn=? AND result_turn<>?",
+        (episode_id, calling, turn.index),
+    ).fetchone()[0]
+    for index, result in enumerate(turn.results):
+        conn.execute(PUT_RESULT, (episode_id, calling, first + index, turn.index, index, *result_values(conn, result)))

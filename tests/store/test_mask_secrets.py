@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from agentrl_cli.store.redact import mask, mask_text
+from agentrl_cli.store.mask_secrets import mask, mask_text
 
 SECRETS = {
     "aws_secret_access_key = wJalrXUtnFEMI/K7MDENG": "aws_secret_access_key = [masked:named]",

@@ -1,4 +1,4 @@
-"""Masking what looks like a secret, for exports. Patterns of well-known keys, and values behind telling names."""
+"""Masking what looks like a secret, for exports: patterns of well-known keys, and values of names like `password`."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ PATTERNS: dict[str, re.Pattern[str]] = {
     "bearer": re.compile(r"(?i)(?<=bearer )[A-Za-z0-9._~+/-]{16,}=*"),
     "url-password": re.compile(r"(?<=://)[^\s/:@]+:[^\s/@]+(?=@)"),
 }
-"""Name → what such a secret looks like. Every pattern takes time in proportion to the text: none begins with a
-repetition, and none begins again inside of what it has read in vain."""
+"""Name → what such a secret looks like. Every pattern takes time in proportion to the text: none starts with a
+repetition, and none can start again inside a failed match."""
 
 _NAME = (
     r"(?:(?:api|private|secret|(?:secret[_-]?)?access)[_-]?key|(?:client[_-]?)?secret|passw(?:or)?d|passphrase"
     r"|(?:access|auth|refresh|session)[_-]?token)"
 )
-_SAYS = r"[\"']?\s{0,40}[=:]\s{0,40}[\"']?"
+_ASSIGNS = r"[\"']?\s{0,40}[=:]\s{0,40}[\"']?"
 _VALUE = r"(?!\[masked)([^\s\"',;]{6,})"
-_TOLD = (
-    re.compile(rf"(?i)({_NAME}{_SAYS}){_VALUE}"),
+_NAMED = (
+    re.compile(rf"(?i)({_NAME}{_ASSIGNS}){_VALUE}"),
     # As in an environment: AGENTRL_TOKEN=, DB_PASS=, OPENAI_KEY=
-    re.compile(rf"((?<=[A-Z0-9]_)(?:TOKEN|PASS|PWD|KEY){_SAYS}){_VALUE}"),
-    re.compile(rf"(?i)(authorization{_SAYS}(?:basic|token)\s{{1,4}}){_VALUE}"),
+    re.compile(rf"((?<=[A-Z0-9]_)(?:TOKEN|PASS|PWD|KEY){_ASSIGNS}){_VALUE}"),
+    re.compile(rf"(?i)(authorization{_ASSIGNS}(?:basic|token)\s{{1,4}}){_VALUE}"),
     # `token: …` and `token="…"`, but not the code `token = next(tokens)`
     re.compile(
         r"(?i)((?<![a-z0-9])token(?:[\"']?\s{0,8}:\s{0,8}[\"']?|\s{0,8}=\s{0,8}[\"']))"
         r"(?!\[masked)([a-z0-9_./+~=-]{8,})(?![\w(\[])"
     ),
 )
-_TELLING = re.compile(rf"(?i:{_NAME}$)|(?<=[A-Z0-9]_)(?:TOKEN|PASS|PWD|KEY)$|^(?i:token)$")
+_NAME_ALONE = re.compile(rf"(?i:{_NAME}$)|(?<=[A-Z0-9]_)(?:TOKEN|PASS|PWD|KEY)$|^(?i:token)$")
 
 
 def mask_text(text: str) -> str:
     """The text with everything that looks like a secret replaced by `[masked:<kind>]`."""
     for name, pattern in PATTERNS.items():
         text = pattern.sub(f"[masked:{name}]", text)
-    for told in _TOLD:
-        text = told.sub(lambda match: f"{match[1]}[masked:named]", text)
+    for pattern in _NAMED:
+        text = pattern.sub(lambda match: f"{match[1]}[masked:named]", text)
     return text
 
 
 def mask(value: Any) -> Any:
-    """Mask every text inside a JSON-like value; the same objects come back where nothing was found."""
+    """Mask every text inside a JSON-like value; a string without a match comes back unchanged."""
     if isinstance(value, str):
         return mask_text(value)
     if isinstance(value, Mapping):
         return {
-            key: "[masked:named]" if isinstance(item, str) and item and _TELLING.search(str(key)) else mask(item)
+            key: "[masked:named]" if isinstance(item, str) and item and _NAME_ALONE.search(str(key)) else mask(item)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):

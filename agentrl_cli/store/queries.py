@@ -1,15 +1,21 @@
-"""Read-only SQL on a store, for `agentrl query`: opened for reading, and an authorizer lets nothing else by."""
+"""Queries over a store: a regular expression over the texts of episodes, and read-only SQL."""
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import UsageError
+from agentrl_cli.store.codec import loads
 from agentrl_cli.store.connection import connect, mapped
+from agentrl_cli.store.file import StoreFile
+from agentrl_cli.store.filters import compile_filter
+from agentrl_cli.types import Message
 
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
 _PRAGMAS = {
@@ -31,10 +37,85 @@ _FILE_AT_FAULT = {
     *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL),
 }
 LONGEST = 1 << 28
-"""Bytes of a value: one expression can ask for gigabytes."""
+"""Most bytes of a value: one expression could produce gigabytes."""
 _ERRORS = (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryError)
-"""What a statement can raise: ValueError for a NUL character, MemoryError for a value beyond this machine."""
+"""Errors of a statement: ValueError for a NUL character, MemoryError for a value that is too large."""
 _FORBIDDEN_FUNCTIONS = {"load_extension", "writefile", "readfile", "edit", "fts3_tokenizer"}
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One line that matches: `start..end` is the match inside `line`."""
+
+    episode_id: str
+    turn: int
+    role: str
+    line: str
+    start: int
+    end: int
+
+
+def grep(
+    store: StoreFile,
+    pattern: str,
+    *,
+    filter: str = "",
+    run: str | None = None,
+    role: str | None = None,
+    ignore_case: bool = False,
+) -> Iterator[Hit]:
+    """Matching lines, the newest episodes first, as they are found. Raises UsageError for a bad pattern or filter."""
+    try:
+        regex = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(
+            f"The pattern cannot be read: {error}.", hint="Quote it, and escape ( [ . * + ? with \\."
+        ) from error
+    where, params = compile_filter(filter)
+    terms = [f"({where})"]
+    for column, value in (("e.run_id", run), ("t.role", role)):
+        if value is not None:
+            terms.append(f"{column}=?")
+            params = [*params, value]
+    sql = (
+        "SELECT t.episode_id, t.idx, t.role, t.messages FROM episodes e CROSS JOIN turns t ON t.episode_id=e.id"
+        f" WHERE {' AND '.join(terms)} ORDER BY e.started DESC, e.rowid DESC, t.idx"
+    )
+    return _hits(store, sql, params, regex)
+
+
+def _hits(store: StoreFile, sql: str, params: list[Any], regex: re.Pattern[str]) -> Iterator[Hit]:
+    store.flush()
+    conn = connect(store.path, readonly=True)  # its own connection: the caller uses the store between rows
+    try:
+        with mapped(store.path):
+            for episode, turn, role, messages in conn.execute(sql, params):
+                for line in message_lines(loads(messages)):
+                    match = regex.search(line)
+                    if match:
+                        yield Hit(episode, turn, role, line, match.start(), match.end())
+    finally:
+        conn.close()
+
+
+def message_lines(messages: list[Message]) -> Iterator[str]:
+    """The lines of text of messages, tool calls included."""
+    for message in messages:
+        for text in message_texts(message):
+            yield from text.splitlines()
+
+
+def message_texts(message: Message) -> Iterator[str]:
+    """Thinking, content and calls of a message as texts."""
+    for name in ("reasoning_content", "content"):
+        content = message.get(name)
+        if isinstance(content, str):
+            yield content
+        elif isinstance(content, list):
+            yield from (str(part["text"]) for part in content if isinstance(part, dict) and part.get("text"))
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", call) if isinstance(call, dict) else {}
+        yield f"{function.get('name', '')} {function.get('arguments', '')}"
 
 
 def run_query(
@@ -80,12 +161,12 @@ def _rows(conn: sqlite3.Connection, cursor: sqlite3.Cursor, path: Path) -> Itera
 
 
 def _usage(error: Exception) -> Exception:
-    """A UsageError for what the user wrote; the error itself where the file is at fault."""
+    """A UsageError for a mistake in the SQL; the error itself if the file is at fault."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     text = str(error)
     if code == sqlite3.SQLITE_AUTH or "authorized" in text or "prohibited" in text:
         return UsageError(
-            "`query` only reads: SELECT, WITH, and PRAGMAs that tell.", hint="`agentrl db` has what changes a store."
+            "`query` only reads: SELECT, WITH, and PRAGMAs that read.", hint="`agentrl db` changes a store."
         )
     if code == sqlite3.SQLITE_INTERRUPT:
         return UsageError("The query took too long and was stopped.", hint="Add a LIMIT, or give a longer --timeout.")

@@ -1,8 +1,8 @@
-"""Episodes that run, as a rollout makes them: what is known of each and not written yet, and how it is written.
+"""A running episode in memory: its unwritten part, and how that is written.
 
-What a running episode does waits in memory for a moment (`base.LINGER`), and is then written with that of all others in
-one transaction. An episode that ends before that is written once and whole: no row is made only to be changed right
-after. Of an episode that is kept here nothing has to be looked up in the file.
+What a running episode does waits for a moment (`write_buffer.LINGER`) and is then written with all others in one
+transaction. An episode that ends before that is written once and whole: no row is inserted only to be updated right
+after. Nothing about an episode that is kept here has to be looked up in the file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.store.codec import clean, token_columns
-from agentrl_cli.store.statements import (
+from agentrl_cli.store.episode_sql import (
     DROP_UNFINISHED,
     END_EPISODE,
     NO_RESULT,
@@ -40,61 +40,61 @@ from agentrl_cli.types import Episode, Origin, Tokens, Turn
 
 _MODEL = int(Origin.MODEL)
 
-SAID = 4000
-"""Characters of what the model said that a watcher sees."""
+TEXT_TAIL = 4000
+"""Characters of the generated text that `live` keeps for watchers."""
 
 
 @dataclass(slots=True)
-class Running:
-    """One episode. `write` it within a transaction, and say so by `written` once that is committed."""
+class LiveEpisode:
+    """One running episode. `write` it within a transaction, and call `mark_written` once that is committed."""
 
     episode: Episode
-    """As it began; once it has ended, as it ended."""
+    """As it started; once it has ended, as it ended."""
     split: str
     tokenizer: str
     state: tuple[str, int, str, float] | None
-    """State, turn, text and time; None where they are written."""
-    begun: bool = False
+    """State, turn, text and time; None once they are written."""
+    inserted: bool = False
     """Whether its row is in the file."""
     waiting: dict[int, tuple[Turn, Tokens]] = field(default_factory=dict)
     """The newest version of every turn that is not written."""
     spans: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Of all turns."""
+    """Token start and end of every turn."""
     drift: list[tuple[Any, ...]] = field(default_factory=list)
-    """Drift that is not written, as `PUT_DRIFT` takes it: it decides what is trained, so it comes with the end."""
-    asking: list[int] = field(default_factory=list)
-    """The turns that made calls."""
+    """Parameters of `PUT_DRIFT` that are not written: drift decides what is trained, so it comes with the end."""
+    calling: list[int] = field(default_factory=list)
+    """Turns with tool calls."""
     answers: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """The turns with results: the turn that they answer, and the number among its calls where they end."""
+    """Turn with results → (turn of the calls they answer, index after the last of these calls)."""
     stored: set[int] = field(default_factory=set)
-    """The turns that are written."""
+    """Turns that are written."""
     counts: tuple[int, ...] = (0, 0, 0, 0, 0)
-    """Turns, tokens, sampled tokens, calls and failed calls of what is written."""
+    """Turns, tokens, sampled tokens, calls and failed calls that are written."""
 
     @property
     def ended(self) -> bool:
-        """Whether it is known how it ended."""
+        """Whether it has an outcome."""
         return self.episode.outcome is not None
 
     @property
-    def waits(self) -> bool:
-        """Whether there is anything to write."""
-        return not self.begun or self.ended or self.state is not None or bool(self.waiting or self.drift)
+    def is_waiting(self) -> bool:
+        """Whether anything is to be written."""
+        return not self.inserted or self.ended or self.state is not None or bool(self.waiting or self.drift)
 
     def add(self, turn: Turn, tokens: Tokens) -> None:
-        """One more turn, or a newer version of one. Raises ValueError where span and tokens differ."""
+        """Add a turn, or a newer version of one. Raises ValueError if span and tokens differ in length."""
         check_span(self.episode.id, turn, tokens)
         self.spans[turn.index] = (turn.start, turn.end)
         self.waiting[turn.index] = (turn, tokens)
-        if turn.calls and turn.index not in self.asking:
-            self.asking.append(turn.index)
+        if turn.calls and turn.index not in self.calling:
+            self.calling.append(turn.index)
         if turn.results:
-            asked = max((index for index in self.asking if index < turn.index), default=turn.index - 1)
+            asked = max((index for index in self.calling if index < turn.index), default=turn.index - 1)
             before = [end for index, (asked_, end) in self.answers.items() if asked_ == asked and index != turn.index]
             self.answers[turn.index] = (asked, max(before, default=0) + len(turn.results))
 
     def end(self, episode: Episode, split: str, tokenizer: str) -> None:
-        """How it ended. Turns that are another than they were, or that nobody told of, are taken from it."""
+        """Keep the finished episode. Turns that changed or were never buffered are taken from it."""
         for turn in episode.turns:
             if self.spans.get(turn.index) != (turn.start, turn.end):
                 self.add(turn, episode.tokens.slice(turn.start, turn.end))
@@ -105,15 +105,15 @@ class Running:
         self.episode = episode
         self.split, self.tokenizer = split or self.split, tokenizer or self.tokenizer
 
-    def written(self) -> None:
-        """All of it is committed."""
-        self.begun, self.state, self.counts = True, None, self._counted()
+    def mark_written(self) -> None:
+        """Forget what waited: it is committed."""
+        self.inserted, self.state, self.counts = True, None, self._counted()
         self.stored.update(self.waiting)
         self.waiting.clear()
         self.drift.clear()
 
     def _counted(self) -> tuple[int, ...]:
-        """`counts` with what waits; a turn counts as it was when it was first written."""
+        """`counts` including what waits; a turn counts as it was when it was first written."""
         turns, tokens, sampled, calls, errors = self.counts
         for turn, part in self.waiting.values():
             if turn.index not in self.stored:
@@ -122,12 +122,12 @@ class Running:
                 errors += sum(1 for result in turn.results if result.error)
         return turns, tokens, sampled, calls, errors
 
-    # -- writing ------------------------------------------------------------------------------------------------------
+    # Writing
 
     def write(self, conn: sqlite3.Connection) -> None:
-        """Writes what waits. Nothing here changes by it: the transaction may still fail."""
+        """Write what waits. Changes nothing in memory: the transaction may still fail."""
         episode, ended = self.episode, self.ended
-        if ended or not self.begun:
+        if ended or not self.inserted:
             self._put_row(conn)
         elif self.waiting:
             conn.execute(SET_COUNTS, (*self._counted(), episode.id))
@@ -138,13 +138,13 @@ class Running:
             self._put_end(conn)
         elif self.state is not None:
             state, turn, text, at = self.state
-            row = (episode.id, episode.run_id, state, turn, clean(text[-SAID:]), episode.started, at)
+            row = (episode.id, episode.run_id, state, turn, clean(text[-TEXT_TAIL:]), episode.started, at)
             conn.execute(PUT_LIVE, row)
 
     def _put_row(self, conn: sqlite3.Connection) -> None:
         episode = self.episode
         values = episode_values(episode, self.split, self.tokenizer, None if self.ended else self._counted())
-        if self.begun and conn.execute(END_EPISODE, values).rowcount:
+        if self.inserted and conn.execute(END_EPISODE, values).rowcount:
             return
         key = episode_key(episode)
         if key is not None:
@@ -174,8 +174,8 @@ class Running:
 
     def _put_end(self, conn: sqlite3.Connection) -> None:
         episode = self.episode
-        for index in self.spans.keys() - {turn.index for turn in episode.turns}:  # turns that were taken back
+        for index in self.spans.keys() - {turn.index for turn in episode.turns}:  # turns that were rolled back
             drop_turn(conn, episode.id, index)
-        if self.begun:
+        if self.inserted:
             conn.execute("DELETE FROM live WHERE episode_id=?", (episode.id,))
         conn.executemany(PUT_PART, part_values(episode.id, episode.reward_parts))

@@ -1,0 +1,138 @@
+"""Episodes from the rows of the tables: list rows, turns, whole episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl_cli.store.codec import load_metrics, loads, marks, number, tokens_of
+from agentrl_cli.store.file import StoreFile, batches
+from agentrl_cli.store.rows import EpisodeRow, build, columns
+from agentrl_cli.types import Episode, Outcome, RewardPart, StopReason, ToolCall, ToolResult, Turn
+
+_COLUMNS = columns(EpisodeRow)[:-2]
+_PLACE = {name: place for place, name in enumerate(_COLUMNS)}
+_ROW = f"SELECT {','.join(_COLUMNS)} FROM episodes"
+_TOKENS = "n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps"
+_CALLS = (
+    "SELECT turn, name, call_id, arguments, raw, call_error, result_turn, result, result_error, reward, metrics,"
+    " seconds, level, truncated, done, images FROM tool_calls WHERE episode_id=? ORDER BY turn, idx"
+)
+
+
+def read_rows(file: StoreFile, where: str, params: Sequence[Any]) -> list[EpisodeRow]:
+    """List rows of the episodes that match an SQL condition, by rowid."""
+    rows = file.select(f"{_ROW} WHERE {where} ORDER BY rowid", params)
+    ids = [row[_PLACE["id"]] for row in rows]
+    tags: dict[str, list[str]] = {}
+    notes: dict[str, str] = {}
+    for part in batches(ids):
+        inside = f"episode_id IN ({marks(len(part))})"
+        for episode, tag in file.select(f"SELECT episode_id, tag FROM tags WHERE {inside} ORDER BY tag", part):
+            tags.setdefault(episode, []).append(tag)
+        notes.update(file.select(f"SELECT episode_id, text FROM notes WHERE {inside}", part))
+    outcome, flags = _PLACE["outcome"], _PLACE["flags"]
+    lines = []
+    for row, episode in zip(rows, ids, strict=True):
+        line = build(
+            EpisodeRow,
+            row,
+            outcome=None if row[outcome] is None else Outcome(row[outcome]),
+            flags=tuple(loads(row[flags])) if row[flags] else (),
+            tags=tuple(tags.get(episode, ())),
+            note=notes.get(episode, ""),
+        )
+        lines.append(line)
+    return lines
+
+
+def read_episode(file: StoreFile, line: EpisodeRow) -> Episode:
+    """The episode of a list row, or as far as it got."""
+    tokens = file.select(f"SELECT {_TOKENS} FROM turn_tokens WHERE episode_id=? ORDER BY idx", (line.id,))
+    parts = file.select(
+        "SELECT name, value, weight, is_primary, detail, fakeable FROM reward_parts WHERE episode_id=? ORDER BY idx",
+        (line.id,),
+    )
+    return Episode(
+        id=line.id,
+        task_id=line.task_id,
+        pack=line.pack,
+        family=line.family,
+        run_id=line.run_id,
+        step=line.step,
+        group_id=line.group_id,
+        sample=line.sample,
+        seed=line.seed,
+        kind=line.kind,
+        parent_id=line.parent_id,
+        parent_turn=line.parent_turn,
+        weights_version=line.weights_version,
+        turns=tuple(read_turns(file, line.id)),
+        tokens=tokens_of(tokens),
+        reward_parts=tuple(
+            RewardPart(name, number(value), number(weight), bool(primary), detail, bool(fakeable))
+            for name, value, weight, primary, detail, fakeable in parts
+        ),
+        outcome=line.outcome,
+        error=line.error,
+        flags=line.flags,
+        fact=line.fact,
+        advantage=line.advantage,
+        started=line.started,
+        ended=line.ended,
+    )
+
+
+def read_turns(file: StoreFile, episode_id: str) -> list[Turn]:
+    """The turns of an episode, in order, with calls and results."""
+    calls: dict[int, list[ToolCall]] = {}
+    results: dict[int, list[ToolResult]] = {}
+    for row in file.select(_CALLS, (episode_id,)):
+        turn, name, call_id, arguments, raw, error, answered = row[:7]
+        if call_id is not None:
+            calls.setdefault(turn, []).append(ToolCall(call_id, name, loads(arguments), raw, error))
+        if answered is not None:
+            results.setdefault(answered, []).append(_result(file, row[7:]))
+    rows = file.select(
+        "SELECT idx, role, messages, token_start, token_end, stop_reason, weights_version, started, seconds,"
+        " reward, diverged FROM turns WHERE episode_id=? ORDER BY idx",
+        (episode_id,),
+    )
+    return [
+        Turn(
+            index=index,
+            role=role,
+            messages=tuple(loads(messages)),
+            start=start,
+            end=end,
+            calls=tuple(calls.get(index, ())),
+            results=tuple(results.get(index, ())),
+            stop_reason=None if reason is None else StopReason(reason),
+            weights_version=version,
+            started=started,
+            seconds=seconds,
+            reward=reward,
+            diverged=bool(diverged),
+        )
+        for index, role, messages, start, end, reason, version, started, seconds, reward, diverged in rows
+    ]
+
+
+def _result(file: StoreFile, row: Sequence[Any]) -> ToolResult:
+    text, error, reward, metrics, seconds, level, truncated, done, images = row
+    return ToolResult(
+        text=text,
+        error=error,
+        reward=reward,
+        metrics={} if metrics is None else load_metrics(metrics),
+        images=tuple(_image(file, digest) for digest in loads(images) or ()),
+        seconds=seconds,
+        level=level,
+        truncated=bool(truncated),
+        done=bool(done),
+    )
+
+
+def _image(file: StoreFile, digest: str) -> bytes:
+    row = file.select_one("SELECT data FROM attachments WHERE hash=?", (digest,))
+    return bytes(row[0]) if row else b""

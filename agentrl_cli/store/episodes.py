@@ -1,0 +1,240 @@
+"""Episodes: written when started, turn by turn and when finished; read as ids, list rows and whole.
+
+An episode that was started by this store is kept in memory while it runs (live_episode.py), so that one transaction
+writes what all episodes did in the meantime. Any other is written at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from agentrl_cli.errors import NotFound
+from agentrl_cli.store.codec import clean, decoding, marks
+from agentrl_cli.store.episode_decode import read_episode, read_rows, read_turns
+from agentrl_cli.store.episode_sql import PUT_GROUP, write_end, write_turn
+from agentrl_cli.store.file import Part, StoreFile, batches
+from agentrl_cli.store.filters import compile_filter, compile_sort
+from agentrl_cli.store.live_episode import LiveEpisode
+from agentrl_cli.store.rows import EpisodeRow
+from agentrl_cli.types import AgentState, Episode, Fact, Outcome, Tokens, Turn
+
+MANY = 10_000
+"""Groups that are remembered as added."""
+
+
+class Episodes(Part):
+    """Episodes with their turns, tokens, tool calls and rewards."""
+
+    def __init__(self, file: StoreFile) -> None:
+        super().__init__(file)
+        self._groups: set[tuple[str | None, str]] = set()
+        """(run, group) of groups that were added here."""
+
+    # Writing
+
+    def add_group(self, run_id: str | None, group_id: str, task_id: str, step: int | None, why: str = "") -> None:
+        """Queue a group; its id is unique within its run, or within the store without a run.
+
+        `why`: what picked its task, if not its turn in the order. A stored group stays as it is.
+        """
+        if len(self._groups) > MANY:
+            self._groups.clear()
+        self._groups.add((run_id, group_id))
+        self.file.write_later(PUT_GROUP, (group_id, run_id, task_id, step, time.time(), clean(why)))
+
+    def start(self, episode: Episode, *, split: str = "", tokenizer: str = "") -> None:
+        """Queue an episode without outcome, and its `live` row; its turns come with `add_turn`.
+
+        An unfinished episode with the same key is replaced.
+
+        `split` and `tokenizer` (hash) default to those of the stored task and of the run.
+        """
+        started = episode.started or time.time()
+        bare = episode
+        if not episode.started or episode.outcome is not None or episode.turns or episode.reward_parts:
+            bare = episode.with_(started=started, outcome=None, turns=(), tokens=Tokens.empty(), reward_parts=())
+        with self.file.lock:
+            self.file.require_writable()
+            if episode.group_id is not None and (episode.run_id, episode.group_id) not in self._groups:
+                self.add_group(episode.run_id, episode.group_id, episode.task_id, episode.step)
+            running = LiveEpisode(bare, split, tokenizer, (str(AgentState.PENDING), 0, "", started))
+            if self.file.in_transaction:
+                running.write(self.file.conn)
+            else:
+                self.file.buffer.episodes[episode.id] = running
+                self.file.wake()
+
+    def add_turn(self, episode_id: str, turn: Turn, tokens: Tokens, *, later: bool = False) -> None:
+        """Commit a finished turn with its calls, results and tokens; `later`: with others, within `LINGER` seconds.
+
+        Raises ValueError if span and tokens differ in length.
+        """
+        with self.file.lock:
+            self.file.require_writable()
+            running = self.file.buffer.episodes.get(episode_id)
+            if running is None or self.file.in_transaction:
+                self.file.buffer.episodes.pop(episode_id, None)
+                with self.file.transaction() as conn:
+                    write_turn(conn, episode_id, turn, tokens)
+                return
+            running.add(turn, tokens)
+            self.file.wake()
+            if not later:
+                self.file.flush()
+                self.file.buffer.raise_failure()
+
+    def finish(self, episode: Episode, *, split: str = "", tokenizer: str = "", later: bool = False) -> None:
+        """Commit an episode's end: outcome, reward parts, counts, flags; delete its `live` row.
+
+        Turns that are not stored, or whose span changed, are written too, so this alone stores a whole episode.
+        `later`: as in `add_turn`. Raises ValueError for an episode without outcome.
+        """
+        if episode.outcome is None:
+            raise ValueError(f"episode {episode.id} has no outcome")
+        with self.file.lock:
+            self.file.require_writable()
+            running = self.file.buffer.episodes.get(episode.id)
+            if running is None or self.file.in_transaction:
+                self.file.buffer.episodes.pop(episode.id, None)
+                with self.file.transaction() as conn:
+                    write_end(conn, episode, split, tokenizer)
+                return
+            running.end(episode, split, tokenizer)
+            self.file.wake()
+            if not later:
+                self.file.flush()
+                self.file.buffer.raise_failure()
+
+    def add(self, episodes: Iterable[Episode], *, split: str = "", tokenizer: str = "") -> None:
+        """Commit whole finished episodes in one transaction."""
+        with self.file.transaction():
+            for episode in episodes:
+                self.finish(episode, split=split, tokenizer=tokenizer)
+
+    def cancel(self, run_id: str | None, error: str = "interrupted") -> int:
+        """Set the outcome of a dead run's unfinished episodes to `cancelled`, and the fact of training episodes.
+
+        Returns how many there were.
+        """
+        with self.file.transaction() as conn:
+            count = conn.execute(
+                "UPDATE episodes SET outcome=?, error=?, ended=?, fact=iif(kind='train', ?, fact)"
+                " WHERE run_id IS ? AND outcome IS NULL",
+                (Outcome.CANCELLED, error, time.time(), Fact.SKIPPED_CANCELLED, run_id),
+            ).rowcount
+            conn.execute("DELETE FROM live WHERE run_id IS ?", (run_id,))
+        return count
+
+    def delete(self, episode_ids: Iterable[str]) -> int:
+        """Delete episodes and everything that belongs to them. Returns how many there were."""
+        with self.file.transaction() as conn:
+            return conn.executemany("DELETE FROM episodes WHERE id=?", [(item,) for item in episode_ids]).rowcount
+
+    # Reading
+
+    def ids(self, filter: str = "", sort: str = "-time", run: str | None = None, limit: int | None = None) -> list[int]:
+        """The rowids of the episodes that match, in order, at most `limit`.
+
+        Raises UsageError for an invalid filter or order, naming the nearest field.
+        """
+        where, params = compile_filter(filter)
+        if run is not None:
+            where, params = f"({where}) AND e.run_id=?", [*params, run]
+        sql = f"SELECT e.rowid FROM episodes e WHERE {where} ORDER BY {compile_sort(sort)} LIMIT ?"
+        return [row[0] for row in self.file.select(sql, [*params, -1 if limit is None else limit])]
+
+    def rows(self, rowids: Sequence[int]) -> list[EpisodeRow]:
+        """List rows of episodes, in the order given; deleted ones are left out."""
+        found: dict[int, EpisodeRow] = {}
+        for part in batches(rowids):
+            for row in read_rows(self.file, f"rowid IN ({marks(len(part))})", part):
+                found[row.rowid] = row
+        return [found[rowid] for rowid in rowids if rowid in found]
+
+    def row(self, episode_id: str) -> EpisodeRow:
+        """The list row of one episode. Raises NotFound naming the nearest."""
+        rows = read_rows(self.file, "id=?", (episode_id,))
+        return rows[0] if rows else read_rows(self.file, "id=?", (self.resolve(episode_id),))[0]
+
+    def get(self, episode_id: str) -> Episode:
+        """An episode as it was written, or as far as it got. Raises NotFound naming the nearest, StoreError."""
+        line = self.row(episode_id)
+        with decoding(f"Episode {line.id}"):
+            return read_episode(self.file, line)
+
+    def turns(self, episode_id: str) -> list[Turn]:
+        """The turns of an episode, in order, with calls and results."""
+        return read_turns(self.file, episode_id)
+
+    def siblings(self, episode_id: str) -> list[EpisodeRow]:
+        """All episodes of this one's group, itself included, by sample number; only itself without a group."""
+        row = self.row(episode_id)
+        if row.group_id is None:
+            return [row]
+        return sorted(
+            read_rows(
+                self.file, "group_id=? AND run_id IS ? AND parent_id IS ?", (row.group_id, row.run_id, row.parent_id)
+            ),
+            key=lambda item: (item.sample, item.rowid),
+        )
+
+    def children(self, episode_id: str) -> list[EpisodeRow]:
+        """What-ifs of an episode, oldest first."""
+        return read_rows(self.file, "parent_id=?", (episode_id,))
+
+    def finished(self, run_id: str, step: int, kind: str = "train") -> dict[str, str]:
+        """key → id of the finished episodes of a step: a resume reuses them."""
+        sql = "SELECT key, id FROM episodes WHERE run_id=? AND step=? AND kind=? AND outcome IS NOT NULL ORDER BY rowid"
+        return dict(self.file.select(sql, (run_id, step, kind)))
+
+    def group_reason(self, group_id: str | None, run_id: str | None) -> str:
+        """What picked a group's task; empty if it was its turn in the order."""
+        if group_id is None or not self.file.select("SELECT 1 FROM pragma_table_info('groups') WHERE name='why'"):
+            return ""  # the column is absent in an old store on a read-only disk
+        row = self.file.select_one("SELECT why FROM groups WHERE id=? AND run_id IS ?", (group_id, run_id))
+        return str(row[0]) if row else ""
+
+    def resolve(self, name: str, run: str | None = None) -> str:
+        """The episode id for `last`, `best`, `worst`, an id, a unique prefix of one or a link `agentrl:ID@t2.31`.
+
+        Raises NotFound naming the nearest.
+        """
+        scope, params = ("e.run_id=?", [run]) if run else ("1", [])
+        errors = [outcome.value for outcome in Outcome if outcome.is_error]
+        ungraded = f"outcome NOT IN ({marks(len(errors))})"
+        graded = f"SELECT id FROM episodes e WHERE {scope} AND reward IS NOT NULL AND {ungraded}"
+        pushed = "abs(coalesce(advantage, 0)) DESC"
+        typical = "flags NOT IN ('', '[]'), coalesce(advantage, 0) = 0, abs(coalesce(advantage, 0))"
+        queries: dict[str, tuple[str, list[Any]]] = {
+            "last": (f"SELECT id FROM episodes e WHERE {scope} ORDER BY outcome IS NULL, started DESC", params),
+            # Of equally good ones the typical: without flags, trained on, and not the only success of its group
+            # (whose advantage is large); the newest of these.
+            "best": (f"{graded} ORDER BY reward DESC, {typical}, started DESC", [*params, *errors]),
+            # Of equally bad ones the one that pushed the weights most.
+            "worst": (f"{graded} ORDER BY reward, {pushed}, started DESC", [*params, *errors]),
+        }
+        if name in queries:
+            sql, values = queries[name]
+            row = self.file.select_one(f"{sql} LIMIT 1", values)
+            if row is None:
+                raise NotFound(f"No {name} episode yet in {self.file.path}.", hint="`agentrl rollout` makes some.")
+            return str(row[0])
+        wanted = name.removeprefix("agentrl:").split("@")[0].lower()
+        found = self.file.select(
+            "SELECT id FROM episodes WHERE id>=? AND id<? LIMIT 2", (wanted, wanted + "\U0010ffff")
+        )
+        if wanted and found and (len(found) == 1 or found[0][0] == wanted):
+            return str(found[0][0])
+        raise self._no_episode(wanted, several=len(found) > 1)
+
+    def _no_episode(self, wanted: str, *, several: bool) -> NotFound:
+        """NotFound with the nearest ids: those around it, as ids are ordered by time."""
+        near = self.file.select("SELECT id FROM episodes WHERE id>=? ORDER BY id LIMIT 50", (wanted,))
+        if several:
+            ids = ", ".join(row[0] for row in near[:5] if row[0].startswith(wanted))
+            return NotFound(f"{wanted!r} could be several episodes.", hint=f"Give more of the id: {ids}…")
+        near += self.file.select("SELECT id FROM episodes WHERE id<? ORDER BY id DESC LIMIT 50", (wanted,))
+        hint = "`agentrl ls` lists them; last, best and worst work too."
+        return NotFound.of("episode", wanted, [row[0] for row in near], hint=hint)

@@ -1,0 +1,232 @@
+"""An open store file: one connection, short transactions, and a buffer for writes that can wait.
+
+A write transaction is opened, filled and committed at once and never left open, so several processes share a file.
+What can wait (running episodes, logs, events, training signals) is kept in memory and written together, by the next
+write that cannot wait or by a thread, after at most `LINGER` seconds: `kill -9` loses no more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from agentrl_cli.errors import StoreError
+from agentrl_cli.store.connection import BUSY_MS, RECOVER, connect, mapped
+from agentrl_cli.store.identity import Identity
+from agentrl_cli.store.write_buffer import Flusher, Params, WriteBuffer, savepoint
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
+
+class StoreFile:
+    """An open store file. Use it from one thread; other threads and processes open their own."""
+
+    def __init__(self, path: Path | str, *, readonly: bool = False, busy_ms: int = BUSY_MS) -> None:
+        self.path = path if str(path) == ":memory:" else Path(path)
+        self.home = Path(path).absolute().parent if isinstance(self.path, Path) else None
+        """The folder that paths in the store are relative to; None for a store in memory."""
+        self.readonly = readonly
+        self.conn = connect(path, readonly=readonly, busy_ms=busy_ms)
+        self.lock = threading.RLock()
+        self.buffer = WriteBuffer(self.path)
+        self._identity = None if readonly or str(path) == ":memory:" else Identity(path)
+        self._depth = 0
+        self._flusher = Flusher(self.flush, self.postpone)
+        self._pid = os.getpid()
+        if not readonly:
+            atexit.register(self._close_at_exit)
+
+    @classmethod
+    def open(cls, path: Path | str, readonly: bool = False, *, busy_ms: int = BUSY_MS) -> Self:
+        """Open a store; for writing it is created if absent.
+
+        Raises:
+            NotFound: the file does not exist (readonly).
+            StoreError: written by a newer agentrl, not a store, locked, damaged, on a full disk.
+        """
+        return cls(path, readonly=readonly, busy_ms=busy_ms)
+
+    def close(self) -> None:
+        """Write what waits and close; closing twice is fine."""
+        if self._flusher.is_stopped:
+            return
+        try:
+            if not self.readonly:
+                self.flush()
+                self._require_same_files()
+                if self.buffer.refused is not None:
+                    raise self.buffer.refused
+        finally:
+            self._flusher.stop()
+            atexit.unregister(self._close_at_exit)
+            with self.lock:
+                self.conn.close()
+
+    def _close_at_exit(self) -> None:
+        if os.getpid() == self._pid:  # never from a forked child: the connection is the parent's
+            self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        if value is None:
+            self.close()
+            return
+        with suppress(StoreError):  # the exception on its way is the better message, and most often the same
+            self.close()
+
+    @property
+    def db(self) -> Database:
+        """The same connection as a sqlite-utils Database."""
+        from sqlite_utils import Database
+
+        return Database(self.conn)
+
+    # Writing
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a `transaction` is open here."""
+        return self._depth > 0
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Everything inside is written together or not at all. Nests; do not await inside.
+
+        Raises StoreError; what waited before then waits again.
+        """
+        with self.lock, mapped(self.path):
+            if self._depth:
+                with savepoint(self.conn):
+                    yield self.conn
+                return
+            self.require_writable()
+            self._require_same_files()
+            self._depth = 1
+            try:
+                with self.buffer.transaction(self.conn):
+                    yield self.conn
+            finally:
+                self._depth = 0
+
+    def _require_same_files(self) -> None:
+        """Raise StoreError if the file at the path is no longer the open one: writes would be lost."""
+        if self._identity is None:
+            return
+        try:
+            self._identity.require()
+        except StoreError:
+            if self._identity.has_lost_its_log and not self.conn.in_transaction:
+                with suppress(sqlite3.Error):  # else the next reader finds a file without its last commits
+                    self.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            raise
+
+    def write_later(self, sql: str, params: Params) -> None:
+        """Queue one write; inside a transaction it happens at once, in order."""
+        with self.lock:
+            self.require_writable()
+            if self._depth:
+                self.conn.execute(sql, params)
+                return
+            self.buffer.queue.append((sql, params))
+            self.wake()
+
+    def wake(self) -> None:
+        """Have the buffer written within `LINGER` seconds. Raises StoreError if an earlier write failed."""
+        self.buffer.raise_failure()
+        self._flusher.wake()
+
+    def postpone(self, error: StoreError) -> None:
+        """Let the next write raise an error that nothing could catch."""
+        with self.lock:
+            self.buffer.failure = error
+
+    def require_writable(self) -> None:
+        """Raise StoreError if the store was opened for reading only."""
+        if self.readonly:
+            raise StoreError(f"The store {self.path} was opened for reading only.")
+
+    def flush(self) -> None:
+        """Write what waits now. Raises StoreError."""
+        with self.lock:
+            if self.buffer.is_waiting and not self._depth:
+                with self.transaction():
+                    pass
+
+    def flush_ended(self) -> None:
+        """Write the episodes that have ended, each whole; those that run may wait. Raises StoreError."""
+        with self.lock:
+            episodes = self.buffer.episodes
+            ended = {name: one for name, one in episodes.items() if one.ended}
+            if not ended or self._depth or self._flusher.is_stopped:
+                return
+            self.buffer.episodes = ended
+            try:
+                self.flush()
+            finally:
+                self.buffer.episodes |= {name: one for name, one in episodes.items() if not one.ended}
+
+    # Reading
+
+    def select(self, sql: str, params: Params = (), *, settled: bool = True) -> list[tuple[Any, ...]]:
+        """All rows of a query. What waits is written first, unless `settled` is False: it cannot matter."""
+        with self.lock, mapped(self.path):
+            if settled:
+                self._settle()
+            return self.conn.execute(sql, params).fetchall()
+
+    def select_one(self, sql: str, params: Params = ()) -> tuple[Any, ...] | None:
+        """The first row of a query, None if absent."""
+        rows = self.select(sql, params)
+        return rows[0] if rows else None
+
+    def select_dicts(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
+        """All rows of a query by column name."""
+        with self.lock, mapped(self.path):
+            self._settle()
+            cursor = self.conn.execute(sql, params)
+            names = [item[0] for item in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor]
+
+    def _settle(self) -> None:
+        if self._depth:
+            self.buffer.write_states(self.conn)
+        else:
+            self.flush()
+
+    def require_sound(self, *, at_most: int | None = None) -> None:
+        """Raise StoreError if SQLite's quick check finds damage; a file of more than `at_most` bytes is not read."""
+        with self.lock, mapped(self.path):
+            if at_most is not None and Path(self.path).stat().st_size > at_most:
+                return
+            found = str(self.conn.execute("PRAGMA quick_check(1)").fetchone()[0])
+        if found != "ok":
+            raise StoreError(f"The store {self.path} is damaged: {' '.join(found.split())}.", hint=RECOVER)
+
+    def data_version(self) -> int:
+        """A number that changes when another connection has written: poll it before reading again."""
+        with self.lock, mapped(self.path):
+            return int(self.conn.execute("PRAGMA data_version").fetchone()[0])
+
+
+class Part:
+    """One part of a store. All parts share its file."""
+
+    def __init__(self, file: StoreFile) -> None:
+        self.file = file
+
+
+def batches(values: Iterable[Any], size: int = 500) -> Iterator[list[Any]]:
+    """Lists of at most `size`: SQLite limits the parameters of a statement."""
+    values = list(values)
+    for start in range(0, len(values), size):
+        yield values[start : start + size]

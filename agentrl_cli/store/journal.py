@@ -1,0 +1,158 @@
+"""What a watcher follows and sends: live episodes, logs, events and alerts, and controls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl_cli.store.codec import clean, dumps, load_metrics, loads
+from agentrl_cli.store.file import Part
+from agentrl_cli.store.live_episode import TEXT_TAIL
+from agentrl_cli.store.rows import ControlRow, LiveRow, build
+from agentrl_cli.types import AgentState
+
+_ADD_LOG = "INSERT INTO logs (run_id, at, level, text) VALUES (?,?,?,?)"
+_ADD_EVENT = "INSERT INTO events (run_id, at, kind, data) VALUES (?,?,?,?)"
+_ADD_ALERT = (
+    "INSERT INTO alerts (run_id, at, level, name, value, threshold, text, step) SELECT ?1,?2,?3,?4,?5,?6,?7,?8"
+    " WHERE ?8 IS NULL OR NOT EXISTS (SELECT 1 FROM alerts WHERE run_id IS ?1 AND name=?4 AND step=?8)"
+)
+_CONTROLS = "SELECT id, run_id, at, action, data, taken FROM controls WHERE run_id=?"
+
+
+class Live(Part):
+    """The state of running episodes."""
+
+    def set(self, episode_id: str, state: AgentState, turn: int, text: str = "") -> None:
+        """Set the state of a running episode; only the newest is written."""
+        with self.file.lock:
+            self.file.require_writable()
+            running = None if self.file.in_transaction else self.file.buffer.episodes.get(episode_id)
+            if running is not None:
+                running.state = (str(state), turn, text, time.time())
+            else:
+                self.file.buffer.states[episode_id] = (
+                    str(state),
+                    turn,
+                    clean(text[-TEXT_TAIL:]),
+                    time.time(),
+                    episode_id,
+                )
+            self.file.wake()
+
+    def all(self, run_id: str | None = None) -> list[LiveRow]:
+        """The episodes that run now, in the order they were started; of all runs if None."""
+        return [
+            LiveRow(*row)
+            for row in self.file.select(
+                "SELECT l.episode_id, l.run_id, e.task_id, e.sample, l.state, l.turn, l.text, l.started, l.updated,"
+                " e.kind"
+                " FROM live l JOIN episodes e ON e.id=l.episode_id WHERE ?1 IS NULL OR l.run_id=?1 ORDER BY e.rowid",
+                (run_id,),
+            )
+        ]
+
+
+class Journal(Part):
+    """Logs, events and alerts of runs. Writes wait a moment."""
+
+    def add_log(self, run_id: str | None, level: str, text: str) -> None:
+        """Queue a line of the run's log."""
+        self.file.write_later(_ADD_LOG, (run_id, time.time(), level, clean(text)))
+
+    def logs(self, run_id: str | None, since: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        """The newest `limit` log lines with an id above `since`, oldest first: `{"id", "at", "level", "text"}`."""
+        return self._tail("logs", "id, at, level, text", run_id, since, limit)
+
+    def add_event(self, run_id: str | None, kind: str, data: Mapping[str, Any] | None = None) -> None:
+        """Queue an event, drawn as a mark on the curves."""
+        self.file.write_later(_ADD_EVENT, (run_id, time.time(), kind, dumps(dict(data or {}))))
+
+    def events(self, run_id: str | None, since: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        """Events with an id above `since`, oldest first: `{"id", "at", "kind", "data"}`."""
+        rows = self._tail("events", "id, at, kind, data", run_id, since, limit)
+        return [{**row, "data": loads(row["data"])} for row in rows]
+
+    def add_alert(
+        self,
+        run_id: str | None,
+        level: str,
+        name: str,
+        value: float | None = None,
+        threshold: float | None = None,
+        text: str = "",
+        *,
+        step: int | None = None,
+    ) -> None:
+        """Queue an alert: level info | warn | bad, the rule's name, its value and threshold, what to try.
+
+        With a step it is stored once, even if a resume repeats the step.
+        """
+        self.file.write_later(_ADD_ALERT, (run_id, time.time(), level, name, value, threshold, clean(text), step))
+
+    def alerts(self, run_id: str | None, since: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        """The newest alerts, oldest first: `{"id", "at", "level", "name", "value", "threshold", "text"}`."""
+        return self._tail("alerts", "id, at, level, name, value, threshold, text", run_id, since, limit)
+
+    def folded_alerts(self, run_id: str | None) -> list[dict[str, Any]]:
+        """Alerts by kind, the newest last: `{"name", "level", "count", "first", "last", "first_step", "last_step",
+        "value", "threshold", "text", "id"}`; level, value, text and id are those of the newest."""
+        known = self.file.select("SELECT 1 FROM pragma_table_info('alerts') WHERE name='step'")
+        step = "step" if known else "NULL"  # absent in an old store on a read-only disk
+        # SQLite takes bare columns from the row that has the maximum.
+        sql = (
+            f"SELECT name, level, count(*) AS count, min(at) AS first, at AS last, min({step}) AS first_step,"
+            f" {step} AS last_step, value, threshold, text, max(id) AS id FROM alerts WHERE run_id IS ? GROUP BY name"
+            " ORDER BY max(id)"
+        )
+        return self.file.select_dicts(sql, (run_id,))
+
+    def _tail(self, table: str, names: str, run_id: str | None, since: int, limit: int) -> list[dict[str, Any]]:
+        sql = f"SELECT {names} FROM {table} WHERE run_id IS ? AND id>? ORDER BY id DESC LIMIT ?"
+        return self.file.select_dicts(sql, (run_id, since, limit))[::-1]
+
+
+class Controls(Part):
+    """What a person asks of a running training."""
+
+    def add(self, run_id: str, action: str, data: Mapping[str, Any] | None = None) -> int:
+        """Ask a running training to pause, resume, checkpoint, evaluate, set or stop. Returns the id."""
+        with self.file.transaction() as conn:
+            cursor = conn.execute(
+                "INSERT INTO controls (run_id, at, action, data) VALUES (?,?,?,?)",
+                (run_id, time.time(), action, dumps(dict(data or {}))),
+            )
+            return int(cursor.lastrowid or 0)
+
+    def take(self, run_id: str, event: str = "control") -> list[ControlRow]:
+        """Take the waiting controls, oldest first, each once; every one leaves an event."""
+        wanted = "SELECT id, run_id, at, action, data FROM controls WHERE run_id=? AND taken IS NULL ORDER BY id"
+        if not self.file.select(wanted, (run_id,), settled=False):  # the usual case costs no write lock
+            return []
+        now = time.time()
+        with self.file.transaction() as conn:
+            rows = conn.execute(wanted, (run_id,)).fetchall()
+            conn.executemany("UPDATE controls SET taken=? WHERE id=?", [(now, row[0]) for row in rows])
+            taken = [build(ControlRow, row, data=load_metrics(row[4]), taken=now) for row in rows]
+            conn.executemany(
+                _ADD_EVENT,
+                [(run_id, now, f"{event}:{row.action}", dumps({"id": row.id, **row.data})) for row in taken],
+            )
+        return taken
+
+    def all(self, run_id: str) -> list[ControlRow]:
+        """All controls of a run, oldest first, taken or not."""
+        rows = self.file.select(
+            "SELECT id, run_id, at, action, data, taken FROM controls WHERE run_id=? ORDER BY id", (run_id,)
+        )
+        return [build(ControlRow, row, data=loads(row[4])) for row in rows]
+
+    def waiting(self, run_id: str) -> list[ControlRow]:
+        """The controls of a run that were not taken yet, oldest first."""
+        rows = self.file.select(
+            "SELECT id, run_id, at, action, data, taken FROM controls WHERE run_id=? AND taken IS NULL ORDER BY id",
+            (run_id,),
+            settled=False,
+        )
+        return [build(ControlRow, row, data=loads(row[4])) for row in rows]

@@ -1,0 +1,126 @@
+"""What is added to episodes after they are written: training signals, dispositions, drift, tags and notes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+
+import numpy as np
+
+from agentrl_cli.errors import NotFound
+from agentrl_cli.store.codec import blob_floats, bytes_blob, clean, decoding, float_bytes, no_number
+from agentrl_cli.store.episode_sql import PUT_DRIFT
+from agentrl_cli.store.file import Part
+from agentrl_cli.store.rows import DriftRow
+from agentrl_cli.types import Float32, TrainSignals
+
+_SET_FACT = "UPDATE episodes SET fact=?, advantage=coalesce(?, advantage) WHERE id=?"
+_NUMBERS = ("advantage", "logp_train", "ratio", "weight", "logp_ref", "value", "returns")
+_SET_SIGNALS = (
+    f"UPDATE turn_tokens SET {', '.join(f'{name}=?' for name in _NUMBERS)}, clipped=? WHERE episode_id=? AND idx=?"
+)
+_SIGNALS = "n, advantage, logp_train, ratio, clipped, weight, logp_ref, value, returns"
+
+
+class Signals(Part):
+    """What training computed per token."""
+
+    def add(self, episode_id: str, signals: TrainSignals) -> None:
+        """Queue signals over all tokens of the episode. Raises NotFound, ValueError."""
+        rows = self.file.select(
+            "SELECT idx, n, advantage IS NOT NULL FROM turn_tokens WHERE episode_id=? ORDER BY idx", (episode_id,)
+        )
+        if not rows:
+            raise NotFound(f"No turns of episode {episode_id!r} in {self.file.path}.")
+        total = sum(n for _, n, _ in rows)
+        if total != len(signals.advantage):
+            raise ValueError(f"signals have {len(signals.advantage)} tokens, episode {episode_id} has {total}")
+        whole = {name: None if (array := getattr(signals, name)) is None else float_bytes(array) for name in _NUMBERS}
+        clipped, start, written = bytes_blob(signals.clipped), 0, False
+        for index, n, known in rows:
+            parts = [None if data is None else data[4 * start : 4 * (start + n)] for data in whole.values()]
+            columns = [b"" if data is None or no_number(data) else data for data in parts]
+            last = index == rows[-1][0] and not written
+            if any(columns) or known or last:  # turns of NaN are skipped, but one row marks it trained
+                written = True
+                values = [None if data is None else column for data, column in zip(parts, columns, strict=True)]
+                flags = clipped[start : start + n]
+                self.file.write_later(_SET_SIGNALS, (*values, flags if any(flags) else b"", episode_id, index))
+            start += n
+
+    def get(self, episode_id: str) -> TrainSignals | None:
+        """Signals over all tokens of the episode; None if it was not trained."""
+        with decoding(f"The training signals of episode {episode_id}"):
+            return self._signals(episode_id)
+
+    def _signals(self, episode_id: str) -> TrainSignals | None:
+        rows = self.file.select(f"SELECT {_SIGNALS} FROM turn_tokens WHERE episode_id=? ORDER BY idx", (episode_id,))
+        if not any(row[1] is not None for row in rows):
+            return None
+
+        def floats(column: int) -> Float32:
+            return np.concatenate([blob_floats(row[column], row[0]) for row in rows])
+
+        def optional(column: int) -> Float32 | None:
+            return floats(column) if any(row[column] is not None for row in rows) else None
+
+        clipped = [np.frombuffer(row[4] or bytes(row[0]), np.int8) for row in rows]
+        return TrainSignals(
+            advantage=floats(1),
+            logp_train=floats(2),
+            ratio=floats(3),
+            clipped=np.concatenate(clipped),
+            weight=floats(5),
+            logp_ref=optional(6),
+            value=optional(7),
+            returns=optional(8),
+        )
+
+
+class Marks(Part):
+    """Dispositions and advantages, drift, tags and notes."""
+
+    def set_facts(self, rows: Iterable[tuple[str, str, float | None]]) -> None:
+        """Set (episode id, `Fact` value, advantage or None) of the episodes of a step."""
+        with self.file.transaction() as conn:
+            conn.executemany(_SET_FACT, [(str(fact), _finite(advantage), episode) for episode, fact, advantage in rows])
+
+    def add_drift(self, episode_id: str, *, kind: str, turn: int, position: int, expected: str, got: str) -> None:
+        """Queue a place where a rendering differs from the ids; for a running episode it is written with it."""
+        row = (episode_id, kind, turn, position, clean(expected), clean(got))
+        with self.file.lock:
+            self.file.require_writable()
+            running = None if self.file.in_transaction else self.file.buffer.episodes.get(episode_id)
+            if running is None:
+                self.file.write_later(PUT_DRIFT, row)
+                return
+            running.drift.append(row)
+            self.file.wake()
+
+    def drift(self, episode_id: str) -> list[DriftRow]:
+        """Places where a rendering of this episode differed from its ids."""
+        sql = "SELECT episode_id, kind, turn, position, expected, got FROM drift WHERE episode_id=? ORDER BY id"
+        return [DriftRow(*row) for row in self.file.select(sql, (episode_id,))]
+
+    def tag(self, episode_id: str, tag: str) -> None:
+        """Add a tag to an episode."""
+        with self.file.transaction() as conn:
+            conn.execute("INSERT OR IGNORE INTO tags VALUES (?,?,?)", (tag, episode_id, time.time()))
+
+    def untag(self, episode_id: str, tag: str) -> None:
+        """Remove a tag from an episode."""
+        with self.file.transaction() as conn:
+            conn.execute("DELETE FROM tags WHERE tag=? AND episode_id=?", (tag, episode_id))
+
+    def note(self, episode_id: str, text: str) -> None:
+        """Set the note of an episode; an empty one removes it."""
+        with self.file.transaction() as conn:
+            if text:
+                conn.execute("INSERT OR REPLACE INTO notes VALUES (?,?,?)", (episode_id, clean(text), time.time()))
+            else:
+                conn.execute("DELETE FROM notes WHERE episode_id=?", (episode_id,))
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else float(value)

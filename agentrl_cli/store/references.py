@@ -1,0 +1,69 @@
+"""What episodes refer to, each stored once: tasks and tokenizers."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from agentrl_cli.store.codec import decoding, dumps, loads
+from agentrl_cli.store.file import Part
+from agentrl_cli.store.rows import TokenizerRow, build
+from agentrl_cli.types import Task
+
+
+class Tasks(Part):
+    """Tasks by pack and id."""
+
+    def add(self, tasks: Iterable[Task]) -> None:
+        """Store tasks, replacing those with the same pack and id."""
+        rows = [
+            (
+                task.pack,
+                task.id,
+                task.family,
+                task.split,
+                dumps(task.prompt),
+                dumps(dict(task.data)),
+                None if task.tools is None else dumps(task.tools),
+            )
+            for task in tasks
+        ]
+        with self.file.transaction() as conn:
+            conn.executemany("INSERT OR REPLACE INTO tasks VALUES (?,?,?,?,?,?,?)", rows)
+
+    def get(self, task_id: str, pack: str | None = None) -> Task | None:
+        """A stored task, None if absent."""
+        row = self.file.select_one(
+            "SELECT id, pack, family, split, prompt, data, tools FROM tasks WHERE id=?1 AND (?2 IS NULL OR pack=?2)",
+            (task_id, pack),
+        )
+        if row is None:
+            return None
+        tools = None if row[6] is None else tuple(loads(row[6]))
+        return build(Task, row, prompt=tuple(loads(row[4])), data=loads(row[5]), tools=tools)
+
+
+class Tokenizers(Part):
+    """Tokenizers by hash."""
+
+    def add(
+        self, hash: str, tokenizer_json: str, chat_template: str = "", specials: Mapping[str, Any] | None = None
+    ) -> None:
+        """Store a tokenizer, once per hash."""
+        if self.file.select("SELECT 1 FROM tokenizers WHERE hash=?", (hash,)):
+            return
+        packed = zlib.compress(tokenizer_json.encode(), 6)
+        with self.file.transaction() as conn:
+            conn.execute(
+                "INSERT OR IGNORE INTO tokenizers VALUES (?,?,?,?)",
+                (hash, packed, chat_template, dumps(dict(specials or {}))),
+            )
+
+    def get(self, hash: str) -> TokenizerRow | None:
+        """A stored tokenizer, None if absent."""
+        row = self.file.select_one(
+            "SELECT hash, tokenizer_json, chat_template, specials FROM tokenizers WHERE hash=?", (hash,)
+        )
+        with decoding("A stored tokenizer"):
+            return TokenizerRow(row[0], zlib.decompress(row[1]).decode(), row[2], loads(row[3])) if row else None

@@ -1,0 +1,196 @@
+"""Runs, and what belongs to a run's steps: metrics, evaluations, checkpoints. Times are seconds since the epoch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.errors import NotFound, StoreError
+from agentrl_cli.store.codec import dump_metrics, dumps, load_metrics, loads, marks
+from agentrl_cli.store.file import Part
+from agentrl_cli.store.holder import Holder
+from agentrl_cli.store.places import absolute, new_folder, stored
+from agentrl_cli.store.rows import CheckpointRow, EvalRow, RunRow, build, columns
+from agentrl_cli.types import new_id
+
+_RUN_COLUMNS = columns(RunRow)
+_RUN = f"SELECT {','.join(_RUN_COLUMNS)} FROM runs"
+_ADD_RUN = f"INSERT INTO runs ({','.join(_RUN_COLUMNS)}) VALUES ({marks(len(_RUN_COLUMNS))})"
+_EVAL = f"SELECT {','.join(columns(EvalRow))} FROM evals"
+_CHECKPOINT = f"SELECT {','.join(columns(CheckpointRow))} FROM checkpoints"
+
+
+class Runs(Part):
+    """Runs with their steps, evaluations and checkpoints."""
+
+    def add(self, run: RunRow) -> RunRow:
+        """Insert a run; fills in an empty id and start, numbers a taken name. Returns it as stored.
+
+        A running one is held by the process of its `pid`, by default this one.
+        """
+        now = time.time()
+        pid, pid_started, boot, host = astuple(Holder.of(run.pid or None))
+        run = replace(
+            run,
+            id=run.id or new_id(),
+            started=run.started or now,
+            heartbeat=run.heartbeat or now,
+            claim=run.claim or (run.kind if run.status == "running" else ""),
+            pid=pid,
+            pid_started=run.pid_started or pid_started,
+            boot=run.boot or boot,
+            host=run.host or host,
+            dir=absolute(self.file.home, run.dir),
+        )
+        with self.file.transaction() as conn:
+            name, count = run.name or run.id, 1
+            while conn.execute("SELECT 1 FROM runs WHERE name=?", (name,)).fetchone():
+                count += 1
+                name = f"{run.name}-{count}"
+            run = replace(run, name=name)
+            conn.execute(_ADD_RUN, [self._run_value(column, getattr(run, column)) for column in _RUN_COLUMNS])
+        return run
+
+    def all(self) -> list[RunRow]:
+        """All runs, the newest first."""
+        return [self._run(row) for row in self.file.select(f"{_RUN} ORDER BY started DESC, rowid DESC")]
+
+    def get(self, name: str) -> RunRow:
+        """A run by name, by id, by a unique prefix of either, or `last`. Raises NotFound naming the nearest."""
+        if name == "last":
+            found = self.file.select(f"{_RUN} ORDER BY started DESC, rowid DESC LIMIT 1")
+            if not found:
+                raise NotFound(f"No runs in {self.file.path}.", hint="`agentrl train` makes one.")
+            return self._run(found[0])
+        found = self.file.select(f"{_RUN} WHERE name=? OR id=?", (name, name.lower()))
+        if not found and name:
+            found = self.file.select(
+                f"{_RUN} WHERE substr(name,1,?)=? OR substr(id,1,?)=?", (len(name), name, len(name), name.lower())
+            )
+        if len(found) == 1:
+            return self._run(found[0])
+        names = [row[0] for row in self.file.select("SELECT name FROM runs ORDER BY started DESC")]
+        if found:
+            several = ", ".join(sorted(self._run(row).name for row in found))
+            raise NotFound(f"{name!r} could be several runs.", hint=f"Which one: {several}?")
+        raise NotFound.of("run", name, names)
+
+    def update(self, run_id: str, **cols: Any) -> None:
+        """Set columns of a run: `status`, `step`, `ended`, `error`… Raises NotFound for an unknown column or run."""
+        for name in cols:
+            if name not in _RUN_COLUMNS or name == "id":
+                raise NotFound.of("column of runs", name, _RUN_COLUMNS)
+        sets = ", ".join(f"{name}=?" for name in cols)
+        with self.file.transaction() as conn:
+            values = [self._run_value(name, value) for name, value in cols.items()]
+            if not conn.execute(f"UPDATE runs SET {sets} WHERE id=?", [*values, run_id]).rowcount:
+                raise NotFound(f"No run {run_id!r} in {self.file.path}.")
+
+    def add_folder(self, run: RunRow) -> RunRow:
+        """The run with its own folder beside the store, created if absent. Raises StoreError."""
+        if self.file.home is None:
+            raise StoreError("A store in memory has no folder for a run.", hint="Open a file.")
+        folder = Path(run.dir) if run.dir else new_folder(self.file.home, run.name)
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        if not run.dir:
+            self.update(run.id, dir=str(folder))
+        return replace(run, dir=str(folder))
+
+    def delete(self, run_id: str) -> int:
+        """Delete a run and everything that belongs to it. Returns the number of deleted episodes."""
+        with self.file.transaction() as conn:
+            count = int(conn.execute("SELECT count(*) FROM episodes WHERE run_id=?", (run_id,)).fetchone()[0])
+            conn.execute("DELETE FROM runs WHERE id=?", (run_id,))
+            conn.execute(
+                "DELETE FROM attachments WHERE hash NOT IN"
+                " (SELECT value FROM tool_calls, json_each(tool_calls.images) WHERE images IS NOT NULL)"
+            )
+        return count
+
+    def add_step(self, run_id: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Store metrics of a step, added to those it has. Advances the run's `step`."""
+        now = time.time()
+        with self.file.transaction() as conn:
+            old = conn.execute("SELECT metrics FROM steps WHERE run_id=? AND step=?", (run_id, step)).fetchone()
+            merged = {**load_metrics(old[0]), **metrics} if old else metrics
+            conn.execute(
+                "INSERT INTO steps (run_id, step, at, metrics) VALUES (?,?,?,?)"
+                " ON CONFLICT DO UPDATE SET metrics=excluded.metrics",
+                (run_id, step, now, dump_metrics(merged)),
+            )
+            conn.execute("UPDATE runs SET step=max(step, ?) WHERE id=?", (step, run_id))
+
+    def steps(self, run_id: str, since: int = 0) -> list[dict[str, Any]]:
+        """The metrics of each step ≥ `since`, flat: `{"step": 3, "at": 1.7e9, "reward": 0.4, …}`."""
+        rows = self.file.select(
+            "SELECT step, at, metrics FROM steps WHERE run_id=? AND step>=? ORDER BY step", (run_id, since)
+        )
+        return [{**load_metrics(metrics), "step": step, "at": at} for step, at, metrics in rows]
+
+    def add_eval(self, row: EvalRow) -> int:
+        """Store an evaluation. Returns its id."""
+        with self.file.transaction() as conn:
+            cursor = conn.execute(
+                "INSERT INTO evals (run_id, step, name, split, n_tasks, n_samples, pass_rate, low, high, metrics, at)"
+                f" VALUES ({marks(11)})",
+                (
+                    row.run_id,
+                    row.step,
+                    row.name,
+                    row.split,
+                    row.n_tasks,
+                    row.n_samples,
+                    row.pass_rate,
+                    row.low,
+                    row.high,
+                    dump_metrics(row.metrics),
+                    row.at or time.time(),
+                ),
+            )
+            return int(cursor.lastrowid or 0)
+
+    def evals(self, run_id: str | None) -> list[EvalRow]:
+        """The evaluations of a run (None: of no run), oldest first."""
+        rows = self.file.select(f"{_EVAL} WHERE run_id IS ? ORDER BY id", (run_id,))
+        place = columns(EvalRow).index("metrics")
+        return [build(EvalRow, row, metrics=load_metrics(row[place])) for row in rows]
+
+    def add_checkpoint(
+        self, run_id: str, step: int, path: os.PathLike[str] | str, metrics: Mapping[str, Any], kind: str = "step"
+    ) -> None:
+        """Store a checkpoint; `best` and `last` replace the previous one."""
+        with self.file.transaction() as conn:
+            if kind in ("best", "last"):
+                conn.execute("DELETE FROM checkpoints WHERE run_id=? AND kind=?", (run_id, kind))
+            conn.execute(
+                "INSERT OR REPLACE INTO checkpoints (run_id, step, kind, path, metrics, at) VALUES (?,?,?,?,?,?)",
+                (run_id, step, kind, stored(self.file.home, str(path)), dump_metrics(metrics), time.time()),
+            )
+
+    def checkpoints(self, run_id: str) -> list[CheckpointRow]:
+        """The checkpoints of a run, oldest first."""
+        rows = self.file.select(f"{_CHECKPOINT} WHERE run_id=? ORDER BY id", (run_id,))
+        return [
+            build(CheckpointRow, row, path=absolute(self.file.home, row[3]), metrics=load_metrics(row[4]))
+            for row in rows
+        ]
+
+    def remove_checkpoint(self, run_id: str, path: os.PathLike[str] | str) -> None:
+        """Forget a checkpoint whose folder was deleted."""
+        with self.file.transaction() as conn:
+            conn.execute(
+                "DELETE FROM checkpoints WHERE run_id=? AND path=?", (run_id, stored(self.file.home, str(path)))
+            )
+
+    def _run_value(self, column: str, value: Any) -> Any:
+        if column == "dir":
+            return stored(self.file.home, value)
+        return dumps(dict(value)) if isinstance(value, Mapping) else value
+
+    def _run(self, row: tuple[Any, ...]) -> RunRow:
+        place = _RUN_COLUMNS.index("dir")
+        return build(RunRow, row, dir=absolute(self.file.home, row[place]), config=loads(row[-1]))
