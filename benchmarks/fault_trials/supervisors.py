@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli.errors import NotFound, StoreError
+from agentrl_cli.store import Store
 from benchmarks.fault_trials.commands import Command, differences, ending, project_of, run
 from tests.helpers.train import write_model
 
@@ -30,13 +32,25 @@ def trial(args: argparse.Namespace, work: Path) -> tuple[dict[str, Any], bool]:
     table: dict[str, Any] = {"runs": 0, "starts": 0, "kills": 0, "refused": 0, "wrong": []}
     while time.monotonic() < until:
         project = project_of(work / f"run-{table['runs']}", model, "sync")
-        Command(project, "train").kill(rng.uniform(2.0, 6.0))
+        first = Command(project, "train")
+        while first.alive and not _begun(project):
+            time.sleep(0.02)
+        first.kill(rng.uniform(0.0, 2.0))
         _supervise(project, rng, table)
         bad = differences("sync", ending(project), want)
         table["wrong"] += [f"run {table['runs']}: {text}" for text in bad]
         table["runs"] += 1
         shutil.rmtree(project)
     return table, not table["wrong"]
+
+
+def _begun(project: Path) -> bool:
+    """Whether the store has a run that can be resumed."""
+    try:
+        with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+            return any(row.kind == "train" for row in store.runs.all())
+    except (NotFound, StoreError):  # not made yet
+        return False
 
 
 def _supervise(project: Path, rng: random.Random, table: dict[str, Any], patience: float = 300.0) -> None:
