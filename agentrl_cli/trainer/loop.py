@@ -126,11 +126,15 @@ class Trainer:
     async def _train(self) -> RunRow:
         config = self.config.train
         self._know_vocabulary()
-        await self._resume()
-        self._note_engine()
-        await self._rehearse()
-        await self.hooks.call("on_run_start", run=self.run)
-        self.steering.listen()
+        self.steering.listen()  # from here on Ctrl-C stops the run with its status written down
+        try:
+            await self._resume()
+            self._note_engine()
+            await self._rehearse()
+            await self.hooks.call("on_run_start", run=self.run)
+        except BaseException:
+            self.steering.ignore()
+            raise
         actions = {"checkpoint": lambda: self._save("step"), "evaluate": self.evaluate}
         error: BaseException | None = None
         try:

@@ -378,7 +378,7 @@ async def test_a_row_picks_its_trl_environment(tmp_path: Path) -> None:
         (3, "a name or a mapping"),
         ({"nme": "a"}, "unknown keys: nme"),
         ({"description": "a"}, "needs a name"),
-        ({"name": "sql", "config": {"row": 1}}, "config takes: database, memory_mb, rows"),
+        ({"name": "sql", "config": {"row": 1}}, "config takes: anywhere, database, memory_mb, rows"),
         ({"name": "calculator", "parameters": {"x": "number"}}, "calculator has no parameter x; it has expression"),
         ({"class_name": "pathlib.Path"}, "neither a verl BaseTool nor a Tool"),
         ({"environment": "pathlib:Path"}, "needs reset"),
