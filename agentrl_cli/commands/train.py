@@ -218,6 +218,8 @@ async def _train(context: Context, resume: str | None, run_id: str | None, as_js
         try:
             return await trainer.train()
         except asyncio.CancelledError:  # a second Ctrl-C, or `stop now`: the row says so, and a resume goes on from it
+            if runtime.store.runs.get(run.id).status == "running":  # interrupted before its first step
+                runtime.store.runs.update(run.id, status="stopped", error="stopped at once", ended=time.time())
             return runtime.store.runs.get(run.id)
 
 
