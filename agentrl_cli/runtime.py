@@ -203,7 +203,7 @@ def new_run(
     """A run's row and its folder beside the store, under a free name; killed meanwhile, it leaves no row."""
     from agentrl_cli._version import __version__
 
-    name = f"{'-'.join(packs)}-{config.algo.advantage}" if kind == "train" else f"{'-'.join(packs)}-{kind}"
+    name = f"{'-'.join(packs)}-{config.algo.advantage.name}" if kind == "train" else f"{'-'.join(packs)}-{kind}"
     with store.transaction():
         row = store.runs.add(
             RunRow(

@@ -43,7 +43,7 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {
     "RLOO": ("algo.advantage=rloo",),
     "REINFORCE++": ("algo.advantage=reinforce_pp",),
     "CISPO": ("algo.loss=cispo", TWO),
-    "GSPO": ("algo.loss=gspo", "algo.clip_low=0.03", "algo.clip_high=0.04", TWO),
+    "GSPO": ("algo.loss=gspo", "algo.loss.clip_low=0.03", "algo.loss.clip_high=0.04", TWO),
     "PPO": ("algo.advantage=gae", TWO),
 }
 """What is set besides the pack's own settings; a sequence's mean ratio moves less than a token's, so GSPO's clip is

@@ -37,12 +37,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from agentrl_cli.config import AlgoConfig, Config  # noqa: E402
-from agentrl_cli.learning.advantages import find, options  # noqa: E402  # works without an installation
+from agentrl_cli.learning.advantages import estimate, options  # noqa: E402  # works without an installation
 from agentrl_cli.learning.estimator_inputs import AdvantageInput  # noqa: E402
-from agentrl_cli.learning.losses import LOSSES, LossInput, Totals, objective  # noqa: E402
-from agentrl_cli.learning.packing import Logprobs, Packed, Segment, logprobs, pack  # noqa: E402
+from agentrl_cli.learning.forward import Logprobs, logprobs  # noqa: E402
+from agentrl_cli.learning.kl import KL  # noqa: E402
+from agentrl_cli.learning.losses import LossInput, Totals, objective, policy_loss  # noqa: E402
+from agentrl_cli.learning.packing import Packed, Segment, pack  # noqa: E402
 from agentrl_cli.learning.settings import find_aggregation, loss_config  # noqa: E402
-from agentrl_cli.learning.terms import KL  # noqa: E402
 
 LIMIT = 1e-5
 GROUPS, SIZE, LONGEST, VOCABULARY, TEMPERATURE = 3, 4, 16, 512, 0.7
@@ -292,7 +293,7 @@ class Ours:
             part_weights=np.array(WEIGHTS),
             **fields,
         )
-        return cls(algo, packed, old, ref, find(algo.advantage)(x))
+        return cls(algo, packed, old, ref, estimate(algo, x))
 
     def loss(self, model: Any, given: Rollouts) -> tuple[float, Tensor, float]:
         """Our loss, its gradient by all weights as they are now, and the sum of coefficient · |advantage|."""
@@ -312,7 +313,7 @@ class Ours:
         )
         model.zero_grad(set_to_none=True)
         totals = Totals.of(segment, LONGEST)
-        found = objective(x, loss_config(config), totals, LOSSES[self.algo.loss], find_aggregation(self.algo))
+        found = objective(x, loss_config(config), totals, policy_loss(self.algo.loss.name), find_aggregation(self.algo))
         found.loss.backward()  # type: ignore[no-untyped-call]
         scale = float((found.coefficient * x.advantage.abs()).sum())
         return float(found.loss.detach()), flat_gradient(model), scale

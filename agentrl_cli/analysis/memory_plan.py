@@ -192,7 +192,7 @@ def _sampling(config: Config, shape: Mapping[str, int], size: int, *, adapted: b
     # The KV cache grows layer by layer, keys after values: that much exists twice meanwhile.
     found = {"keys and values": kept * (1 + 1 / (2 * shape["layers"]))}
     found[larger] = passing[larger]
-    return found | ({"value head": _head(shape) * 12.0} if needs(config.algo.advantage) == "values" else {})
+    return found | ({"value head": _head(shape) * 12.0} if needs(config.algo) == "values" else {})
 
 
 def _captured(config: Config, shape: Mapping[str, int], size: int, rollout: Mapping[str, float]) -> dict[str, float]:
@@ -230,7 +230,7 @@ def _updating(
     largest = 4.0 * trained if on_gpu else 2 * (0 if config.adapter.enabled else embedding)
     stepping = {"optimizer's step": largest}
     found = {"gradients": trained * 4.0} | max(backward, stepping, key=lambda parts: sum(parts.values()))
-    if needs(config.algo.advantage) == "values":
+    if needs(config.algo) == "values":
         found["value head"] = _head(shape) * 16.0 + tokens * hidden * 12.0
     return found
 

@@ -16,7 +16,8 @@ import numpy as np
 from agentrl_cli.chat.drift import KINDS
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvError, NotFound
-from agentrl_cli.learning.advantages import drops_equal, find, needs, options
+from agentrl_cli.learning.advantages import drops_equal, needs, options
+from agentrl_cli.learning.advantages import estimate as estimate_advantages
 from agentrl_cli.learning.dispositions import CUT, decide
 from agentrl_cli.learning.estimator_inputs import AdvantageInput, turn_lengths
 from agentrl_cli.learning.turn_advantages import token_rewards
@@ -179,7 +180,7 @@ def estimate(
     values = [np.asarray(s.value[mask], np.float64) for s, mask in stored if s.value is not None]
     if len(values) == len(episodes):
         given["values"] = tuple(values)
-    if needs(algo.advantage) == "baseline":
+    if needs(algo) == "baseline":
         given["baseline"] = _greedy_rewards(episodes, store)
     if algo.kl_coef and algo.kl_in == "reward":
         pairs = [(s.logp_train[mask], s.logp_ref[mask]) for s, mask in stored if s.logp_ref is not None]
@@ -191,7 +192,7 @@ def estimate(
         x = AdvantageInput.of(episodes if was is None else was, **given)
         returns = [np.asarray(s.returns[mask], np.float64) for s, mask in stored if s.returns is not None]
         given["bootstrap"] = _left_in(x, returns, episodes)
-    return find(algo.advantage)(AdvantageInput.of(episodes, **given))
+    return estimate_advantages(algo, AdvantageInput.of(episodes, **given))
 
 
 def _kl_coef(episode: Episode, config: Config, store: Store) -> float:
@@ -228,7 +229,7 @@ KL: Mapping[str, Callable[[Float32, Float32], Any]] = {
     "abs": lambda p, ref: np.abs(np.asarray(p - ref, np.float64)),
     "k3": lambda p, ref: np.expm1(np.asarray(ref - p, np.float64)) - np.asarray(ref - p, np.float64),
 }
-"""learning.terms.KL without torch: this command needs none."""
+"""learning.kl.KL without torch: this command needs none."""
 
 
 def _by_turn(episode: Episode, values: Float32) -> tuple[float, ...]:

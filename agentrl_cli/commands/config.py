@@ -22,12 +22,14 @@ from agentrl_cli.errors import ConfigError, nearest
 app = typer.Typer(help="Show settings and where each came from.", no_args_is_help=True)
 
 Changed = Annotated[bool, typer.Option("--changed", help="Only what differs in origin from the defaults.")]
+Every = Annotated[bool, typer.Option("--all", help="Every setting, not only those that people change first.")]
 YamlOption = Annotated[bool, typer.Option("--yaml", help="As a YAML file that gives this configuration again.")]
 
 
 @app.command()
 def show(
-    key: Annotated[str | None, typer.Argument(help="A section or a dotted key; default: everything.")] = None,
+    key: Annotated[str | None, typer.Argument(help="A section or a dotted key.")] = None,
+    every: Every = False,
     changed: Changed = False,
     as_yaml: YamlOption = False,
     project: ProjectOption = None,
@@ -35,11 +37,13 @@ def show(
     sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print every setting with its value and where it came from.
+    """Print settings with their values and where each came from: those that people change first, and what is set.
+
+    With a section or a key, or with --all, nothing is left out; nor is it in JSON, which has every setting.
 
     JSON: {"train.lr": {"value": 0.0001, "source": "file:agentrl.yaml:12"}, …}
     """
-    from agentrl_cli.config.show import non_defaults, rows, scalar, to_yaml
+    from agentrl_cli.config.show import FIRST, non_defaults, rows, scalar, to_yaml
 
     context = open_project(project, None, config, sets, required=False)
     listed = rows(context.config, context.sources)
@@ -59,8 +63,14 @@ def show(
         echo(to_yaml({name: value for name, value in settings.items() if said is None or name in said}).rstrip())
     elif listed:
         wide = max(len(name) for name, _, _ in listed)
+        left = 0
         for name, value, source in listed:
+            if not (every or key or source != "default" or name in FIRST):
+                left += 1
+                continue
             echo(f"{name:{wide}}  {scalar(value):24}  {_short(source)}")
+        if left:
+            narrate(f"{left} more: agentrl config show --all, or a section: agentrl config show algo")
     else:
         narrate("Everything is at its default.")
 

@@ -135,7 +135,7 @@ def _one(
     found = [each for each in scored if each.episode.id in asked]
     if not keep:
         return None, found
-    spec = {**change, "advantage": config.algo.advantage}
+    spec = {**change, "advantage": config.algo.advantage.name}
     return keep_scores(store, row.id, name or _name(sets, reward, advantage), found, spec), found
 
 

@@ -2,75 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from agentrl_cli.config.base import Positive, Section, Unit
+from agentrl_cli.config.base import Positive, Section
+from agentrl_cli.config.choice import Algorithm, Options, choose, option_names, renamed
+from agentrl_cli.config.estimators import ESTIMATORS, CustomEstimator
+from agentrl_cli.config.losses import LOSSES, CustomLoss
+
+CHOICES: Mapping[str, tuple[Mapping[str, Algorithm], str]] = {
+    "advantage": (ESTIMATORS, "grpo"),
+    "loss": (LOSSES, "ppo_clip"),
+}
+"""Key of `algo` → its records, and the name by default."""
+
+EstimatorChoice = Annotated[
+    SerializeAsAny[Options], BeforeValidator(partial(choose, ESTIMATORS, "grpo", CustomEstimator))
+]
+LossChoice = Annotated[SerializeAsAny[Options], BeforeValidator(partial(choose, LOSSES, "ppo_clip", CustomLoss))]
+
+
+def option_keys() -> list[str]:
+    """Every dotted key of an option, of any estimator or loss."""
+    names = {
+        f"algo.{key}.{option}": None
+        for key, (table, _) in CHOICES.items()
+        for each in table.values()
+        for option in option_names(each.options)
+    }
+    return list(names)
 
 
 class AlgoConfig(Section):
     """How rewards become gradients."""
 
-    advantage: str = Field(
-        default="grpo",
-        description="estimator: grpo, dr_grpo, batch, rloo, reinforce_pp, reinforce_pp_baseline, remax, opo, gdpo,"
-        " pass_at_k, grpo_passk, gae (PPO), turn_returns, mt_grpo, gigpo, or module:object",
+    advantage: EstimatorChoice = Field(
+        default="grpo",  # type: ignore[assignment]  # a name is validated to its options
+        description="estimator: "
+        + ", ".join(ESTIMATORS)
+        + ", or module:object; with options: {name: gae, lambda: 0.95}",
     )
-    gamma: Unit = Field(
-        default=1.0,
-        description="discount, per trained token in gae and reinforce_pp, per assistant turn in turn_returns, mt_grpo"
-        " and gigpo",
-    )
-    lam: Unit = Field(default=1.0, description="gae's lambda: 1 trusts the returns, 0 the value head")
-    pass_k: Positive = Field(default=2, description="k of the estimator pass_at_k")
-    turn_coef: float = Field(
-        default=1.0, ge=0, description="weight of the turn's advantage beside the episode's: mt_grpo, gigpo"
-    )
-    advantage_eps: float = Field(default=1e-4, ge=0, description="added to a group's standard deviation")
     drop_zero_variance: bool = Field(
         default=True,
         description="skip groups whose rewards are all equal, where advantages are relative to the group",
     )
-    loss: str = Field(
-        default="ppo_clip",
-        description="policy loss: ppo_clip, dapo, gspo, geo_mean (GMPO), cispo, sapo, clip_cov, kl_cov, reinforce, or"
-        " module:object",
+    loss: LossChoice = Field(
+        default="ppo_clip",  # type: ignore[assignment]
+        description="policy loss: "
+        + ", ".join(LOSSES)
+        + ", or module:object; with options: {name: gspo, clip_low: 0.001}",
     )
     aggregation: str = Field(
         default="auto",
         description="token_mean, seq_mean, seq_mean_norm, seq_mean_token_sum, episode_mean, verl's name of one"
-        " (seq-mean-token-sum …), or module:object; auto: seq_mean for gspo, geo_mean and sapo, seq_mean_norm for the"
-        " advantage dr_grpo, token_mean elsewhere",
+        " (seq-mean-token-sum …), or module:object; auto: that of the loss's or the estimator's paper, else token_mean",
     )
-    clip_low: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="the ratio is clipped below 1 - clip_low; null: 0.2, with gspo its paper's 0.0003, since the mean"
-        " ratio of a sequence moves by orders less than a token's, with geo_mean 0.4 (below e^-clip_low)",
-    )
-    clip_high: float | None = Field(
-        default=None,
-        gt=0,
-        description="the ratio is clipped above 1 + clip_high; null: 0.28, with gspo 0.0004, with geo_mean 0.4 (above"
-        " e^clip_high)",
-    )
-    clip_dual: float | None = Field(
-        default=None, gt=1, description="bound on the ratio where the advantage is negative, usually 3; null: none"
-    )
-    sapo_positive: float = Field(default=1.0, gt=0, description="sapo's temperature where the advantage is positive")
-    sapo_negative: float = Field(default=1.05, gt=0, description="sapo's temperature where it is negative")
-    cov_fraction: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="share of tokens that clip_cov or kl_cov touch; null: 0.0002 with clip_cov, 0.002 with kl_cov, what"
-        " its authors took for 7B models (for 32B they, and verl by default, took 0.0002)",
-    )
-    cov_low: float = Field(default=1.0, description="clip_cov draws from tokens of a covariance above this")
-    cov_high: float = Field(default=5.0, description="clip_cov draws from tokens of a covariance below this")
-    cov_kl_coef: float = Field(default=1.0, ge=0, description="weight of kl_cov's penalty on the tokens it touches")
     kl_coef: float = Field(default=0.0, ge=0, description="weight of the KL to the reference model; 0 loads none")
     kl: Literal["k1", "k2", "k3", "abs"] = Field(
         default="k3", description="estimate of the KL: k1, k2, k3, or abs, the absolute value of k1"
@@ -104,7 +93,7 @@ class AlgoConfig(Section):
     )
     value_bootstrap: bool = Field(
         default=False,
-        description="gae: an episode that a limit cut off goes on with the value of the state it was left in; false: it"
+        description="gae: a truncated episode continues with the value of the state it was left in; false: it"
         " ended there, with the reward that it got (what verl and TRL do)",
     )
     value_coef: float = Field(
@@ -129,10 +118,13 @@ class AlgoConfig(Section):
     epochs: Positive = Field(default=1, description="passes over a step's episodes")
     minibatches: Positive = Field(default=1, description="optimizer steps in a pass")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _new_names(cls, given: Any) -> Any:
+        return renamed(given, CHOICES)
+
     @model_validator(mode="after")
     def _fits(self) -> AlgoConfig:
-        if self.cov_low >= self.cov_high:
-            raise ValueError(f"algo.cov_low ({self.cov_low:g}) must be below algo.cov_high ({self.cov_high:g})")
         if self.correction_floor is not None and self.correction_floor >= self.correction_cap:
             raise ValueError("algo.correction_floor must be below algo.correction_cap")
         if self.kl_target is not None and not self.kl_coef:

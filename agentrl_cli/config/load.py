@@ -8,6 +8,7 @@ its file and line.
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from agentrl_cli.config.algo import CHOICES, option_keys
+from agentrl_cli.config.choice import OLD, option_names
 from agentrl_cli.config.models import Config, keys, sections
 from agentrl_cli.config.verl import translated
 from agentrl_cli.config.yamlfile import Value, flatten, parse_scalar, read_yaml
 from agentrl_cli.errors import ConfigError, nearest
 from agentrl_cli.paths import pack_path, portable
 
+_LOG = logging.getLogger(__name__)
 ENV_PREFIX = "AGENTRL_"
 WHOLE = 0.1
 """What likeness of whole names counts more than that of their last parts: `modle` is `model`, not `remote.mode`."""
@@ -44,7 +48,7 @@ def load_config(
     base: Path | None = None,
     run: Mapping[str, Any] | None = None,
 ) -> tuple[Config, Sources]:
-    """The configuration of these layers, and where each value that is no default came from.
+    """The configuration of these layers, and the source of each value that is not a default.
 
     `sets` are "a.b=value" (the value is YAML); `env` is searched for AGENTRL_* (None: no environment is read);
     `flags` maps dotted keys to values, None meaning not given; `base` is the project folder that relative packs are
@@ -52,27 +56,67 @@ def load_config(
     `run` are the settings in the row of a run, the lowest layer.
     Raises ConfigError with every problem of the load.
     """
-    layers: dict[str, Value] = {}
+    stored: dict[str, Value] = {}
     for name, value in (run or {}).items():
-        layers.update(translated(flatten(name, value, "run")))
-    for path in files:
-        layers.update(translated(read_yaml(path)))
-    layers.update(translated(_from_env(env or {})))
-    for text in sets:
-        layers.update(translated(_from_set(text)))
+        stored.update(translated(flatten(name, value, "run")))
+    layers = [stored, *(translated(read_yaml(path)) for path in files), translated(_from_env(env or {}))]
+    layers += [translated(_from_set(text)) for text in sets]
     given = {key: str(value) if isinstance(value, Path) else value for key, value in (flags or {}).items()}
-    layers.update({key: Value(value, "flag") for key, value in given.items() if value is not None})
+    layers.append({key: Value(value, "flag") for key, value in given.items() if value is not None})
     base = base or (files[0].parent if files else None)
-    merged = {**_from_packs(layers.get("task.packs"), base), **layers}
+    packs = next((layer["task.packs"] for layer in reversed(layers) if "task.packs" in layer), None)
+    merged: dict[str, Value] = {}
+    for layer in (_from_packs(packs, base), *layers):
+        _stack(merged, layer)
     if base is not None:
         merged = {key: value._replace(value=portable(value.value, (base,))) for key, value in merged.items()}
     config = _check(merged)
-    return config, Sources({key: value.source for key, value in merged.items()})
+    sources = Sources({key: value.source for key, value in merged.items()})
+    for old in [key for key in merged if key.removeprefix("algo.") in OLD]:
+        _report_old(old, merged[old], config)
+        choice, option = OLD[old.removeprefix("algo.")]
+        sources[f"algo.{choice}.{option}"] = f"{merged[old].source} ({old})"
+    return config, sources
 
 
 def inside(config: Config, base: Path) -> Config:
     """The same settings, with paths inside the project folder `base` relative to it, as `load_config` gives them."""
     return Config.model_validate(portable(config.model_dump(), (base,)))
+
+
+def _stack(merged: dict[str, Value], layer: Mapping[str, Value]) -> None:
+    """Put a layer over the lower ones. Another name of a choice drops the options that lower layers gave the first."""
+    layer = {
+        key.removesuffix(".name") if key.removesuffix(".name") in _CHOSEN else key: value
+        for key, value in layer.items()
+    }
+    for key, default in _CHOSEN.items():
+        if key in layer and layer[key].value != (merged[key].value if key in merged else default):
+            for option in [name for name in merged if name.startswith(f"{key}.")]:
+                del merged[option]
+    for old, (choice, option) in OLD.items():  # whichever of the two names is in the higher layer wins
+        new = f"algo.{choice}.{option}"
+        if new in layer:
+            merged.pop(f"algo.{old}", None)
+        elif f"algo.{old}" in layer:
+            merged.pop(new, None)
+    merged.update(layer)
+
+
+_CHOSEN = {f"algo.{key}": default for key, (_, default) in CHOICES.items()}
+
+
+def _report_old(key: str, value: Value, config: Config) -> None:
+    """Warn about an old key, except in the stored settings of a run."""
+    if value.source == "run":
+        return
+    choice, option = OLD[key.removeprefix("algo.")]
+    chosen = getattr(config.algo, choice)
+    new = f"algo.{choice}.{option}"
+    if option in option_names(type(chosen)):
+        _LOG.warning("%s: %s is now %s.", _where(value), key, new)
+    else:
+        _LOG.warning("%s: %s is now %s, which %s does not have: ignored.", _where(value), key, new, chosen.name)
 
 
 def _from_env(env: Mapping[str, str]) -> dict[str, Value]:
@@ -116,12 +160,12 @@ def own_model(folder: Path, name: str, base: Path | None) -> str:
 def _check(layers: Mapping[str, Value]) -> Config:
     tree: dict[str, Any] = {}
     problems: list[str] = []
-    known = keys()
+    known = [*keys(), *option_keys()]
     for key, value in layers.items():
-        if key in known or key.startswith("rewards."):
+        if key in known or key.startswith(_OPEN) or key.removeprefix("algo.") in OLD:
             _put(tree, key, value.value)
         elif key not in sections():
-            near = " or ".join(_suggest(key, known))
+            near = " or ".join(_suggest(key, [*keys(), *_ELSEWHERE]))
             problems.append(f"{_where(value)}: unknown key {key}" + (f"; did you mean {near}?" if near else ""))
         elif value.value is not None:  # null: "train:" with every line under it commented out
             problems.append(f"{_where(value)}: {key} is a section: keys are expected under it, not {value.value!r}")
@@ -130,8 +174,13 @@ def _check(layers: Mapping[str, Value]) -> Config:
     except ValidationError as error:
         problems += dict.fromkeys(_explain(detail, layers) for detail in error.errors())
     if problems:
-        raise ConfigError("\n".join(problems), hint="`agentrl config show` lists every key with its value.")
+        raise ConfigError("\n".join(problems), hint="`agentrl config show --all` lists every key with its value.")
     return config
+
+
+_OPTIONS = tuple(f"{key}." for key in _CHOSEN)
+_OPEN = ("rewards.", *_OPTIONS)
+"""Prefixes of keys that validation checks: names of rewards, and options, which depend on what is chosen."""
 
 
 def _where(value: Value) -> str:
@@ -140,15 +189,31 @@ def _where(value: Value) -> str:
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
     section, _, leaf = key.partition(".")
-    if not leaf:
+    choice, _, option = leaf.partition(".")
+    if key.startswith(_OPTIONS) and isinstance(tree.setdefault(section, {}), dict):
+        chosen = tree[section].get(choice, {})
+        tree[section][choice] = {**(chosen if isinstance(chosen, dict) else {"name": chosen}), option: value}
+    elif key in _CHOSEN and isinstance(tree.get(section, {}).get(leaf), dict):
+        tree[section][leaf]["name"] = value
+    elif not leaf:
         tree[section] = {**value, **tree.get(section, {})} if isinstance(value, dict) else value
     elif isinstance(tree.setdefault(section, {}), dict):  # else: `rewards: 3`, which validation reports
         tree[section][leaf] = value
 
 
+_ELSEWHERE = {f"algo.{key.rpartition('.')[2]}": key for key in option_keys()} | {
+    f"algo.{old}": f"algo.{choice}.{option}" for old, (choice, option) in OLD.items()
+}
+"""Option under `algo` itself, where it is looked for, and old keys → the key."""
+
+
 def _suggest(key: str, known: Sequence[str]) -> list[str]:
     """The nearest dotted keys: begun so (`sandbox.memory`: `sandbox.memory_mb`) or the same leaf in another section,
     then by likeness within the section, then anywhere."""
+    return list(dict.fromkeys(_ELSEWHERE.get(name, name) for name in _nearest(key, known)))
+
+
+def _nearest(key: str, known: Sequence[str]) -> list[str]:
     section, _, leaf = key.rpartition(".")
     same = [name for name in known if name.rpartition(".")[2] == leaf]
     inside = [name for name in known if section and name.startswith(f"{section}.")]
@@ -170,13 +235,30 @@ def _likest(key: str, known: Sequence[str]) -> list[str]:
     return [name for name, ratio in found.items() if ratio == best][:2] if best >= 0.6 else []
 
 
+def _no_option(key: str, layers: Mapping[str, Value]) -> str:
+    """An option that the chosen loss or estimator does not have, with the nearest of its own."""
+    choice, _, option = key.rpartition(".")
+    name = str(layers[choice].value) if choice in layers else _CHOSEN[choice]
+    record = CHOICES[choice.removeprefix("algo.")][0].get(name)
+    own = option_names(record.options) if record else []
+    near = nearest(option, own, 1)
+    has = f"did you mean {choice}.{near[0]}?" if near else f"{name} has {', '.join(own) or 'no options'}"
+    return f"unknown key {key} with {choice}: {name}; {has}"
+
+
 def _explain(detail: ErrorDetails, layers: Mapping[str, Value]) -> str:
     location = [str(part) for part in detail["loc"]]
     text = str(detail["msg"]).removeprefix("Value error, ")
     if not location or (detail["type"] == "value_error" and location[0] in sections() and len(location) == 1):
         return text  # settings that do not fit together, which it names
-    key = ".".join(location[:2]) if location[0] in (*sections(), "rewards") else location[0]
-    value = layers.get(key) or layers.get(location[0])
+    depth = 3 if ".".join(location[:2]) in _CHOSEN else 2
+    key = ".".join(location[:depth]) if location[0] in (*sections(), "rewards") else location[0]
+    old = next((f"algo.{name}" for name, new in OLD.items() if new == tuple(location[1:3])), key)
+    value = layers.get(key) or layers.get(old) or layers.get(location[0])
     where = _where(value) if value else "default"
+    if detail["type"] == "extra_forbidden" and depth == 3:
+        return f"{where}: {_no_option(key, layers)}"
+    if key in _CHOSEN and detail["type"] == "value_error":
+        return text if text.startswith("algo.") else f"{where}: {key}: {text}"
     shown = repr(detail["input"])
     return f"{where}: {key}: {text} (it is {shown if len(shown) < 60 else shown[:57] + '…'})"

@@ -51,7 +51,7 @@ class ModelConfig(Section):
     )
     template_variables: dict[str, Any] = Field(
         default_factory=dict,
-        description="what the chat template is told besides messages and tools: {enable_thinking: false} for Qwen3",
+        description="variables of the chat template besides messages and tools: {enable_thinking: false} for Qwen3",
     )
     append_only: bool = Field(
         default=False,

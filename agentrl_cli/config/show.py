@@ -7,8 +7,29 @@ from typing import Any
 
 import yaml
 
+from agentrl_cli.config.algo import CHOICES
 from agentrl_cli.config.load import Sources
 from agentrl_cli.config.models import Config, fields
+
+CHOSEN = {f"algo.{key}": table for key, (table, _) in CHOICES.items()}
+"""Keys whose value is a name with options → the records by name."""
+
+
+FIRST = frozenset(
+    """
+    model.name model.dtype model.device model.quantization adapter.enabled adapter.r adapter.alpha
+    task.packs task.split_train task.families task.limit task.order
+    rollout.group_size rollout.prompts_per_step rollout.resample_rounds rollout.concurrency rollout.max_turns
+    rollout.max_new_tokens rollout.max_tokens rollout.temperature rollout.async_staleness
+    algo.advantage algo.loss algo.aggregation algo.kl_coef algo.kl_in algo.entropy_coef algo.correction algo.epochs
+    algo.minibatches algo.mask_overlong algo.overlong_penalty
+    train.steps train.lr train.warmup_steps train.schedule train.optimizer train.token_budget train.checkpointing
+    train.eval_every train.eval_split train.save_every train.keep_last train.stop_on
+    eval.split eval.k eval.limit eval.fail_under sandbox.backend sandbox.min_level sandbox.wall
+    remote.backend remote.url store.path rewards hooks loggers seed deterministic
+    """.split()
+)
+"""The settings that people meet first: at most 60. The others are reached by name or with `--all`."""
 
 
 def rows(config: Config, sources: Sources) -> list[tuple[str, Any, str]]:
@@ -17,7 +38,11 @@ def rows(config: Config, sources: Sources) -> list[tuple[str, Any, str]]:
     found: list[tuple[str, Any, str]] = []
     for key, _ in fields():
         value = get(tree, key)
-        if isinstance(value, dict) and value:
+        if key in CHOSEN:
+            found.append((key, value["name"], sources[key]))
+            names = [name for name in value if name != "name"]
+            found += [(f"{key}.{name}", value[name], sources[f"{key}.{name}"]) for name in names]
+        elif isinstance(value, dict) and value:
             found += [(f"{key}.{name}", inner, sources[f"{key}.{name}"]) for name, inner in value.items()]
         else:
             found.append((key, value, sources[key]))
@@ -33,6 +58,7 @@ def to_yaml(settings: Mapping[str, Any], *, comments: bool = True) -> str:
     order = {key: index for index, key in enumerate(descriptions)}
     lines: list[str] = []
     section = ""
+    settings = _joined(settings)
     for key in sorted(settings, key=lambda name: order.get(name, order.get(name.partition(".")[0], len(order)))):
         head, _, leaf = key.partition(".")
         if leaf and head != section:
@@ -45,6 +71,27 @@ def to_yaml(settings: Mapping[str, Any], *, comments: bool = True) -> str:
         note = descriptions.get(key, "")
         lines.append(f"{text:<34}  # {note}" if comments and note else text)
     return "\n".join(lines) + "\n"
+
+
+def _joined(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The same settings with the options of a choice in one mapping with its name."""
+    out = dict(settings)
+    for key in CHOSEN:
+        options = {name.removeprefix(f"{key}."): out.pop(name) for name in settings if name.startswith(f"{key}.")}
+        if options:
+            chosen = out.get(key)
+            out[key] = {**(chosen if isinstance(chosen, dict) else {"name": chosen} if chosen else {}), **options}
+    return out
+
+
+def option_rows() -> list[tuple[str, str, str, Any]]:
+    """(key of the choice, name, option, its FieldInfo) of every option of every estimator and loss."""
+    found = []
+    for key, table in CHOSEN.items():
+        for name, record in table.items():
+            infos = record.options.model_fields
+            found += [(key, name, info.alias or field, info) for field, info in infos.items() if field != "name"]
+    return found
 
 
 def non_defaults(config: Config, sources: Sources) -> dict[str, Any]:
@@ -64,7 +111,7 @@ def schema() -> dict[str, Any]:
 
 def scalar(value: Any) -> str:
     """A value on one line of YAML."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")
 
 

@@ -1,4 +1,4 @@
-"""verl's multi-turn settings by their names: each becomes one of ours, and `config show` says from which it came.
+"""verl's multi-turn settings by their names: each becomes a setting here, and `config show` names the original.
 
 | verl                          | ours                            |                                             |
 | ----------------------------- | ------------------------------- | ------------------------------------------- |
@@ -42,10 +42,10 @@ def translated(layer: Mapping[str, Value]) -> dict[str, Value]:
         if ours is None or place not in PLACES or key == ours:
             out[key] = value
             continue
-        told = value._replace(source=f"{value.source} (verl: {leaf})", place=value.place or value.source)
+        moved = value._replace(source=f"{value.source} (verl: {leaf})", place=value.place or value.source)
         if leaf == "tool_response_truncate_side":
-            told = told._replace(value=OTHER_SIDE.get(str(value.value), value.value))
+            moved = moved._replace(value=OTHER_SIDE.get(str(value.value), value.value))
         if leaf == "max_tool_response_length":  # a token is a character at least, nearly always: only that limit cuts
-            lifted["rollout.max_observation_tokens"] = told
-        lifted[ours] = told
+            lifted["rollout.max_observation_tokens"] = moved
+        lifted[ours] = moved
     return {**lifted, **out}

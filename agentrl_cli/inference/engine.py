@@ -33,6 +33,7 @@ class Engine(Protocol):
     vocabulary: int
     limit: int
     """Most positions of a sequence."""
+
     @property
     def why(self) -> str:
         """Why no faster way is taken; empty for the fastest."""

@@ -341,8 +341,6 @@ class LocalPolicy:
         return [*self._waiting, *self._engine.running]
 
 
-
-
 def choose_runner(model: Any) -> ModelRunner:
     """The first runner that serves the model. Raises NotServed, with the model's own reason, where none does."""
     for place in BACKENDS:

@@ -1,22 +1,22 @@
 """Advantage estimators: pure functions from rewards to one number per trained token (numpy).
 
 Each takes an `AdvantageInput` and returns N float32 arrays, one per episode over its trained tokens. The ones that
-know one number per episode spread it. A group of one carries no comparison: its advantage is 0 in every
-group-relative estimator. To add one: a function here (per token or turn: in credit.py), a line in ADVANTAGES, a
-hand-computed test.
+compute one number per episode spread it. A group of one carries no comparison: its advantage is 0 in every
+group-relative estimator. What else is known of each is its record in config/estimators.py.
 
-Not here: filtering (who is trained on) and the loss.
+Not here: which episodes are trained on (dispositions.py), and the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import comb
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from agentrl_cli.config import AlgoConfig
+from agentrl_cli.config.estimators import ESTIMATORS, CustomEstimator, Estimator, Needs
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.learning.dispositions import SAME
 from agentrl_cli.learning.estimator_inputs import (
@@ -29,11 +29,9 @@ from agentrl_cli.learning.estimator_inputs import (
     spread,
     whiten,
 )
-from agentrl_cli.learning.turn_advantages import discounted, gae, gigpo, mt_grpo, token_rewards, turn_returns
+from agentrl_cli.learning.turn_advantages import discounted, token_rewards
 from agentrl_cli.registry import resolve
 from agentrl_cli.types import Episode, Float32
-
-Estimator = Callable[[AdvantageInput], list[Float32]]
 
 
 def grpo(x: AdvantageInput) -> list[Float32]:
@@ -112,7 +110,7 @@ def pass_at_k(x: AdvantageInput) -> list[Float32]:
 
     Exact over all subsets of size k of the group; written for any reward, and for rewards 0 and 1 the paper's closed
     form. k = 1 is GRPO with the population standard deviation. k is cut to the group's size − 1: of a whole group
-    there is one subset only, which tells its members nothing.
+    there is one subset only, which does not compare its members.
     """
     r = x.returns
     out = np.zeros(x.size)
@@ -127,7 +125,7 @@ def grpo_passk(x: AdvantageInput) -> list[Float32]:
     """(Best − second best) / (group std + eps) for the best of its group, 0 for the others.
 
     https://arxiv.org/abs/2503.19595 with k the group's size, under verl's name: pass@k gains by the best alone, and by
-    what it is better than the next. A tie for the best tells nothing.
+    what it is better than the next. A tie for the best gives 0.
     """
     out = np.zeros(x.size)
     for group in np.unique(x.groups):
@@ -163,62 +161,55 @@ def episode_advantage(tokens: Sequence[Float32]) -> Float32:
     return np.array([float(a.mean()) if len(a) else 0.0 for a in tokens], np.float32)
 
 
-ADVANTAGES: Mapping[str, Estimator] = {
-    "grpo": grpo,
-    "dr_grpo": dr_grpo,
-    "batch": batch,
-    "rloo": rloo,
-    "reinforce_pp": reinforce_pp,
-    "reinforce_pp_baseline": reinforce_pp_baseline,
-    "remax": remax,
-    "opo": opo,
-    "gdpo": gdpo,
-    "pass_at_k": pass_at_k,
-    "grpo_passk": grpo_passk,
-    "gae": gae,
-    "turn_returns": turn_returns,
-    "mt_grpo": mt_grpo,
-    "gigpo": gigpo,
-}
-
-RELATIVE = frozenset({"grpo", "dr_grpo", "batch", "rloo", "reinforce_pp_baseline", "opo", "pass_at_k", "grpo_passk"})
-"""Those that see nothing but the episodes' rewards against their group's: where these are equal there is no signal."""
 NOTHING = 1e-6
 """An advantage up to this is rounding."""
-GROUPED = RELATIVE | {"gdpo", "turn_returns", "mt_grpo", "gigpo"}
-"""Those that tell a group from itself alone: parts or turns may differ where the episodes' rewards are equal."""
-NEEDS: Mapping[str, str] = {"gae": "values", "remax": "baseline"}
-"""What an estimator needs that episodes do not carry: values of a value head, or greedy attempts as the baseline."""
 
 
 def find(name: str) -> Estimator:
-    """The estimator of a name or path. Raises NotFound with the nearest names."""
-    found: Estimator = resolve("advantages", ADVANTAGES, name)
+    """The record of a name or path. Raises NotFound with the nearest names.
+
+    A path may name an Estimator, or a function: then `needs` is the function's attribute of that name, if it has one.
+    Raises ConfigError if it needs anything but "values" or "baseline".
+    """
+    found = resolve("advantages", ESTIMATORS, name)
+    if not isinstance(found, Estimator):
+        needs = str(getattr(found, "needs", ""))
+        found = Estimator(found, CustomEstimator, "", name, "", "nothing", needs)  # type: ignore[arg-type]
+    if found.needs not in get_args(Needs):
+        raise ConfigError(f"The advantage {name!r} needs {found.needs!r}.", hint='There are "values" and "baseline".')
     return found
 
 
-def needs(name: str) -> str:
-    """What must be made for the estimator: "values", "baseline", or nothing; one of your own has an attribute `needs`.
+def function(name: str) -> Callable[[AdvantageInput], list[Float32]]:
+    """The function of a name or path. Raises as `find` does."""
+    given = find(name).function
+    found: Callable[[AdvantageInput], list[Float32]] = (
+        resolve("advantages", {}, given) if isinstance(given, str) else given
+    )
+    return found
 
-    Raises NotFound, and ConfigError where it needs what there is not.
-    """
-    wanted = NEEDS[name] if name in NEEDS else str(getattr(find(name), "needs", ""))
-    if wanted not in {"", "values", "baseline"}:
-        raise ConfigError(f"The advantage {name!r} needs {wanted!r}.", hint='There are "values" and "baseline".')
-    return wanted
+
+def estimate(algo: AlgoConfig, x: AdvantageInput) -> list[Float32]:
+    """N × [lengths_i] advantages by the configured estimator."""
+    return function(algo.advantage.name)(x)
+
+
+def needs(algo: AlgoConfig) -> Needs:
+    """What must be computed for the configured estimator. Raises as `find` does."""
+    return find(algo.advantage.name).needs
 
 
 def drops_equal(algo: AlgoConfig) -> bool:
     """Whether groups of equal rewards are left out: with most estimators there is nothing to learn from them.
 
-    Not so where advantages are no comparison within the group, or where the KL is part of the reward.
+    Not if advantages do not compare within the group, or if the KL is part of the reward.
     """
     return algo.drop_zero_variance and compares_groups(algo)
 
 
 def compares_groups(algo: AlgoConfig) -> bool:
     """Whether episodes teach nothing but by the difference of their reward to that of their group."""
-    return algo.advantage in RELATIVE and not (algo.kl_coef and algo.kl_in == "reward")
+    return find(algo.advantage.name).compares == "rewards" and not (algo.kl_coef and algo.kl_in == "reward")
 
 
 def has_signal(algo: AlgoConfig, episodes: Sequence[Episode]) -> bool:
@@ -227,21 +218,15 @@ def has_signal(algo: AlgoConfig, episodes: Sequence[Episode]) -> bool:
     One that compares parts or turns within the group is asked for its advantages. Others (gae, reinforce_pp, remax,
     your own) and a KL in the reward learn from every group, also where all rewards are equal.
     """
-    if algo.advantage not in GROUPED or (algo.kl_coef and algo.kl_in == "reward"):
+    if find(algo.advantage.name).compares not in ("rewards", "group") or (algo.kl_coef and algo.kl_in == "reward"):
         return bool(episodes)
     if compares_groups(algo):
         rewards = [episode.graded_reward for episode in episodes]
         return bool(rewards) and max(rewards) - min(rewards) >= SAME
-    found = find(algo.advantage)(AdvantageInput.of(episodes, **options(algo)))
+    found = estimate(algo, AdvantageInput.of(episodes, **options(algo)))
     return any(float(np.abs(a).max()) > NOTHING for a in found if len(a))
 
 
 def options(algo: AlgoConfig) -> dict[str, Any]:
-    """The settings that estimators read, as fields of AdvantageInput."""
-    return {
-        "gamma": algo.gamma,
-        "lam": algo.lam,
-        "k": algo.pass_k,
-        "turn_coef": algo.turn_coef,
-        "eps": algo.advantage_eps,
-    }
+    """The estimator's options, as fields of AdvantageInput."""
+    return {name: value for name, value in algo.advantage.model_dump(by_alias=False).items() if name != "name"}

@@ -1,6 +1,6 @@
 """A batch of episodes as padded tensors under the field's names, for code that wants the usual rectangle.
 
-Our own training never pads (learning/packing.py); this is the door to other trainers and to notebooks. Prompts are
+Training here never pads (packing.py); this is for other trainers and notebooks. Prompts are
 padded on the left and responses on the right, as verl has them, so that `input_ids` is the two side by side.
 
 Not here: groups and losses.
@@ -92,7 +92,7 @@ class Batch:
 
     @classmethod
     def load(cls, path: str | Path) -> Batch:
-        """Read what `save` wrote. Raises DataError for a file that is none."""
+        """Read what `save` wrote. Raises DataError for any other file."""
         from safetensors import SafetensorError, safe_open
 
         try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from agentrl_cli.learning.sound import flaw
+import numpy as np
+
 from agentrl_cli.types import Episode, Fact, Outcome
 
 _BY_OUTCOME: Mapping[Outcome, Fact] = {
@@ -21,6 +22,8 @@ CUT = frozenset({Outcome.TRUNCATED_TURNS, Outcome.TRUNCATED_TOKENS})
 """Outcomes of episodes that a limit ended, not the policy or the world."""
 SAME = 1e-8
 """Rewards closer than this are equal."""
+ABOVE_ZERO = 1e-3
+"""A log-probability may exceed 0 by this much, by rounding."""
 
 
 def decide(
@@ -84,3 +87,26 @@ def _group(good: Sequence[Episode], size: int, drop_zero_variance: bool) -> Fact
     if drop_zero_variance and size > 1 and max(rewards) - min(rewards) < SAME:
         return Fact.SKIPPED_ZERO_VARIANCE
     return Fact.TRAINED
+
+
+def flaw(episode: Episode, vocabulary: int | None = None) -> str:
+    """What is wrong with the tokens, or "". `vocabulary`: number of ids of the model.
+
+    A server or a damaged store may return anything. One id outside the vocabulary would end an update, and each resume
+    would take the same episode from the store again. NaN stands for an unknown log-probability and is accepted.
+    """
+    tokens, n = episode.tokens, len(episode.tokens)
+    arrays = (tokens.origin, tokens.logp_sampled, tokens.logp_policy, tokens.entropy)
+    if any(len(array) != n for array in arrays):
+        return f"{n} ids and other numbers of log-probabilities"
+    outside = np.flatnonzero((tokens.ids < 0) | (tokens.ids >= (vocabulary or np.iinfo(np.int32).max)))
+    if len(outside):
+        return f"the id {tokens.ids[outside[0]]} at {outside[0]} is outside the vocabulary of {vocabulary}"
+    ends = [turn.end for turn in episode.turns]
+    if ends and (ends != sorted(ends) or ends[-1] != n or any(turn.start > turn.end for turn in episode.turns)):
+        return f"the turns end at {ends[-1]} and the tokens at {n}"
+    for logps in (tokens.logp_sampled[tokens.trained_mask], tokens.logp_policy[tokens.trained_mask]):
+        bad = np.flatnonzero(np.isinf(logps) | (logps > ABOVE_ZERO))
+        if len(bad):
+            return f"a log-probability is {logps[bad[0]]:g}"
+    return ""

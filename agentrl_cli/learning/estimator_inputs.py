@@ -23,7 +23,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class AdvantageInput:
-    """Everything an estimator may look at; the optional fields only where the caller has them."""
+    """Everything an estimator may use; the optional fields are None if the caller lacks them."""
 
     rewards: Float64
     """[N] reward of the whole episode."""
@@ -73,7 +73,7 @@ class AdvantageInput:
 
     @property
     def turn_counts(self) -> tuple[Ints, ...]:
-        """N × [K_i] trained tokens per assistant turn, one turn each where none were given."""
+        """N × [K_i] trained tokens per assistant turn, one turn each if none were given."""
         if self.turn_lengths is not None:
             return self.turn_lengths
         return tuple(np.array([n], np.int64) for n in self.lengths)
@@ -113,7 +113,7 @@ def turn_lengths(episode: Episode) -> Ints:
 
 
 def turn_rewards(episode: Episode) -> Float64:
-    """[K] sum of what tools, user and environment gave to each assistant turn, NaN where they gave nothing."""
+    """[K] sum of what tools, user and environment gave to each assistant turn, NaN if nothing."""
     out: list[float] = []
     for turn in episode.turns:
         if turn.role == "assistant":
@@ -156,7 +156,7 @@ def normalise(values: Float64, groups: Ints, eps: float) -> Float64:
 
 
 def over(numerator: Float64, scale: Float64 | float) -> Float64:
-    """numerator / scale, and 0 where the scale is 0: what does not vary tells nothing."""
+    """numerator / scale, and 0 where the scale is 0: what does not vary carries no signal."""
     scale = np.broadcast_to(np.asarray(scale, np.float64), numerator.shape)
     return np.divide(numerator, scale, out=np.zeros_like(numerator), where=scale > 0)
 
@@ -181,6 +181,6 @@ def whiten(arrays: Sequence[Float64]) -> list[Float32]:
 
 
 def need(value: object, field: str, estimator: str) -> None:
-    """Raise ConfigError where an estimator lacks what it works on."""
+    """Raise ConfigError if an input that the estimator needs is missing."""
     if value is None:
         raise ConfigError(f"Advantage {estimator!r} needs {field}.", hint="Choose another algo.advantage.")

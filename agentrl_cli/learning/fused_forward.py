@@ -1,6 +1,6 @@
-"""A training forward of ours for a packed row: Llama, Mistral, Qwen2 and Qwen3 under a LoRA adapter.
+"""A fused training forward for a packed row: Llama, Mistral, Qwen2 and Qwen3 under a LoRA adapter.
 
-It runs the layers of forward_layer.py over the model's own weights (no copy is made), and the last layer's
+It runs the layers of fused_layer.py over the model's own weights (no copy is made), and the last layer's
 feed-forward part only at the positions that are asked for. Whether a model is run this way is decided by its structure
 and by comparing numbers with its own forward once; every other model, and full weights, take transformers' forward.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,9 +20,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from agentrl_cli.learning.attention import Block, Packing, packed_forward
 from agentrl_cli.learning.fused_layer import After, Before, Heads, Projection
-
-if TYPE_CHECKING:
-    from agentrl_cli.learning.packing import Packed
+from agentrl_cli.learning.packing import Packed
 
 _LOG = logging.getLogger(__name__)
 _TRUSTED: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
@@ -162,10 +160,10 @@ def _agrees(base: Any) -> bool:
 
 
 def fusable(base: Any) -> str:
-    """Why a transformers model cannot be trained by this forward; empty where it can, as far as its structure tells."""
+    """Why a transformers model cannot be trained by this forward, judging by its structure; "" if it can."""
     config = base.config
     if getattr(config, "model_type", "") not in FAMILIES:
-        return f"{type(base).__name__} is no Llama, Mistral, Qwen2 or Qwen3"
+        return f"{type(base).__name__} is not a Llama, Mistral, Qwen2 or Qwen3"
     if getattr(config, "hidden_act", "silu") not in ("silu", "swish"):
         return f"its activation is {config.hidden_act}"
     if any(module._forward_hooks or module._forward_pre_hooks for module in base.modules()):
@@ -180,7 +178,7 @@ def fusable(base: Any) -> str:
     except AttributeError as error:
         return str(error)
     if any(not hasattr(norm, "variance_epsilon") for norm in norms):
-        return "its norms are no RMSNorm"
+        return "its norms are not RMSNorm"
     return next((why for why in map(_not_linear, modules) if why), "")
 
 
@@ -193,10 +191,10 @@ def _mlp(mlp: Any) -> list[Any]:
 
 
 def _not_linear(module: Any) -> str:
-    """Why a module is no linear layer, or LoRA on one, that can be copied; empty where it is."""
+    """Why a module is not a plain linear layer, or LoRA on one; "" if it is."""
     inner = getattr(module, "base_layer", module)
     if type(inner) is not nn.Linear:
-        return f"{type(inner).__name__} is no plain linear layer"
+        return f"{type(inner).__name__} is not a plain linear layer"
     if inner is module:
         return ""
     if not hasattr(module, "get_delta_weight") or not hasattr(module, "active_adapters"):

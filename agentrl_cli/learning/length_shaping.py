@@ -1,7 +1,7 @@
 """Reward parts that depend on an episode's length: overlong shaping and a length penalty.
 
 They are parts like any other: stored with their weight, shown in replay, and summed into the reward that advantages are
-relative to. Evaluations do not have them. What is skipped instead of penalised is decided in facts.py.
+relative to. Evaluations do not have them. What is skipped instead of penalised is decided in dispositions.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Shaping(Hook):
         self.limit = config.rollout.max_tokens
 
     def on_rollout_end(self, rollout: Episode, task: Task) -> list[RewardPart]:
-        """`overlong` and `length`, where they have a weight; both are 0 or less."""
+        """`overlong` and `length`, if they have a weight; both are 0 or less."""
         parts = []
         algo, length = self.algo, len(rollout.tokens)
         if algo.overlong_penalty:

@@ -5,7 +5,7 @@ the loss, the weight −∂loss/∂log p written down by hand (what replay shows
 whether a bound was hit. An aggregation gives each token's coefficient from *global* totals, so that gradients of
 micro-batches add up to that of the whole batch. `objective` joins them with the KL and entropy terms.
 
-To add a loss: a function here, a line in LOSSES, a hand-computed test. Not here: advantages, and forward passes.
+What else is known of each loss is its record in config/losses.py. Not here: advantages, and forward passes.
 Notation: M tokens, S sequences; `ratio` = π(token) / π_old(token).
 """
 
@@ -13,11 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from agentrl_cli.learning.terms import CORRECTIONS, KL
+from agentrl_cli.config.choice import Options
+from agentrl_cli.config.losses import LOSSES, Clip, ClipCov, CustomLoss, DualClip, Gate, KlCov, Loss
+from agentrl_cli.learning.corrections import CORRECTIONS
+from agentrl_cli.learning.kl import KL
+from agentrl_cli.registry import resolve
 
 _MAX_LOG_RATIO = 20.0
 """Beyond e^20 a ratio is held and passes no gradient: one absurd token must not turn the step into NaN."""
@@ -25,20 +30,10 @@ _MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True, slots=True)
 class LossConfig:
-    """The numbers of all losses; each uses its own."""
+    """The policy loss's options, and the terms beside it."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    clip_dual: float | None = None
-    """Bound c on ratio·|A| for negative advantages (usually 3). https://arxiv.org/abs/1912.09729"""
-    sapo_positive: float = 1.0
-    sapo_negative: float = 1.05
-    cov_fraction: float | None = None
-    """Share of tokens that clip_cov (default 0.0002) or kl_cov (default 0.002) touches: those of the authors' scripts
-    for 7B models (recipe/entropy/7b_*.sh in verl). For 32B they took 0.0002 with both, which is verl's default."""
-    cov_low: float = 1.0
-    cov_high: float = 5.0
-    cov_kl_coef: float = 1.0
+    options: Options
+    """Those of the policy loss, which is also named there."""
     kl: str = "k3"
     kl_coef: float = 0.0
     kl_unbiased: bool = False
@@ -67,7 +62,7 @@ class LossInput:
     sampled: Tensor | None = None
     """Log-probability under the distribution that was sampled from."""
     marked: Tensor | None = None
-    """bool, tokens that clip_cov and kl_cov touch, from `mark` over the whole batch; None: chosen from this one."""
+    """bool, tokens that the loss chose by `mark` over the whole mini-batch; None: chosen from this one."""
     episode_tokens: Tensor | None = None
     """[S] trained tokens of the episode that the sequence belongs to, where an episode has several sequences."""
 
@@ -101,7 +96,7 @@ class PolicyTerm:
     """bool: a bound was hit on the side that changes the update."""
 
 
-PolicyLoss = Callable[[LossInput, LossConfig], PolicyTerm]
+PolicyLoss = Callable[[LossInput, Any], PolicyTerm]
 Aggregation = Callable[[LossInput, Totals], Tensor]
 
 
@@ -112,7 +107,7 @@ def _ratio(x: LossInput) -> tuple[Tensor, Tensor]:
     return ratio, (ratio * (difference.abs() <= _MAX_LOG_RATIO)).detach()
 
 
-def _clip(ratio: Tensor, slope: Tensor, advantage: Tensor, c: LossConfig) -> PolicyTerm:
+def _clip(ratio: Tensor, slope: Tensor, advantage: Tensor, c: DualClip) -> PolicyTerm:
     """PPO's pessimistic minimum for a ratio whose derivative by log p is `slope`."""
     bounded = ratio.clamp(1 - c.clip_low, 1 + c.clip_high)
     loss = torch.maximum(-ratio * advantage, -bounded * advantage)
@@ -125,12 +120,12 @@ def _clip(ratio: Tensor, slope: Tensor, advantage: Tensor, c: LossConfig) -> Pol
     return PolicyTerm(loss, weight, held, clipped)
 
 
-def _held(ratio: Tensor, advantage: Tensor, c: LossConfig) -> Tensor:
+def _held(ratio: Tensor, advantage: Tensor, c: Clip) -> Tensor:
     """[M] bool: a bound is reached on the side that changes the update."""
     return ((advantage > 0) & (ratio > 1 + c.clip_high)) | ((advantage < 0) & (ratio < 1 - c.clip_low))
 
 
-def ppo_clip(x: LossInput, c: LossConfig) -> PolicyTerm:
+def ppo_clip(x: LossInput, c: DualClip) -> PolicyTerm:
     """−min(ratio·A, clip(ratio, 1−low, 1+high)·A). https://arxiv.org/abs/1707.06347 eq. 7.
 
     Two bounds: https://arxiv.org/abs/2503.14476 (DAPO). With clip_dual, bounded above where A < 0:
@@ -140,7 +135,7 @@ def ppo_clip(x: LossInput, c: LossConfig) -> PolicyTerm:
     return _clip(ratio, slope, x.advantage, c)
 
 
-def gspo(x: LossInput, c: LossConfig) -> PolicyTerm:
+def gspo(x: LossInput, c: DualClip) -> PolicyTerm:
     """PPO's clip on the sequence's geometric-mean ratio. https://arxiv.org/abs/2507.18071
 
     In the token form (the sequence ratio held, each token's log p carrying its gradient), whose `seq_mean` gradient
@@ -153,7 +148,7 @@ def gspo(x: LossInput, c: LossConfig) -> PolicyTerm:
     return _clip(ratio, ratio.detach(), x.advantage, c)
 
 
-def geo_mean(x: LossInput, c: LossConfig) -> PolicyTerm:
+def geo_mean(x: LossInput, c: Clip) -> PolicyTerm:
     """GMPO: the geometric mean of a sequence's ratios, each of them clipped before. https://arxiv.org/abs/2507.20673
 
     The bounds are of log ratios: e^−low to e^high. In the token form, as in `gspo`: with `seq_mean` it is the sequence
@@ -174,7 +169,7 @@ def geo_mean(x: LossInput, c: LossConfig) -> PolicyTerm:
     return PolicyTerm(-ratio * advantage, weight, ratio.detach(), clipped)
 
 
-def cispo(x: LossInput, c: LossConfig) -> PolicyTerm:
+def cispo(x: LossInput, c: Clip) -> PolicyTerm:
     """−sg(clip(ratio))·A·log p: the weight is bounded, no token loses its gradient. https://arxiv.org/abs/2506.13585."""
     ratio = _ratio(x)[0].detach()
     bounded = ratio.clamp(1 - c.clip_low, 1 + c.clip_high)
@@ -182,10 +177,10 @@ def cispo(x: LossInput, c: LossConfig) -> PolicyTerm:
     return PolicyTerm(-weight * x.logp, weight, ratio, bounded != ratio)
 
 
-def sapo(x: LossInput, c: LossConfig) -> PolicyTerm:
+def sapo(x: LossInput, c: Gate) -> PolicyTerm:
     """−(4/τ)·sigmoid(τ(ratio−1))·A, a soft gate instead of a clip. https://arxiv.org/abs/2511.20347."""
     ratio, slope = _ratio(x)
-    tau = torch.where(x.advantage > 0, c.sapo_positive, c.sapo_negative).to(ratio.dtype)
+    tau = torch.where(x.advantage > 0, c.positive, c.negative).to(ratio.dtype)
     gate = torch.sigmoid(tau * (ratio - 1))
     loss = -4 / tau * gate * x.advantage
     open_ = gate.detach()
@@ -193,7 +188,7 @@ def sapo(x: LossInput, c: LossConfig) -> PolicyTerm:
     return PolicyTerm(loss, weight, ratio.detach(), torch.zeros_like(x.segment, dtype=torch.bool))
 
 
-def reinforce(x: LossInput, _: LossConfig) -> PolicyTerm:
+def reinforce(x: LossInput, _: Options) -> PolicyTerm:
     """−A·log p, no ratio: for one epoch on fresh samples only. https://doi.org/10.1007/BF00992696 (Williams 1992)."""
     return PolicyTerm(-x.advantage * x.logp, x.advantage.clone(), _ratio(x)[0].detach(), torch.zeros_like(x.old).bool())
 
@@ -203,77 +198,69 @@ def covariance(logp: Tensor, advantage: Tensor) -> Tensor:
     return (logp - logp.mean()) * (advantage - advantage.mean())
 
 
-COVARIANCE = frozenset({"clip_cov", "kl_cov"})
-"""Losses that choose tokens by their covariance over the whole mini-batch."""
+def mark_clip_cov(logp: Tensor, advantage: Tensor, c: ClipCov, seed: int, old: Tensor | None) -> Tensor:
+    """[M] bool over a whole mini-batch: tokens drawn from those between the two bounds of the covariance.
 
-
-def mark(
-    name: str, logp: Tensor, advantage: Tensor, c: LossConfig, seed: int = 0, old: Tensor | None = None
-) -> Tensor | None:
-    """[M] bool over a whole mini-batch: the tokens that clip_cov or kl_cov touches; None for every other loss.
-
-    clip_cov draws from those between the two covariance bounds that the clip does not hold already (by their
-    log-probabilities `old`; none is held where that is None), kl_cov takes the highest. As the paper's authors do:
-    https://github.com/PRIME-RL/Entropy-Mechanism-of-RL
+    Those that the clip already holds, by their log-probabilities `old`, are not drawn; None: none is held. As the
+    paper's authors do: https://github.com/PRIME-RL/Entropy-Mechanism-of-RL
     """
-    if name not in COVARIANCE:
-        return None
-    marked = torch.zeros(len(logp), dtype=torch.bool, device=logp.device)
-    if not len(logp):
-        return marked
     cov = covariance(logp.detach(), advantage)
-    if name == "kl_cov":
-        n = max(1, int((0.002 if c.cov_fraction is None else c.cov_fraction) * len(cov)))
-        marked[cov.topk(n).indices] = True
-        return marked
-    n = max(1, int((0.0002 if c.cov_fraction is None else c.cov_fraction) * len(cov)))
+    marked = torch.zeros_like(cov, dtype=torch.bool)
+    n = max(1, int(c.fraction * len(cov)))
     free = torch.ones_like(marked) if old is None else ~_held(torch.exp(logp.detach() - old), advantage, c)
-    within = torch.nonzero((cov > c.cov_low) & (cov < c.cov_high) & free)[:, 0]
+    within = torch.nonzero((cov > c.low) & (cov < c.high) & free)[:, 0]
     order = torch.randperm(len(within), generator=torch.Generator().manual_seed(seed)).to(within.device)
     marked[within[order[:n]]] = True
     return marked
 
 
-def clip_cov(x: LossInput, c: LossConfig) -> PolicyTerm:
+def mark_kl_cov(logp: Tensor, advantage: Tensor, c: KlCov, seed: int, old: Tensor | None) -> Tensor:
+    """[M] bool over a whole mini-batch: the tokens of the highest covariance."""
+    cov = covariance(logp.detach(), advantage)
+    marked = torch.zeros_like(cov, dtype=torch.bool)
+    if len(cov):
+        marked[cov.topk(max(1, int(c.fraction * len(cov)))).indices] = True
+    return marked
+
+
+def clip_cov(x: LossInput, c: ClipCov) -> PolicyTerm:
     """PPO's clip with the marked tokens' gradients cut. https://arxiv.org/abs/2505.22617."""
-    marked = x.marked if x.marked is not None else mark("clip_cov", x.logp, x.advantage, c, old=x.old)
+    marked = x.marked if x.marked is not None else mark_clip_cov(x.logp, x.advantage, c, 0, x.old)
     term = ppo_clip(x, c)
-    assert marked is not None
     loss, weight = torch.where(marked, 0.0, term.loss), torch.where(marked, 0.0, term.weight)
     return PolicyTerm(loss, weight, term.ratio, term.clipped | marked)
 
 
-def kl_cov(x: LossInput, c: LossConfig) -> PolicyTerm:
+def kl_cov(x: LossInput, c: KlCov) -> PolicyTerm:
     """−ratio·A without a clip, plus coef·|log p − log p_old| on the marked. https://arxiv.org/abs/2505.22617."""
-    marked = x.marked if x.marked is not None else mark("kl_cov", x.logp, x.advantage, c)
-    assert marked is not None
+    marked = x.marked if x.marked is not None else mark_kl_cov(x.logp, x.advantage, c, 0, None)
     ratio, slope = _ratio(x)
     difference = x.logp - x.old
-    loss = -ratio * x.advantage + torch.where(marked, c.cov_kl_coef * difference.abs(), 0.0)
-    weight = slope * x.advantage - torch.where(marked, c.cov_kl_coef * difference.detach().sign(), 0.0)
+    loss = -ratio * x.advantage + torch.where(marked, c.kl_coef * difference.abs(), 0.0)
+    weight = slope * x.advantage - torch.where(marked, c.kl_coef * difference.detach().sign(), 0.0)
     return PolicyTerm(loss, weight, ratio.detach(), marked)
 
 
-LOSSES: Mapping[str, PolicyLoss] = {
-    "ppo_clip": ppo_clip,
-    "dapo": ppo_clip,
-    "gspo": gspo,
-    "geo_mean": geo_mean,
-    "cispo": cispo,
-    "sapo": sapo,
-    "clip_cov": clip_cov,
-    "kl_cov": kl_cov,
-    "reinforce": reinforce,
-}
+def find(name: str) -> Loss:
+    """The record of a name or path. A path may name a Loss, or its function. Raises NotFound with the nearest names."""
+    found = resolve("losses", LOSSES, name)
+    return found if isinstance(found, Loss) else Loss(found, CustomLoss, "", name, "", "")
 
-PAIRED: Mapping[str, str] = {
-    **{"dapo": "token_mean", "gspo": "seq_mean", "geo_mean": "seq_mean", "cispo": "token_mean", "sapo": "seq_mean"}
-}
-"""The aggregation that a loss's paper uses."""
-BOUNDS: Mapping[str, tuple[float, float]] = {"gspo": (3e-4, 4e-4), "geo_mean": (0.4, 0.4)}
-"""The clip's bounds where a loss's paper has others than DAPO's: section 5.1 of https://arxiv.org/abs/2507.18071v2,
-whose ratio, a sequence's mean over its tokens in logarithms, moves by orders less than a token's; and GMPO's e^±0.4.
-"""
+
+def policy_loss(name: str) -> PolicyLoss:
+    """The function of a name or path. Raises NotFound with the nearest names."""
+    function = find(name).function
+    found: PolicyLoss = resolve("losses", {}, function) if isinstance(function, str) else function
+    return found
+
+
+def mark(chosen: Options, logp: Tensor, advantage: Tensor, seed: int = 0, old: Tensor | None = None) -> Tensor | None:
+    """[M] bool over a whole mini-batch: the tokens that the loss chooses; None if it chooses none."""
+    path = find(chosen.name).mark
+    if not path:
+        return None
+    marked: Tensor = resolve("losses", {}, path)(logp, advantage, chosen, seed, old)
+    return marked
 
 
 def sequence_lengths(segment: Tensor) -> Tensor:
@@ -330,7 +317,7 @@ VERL: Mapping[str, str] = {
     "seq-mean-token-sum": "seq_mean_token_sum",
     "seq-mean-token-sum-norm": "seq_mean_norm",
 }
-"""verl's names of aggregations (`loss_agg_mode`) → ours."""
+"""verl's names of aggregations (`loss_agg_mode`) → the names here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +338,7 @@ class Objective:
 
 def objective(x: LossInput, c: LossConfig, totals: Totals, policy: PolicyLoss, aggregation: Aggregation) -> Objective:
     """Σ coefficient · (correction · policy loss + kl_coef · KL − entropy_coef · entropy)."""
-    term = policy(x, c)
+    term = policy(x, c.options)
     coefficient = aggregation(x, totals)
     correction = CORRECTIONS[c.correction](
         x.old, x.old if x.sampled is None else x.sampled, x.segment, c.correction_cap, c.correction_floor

@@ -5,6 +5,7 @@ To add one: a function of (model, settings) here and a line in OPTIMIZERS and in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,15 +18,24 @@ from agentrl_cli.models.quantise import check_8bit
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """What requires a gradient. Raises ConfigError where nothing does."""
+    """What requires a gradient. Raises ConfigError if nothing does."""
     found = [p for p in model.parameters() if p.requires_grad]
     if not found:
-        raise ConfigError("Nothing is trainable: all weights are frozen and there is no adapter.")
+        raise ConfigError("Nothing is trainable: all weights are frozen and the model has no adapter.")
     return found
 
 
+def learning_rate(train: TrainConfig, step: int) -> float:
+    """Linear warm-up, then constant, or linear or cosine decay to zero at the last step."""
+    if step < train.warmup_steps:
+        return train.lr * (step + 1) / train.warmup_steps
+    done = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
+    factor = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))}
+    return train.lr * max(0.0, factor[train.schedule])
+
+
 def make_optimizer(model: nn.Module, settings: TrainConfig) -> Any:
-    """The optimizer that `train.optimizer` names. Raises EnvironmentProblem for one that cannot be had here."""
+    """The optimizer that `train.optimizer` names. Raises EnvironmentProblem for one that is not available."""
     return OPTIMIZERS[settings.optimizer](model, settings)
 
 

@@ -1,4 +1,4 @@
-"""What a step learns about every trained token, on its way from the packed rows to the store (numpy)."""
+"""What a training step computes of every trained token, from the packed rows to the store (numpy)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _nothing() -> Float32:
 
 
 @dataclass
-class Seen:
+class TokenRecord:
     """Per trained token, for one episode; the arrays have its number of trained tokens."""
 
     advantage: Float32 = field(default_factory=_nothing)
@@ -31,14 +31,14 @@ class Seen:
     marked: np.ndarray[Any, Any] | None = None
     value: Float32 | None = None
     after: float = 0.0
-    """Value of the state that a cut-off episode was left in, where it goes on with that."""
+    """Value of the state that a truncated episode was left in, with `algo.value_bootstrap`."""
     returns: Float32 | None = None
     ratio: Float32 | None = None
     clipped: np.ndarray[Any, Any] | None = None
     weight: Float32 | None = None
 
 
-def signals(episode: Episode, seen: Seen) -> TrainSignals:
+def signals(episode: Episode, seen: TokenRecord) -> TrainSignals:
     """[n] arrays over all tokens of an episode, NaN where a token was not trained."""
     mask = episode.tokens.trained_mask
 
@@ -66,12 +66,12 @@ def signals(episode: Episode, seen: Seen) -> TrainSignals:
     )
 
 
-def gap(groups: Sequence[Sequence[Episode]], seen: Mapping[Member, Seen]) -> dict[str, float]:
+def gap(groups: Sequence[Sequence[Episode]], seen: Mapping[Member, TokenRecord]) -> dict[str, float]:
     """How far the sampler's log-probabilities lie from the trainer's: rounding, or weights that were older.
 
     `sampling/kl` estimates KL(sampler || trainer) per token, by k3 with the ratio trainer/sampler
-    (http://joschu.net/blog/kl-approx.html). Tokens whose sampler did not tell the log-probability do not count;
-    `sampling/unknown` is their share, where there are any.
+    (http://joschu.net/blog/kl-approx.html). Tokens whose sampler did not report the log-probability do not count;
+    `sampling/unknown` is their share, if there are any.
     """
     pairs = [
         (facts.old, groups[g][m].tokens.logp_policy[groups[g][m].tokens.trained_mask])

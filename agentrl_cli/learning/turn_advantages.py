@@ -1,7 +1,7 @@
 """Advantages below the episode: per token (GAE) and per assistant turn (discounted returns, MT-GRPO, GiGPO).
 
 Discounts count trained tokens in `gae` and `discounted`, and assistant turns in the rest; tool tokens in between
-cost no discount, since the policy did not choose them. Not here: what the value head learns (losses.value_loss).
+cost no discount, since the policy did not choose them. Not here: what the value head learns (value.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One training step's arithmetic: advantages, packed forwards, the objective, the optimizer; and what every token got.
+"""One training step: advantages, packed forwards, the objective, the optimizer, and a record of every token.
 
 Gradients of micro-batches add up to that of the whole mini-batch, because every normaliser is the mini-batch's own
 total. With one epoch and one mini-batch the log-probabilities before the first optimizer step are those of the only
@@ -19,17 +19,18 @@ from torch import Tensor, nn
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, TrainingStopped
 from agentrl_cli.learning import advantages
+from agentrl_cli.learning.coefficients import Coefficients
 from agentrl_cli.learning.dispositions import CUT
 from agentrl_cli.learning.estimator_inputs import AdvantageInput
-from agentrl_cli.learning.losses import COVARIANCE, LOSSES, LossInput, Objective, Totals, mark, objective
-from agentrl_cli.learning.optimizers import make_optimizer, move_state, trainable
-from agentrl_cli.learning.packing import Logprobs, Packed, Segment, chosen, logprobs, micro_batches, pack, width
-from agentrl_cli.learning.settings import Coefficients, find_aggregation, loss_config
-from agentrl_cli.learning.terms import KL, explained_variance
-from agentrl_cli.learning.token_record import Member, Seen, gap, signals
+from agentrl_cli.learning.forward import Logprobs, logprobs, width
+from agentrl_cli.learning.kl import KL
+from agentrl_cli.learning.losses import LossInput, Objective, Totals, find, mark, objective, policy_loss
+from agentrl_cli.learning.optimizers import learning_rate, make_optimizer, move_state, trainable
+from agentrl_cli.learning.packing import Packed, Segment, chosen, micro_batches, pack
+from agentrl_cli.learning.settings import find_aggregation, loss_config
+from agentrl_cli.learning.token_record import Member, TokenRecord, gap, signals
 from agentrl_cli.learning.turn_advantages import value_targets
-from agentrl_cli.learning.value import Critic
-from agentrl_cli.registry import resolve
+from agentrl_cli.learning.value import Critic, explained_variance
 from agentrl_cli.types import Episode, TrainSignals
 
 
@@ -44,18 +45,18 @@ class Update:
 
 @dataclass
 class _Step:
-    """The groups of one update, how the forward sees them, and what was found out about them."""
+    """The groups of one update, their segments, and the record of their tokens."""
 
     number: int
     groups: Sequence[Sequence[Episode]]
     segments: list[list[Segment]]
-    seen: dict[Member, Seen]
+    seen: dict[Member, TokenRecord]
 
     @classmethod
     def of(cls, number: int, groups: Sequence[Sequence[Episode]]) -> _Step:
         segments = [[Segment.of(episode) for episode in group] for group in groups]
         members = [(g, m) for g, group in enumerate(groups) for m in range(len(group))]
-        return cls(number, groups, segments, {member: Seen() for member in members})
+        return cls(number, groups, segments, {member: TokenRecord() for member in members})
 
     @property
     def episodes(self) -> list[Episode]:
@@ -67,7 +68,7 @@ class Learner:
 
     Args:
         model: A causal LM, peft-wrapped or not; what requires a gradient is trained.
-        reference: The model that the KL term compares with; None where there is none, or where `model` is a peft
+        reference: The model that the KL term compares with; None if there is no KL term, or if `model` is a peft
             model, which without its adapter is the reference.
         checkpoint: Recompute activations in the backward pass.
         aside: Between updates the optimizer's state waits in the CPU's memory (one of plan.MOVES).
@@ -90,9 +91,10 @@ class Learner:
         self.reference = reference
         self.checkpoint = checkpoint
         self.aside = aside
-        self.estimator = advantages.find(algo.advantage)
-        self.needs = advantages.needs(algo.advantage)
-        self.loss = resolve("losses", LOSSES, algo.loss)
+        self.estimator = advantages.function(algo.advantage.name)
+        self.needs = advantages.needs(algo)
+        self.loss = policy_loss(algo.loss.name)
+        self.marks = bool(find(algo.loss.name).mark)
         self.aggregation = find_aggregation(algo)
         self.loss_config = loss_config(config)
         self.coefficients = Coefficients.of(algo)
@@ -107,7 +109,7 @@ class Learner:
         return kept if self.critic is None else {**kept, "critic": self.critic.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Continue from what `state` returned."""
         self.optimizer.load_state_dict(state["optimizer"])
         self._rest()
         if "coefficients" in state:
@@ -116,18 +118,13 @@ class Learner:
             self.critic.load(state["critic"])
 
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then constant, or linear or cosine decay to zero at the last step."""
-        train = self.config.train
-        if step < train.warmup_steps:
-            return train.lr * (step + 1) / train.warmup_steps
-        done = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
-        factor = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))}
-        return train.lr * max(0.0, factor[train.schedule])
+        """The policy's learning rate in a step."""
+        return learning_rate(self.config.train, step)
 
     def update(
         self, groups: Sequence[Sequence[Episode]], step: int, baselines: Mapping[str, float] | None = None
     ) -> Update:
-        """Train on groups of episodes, all of which count. Raises TrainingStopped for a loss that is not a number.
+        """Train on groups of episodes, all of which count. Raises TrainingStopped if the loss is NaN.
 
         `baselines`: reward of the greedy attempt by group id, for an estimator that needs it.
         """
@@ -192,7 +189,7 @@ class Learner:
         picked = [now.segments[g] for g in batch]
         sizes = [int(s.trained.sum()) for group in picked for s in group]
         totals = Totals(sum(sizes), len(sizes), self.config.rollout.max_tokens)
-        if self.config.algo.loss in COVARIANCE:
+        if self.marks:
             self._mark(now, batch, seed=hash((now.number, *place)) % 2**31)
         metrics: dict[str, float] = {}
         for row in micro_batches(picked, self.config.train.token_budget):
@@ -232,7 +229,9 @@ class Learner:
         _keep(packed, found, x.old, facts)
         return {"loss": float(loss.detach()), **metrics}
 
-    def _input(self, packed: Packed, out: Logprobs, facts: Sequence[Seen], episodes: Sequence[Episode]) -> LossInput:
+    def _input(
+        self, packed: Packed, out: Logprobs, facts: Sequence[TokenRecord], episodes: Sequence[Episode]
+    ) -> LossInput:
         device = out.logp.device
 
         def given(name: str) -> Tensor | None:
@@ -243,7 +242,7 @@ class Learner:
         if self.loss_config.correction != "none":
             arrays = [e.tokens.logp_sampled[e.tokens.trained_mask] for e in episodes]
             sampled = _tensor(packed.gather(arrays), device)
-            # What a remote sampler did not tell cannot be corrected: `sampling/unknown` says how much that is.
+            # Unknown log-probabilities of a remote sampler are not corrected; `sampling/unknown` is their share.
             sampled = torch.where(sampled.isnan(), out.logp.detach() if old is None else old, sampled)
         return LossInput(
             logp=out.logp,
@@ -257,7 +256,7 @@ class Learner:
         )
 
     def _mark(self, now: _Step, batch: Sequence[int], seed: int) -> None:
-        """Choose the tokens that clip_cov and kl_cov touch, over the whole mini-batch."""
+        """Let the loss choose tokens over the whole mini-batch."""
         members = [(g, m) for g in batch for m in range(len(now.groups[g]))]
         self.model.eval()
         self._before(now, "now", self.model, batch)
@@ -265,7 +264,7 @@ class Learner:
         facts = [now.seen[member] for member in members]
         names = ("now", "advantage", "now" if facts[0].old is None else "old")
         logp, advantage, old = (torch.from_numpy(np.concatenate([getattr(one, n) for one in facts])) for n in names)
-        marked = mark(self.config.algo.loss, logp, advantage, self.loss_config, seed, old)
+        marked = mark(self.config.algo.loss, logp, advantage, seed, old)
         assert marked is not None
         ends = np.cumsum([len(one.advantage) for one in facts])[:-1]
         for one, part in zip(facts, np.split(marked.numpy(), ends), strict=True):
@@ -312,11 +311,11 @@ class Learner:
             with off():
                 self._before(now, "ref", self.model)
         else:
-            raise ConfigError("algo.kl_coef is set, and there is no reference model.")
+            raise ConfigError("algo.kl_coef is set without a reference model.")
 
 
 def _beyond(episode: Episode, segment: Segment) -> Segment:
-    """An episode that a limit cut off with one more place to read: the state that it was left in."""
+    """A truncated episode with one more position, whose value is that of the state it was left in."""
     if episode.outcome not in CUT:
         return segment
     return replace(segment, ids=np.append(segment.ids, segment.ids[-1:]), trained=np.append(segment.trained, True))
@@ -327,8 +326,8 @@ def _minibatches(groups: int, count: int) -> list[list[int]]:
     return [part.tolist() for part in np.array_split(np.arange(groups), count) if len(part)]
 
 
-def _explained(seen: Sequence[Seen]) -> dict[str, float]:
-    """Explained variance of the values before the update; nothing where there are none, or the returns are equal."""
+def _explained(seen: Sequence[TokenRecord]) -> dict[str, float]:
+    """Explained variance of the values before the update; {} without values, or if the returns are equal."""
     pairs = [(s.value, s.returns) for s in seen if s.value is not None and s.returns is not None]
     if not pairs:
         return {}
@@ -341,13 +340,13 @@ def _tensor(flat: Any, device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(flat, np.float32)).to(device)
 
 
-def _flat(packed: Packed, facts: Sequence[Seen], name: str, device: torch.device) -> Tensor:
-    """[M] one column of what was seen, in the row's order."""
+def _flat(packed: Packed, facts: Sequence[TokenRecord], name: str, device: torch.device) -> Tensor:
+    """[M] one field of the records, in the row's order."""
     return _tensor(packed.gather([getattr(one, name) for one in facts]), device)
 
 
-def _keep(packed: Packed, found: Objective, old: Tensor, facts: Sequence[Seen]) -> None:
-    """Write down what the objective found for every token."""
+def _keep(packed: Packed, found: Objective, old: Tensor, facts: Sequence[TokenRecord]) -> None:
+    """Store the objective's numbers of every token in its record."""
     weight = (found.weight * found.coefficient).detach()
     columns = {"ratio": found.ratio, "clipped": found.clipped, "weight": weight}
     for name, column in columns.items():

@@ -1,8 +1,7 @@
-"""PPO's value head: a small network on the policy's hidden states that foretells the return, and its optimizer.
+"""PPO's value head: a small network on the policy's hidden states that estimates the return, and how it is trained.
 
 The state before a trained token is the hidden state that the token is predicted from, so the policy's own forward,
-packed and shared, is the critic's too. Not here: advantages from values (credit.gae) and the loss per token
-(terms.value_loss).
+packed and shared, is the critic's too. Not here: advantages from values (turn_advantages.gae).
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from agentrl_cli.config.algo import AlgoConfig
-from agentrl_cli.learning.terms import value_held, value_loss
 
 
 class ValueHead(nn.Module):
@@ -72,3 +70,26 @@ class Critic:
     def load(self, state: Mapping[str, Any]) -> None:
         self.head.load_state_dict(state["head"])
         self.optimizer.load_state_dict(state["optimizer"])
+
+
+def value_loss(value: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
+    """[M] ½ max((V − R)², (V_old + clip(V − V_old, ±clip) − R)²). https://arxiv.org/abs/2005.12729"""
+    loss = (value - returns).square()
+    if clip is not None:
+        held = old + (value - old).clamp(-clip, clip)
+        loss = torch.maximum(loss, (held - returns).square())
+    return 0.5 * loss
+
+
+def value_held(value: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
+    """[M] bool: the held value's loss is the larger one, so it counts and passes no gradient (verl's vf_clipfrac)."""
+    if clip is None:
+        return torch.zeros_like(value, dtype=torch.bool)
+    held = old + (value - old).clamp(-clip, clip)
+    return (held - returns).square() > (value - returns).square()
+
+
+def explained_variance(value: Tensor, returns: Tensor) -> float:
+    """1 − Var(R − V) / Var(R): 1 is perfect, 0 no better than a constant; NaN where the returns do not vary."""
+    spread = returns.var(correction=0)
+    return float(1 - (returns - value).var(correction=0) / spread) if float(spread) > 0 else float("nan")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from agentrl_cli.config import Config
+from agentrl_cli.config.choice import name_of
 from agentrl_cli.errors import ModelError, TemplateError, UsageError, writing
 from agentrl_cli.models.adapter import ADAPTER_FILE
 from agentrl_cli.models.checkpoint import written_whole
@@ -188,7 +189,7 @@ def _training(row: RunRow, step: int) -> list[str]:
         "run": f"{row.name}, step {step} of {row.total_steps}",
         "base model": f"{row.model} (bundled with agentrl-cli)" if row.model == "tiny" else Path(row.model).name,
         "tasks": row.pack,
-        "advantage, loss": f"{algo.get('advantage', '-')}, {algo.get('loss', '-')}",
+        "advantage, loss": ", ".join(name_of(algo.get(key)) or "-" for key in ("advantage", "loss")),
         "learning rate": train.get("lr", "-"),
         "seed": row.seed,
         "agentrl-cli": row.version,

@@ -29,7 +29,8 @@ from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer, tiny_template
 from agentrl_cli.config import Config
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError
-from agentrl_cli.learning.packing import Segment, chosen, micro_batches, trained_logprobs
+from agentrl_cli.learning.forward import trained_logprobs
+from agentrl_cli.learning.packing import Segment, chosen, micro_batches
 from agentrl_cli.models.adapter import name_base
 from agentrl_cli.models.save import save_model
 from agentrl_cli.paths import models_dir

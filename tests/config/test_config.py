@@ -9,9 +9,14 @@ import yaml
 from pydantic import ValidationError
 
 from agentrl_cli.config import Config, load_config
+from agentrl_cli.config.algo import CHOICES
+from agentrl_cli.config.choice import OLD, option_names
+from agentrl_cli.config.estimators import ESTIMATORS
+from agentrl_cli.config.losses import LOSSES
 from agentrl_cli.config.models import fields, keys
-from agentrl_cli.config.show import full_yaml, non_defaults, rows, schema, to_yaml
+from agentrl_cli.config.show import FIRST, full_yaml, non_defaults, rows, schema, to_yaml
 from agentrl_cli.errors import ConfigError, NotFound
+from agentrl_cli.registry import resolve
 
 
 def write(path: Path, text: str) -> Path:
@@ -158,7 +163,8 @@ def test_written_yaml_loads_back(tmp_path: Path) -> None:
 def test_rows_list_every_key_once() -> None:
     config, sources = load_config(sets=["rewards.a=1"])
     listed = [key for key, _, _ in rows(config, sources)]
-    assert len(listed) == len(set(listed)) == len(keys())
+    options = ["algo.advantage.eps", "algo.loss.clip_low", "algo.loss.clip_high", "algo.loss.clip_dual"]
+    assert len(listed) == len(set(listed)) and set(listed) - {"rewards.a"} | {"rewards"} == {*keys(), *options}
     assert ("rewards.a", 1.0, "--set") in rows(config, sources)
 
 
@@ -170,3 +176,68 @@ def test_schema_forbids_unknown_keys() -> None:
 def test_assignment_is_checked() -> None:
     with pytest.raises(ValidationError):
         Config().train.steps = 0
+
+
+def test_options_under_their_name_in_every_layer(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", "algo:\n  loss: {name: clip_cov, fraction: 0.1}\n  advantage: gae\n")
+    env = {"AGENTRL_ALGO__ADVANTAGE__LAMBDA": "0.9"}
+    config, sources = load_config([file], ["algo.loss.low=0.5"], env)
+    assert config.algo.loss.model_dump() == {
+        **{"name": "clip_cov", "clip_low": 0.2, "clip_high": 0.28, "clip_dual": None},
+        **{"fraction": 0.1, "low": 0.5, "high": 5.0},
+    }
+    assert config.algo.advantage.model_dump() == {"name": "gae", "gamma": 1.0, "lambda": 0.9}
+    assert sources["algo.loss"] == f"file:{file}:2" and sources["algo.loss.low"] == "--set"
+    again = write(tmp_path / "b.yaml", to_yaml(non_defaults(config, sources)))
+    assert load_config([again])[0] == config
+    assert load_config(run=config.model_dump(mode="json"))[0] == config, "as a run stores it"
+
+
+def test_another_name_drops_the_options_of_the_first(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", "algo: {advantage: {name: gae, lambda: 0.9}, loss: {clip_low: 0.1}}\n")
+    config, _ = load_config([file], ["algo.advantage=rloo", "algo.loss=gspo"])
+    assert config.algo.advantage.model_dump() == {"name": "rloo"}
+    assert config.algo.loss.model_dump()["clip_low"] == 3e-4
+    assert load_config([file], ["algo.loss=ppo_clip"])[0].algo.loss.model_dump()["clip_low"] == 0.1
+
+
+@pytest.mark.parametrize("old", OLD)
+def test_an_old_key_is_accepted_and_the_warning_names_the_new_one(old: str, caplog: pytest.LogCaptureFixture) -> None:
+    choice, option = OLD[old]
+    table = CHOICES[choice][0]
+    name = next(name for name, record in table.items() if option in option_names(record.options))
+    value = 3 if old in ("clip_dual", "pass_k", "cov_high") else 0.5
+    config, sources = load_config(sets=[f"algo.{choice}={name}", f"algo.{old}={value}"])
+    assert getattr(config.algo, choice).model_dump()[option] == value
+    assert f"algo.{old} is now algo.{choice}.{option}." in caplog.text
+    assert sources[f"algo.{choice}.{option}"] == f"--set (algo.{old})"
+    assert load_config(env={f"AGENTRL_ALGO__{old.upper()}": str(value)}, sets=[f"algo.{choice}={name}"])[0] == config
+    later = [f"algo.{choice}={name}", f"algo.{old}={value}", f"algo.{choice}.{option}={2 * value}"]
+    assert load_config(sets=[later[0], later[2], later[1]])[0] == config, "the later layer wins"
+    if value == 3:
+        assert getattr(load_config(sets=later)[0].algo, choice).model_dump()[option] == 6
+
+
+def test_an_old_key_of_another_choice_is_ignored_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    assert load_config(sets=["algo.sapo_positive=2"])[0] == Config()
+    assert "algo.sapo_positive is now algo.loss.positive, which ppo_clip does not have: ignored." in caplog.text
+    stored = {"algo": {"advantage": "grpo", "loss": "gspo", "clip_low": None, "cov_fraction": None, "lam": 1.0}}
+    caplog.clear()
+    assert load_config(run=stored)[0] == Config.model_validate({"algo": {"loss": "gspo"}})
+    assert not caplog.text, "the stored settings of a run are not to be changed"
+
+
+def test_the_settings_that_people_meet_first() -> None:
+    assert len(FIRST) <= 60 and set(keys()) >= FIRST
+
+
+@pytest.mark.parametrize("name", [*ESTIMATORS, *LOSSES])
+def test_every_record_has_its_function_and_its_text(name: str) -> None:
+    record = ESTIMATORS[name] if name in ESTIMATORS else LOSSES[name]
+    assert callable(resolve("advantages", {}, str(record.function)))
+    assert record.text and record.source.startswith("http")
+    assert all(
+        info.description
+        for info in record.options.model_fields.values()
+        if info is not record.options.model_fields["name"]
+    )

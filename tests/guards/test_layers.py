@@ -23,8 +23,23 @@ ENTRANCES = {"__init__", "__main__", "_version", "runtime", "doctor"}
 HEAVY = {"torch", "transformers", "peft", "accelerate", "safetensors"}
 MAY_BE_HEAVY = (
     *("policies/load", "models/", "inference/"),
-    *("learning/packing", "learning/attention", "learning/logprobs", "learning/fused_", "learning/losses"),
-    *("learning/terms", "learning/batch", "learning/optimizers", "learning/update", "learning/value"),
+    *(
+        "learning/packing",
+        "learning/forward",
+        "learning/attention",
+        "learning/logprobs",
+        "learning/fused_",
+        "learning/losses",
+    ),
+    *(
+        "learning/kl",
+        "learning/corrections",
+        "learning/coefficients",
+        "learning/batch",
+        "learning/optimizers",
+        "learning/update",
+        "learning/value",
+    ),
     *("rewards/model", "sft/", "trainer/"),
 )
 AGAINST = {
@@ -34,7 +49,6 @@ AGAINST = {
 
 CIRCLES: set[frozenset[str]] = {
     frozenset({"commands.tools", "commands.tools_serve"}),
-    frozenset({"learning.fused_forward", "learning.packing"}),
     frozenset({"rewards", "rewards.adapt"}),
     frozenset({"rollout.attempt", "rollout.run"}),
     frozenset({"sandbox.grading", "sandbox.pool", "sandbox.session"}),

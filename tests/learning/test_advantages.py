@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentrl_cli.config.estimators import ESTIMATORS
 from agentrl_cli.errors import ConfigError
-from agentrl_cli.learning.advantages import ADVANTAGES, episode_advantage
+from agentrl_cli.learning.advantages import episode_advantage
+from agentrl_cli.learning.advantages import function as estimator
 from agentrl_cli.learning.estimator_inputs import AdvantageInput
 from agentrl_cli.learning.turn_advantages import discounted, gae_raw, token_rewards, value_targets
 from agentrl_cli.types import Episode, Generation, Origin, RewardPart, StopReason, Tokens, ToolResult, Turn
@@ -32,7 +34,7 @@ def counts(*rows: list[int]) -> tuple[np.ndarray, ...]:
 
 
 def scalars(name: str, x: AdvantageInput) -> list[float]:
-    return [float(a[0]) for a in ADVANTAGES[name](x)]
+    return [float(a[0]) for a in estimator(name)(x)]
 
 
 def anything(seed: int, groups: list[int] | None = None, scale: float = 1.0, shift: float = 0.0) -> AdvantageInput:
@@ -75,13 +77,13 @@ def test_dr_grpo_batch_and_rloo_by_hand() -> None:
 
 def test_reinforce_pp_by_hand() -> None:
     # gamma 1/2, lengths 2 and 1, rewards 1 and 0: returns .5 1 | 0, mean .5, sample variance .25
-    out = ADVANTAGES["reinforce_pp"](given([1, 0], lengths=np.array([2, 1]), gamma=0.5))
+    out = estimator("reinforce_pp")(given([1, 0], lengths=np.array([2, 1]), gamma=0.5))
     np.testing.assert_allclose(np.concatenate(out), [0, 1, -1], atol=1e-6)
 
 
 def test_reinforce_pp_baseline_by_hand() -> None:
     # 1 0 0 0 less .25 over lengths 3 1 1 1: .75×3, -.25×3: mean .25, squares 6×.25 = 1.5, variance 1.5/5 = .3
-    out = ADVANTAGES["reinforce_pp_baseline"](given([1, 0, 0, 0], lengths=np.array([3, 1, 1, 1])))
+    out = estimator("reinforce_pp_baseline")(given([1, 0, 0, 0], lengths=np.array([3, 1, 1, 1])))
     np.testing.assert_allclose(np.concatenate(out), np.array([1, 1, 1, -1, -1, -1]) * 0.5 / np.sqrt(0.3), rtol=1e-6)
 
 
@@ -99,7 +101,7 @@ def test_remax_counts_at_each_token_what_is_still_to_come() -> None:
         token_penalty=turns([0, 0.25, 0]),
         baseline=np.array([0.5]),
     )
-    assert ADVANTAGES["remax"](x)[0].tolist() == [0.75, 0.75, 0.5]
+    assert estimator("remax")(x)[0].tolist() == [0.75, 0.75, 0.5]
 
 
 def test_grpo_passk_by_hand() -> None:
@@ -110,7 +112,7 @@ def test_grpo_passk_by_hand() -> None:
 
 def test_opo_by_hand() -> None:
     # lengths 1 and 3, rewards 1 and 0: baseline 1·1/4
-    assert [a.tolist() for a in ADVANTAGES["opo"](given([1, 0], lengths=np.array([1, 3])))] == [[0.75], [-0.25] * 3]
+    assert [a.tolist() for a in estimator("opo")(given([1, 0], lengths=np.array([1, 3])))] == [[0.75], [-0.25] * 3]
 
 
 def test_gdpo_by_hand() -> None:
@@ -162,7 +164,7 @@ def test_gae_by_hand() -> None:
     x = given([1], lengths=np.array([2]), values=turns([0.2, 0.4]), gamma=0.5, lam=0.5)
     np.testing.assert_allclose(gae_raw(x)[0], [0.15, 0.6])
     np.testing.assert_allclose(value_targets(x)[0], [0.35, 1.0])
-    np.testing.assert_allclose(ADVANTAGES["gae"](x)[0], np.array([-1, 1]) / np.sqrt(2), rtol=1e-5)
+    np.testing.assert_allclose(estimator("gae")(x)[0], np.array([-1, 1]) / np.sqrt(2), rtol=1e-5)
     # cut off with value 2 to come: the last delta grows by .5·2
     cut = given([1], lengths=np.array([2]), values=turns([0.2, 0.4]), gamma=0.5, lam=0.5, bootstrap=np.array([2.0]))
     np.testing.assert_allclose(gae_raw(cut)[0], [0.4, 1.6])
@@ -196,14 +198,14 @@ def test_turn_returns_by_hand() -> None:
         gamma=0.5,
     )
     s = 1 / np.sqrt(2)
-    assert [len(a) for a in ADVANTAGES["turn_returns"](x)] == [3, 2]
-    np.testing.assert_allclose(np.concatenate(ADVANTAGES["turn_returns"](x)), [s, s, s, -s, -s], rtol=1e-6)
+    assert [len(a) for a in estimator("turn_returns")(x)] == [3, 2]
+    np.testing.assert_allclose(np.concatenate(estimator("turn_returns")(x)), [s, s, s, -s, -s], rtol=1e-6)
 
 
 def test_turn_returns_compare_late_turns_with_where_the_siblings_ended() -> None:
     x = given([1, 0], lengths=np.array([1, 2]), turn_lengths=counts([1], [1, 1]))
     s = 1 / np.sqrt(2)
-    np.testing.assert_allclose(np.concatenate(ADVANTAGES["turn_returns"](x)), [s, -s, -s], rtol=1e-6)
+    np.testing.assert_allclose(np.concatenate(estimator("turn_returns")(x)), [s, -s, -s], rtol=1e-6)
 
 
 def test_mt_grpo_by_hand() -> None:
@@ -216,7 +218,7 @@ def test_mt_grpo_by_hand() -> None:
         turn_coef=2.0,
     )
     s = 1 / np.sqrt(2)
-    np.testing.assert_allclose(np.concatenate(ADVANTAGES["mt_grpo"](x)), [-s, s, s, s, -s], rtol=1e-6)
+    np.testing.assert_allclose(np.concatenate(estimator("mt_grpo")(x)), [-s, s, s, s, -s], rtol=1e-6)
 
 
 def test_mt_grpo_counts_a_sibling_that_ended_as_earning_nothing_more() -> None:
@@ -228,7 +230,7 @@ def test_mt_grpo_counts_a_sibling_that_ended_as_earning_nothing_more() -> None:
         turn_rewards=turns([np.nan, 1], [0, 3], [np.nan]),
     )
     a = (np.array([1, 3, 0]) - 4 / 3) / np.sqrt(7 / 3)
-    np.testing.assert_allclose(np.concatenate(ADVANTAGES["mt_grpo"](x)), [a[0], a[0], a[1], a[1], a[2]], rtol=1e-6)
+    np.testing.assert_allclose(np.concatenate(estimator("mt_grpo")(x)), [a[0], a[0], a[1], a[1], a[2]], rtol=1e-6)
 
 
 def test_gigpo_by_hand() -> None:
@@ -241,7 +243,7 @@ def test_gigpo_by_hand() -> None:
         eps=1e-12,
     )
     s, u = 1 / np.sqrt(2), np.sqrt(3) / 3
-    np.testing.assert_allclose(np.concatenate(ADVANTAGES["gigpo"](x)), [s + 2 * u, s, -s - u, -s - u], rtol=1e-5)
+    np.testing.assert_allclose(np.concatenate(estimator("gigpo")(x)), [s + 2 * u, s, -s - u, -s - u], rtol=1e-5)
 
 
 def test_gigpo_counts_what_turns_earned_in_both_of_its_terms() -> None:
@@ -256,7 +258,7 @@ def test_gigpo_counts_what_turns_earned_in_both_of_its_terms() -> None:
         eps=1e-12,
     )
     s = 1 / np.sqrt(2)
-    np.testing.assert_allclose(np.concatenate(ADVANTAGES["gigpo"](x)), [2 * s, s, -2 * s, -s], rtol=1e-5)
+    np.testing.assert_allclose(np.concatenate(estimator("gigpo")(x)), [2 * s, s, -2 * s, -s], rtol=1e-5)
 
 
 def test_gigpo_does_not_mix_groups() -> None:
@@ -286,19 +288,19 @@ def test_group_mean_is_zero(name: str) -> None:
 def test_a_constant_added_to_all_rewards_changes_nothing(name: str) -> None:
     if name in {"turn_returns", "gigpo"}:  # gamma 1: returns shift alike
         assert anything(0).gamma == 1
-    base, shifted = ADVANTAGES[name](anything(0)), ADVANTAGES[name](anything(0, shift=5))
+    base, shifted = estimator(name)(anything(0)), estimator(name)(anything(0, shift=5))
     np.testing.assert_allclose(np.concatenate(base), np.concatenate(shifted), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["grpo", "batch", "pass_at_k", "turn_returns", "mt_grpo", "reinforce_pp_baseline"])
 def test_normalised_estimators_ignore_the_scale(name: str) -> None:
-    base, scaled = ADVANTAGES[name](anything(0)), ADVANTAGES[name](anything(0, scale=7))
+    base, scaled = estimator(name)(anything(0)), estimator(name)(anything(0, scale=7))
     np.testing.assert_allclose(np.concatenate(base), np.concatenate(scaled), rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["dr_grpo", "rloo", "opo"])
 def test_unnormalised_estimators_follow_the_scale(name: str) -> None:
-    base, scaled = ADVANTAGES[name](anything(0)), ADVANTAGES[name](anything(0, scale=7))
+    base, scaled = estimator(name)(anything(0)), estimator(name)(anything(0, scale=7))
     np.testing.assert_allclose(7 * np.concatenate(base), np.concatenate(scaled), rtol=1e-4)
 
 
@@ -312,7 +314,7 @@ def test_what_reduces_to_what() -> None:
     assert scalars("mt_grpo", quiet) == scalars("grpo", quiet)
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_every_estimator_gives_one_float_per_trained_token(name: str) -> None:
     x = anything(1)
     rng = np.random.default_rng(2)
@@ -327,7 +329,7 @@ def test_every_estimator_gives_one_float_per_trained_token(name: str) -> None:
         baseline=np.zeros(8),
         values=tuple(rng.normal(size=n) for n in lengths),
     )
-    out = ADVANTAGES[name](full)
+    out = estimator(name)(full)
     assert [len(a) for a in out] == lengths.tolist()
     assert all(a.dtype == np.float32 and np.isfinite(a).all() for a in out)
 
@@ -335,24 +337,24 @@ def test_every_estimator_gives_one_float_per_trained_token(name: str) -> None:
 @pytest.mark.parametrize("name", ["remax", "gdpo", "gae", "mt_grpo", "gigpo"])
 def test_what_is_missing_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        ADVANTAGES[name](given([1, 0]))
+        estimator(name)(given([1, 0]))
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_nothing_gives_nothing(name: str) -> None:
     none: tuple[Any, ...] = ()
     x = AdvantageInput(
         np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64), None, none, none, np.zeros((0, 1)), None,
         np.zeros(0), none,
     )  # fmt: skip
-    assert ADVANTAGES[name](x) == []
+    assert estimator(name)(x) == []
 
 
 def test_an_episode_without_trained_tokens_gets_an_empty_array() -> None:
     x = given([1, 0, 0], lengths=np.array([2, 0, 1]))
     for name in ("grpo", "opo", "reinforce_pp"):
-        assert [len(a) for a in ADVANTAGES[name](x)] == [2, 0, 1]
-    assert episode_advantage(ADVANTAGES["dr_grpo"](x)).tolist() == pytest.approx([2 / 3, 0, -1 / 3])
+        assert [len(a) for a in estimator(name)(x)] == [2, 0, 1]
+    assert episode_advantage(estimator("dr_grpo")(x)).tolist() == pytest.approx([2 / 3, 0, -1 / 3])
 
 
 def test_discounted_by_hand() -> None:

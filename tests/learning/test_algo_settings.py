@@ -14,10 +14,15 @@ import torch
 
 from agentrl_cli.commands import main
 from agentrl_cli.config import AlgoConfig, Config, load_config
+from agentrl_cli.config.algo import option_keys
+from agentrl_cli.config.choice import option_names
+from agentrl_cli.config.estimators import ESTIMATORS
+from agentrl_cli.config.losses import LOSSES
 from agentrl_cli.errors import ConfigError, NotFound
-from agentrl_cli.learning.advantages import ADVANTAGES, compares_groups, drops_equal, has_signal, needs, options
-from agentrl_cli.learning.losses import AGGREGATIONS, LOSSES
-from agentrl_cli.learning.settings import Coefficients, aggregation_name, loss_config
+from agentrl_cli.learning.advantages import compares_groups, drops_equal, has_signal, needs, options
+from agentrl_cli.learning.coefficients import Coefficients
+from agentrl_cli.learning.losses import AGGREGATIONS
+from agentrl_cli.learning.settings import aggregation_name, loss_config
 from agentrl_cli.learning.update import Learner, Update
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Origin, Outcome, RewardPart, Tokens, ToolResult, Turn
@@ -51,38 +56,28 @@ def groups(start: Any) -> list[list[Episode]]:
     return [[one(episode) for episode in group] for group in episodes(start, SPREAD)]
 
 
-def run(start: Any, groups: list[list[Episode]], algo: Mapping[str, Any], steps: int = 2) -> tuple[Any, list[Update]]:
+def algo(**keys: Any) -> AlgoConfig:
+    return AlgoConfig.model_validate(keys)
+
+
+def run(start: Any, groups: list[list[Episode]], keys: Mapping[str, Any], steps: int = 2) -> tuple[Any, list[Update]]:
     """Some updates from a slightly moved start, so that there is a distance to the reference."""
     torch.manual_seed(0)
     model = copy.deepcopy(start)
     with torch.no_grad():
         for tensor in model.parameters():
             tensor += 0.03 * torch.randn_like(tensor)
-    learner = Learner(model, config(algo=algo, train={"lr": 3e-2}), reference=start)
+    learner = Learner(model, config(algo=keys, train={"lr": 3e-2}), reference=start)
     baselines = {f"g{g}": 0.25 for g in range(2)}
     return model, [learner.update(groups, step, baselines) for step in range(steps)]
 
 
 MANY = {"epochs": 3}
-COV = {"loss": "clip_cov", "cov_fraction": 0.5, "cov_low": -100.0, "cov_high": 100.0, **MANY}
+COV = {"name": "clip_cov", "fraction": 0.5, "low": -100.0, "high": 100.0}
 KEYS: dict[str, tuple[dict[str, Any], Any]] = {
     "advantage": ({}, "rloo"),
-    "gamma": ({"advantage": "reinforce_pp"}, 0.5),
-    "lam": ({"advantage": "gae"}, 0.5),
-    "pass_k": ({"advantage": "pass_at_k"}, 1),
-    "turn_coef": ({"advantage": "gigpo"}, 3.0),
-    "advantage_eps": ({}, 1.0),
     "loss": (MANY, "sapo"),
     "aggregation": ({}, "seq_mean"),
-    "clip_low": (MANY, 0.01),
-    "clip_high": (MANY, 0.01),
-    "clip_dual": (MANY, 1.001),
-    "sapo_positive": ({"loss": "sapo", **MANY}, 3.0),
-    "sapo_negative": ({"loss": "sapo", **MANY}, 3.0),
-    "cov_fraction": (COV, 0.1),
-    "cov_low": (COV, 0.5),
-    "cov_high": (COV, 0.0),
-    "cov_kl_coef": ({"loss": "kl_cov", "cov_fraction": 0.5, **MANY}, 0.0),
     "kl_coef": ({}, 0.5),
     "kl": ({"kl_coef": 0.5}, "k2"),
     "kl_in": ({"kl_coef": 0.5, "advantage": "dr_grpo"}, "reward"),
@@ -101,12 +96,29 @@ KEYS: dict[str, tuple[dict[str, Any], Any]] = {
     "epochs": ({}, 2),
     "minibatches": ({}, 2),
 }
+OPTIONS: dict[str, tuple[dict[str, Any], Any]] = {
+    "advantage.gamma": ({"name": "reinforce_pp"}, 0.5),
+    "advantage.lambda": ({"name": "gae"}, 0.5),
+    "advantage.k": ({"name": "pass_at_k"}, 1),
+    "advantage.turn_coef": ({"name": "gigpo"}, 3.0),
+    "advantage.eps": ({"name": "grpo"}, 1.0),
+    "loss.clip_low": ({"name": "ppo_clip"}, 0.01),
+    "loss.clip_high": ({"name": "ppo_clip"}, 0.01),
+    "loss.clip_dual": ({"name": "ppo_clip"}, 1.001),
+    "loss.positive": ({"name": "sapo"}, 3.0),
+    "loss.negative": ({"name": "sapo"}, 3.0),
+    "loss.fraction": (COV, 0.1),
+    "loss.low": (COV, 0.5),
+    "loss.high": (COV, 0.0),
+    "loss.kl_coef": ({"name": "kl_cov", "fraction": 0.5}, 0.0),
+}
 ELSEWHERE = {"drop_zero_variance", "mask_overlong", "overlong_penalty", "overlong_buffer", "length_penalty"}
 """Keys that decide what is trained on and what it is worth, before any of this."""
 
 
 def test_no_key_is_left_out() -> None:
     assert set(AlgoConfig.model_fields) - ELSEWHERE == set(KEYS)
+    assert {key.removeprefix("algo.") for key in option_keys()} == set(OPTIONS)
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -121,7 +133,17 @@ def test_a_key_changes_what_is_learned(start: Any, groups: list[list[Episode]], 
     assert moved > 1e-5
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+@pytest.mark.parametrize("key", OPTIONS)
+def test_an_option_changes_what_is_learned(start: Any, groups: list[list[Episode]], key: str) -> None:
+    base, value = OPTIONS[key]
+    choice, _, option = key.partition(".")
+    plain, _ = run(start, groups, {choice: base, **MANY})
+    other, _ = run(start, groups, {choice: {**base, option: value}, **MANY})
+    first, second = weights(plain), weights(other)
+    assert max(float((first[name] - second[name]).abs().max()) for name in first) > 1e-5
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_every_estimator_can_be_trained_with(start: Any, groups: list[list[Episode]], name: str) -> None:
     given = groups
     if name == "mt_grpo":
@@ -145,20 +167,21 @@ def test_micro_batches_give_the_gradient_of_the_whole(
     start: Any, groups: list[list[Episode]], loss: str, aggregation: str
 ) -> None:
     """Of every loss with every aggregation, with KL, entropy and a correction per sequence; at 1e-5 of the gradient."""
-    algo = {
-        "loss": loss,
+    options: dict[str, Any] = {"fraction": 0.3, "low": -9.0, "high": 9.0}
+    own = option_names(LOSSES[loss].options)
+    keys = {
+        "loss": {"name": loss} | {key: value for key, value in options.items() if key in own},
         "aggregation": aggregation,
         "kl_coef": 0.1,
         "entropy_coef": 0.01,
         "correction": "tis_sequence",
     }
-    algo |= {"cov_fraction": 0.3, "cov_low": -9.0, "cov_high": 9.0}
     found = []
     for budget in (4096, 1):
         model = copy.deepcopy(start)
         with torch.no_grad():
             model.lm_head.weight += 0.1
-        learner: Any = Learner(model, config(algo=algo, train={"token_budget": budget, "lr": 1e3}), reference=start)
+        learner: Any = Learner(model, config(algo=keys, train={"token_budget": budget, "lr": 1e3}), reference=start)
         learner.optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         before = weights(model)
         learner.update(groups, 0)
@@ -167,17 +190,13 @@ def test_micro_batches_give_the_gradient_of_the_whole(
 
 
 def test_options_reach_the_estimator_and_the_loss() -> None:
-    algo = AlgoConfig(gamma=0.9, lam=0.8, pass_k=3, turn_coef=0.7, advantage_eps=0.1)
-    assert options(algo) == {"gamma": 0.9, "lam": 0.8, "k": 3, "turn_coef": 0.7, "eps": 0.1}
-    settings: dict[str, Any] = {
-        "clip_dual": 3.0,
-        "sapo_negative": 1.5,
-        "cov_low": 0.5,
-        "kl": "k1",
-        "correction_cap": 4.0,
-    }
-    c = loss_config(Config(algo=AlgoConfig(**settings, correction="mis_sequence")))
+    assert options(algo(advantage={"name": "gae", "gamma": 0.9, "lambda": 0.8})) == {"gamma": 0.9, "lam": 0.8}
+    own = {"name": "own.py:mine", "gamma": 0.9, "lambda": 0.8, "k": 3, "turn_coef": 0.7, "eps": 0.1}
+    assert options(algo(advantage=own)) == {"gamma": 0.9, "lam": 0.8, "k": 3, "turn_coef": 0.7, "eps": 0.1}
+    settings: dict[str, Any] = {"kl": "k1", "correction_cap": 4.0}
+    c = loss_config(Config(algo=algo(loss={"name": "sapo", "negative": 1.5}, **settings, correction="mis_sequence")))
     assert {name: getattr(c, name) for name in settings} == settings and c.correction == "mis_sequence"
+    assert c.options.model_dump() == {"name": "sapo", "positive": 1.0, "negative": 1.5}
     truncated = Config.model_validate({"rollout": {"top_k": 5}})
     assert (loss_config(Config()).correction, loss_config(truncated).correction) == ("none", "tis")
     truncated.algo.correction = "none"
@@ -186,18 +205,18 @@ def test_options_reach_the_estimator_and_the_loss() -> None:
 
 def test_the_clip_bounds_that_a_paper_has_where_none_are_set() -> None:
     def bounds(**keys: Any) -> tuple[float, float]:
-        c = loss_config(Config(algo=AlgoConfig(**keys)))
+        c: Any = loss_config(Config(algo=algo(**keys))).options
         return c.clip_low, c.clip_high
 
     assert bounds() == bounds(loss="cispo") == (0.2, 0.28)
     assert bounds(loss="gspo") == (3e-4, 4e-4) and bounds(loss="geo_mean") == (0.4, 0.4)
-    assert bounds(loss="gspo", clip_low=0.03, clip_high=0.04) == (0.03, 0.04)
-    assert bounds(loss="gspo", clip_high=0.04) == (3e-4, 0.04)
+    assert bounds(loss={"name": "gspo", "clip_low": 0.03, "clip_high": 0.04}) == (0.03, 0.04)
+    assert bounds(loss="gspo", clip_high=0.04, clip_low=None) == (3e-4, 0.04), "the old key"
 
 
 def test_the_aggregation_that_a_paper_pairs_with_its_loss() -> None:
     def meant(**keys: Any) -> str:
-        return aggregation_name(AlgoConfig(**keys))
+        return aggregation_name(algo(**keys))
 
     assert meant() == meant(loss="dapo") == meant(loss="cispo") == "token_mean"
     assert meant(loss="gspo") == meant(loss="sapo") == "seq_mean"
@@ -209,23 +228,23 @@ def test_the_aggregation_that_a_paper_pairs_with_its_loss() -> None:
 def test_verls_names_of_aggregations() -> None:
     modes = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
     ours = ["token_mean", "seq_mean", "seq_mean_token_sum", "seq_mean_norm"]
-    assert [aggregation_name(AlgoConfig(aggregation=mode)) for mode in modes] == ours and set(ours) <= set(AGGREGATIONS)
+    assert [aggregation_name(algo(aggregation=mode)) for mode in modes] == ours and set(ours) <= set(AGGREGATIONS)
 
 
 def test_what_estimators_need(tmp_path: Path) -> None:
-    assert (needs("gae"), needs("remax"), needs("grpo")) == ("values", "baseline", "")
+    assert [needs(algo(advantage=name)) for name in ("gae", "remax", "grpo")] == ["values", "baseline", ""]
     own = tmp_path / "own.py"
     own.write_text(
         "def mine(x):\n    return x\n\n\nmine.needs = 'values'\n\n\ndef odd(x):\n    return x\n\n\nodd.needs = 3\n"
     )
-    assert needs(f"{own}:mine") == "values"
+    assert needs(algo(advantage=f"{own}:mine")) == "values"
     with pytest.raises(ConfigError, match="needs '3'"):
-        needs(f"{own}:odd")
+        needs(algo(advantage=f"{own}:odd"))
 
 
 def test_zero_variance_groups_are_dropped_only_where_they_teach_nothing() -> None:
-    def drops(**algo: Any) -> bool:
-        return drops_equal(AlgoConfig(**algo))
+    def drops(**keys: Any) -> bool:
+        return drops_equal(algo(**keys))
 
     assert drops() and drops(advantage="rloo")
     assert not drops(drop_zero_variance=False)
@@ -249,8 +268,7 @@ def test_what_counts_as_a_group_with_signal() -> None:
     turns = [attempt(n, {"a": 1.0, "b": 0.0}, turn=float(n)) for n in range(3)]
 
     def signal(name: str, **more: Any) -> list[bool]:
-        algo = AlgoConfig(advantage=name, **more)
-        return [has_signal(algo, group) for group in (equal, apart, parts, turns, [])]
+        return [has_signal(algo(advantage=name, **more), group) for group in (equal, apart, parts, turns, [])]
 
     for name in ("grpo", "rloo", "dr_grpo", "opo", "pass_at_k", "grpo_passk", "reinforce_pp_baseline"):
         assert signal(name) == signal(name, drop_zero_variance=False) == [False, True, False, False, False]
@@ -260,7 +278,7 @@ def test_what_counts_as_a_group_with_signal() -> None:
     for name in ("gae", "reinforce_pp", "remax"):
         assert signal(name) == [True, True, True, True, False]
     assert signal("grpo", kl_coef=0.1, kl_in="reward") == [True, True, True, True, False]
-    assert compares_groups(AlgoConfig()) and not compares_groups(AlgoConfig(advantage="gae"))
+    assert compares_groups(AlgoConfig()) and not compares_groups(algo(advantage="gae"))
 
 
 @pytest.mark.parametrize(
@@ -269,14 +287,16 @@ def test_what_counts_as_a_group_with_signal() -> None:
         ("algo.kl=k4", "'k1', 'k2', 'k3' or 'abs'"),
         ("algo.kl_in=both", "'loss' or 'reward'"),
         ("algo.correction=mask", "'auto', 'none', 'tis', 'tis_sequence', 'mis' or 'mis_sequence'"),
-        ("algo.gamma=1.5", "less than or equal to 1"),
+        ("algo.advantage={name: gae, gamma: 1.5}", "algo.advantage.gamma: Input should be less than or equal to 1"),
         ("algo.clip_dual=0.5", "greater than 1"),
-        ("algo.pass_k=0", "greater than or equal to 1"),
+        ("algo.loss={name: clip_cov, fraktion: 1}", "did you mean algo.loss.fraction?"),
+        ("algo.advantage={name: rloo, eps: 1}", "rloo has no options"),
+        ("algo.loss=[gspo]", "expected a name"),
         ("algo.value_clip=0", "greater than 0"),
-        ("algo.cov_low=6", "must be below algo.cov_high"),
+        ("algo.loss={name: clip_cov, low: 6}", "must be below algo.loss.high"),
         ("algo.kl_target=0.1", "algo.kl_coef, which is 0"),
-        ("algo.lamda=1", "algo.lam"),
-        ("algo.clip_ratio=0.2", "algo.clip"),
+        ("algo.lamda=1", "did you mean algo.advantage.lambda?"),
+        ("algo.clip_ratio=0.2", "algo.loss.clip"),
     ],
 )
 def test_a_wrong_setting_is_told_what_fits(setting: str, said: str) -> None:

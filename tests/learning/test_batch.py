@@ -140,7 +140,8 @@ def test_an_episode_with_nothing_sampled_and_no_episodes() -> None:
 def test_a_model_gives_the_same_numbers_as_the_packed_forward() -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from agentrl_cli.learning.packing import Segment, logprobs, pack
+    from agentrl_cli.learning.forward import logprobs
+    from agentrl_cli.learning.packing import Segment, pack
 
     torch.manual_seed(0)
     config = Qwen3Config(

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from agentrl_cli.learning import packing as f
+from agentrl_cli.learning import forward as f
 from agentrl_cli.learning.attention import Block, _mask
 from agentrl_cli.learning.logprobs import head_logprobs
+from agentrl_cli.learning.packing import Segment, chosen, micro_batches, pack
 
 VOCAB = 64
 Mode: Any = TorchDispatchMode  # torch does not say its types
@@ -75,24 +76,24 @@ def odd(kind: str) -> Any:
     return Gemma2ForCausalLM(config_2).double().train()
 
 
-def episode(rng: np.random.Generator, prompt: np.ndarray, n: int, gap: bool = True) -> f.Segment:
+def episode(rng: np.random.Generator, prompt: np.ndarray, n: int, gap: bool = True) -> Segment:
     ids = np.concatenate([prompt, rng.integers(0, VOCAB, n)]).astype(np.int32)
     trained = np.arange(len(ids)) >= len(prompt)
     if gap and n > 6:
         trained[len(prompt) + 2 : len(prompt) + 5] = False  # a tool result in between
         trained[-1] = False
-    return f.Segment(ids, trained)
+    return Segment(ids, trained)
 
 
-def batch(seed: int = 0) -> list[list[f.Segment]]:
+def batch(seed: int = 0) -> list[list[Segment]]:
     rng = np.random.default_rng(seed)
     groups = [[episode(rng, prompt, n) for n in (9, 1, 14, 7)] for prompt in rng.integers(0, VOCAB, (2, 11))]
     twin = episode(rng, rng.integers(0, VOCAB, 5), 8)
-    untrained = f.Segment(twin.ids, np.zeros(len(twin.ids), bool))
+    untrained = Segment(twin.ids, np.zeros(len(twin.ids), bool))
     return [*groups, [twin, twin, untrained], [episode(rng, rng.integers(0, VOCAB, 3), 4)], [untrained]]
 
 
-def one_at_a_time(model: Any, groups: list[list[f.Segment]], temperature: float = 1.0) -> tuple[Any, Any]:
+def one_at_a_time(model: Any, groups: list[list[Segment]], temperature: float = 1.0) -> tuple[Any, Any]:
     logps, entropies = [], []
     for segment in (s for group in groups for s in group):
         ids = torch.from_numpy(segment.ids.astype(np.int64))
@@ -119,10 +120,10 @@ def gradients(model: Any, logp: Any, entropy: Any) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_same(model: Any, groups: list[list[f.Segment]], *, temperature: float = 1.0, **options: Any) -> None:
+def assert_same(model: Any, groups: list[list[Segment]], *, temperature: float = 1.0, **options: Any) -> None:
     expected = one_at_a_time(model, groups, temperature)
     wanted = gradients(model, *expected)
-    packed = f.pack(groups, share=options.pop("share", True))
+    packed = pack(groups, share=options.pop("share", True))
     got = f.logprobs(model, packed, temperature=temperature, chunk=7, **options)
     np.testing.assert_allclose(got.logp.detach().numpy(), expected[0].detach().numpy(), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(got.entropy.detach().numpy(), expected[1].detach().numpy(), rtol=1e-5, atol=1e-5)
@@ -142,7 +143,7 @@ def test_packed_equals_one_at_a_time(kind: str, share: bool) -> None:
 def test_what_cannot_be_packed_runs_one_at_a_time_and_says_so(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     model = tiny(kind)
     assert_same(model, batch(), temperature=0.8)
-    f.logprobs(model, f.pack(batch()))
+    f.logprobs(model, pack(batch()))
     assert caplog.text.count("one episode at a time") == 1
 
 
@@ -150,7 +151,7 @@ def test_an_unknown_kind_of_layer_is_not_trusted(caplog: pytest.LogCaptureFixtur
     model = tiny()
     model.config.layer_types = ["full_attention", "chunked_attention"]
     with pytest.raises(KeyError):  # Qwen3 has none such either
-        f.logprobs(model, f.pack(batch()))
+        f.logprobs(model, pack(batch()))
     assert "chunked_attention" in caplog.text
 
 
@@ -163,7 +164,7 @@ def test_temperature_and_checkpointing() -> None:
 
 def test_checkpointing_leaves_evaluation_mode_alone() -> None:
     model = tiny().eval()
-    backward(f.logprobs(model, f.pack(batch()), checkpoint=True).logp.sum())
+    backward(f.logprobs(model, pack(batch()), checkpoint=True).logp.sum())
     assert not any(m.training for m in model.modules())
 
 
@@ -172,7 +173,7 @@ def test_adapter() -> None:
 
     model = get_peft_model(tiny(), LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)).double()
     assert_same(model, batch())
-    packed = f.pack(batch())
+    packed = pack(batch())
     with model.disable_adapter(), torch.no_grad():
         off = f.logprobs(model, packed).logp
         expected = one_at_a_time(model, batch())[0]
@@ -190,7 +191,7 @@ def test_adapter_on_the_head() -> None:
 
 def test_bfloat16_is_as_close_as_its_own_rounding() -> None:
     model = tiny().to(torch.bfloat16)
-    packed = f.pack(batch())
+    packed = pack(batch())
     got = f.logprobs(model, packed)
     backward(got.logp.sum())
     assert got.logp.dtype == torch.float32
@@ -209,30 +210,30 @@ def test_no_episode_sees_another() -> None:
     changed[0] = [groups[0][0], *(episode(rng, groups[0][0].ids[:11], 6) for _ in range(3))]
     n = int(groups[0][0].trained.sum())
     with torch.no_grad():
-        first, second = (f.logprobs(model, f.pack(g)).logp[:n] for g in (groups, changed))
+        first, second = (f.logprobs(model, pack(g)).logp[:n] for g in (groups, changed))
     torch.testing.assert_close(first, second, rtol=0, atol=1e-6)
 
 
 def test_sharing_computes_the_prompt_once() -> None:
     rng = np.random.default_rng(0)
     rest = [np.r_[np.arange(20), [20 + i], rng.integers(30, 60, 5)].astype(np.int32) for i in range(4)]
-    group = [f.Segment(ids, np.arange(26) > 20) for ids in rest]
-    packed = f.pack([group])
+    group = [Segment(ids, np.arange(26) > 20) for ids in rest]
+    packed = pack([group])
     assert packed.tokens == 20 + 4 * 5  # the last trained token predicts nothing
-    assert f.pack([group], share=False).tokens == 4 * 25
+    assert pack([group], share=False).tokens == 4 * 25
     assert packed.blocks == (Block(0, 20, (25, 30, 35, 40)),)
     assert packed.position_ids[18:27].tolist() == [18, 19, 20, 21, 22, 23, 24, 20, 21]
 
 
 def test_episodes_that_agree_beyond_the_prompt_share_that_too() -> None:
     same = [np.r_[np.arange(10), tail].astype(np.int32) for tail in ([11, 12], [13, 14])]
-    packed = f.pack([[f.Segment(ids, np.arange(12) >= 6) for ids in same]])
+    packed = pack([[Segment(ids, np.arange(12) >= 6) for ids in same]])
     assert packed.tokens == 10 + 2
     assert packed.rows.tolist() == [5, 6, 7, 8, 9, 10, 5, 6, 7, 8, 9, 11]
 
 
 def test_scatter_split_and_gather() -> None:
-    packed = f.pack(batch())
+    packed = pack(batch())
     flat = np.arange(len(packed.rows), dtype=np.float32)
     parts = packed.split(flat)
     segments = [s for group in batch() for s in group]
@@ -248,39 +249,39 @@ def test_scatter_split_and_gather() -> None:
 def test_micro_batches_cover_everything_within_the_budget() -> None:
     groups = batch()
     for budget in (12, 30, 60, 10_000):
-        rows = f.micro_batches(groups, budget)
+        rows = micro_batches(groups, budget)
         assert sorted(pair for row in rows for pair in row) == [(g, m) for g in range(5) for m in range(len(groups[g]))]
         for row in rows:
-            packed = f.pack(f.chosen(groups, row))
+            packed = pack(chosen(groups, row))
             assert packed.tokens <= budget or len(row) == 1
-    assert len(f.micro_batches(groups, 10_000)) == 1
+    assert len(micro_batches(groups, 10_000)) == 1
 
 
 def test_accumulated_gradient_is_that_of_one_batch() -> None:
     model = tiny()
     groups = batch()
-    whole = f.logprobs(model, f.pack(groups)).logp
+    whole = f.logprobs(model, pack(groups)).logp
     model.zero_grad()
     backward(whole.square().sum() / len(whole))
     wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
-    for row in f.micro_batches(groups, 30):
-        backward(f.logprobs(model, f.pack(f.chosen(groups, row))).logp.square().sum() / len(whole))
+    for row in micro_batches(groups, 30):
+        backward(f.logprobs(model, pack(chosen(groups, row))).logp.square().sum() / len(whole))
     for name, p in model.named_parameters():
         assert float((p.grad - wanted[name]).norm() / wanted[name].norm()) < 1e-6, name
 
 
 def test_nothing_to_train() -> None:
-    untrained = f.Segment(np.arange(5, dtype=np.int32), np.zeros(5, bool))
-    packed = f.pack([[untrained]])
+    untrained = Segment(np.arange(5, dtype=np.int32), np.zeros(5, bool))
+    packed = pack([[untrained]])
     assert packed.tokens == 0 and packed.split(np.zeros(0))[0].shape == (0,)
     assert f.logprobs(tiny(), packed).logp.shape == (0,)
-    assert f.pack([]).split(np.zeros(0)) == []
+    assert pack([]).split(np.zeros(0)) == []
 
 
 def test_a_trained_first_token_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing precedes"):
-        f.pack([[f.Segment(np.arange(3, dtype=np.int32), np.ones(3, bool))]])
+        pack([[Segment(np.arange(3, dtype=np.int32), np.ones(3, bool))]])
 
 
 def test_head_backward_against_autograd_in_double() -> None:
@@ -320,7 +321,7 @@ class Shapes(Mode):  # type: ignore[misc]
 @pytest.mark.parametrize("frozen", [True, False])
 def test_no_tensor_has_the_vocabulary_of_more_tokens_than_a_chunk(frozen: bool) -> None:
     """In both directions; [32, 97] is the head's weight turned round, which no token has a part in."""
-    model, packed = tiny(vocab_size=97), f.pack(batch())
+    model, packed = tiny(vocab_size=97), pack(batch())
     model.get_output_embeddings().weight.requires_grad_(not frozen)
     with Shapes() as shapes:
         out = f.logprobs(model, packed, chunk=7)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from agentrl_cli.config.models import LoraConfig
-from agentrl_cli.learning import fused_forward, packing
-from agentrl_cli.learning.packing import Packed, Segment, logprobs, pack
+from agentrl_cli.learning import forward, fused_forward
+from agentrl_cli.learning.forward import logprobs
+from agentrl_cli.learning.packing import Packed, Segment, pack
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.models.adapter import add_adapter
 from tests.helpers.train import VOCABULARY
@@ -65,7 +66,7 @@ def both(model: Any, packed: Packed, monkeypatch: pytest.MonkeyPatch, **options:
     for ours in (True, False):
         with monkeypatch.context() as patch:
             if not ours:
-                patch.setattr(packing, "fused_states", lambda *given, **more: None)
+                patch.setattr(forward, "fused_states", lambda *given, **more: None)
             model.zero_grad()
             out = logprobs(model, packed, temperature=0.9, **options)
             weight = torch.randn(len(out.logp), generator=torch.Generator().manual_seed(1))

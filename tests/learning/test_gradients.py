@@ -11,12 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl_cli.learning.losses import AGGREGATIONS, LOSSES, LossConfig, LossInput, Totals, mark, objective
-from agentrl_cli.learning.packing import Segment, logprobs, pack
+from agentrl_cli.config.losses import LOSSES
+from agentrl_cli.learning.forward import logprobs
+from agentrl_cli.learning.losses import AGGREGATIONS, LossConfig, LossInput, Totals, mark, objective, policy_loss
+from agentrl_cli.learning.packing import Segment, pack
 from tests.helpers.train import VOCABULARY, write_model
+from tests.learning.test_losses import chosen
 
 LIMIT = 1e-5
-CONFIG = LossConfig(kl_coef=0.1, entropy_coef=0.02, correction="mis_sequence", correction_cap=3.0, cov_fraction=0.3)
+CONFIG = LossConfig(chosen("ppo_clip"), kl_coef=0.1, entropy_coef=0.02, correction="mis_sequence", correction_cap=3.0)
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +98,10 @@ def test_packed_and_shared_is_one_episode_at_a_time(models: Any, name: str, aggr
     groups = segments(seed=len(name) + len(aggregation))
     mine = advantages(groups)
     whole = given(models, groups, mine, share=True)
-    c = replace(CONFIG, cov_low=-9.0, cov_high=9.0)
-    whole = replace(whole, marked=mark(name, whole.logp, whole.advantage, c))
+    c = replace(CONFIG, options=chosen(name, fraction=0.3, low=-9.0, high=9.0, clip_high=0.28))
+    whole = replace(whole, marked=mark(c.options, whole.logp, whole.advantage))
     totals = Totals.of(whole.segment, 32)
-    packed = gradient(models[0], [objective(whole, c, totals, LOSSES[name], AGGREGATIONS[aggregation]).loss])
+    packed = gradient(models[0], [objective(whole, c, totals, policy_loss(name), AGGREGATIONS[aggregation]).loss])
     losses = []
     flat = [segment for group in groups for segment in group]
     for n, (segment, advantage) in enumerate(zip(flat, mine, strict=True)):
@@ -107,6 +110,6 @@ def test_packed_and_shared_is_one_episode_at_a_time(models: Any, name: str, aggr
         assert whole.sampled is not None
         one = replace(one, sampled=whole.sampled[here], marked=None if whole.marked is None else whole.marked[here])
         torch.testing.assert_close(one.old, whole.old[here], atol=1e-5, rtol=1e-5)
-        losses.append(objective(one, c, totals, LOSSES[name], AGGREGATIONS[aggregation]).loss)
+        losses.append(objective(one, c, totals, policy_loss(name), AGGREGATIONS[aggregation]).loss)
     alone = gradient(models[0], losses)
     assert float((packed - alone).norm() / alone.norm()) < LIMIT

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl_cli.learning.advantages import ADVANTAGES, RELATIVE
+from agentrl_cli.config.estimators import ESTIMATORS
+from agentrl_cli.learning.advantages import function as estimator
 from agentrl_cli.learning.estimator_inputs import AdvantageInput
 from agentrl_cli.learning.turn_advantages import gae_raw
 
@@ -52,7 +53,7 @@ def rows(x: AdvantageInput, order: list[int]) -> AdvantageInput:
 
 
 def flat(name: str, x: AdvantageInput) -> np.ndarray[Any, Any]:
-    return np.concatenate(ADVANTAGES[name](x))
+    return np.concatenate(estimator(name)(x))
 
 
 def affine(x: AdvantageInput, scale: float = 1.0, shift: float = 0.0) -> AdvantageInput:
@@ -69,22 +70,22 @@ def affine(x: AdvantageInput, scale: float = 1.0, shift: float = 0.0) -> Advanta
     )
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_the_order_of_the_episodes_does_not_matter(name: str) -> None:
     x = anything()
     order = [5, 2, 7, 0, 1, 6, 3, 4]
-    straight, shuffled = ADVANTAGES[name](x), ADVANTAGES[name](rows(x, order))
+    straight, shuffled = estimator(name)(x), estimator(name)(rows(x, order))
     for place, original in enumerate(order):
         np.testing.assert_allclose(shuffled[place], straight[original], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_the_names_of_the_groups_do_not_matter(name: str) -> None:
     x = anything()
     np.testing.assert_allclose(flat(name, x), flat(name, replace(x, groups=np.array([9, -3, 40])[x.groups])), rtol=1e-6)
 
 
-SHIFTED = sorted(RELATIVE | {"gdpo", "remax", "mt_grpo"})
+SHIFTED = sorted({n for n, e in ESTIMATORS.items() if e.compares == "rewards"} | {"gdpo", "remax", "mt_grpo"})
 """Not turn_returns and gigpo: with a discount below 1 a constant is worth more to those with fewer turns to go."""
 
 
@@ -102,7 +103,7 @@ def test_without_a_discount_neither_in_what_is_relative_or_whitened(name: str) -
 UNNORMALISED = {"dr_grpo", "rloo", "remax", "opo"}
 
 
-@pytest.mark.parametrize("name", sorted(set(ADVANTAGES) - UNNORMALISED))
+@pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - UNNORMALISED))
 def test_the_scale_of_rewards_does_not_matter_where_they_are_normalised(name: str) -> None:
     np.testing.assert_allclose(flat(name, anything()), flat(name, affine(anything(), scale=4)), rtol=1e-4, atol=1e-6)
 
@@ -115,14 +116,14 @@ def test_and_is_kept_where_they_are_not(name: str) -> None:
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "batch", "rloo"])
 def test_advantages_of_a_group_cancel(name: str) -> None:
     x = anything()
-    each = np.array([float(a[0]) for a in ADVANTAGES[name](x)])
+    each = np.array([float(a[0]) for a in estimator(name)(x)])
     np.testing.assert_allclose([each[x.groups == g].sum() for g in range(3)], 0, atol=1e-5)
 
 
 def test_opo_cancels_when_weighed_with_lengths_and_pass_at_k_in_the_mean() -> None:
     x = anything()
-    opo = np.array([float(a[0]) for a in ADVANTAGES["opo"](x)])
-    pass_at_k = np.array([float(a[0]) for a in ADVANTAGES["pass_at_k"](x)])
+    opo = np.array([float(a[0]) for a in estimator("opo")(x)])
+    pass_at_k = np.array([float(a[0]) for a in estimator("pass_at_k")(x)])
     for g in range(3):
         mine = x.groups == g
         assert float((opo * x.lengths)[mine].sum()) == pytest.approx(0, abs=1e-4)
@@ -136,7 +137,7 @@ def test_whitened_over_the_tokens_of_the_batch(name: str) -> None:
 
 
 def test_gdpo_is_normalised_over_the_batch() -> None:
-    each = np.array([float(a[0]) for a in ADVANTAGES["gdpo"](anything())])
+    each = np.array([float(a[0]) for a in estimator("gdpo")(anything())])
     assert each.mean() == pytest.approx(0, abs=1e-6) and each.std(ddof=1) == pytest.approx(1, abs=1e-5)
 
 
@@ -144,7 +145,7 @@ def test_gdpo_is_normalised_over_the_batch() -> None:
 def test_other_groups_do_not_matter(name: str) -> None:
     x = anything()
     alone = rows(x, [0, 2, 5, 7])
-    found, expected = ADVANTAGES[name](alone), ADVANTAGES[name](x)
+    found, expected = estimator(name)(alone), estimator(name)(x)
     for place, original in enumerate([0, 2, 5, 7]):
         np.testing.assert_allclose(found[place], expected[original], rtol=1e-5, atol=1e-6)
 
@@ -173,7 +174,7 @@ TRUE = CHANCE * (ARMS - CHANCE @ ARMS)
 def of(name: str, **fields: Any) -> Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
     def estimate(rewards: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         x = AdvantageInput(rewards, np.zeros(SIZE, np.int64), np.ones(SIZE, np.int64), **fields)
-        return np.array([float(a[0]) for a in ADVANTAGES[name](x)])
+        return np.array([float(a[0]) for a in estimator(name)(x)])
 
     return estimate
 
@@ -219,7 +220,7 @@ def test_mt_grpo_is_unbiased_where_the_policy_decides_when_to_stop() -> None:
             eps=large,
         )
         chance = np.prod([p for p, _ in drawn])
-        for (_, earned), a in zip(drawn, ADVANTAGES["mt_grpo"](x), strict=True):
+        for (_, earned), a in zip(drawn, estimator("mt_grpo")(x), strict=True):
             scores = np.array([-GO_ON if earned is None else 1 - GO_ON, 0.0])  # ∇log p by the logits of both choices
             found += chance * a[0] * large * scores / SIZE
             if earned is not None:

@@ -10,19 +10,37 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl_cli.learning import terms
+from agentrl_cli.config.choice import Options, choose, option_names
+from agentrl_cli.config.estimators import ESTIMATORS
+from agentrl_cli.config.losses import LOSSES, CustomLoss
+from agentrl_cli.learning.coefficients import adapt_entropy_coef, adapt_kl_coef
+from agentrl_cli.learning.corrections import CORRECTIONS
+from agentrl_cli.learning.kl import KL
 from agentrl_cli.learning.losses import (
     AGGREGATIONS,
-    LOSSES,
-    PAIRED,
     LossConfig,
     LossInput,
+    PolicyTerm,
     Totals,
     mark,
     objective,
+    policy_loss,
 )
+from agentrl_cli.learning.value import explained_variance, value_held, value_loss
 
-CONFIG = LossConfig(clip_low=0.2, clip_high=0.3)
+
+def chosen(name: str, **options: Any) -> Options:
+    """A loss with those of the options that it has; the bounds are 0.2 and 0.3 if not given."""
+    given = {"clip_low": 0.2, "clip_high": 0.3, **options}
+    own = option_names(LOSSES[name].options)
+    return choose(LOSSES, name, CustomLoss, {"name": name} | {key: given[key] for key in own if key in given})
+
+
+def term_of(name: str, x: LossInput, **options: Any) -> PolicyTerm:
+    return policy_loss(name)(x, chosen(name, **options))
+
+
+CONFIG = LossConfig(chosen("ppo_clip"))
 
 
 def t(*values: float) -> Tensor:
@@ -58,7 +76,7 @@ def grad(value: Tensor, of: Tensor) -> Tensor:
 
 def test_ppo_clip_by_hand() -> None:
     x = tokens([1.0, 1.5, 1.5, 0.5, 0.5, 1.1], [2.0, 2.0, -2.0, 2.0, -2.0, 0.0])
-    term = LOSSES["ppo_clip"](x, CONFIG)
+    term = term_of("ppo_clip", x)
     torch.testing.assert_close(term.loss, t(-2, -2.6, 3, -1, 1.6, 0))
     torch.testing.assert_close(term.weight, t(2, 0, -3, 1, 0, 0))
     assert term.clipped.tolist() == [False, True, False, False, True, False]
@@ -67,7 +85,7 @@ def test_ppo_clip_by_hand() -> None:
 
 def test_dual_clip_by_hand() -> None:
     x = tokens([5.0, 2.0, 5.0], [-1.0, -1.0, 1.0])
-    term = LOSSES["ppo_clip"](x, replace(CONFIG, clip_dual=3.0))
+    term = term_of("ppo_clip", x, clip_dual=3.0)
     torch.testing.assert_close(term.loss, t(3, 2, -1.3))
     torch.testing.assert_close(term.weight, t(0, -2, 0))
     assert term.clipped.tolist() == [True, False, True]
@@ -76,7 +94,7 @@ def test_dual_clip_by_hand() -> None:
 def test_gspo_by_hand() -> None:
     # sequence ratios: sqrt(1.5·1.5/1) … first (1.44·1)^½ = 1.2, second 1.5 alone, clipped for A > 0
     x = tokens([1.44, 1.0, 1.5], [1.0, 1.0, 1.0], [0, 0, 1])
-    term = LOSSES["gspo"](x, CONFIG)
+    term = term_of("gspo", x)
     torch.testing.assert_close(term.ratio, t(1.2, 1.2, 1.5))
     torch.testing.assert_close(term.loss, t(-1.2, -1.2, -1.3))
     torch.testing.assert_close(term.weight, t(1.2, 1.2, 0))
@@ -85,7 +103,7 @@ def test_gspo_by_hand() -> None:
 def test_gspo_has_the_gradient_of_the_sequence_form() -> None:
     x = noisy()
     x = replace(x, advantage=torch.arange(-2, 4).double()[x.segment])  # one advantage per sequence
-    total = (AGGREGATIONS["seq_mean"](x, Totals.of(x.segment, 1)) * LOSSES["gspo"](x, CONFIG).loss).sum()
+    total = (AGGREGATIONS["seq_mean"](x, Totals.of(x.segment, 1)) * term_of("gspo", x).loss).sum()
     means = torch.stack([(x.logp - x.old)[x.segment == s].mean() for s in range(6)])
     ratio, advantage = means.exp(), torch.arange(-2, 4).double()
     expected = torch.maximum(-ratio * advantage, -ratio.clamp(0.8, 1.3) * advantage).mean()
@@ -93,7 +111,7 @@ def test_gspo_has_the_gradient_of_the_sequence_form() -> None:
     torch.testing.assert_close(grad(total, x.logp), grad(expected, x.logp))
 
 
-GMPO = LossConfig(clip_low=0.4, clip_high=0.4)
+GMPO = {"clip_low": 0.4, "clip_high": 0.4}
 
 
 def test_geo_mean_by_hand() -> None:
@@ -101,7 +119,7 @@ def test_geo_mean_by_hand() -> None:
     # A > 0, since the bound on that side does not make it worse
     logs = [0.2, 1.0, 0.2, -1.0, 0.1, -1.0]
     x = tokens([exp(v) for v in logs], [2.0, 2.0, -1.0, -1.0, 1.0, 1.0], [0, 0, 1, 1, 2, 2])
-    term = LOSSES["geo_mean"](x, GMPO)
+    term = term_of("geo_mean", x, **GMPO)
     ratios = [exp(0.3), exp(-0.1), exp(-0.45)]
     torch.testing.assert_close(term.ratio, t(*[r for r in ratios for _ in range(2)]))
     torch.testing.assert_close(term.loss, t(*[-a * r for a, r in zip((2, -1, 1), ratios, strict=True) for _ in "ab"]))
@@ -112,7 +130,7 @@ def test_geo_mean_by_hand() -> None:
 def test_geo_mean_has_the_gradient_of_the_sequence_form() -> None:
     x = noisy()
     x = replace(x, advantage=torch.arange(-2, 4).double()[x.segment])
-    total = (AGGREGATIONS["seq_mean"](x, Totals.of(x.segment, 1)) * LOSSES["geo_mean"](x, GMPO).loss).sum()
+    total = (AGGREGATIONS["seq_mean"](x, Totals.of(x.segment, 1)) * term_of("geo_mean", x, **GMPO).loss).sum()
     each = []
     for s in range(6):
         a, d = float(s - 2), (x.logp - x.old)[x.segment == s]
@@ -124,14 +142,14 @@ def test_geo_mean_has_the_gradient_of_the_sequence_form() -> None:
 
 
 def test_geo_mean_takes_the_mean_advantage_of_a_sequence() -> None:
-    term = LOSSES["geo_mean"](tokens([1.0, 1.0, 1.0], [3.0, -1.0, 0.0], [0, 0, 0]), GMPO)
+    term = term_of("geo_mean", tokens([1.0, 1.0, 1.0], [3.0, -1.0, 0.0], [0, 0, 0]), **GMPO)
     torch.testing.assert_close(term.loss, t(*[-2 / 3] * 3))
     torch.testing.assert_close(term.weight, t(2 / 3, 2 / 3, 0))  # a token without an advantage counts as a ratio of 1
 
 
 def test_cispo_by_hand() -> None:
     x = tokens([1.0, 2.0, 0.5], [1.0, 1.0, -1.0])
-    term = LOSSES["cispo"](x, CONFIG)
+    term = term_of("cispo", x)
     torch.testing.assert_close(term.weight, t(1, 1.3, -0.8))
     torch.testing.assert_close(term.loss, t(1, -1.3 * (-1 + log(2)), 0.8 * (-1 - log(2))))
     assert term.clipped.tolist() == [False, True, True]
@@ -139,16 +157,16 @@ def test_cispo_by_hand() -> None:
 
 def test_sapo_by_hand() -> None:
     x = tokens([1.0, 1 + log(3)], [1.0, 1.0])
-    term = LOSSES["sapo"](x, CONFIG)
+    term = term_of("sapo", x)
     torch.testing.assert_close(term.loss, t(-2, -3))  # 4·σ(0), 4·σ(log 3)
     torch.testing.assert_close(term.weight, t(1, 4 * 0.75 * 0.25 * (1 + log(3))))
-    falling = LOSSES["sapo"](tokens([1.0], [-1.0]), replace(CONFIG, sapo_negative=2.0))
+    falling = term_of("sapo", tokens([1.0], [-1.0]), negative=2.0)
     torch.testing.assert_close(falling.loss, t(1))
     torch.testing.assert_close(falling.weight, t(-1))
 
 
 def test_reinforce_by_hand() -> None:
-    term = LOSSES["reinforce"](tokens([1.0, e], [2.0, -1.0]), CONFIG)
+    term = term_of("reinforce", tokens([1.0, e], [2.0, -1.0]))
     torch.testing.assert_close(term.loss, t(2, 0))
     torch.testing.assert_close(term.weight, t(2, -1))
 
@@ -156,38 +174,38 @@ def test_reinforce_by_hand() -> None:
 def test_covariance_losses_by_hand() -> None:
     # log p − mean: -1 0 1, A − mean: -2 0 2: covariances 2 0 2 with the first a little higher
     x = tokens([exp(-1.01), 1.0, e], [-2.0, 0.0, 2.0])
-    one = replace(CONFIG, cov_fraction=0.3, clip_high=9, clip_low=0.9)
-    clip = mark("clip_cov", x.logp, x.advantage, replace(one, cov_low=2.005))
+    one: dict[str, Any] = {"fraction": 0.3, "clip_high": 9, "clip_low": 0.9}
+    clip = mark(chosen("clip_cov", **one, low=2.005), x.logp, x.advantage)
     assert clip is not None and clip.tolist() == [True, False, False]
-    term = LOSSES["clip_cov"](replace(x, marked=clip), one)
+    term = term_of("clip_cov", replace(x, marked=clip), **one)
     torch.testing.assert_close(term.weight, t(0, 0, 2 * e))
-    kl = mark("kl_cov", x.logp, x.advantage, one)
+    kl = mark(chosen("kl_cov", **one), x.logp, x.advantage)
     assert kl is not None and kl.tolist() == [True, False, False]
-    term = LOSSES["kl_cov"](x, replace(one, cov_kl_coef=0.5))
+    term = term_of("kl_cov", x, **one, kl_coef=0.5)
     torch.testing.assert_close(term.loss, t(2 * exp(-1.01) + 0.505, 0, -2 * e))
     torch.testing.assert_close(term.weight, t(-2 * exp(-1.01) + 0.5, 0, 2 * e))
-    assert mark("ppo_clip", x.logp, x.advantage, one) is None
+    assert mark(chosen("ppo_clip"), x.logp, x.advantage) is None
 
 
-def test_the_shares_that_covariance_losses_touch_where_none_is_set() -> None:
+def test_the_shares_that_covariance_losses_touch_by_default() -> None:
     x = noisy(10_000)
-    found = [mark(name, x.logp, x.advantage, replace(CONFIG, cov_low=0.1)) for name in ("clip_cov", "kl_cov")]
+    found = [mark(chosen(name, low=0.1), x.logp, x.advantage) for name in ("clip_cov", "kl_cov")]
     assert [int(marked.sum()) for marked in found if marked is not None] == [2, 20]
 
 
 def test_clip_cov_takes_nothing_that_the_clip_holds_already() -> None:
     # covariances 2 0 2; the last ratio is e with a positive advantage: held above 1.3, so only the first can be drawn
     x = tokens([exp(-1), 1.0, e], [-2.0, 0.0, 2.0])
-    c = replace(CONFIG, cov_fraction=1.0, clip_low=0.9)
-    free, held = (mark("clip_cov", x.logp, x.advantage, c, old=old) for old in (None, x.old))
+    c = chosen("clip_cov", fraction=1.0, clip_low=0.9)
+    free, held = (mark(c, x.logp, x.advantage, old=old) for old in (None, x.old))
     assert free is not None and free.tolist() == [True, False, True]
     assert held is not None and held.tolist() == [True, False, False]
 
 
 def test_clip_cov_draws_the_same_tokens_for_the_same_seed() -> None:
     x = noisy(400)
-    c = replace(CONFIG, cov_fraction=0.02, cov_low=0.1)
-    first, second, other = (mark("clip_cov", x.logp, x.advantage, c, seed) for seed in (1, 1, 2))
+    c = chosen("clip_cov", fraction=0.02, low=0.1)
+    first, second, other = (mark(c, x.logp, x.advantage, seed) for seed in (1, 1, 2))
     assert first is not None and second is not None and other is not None
     assert int(first.sum()) == 8 and torch.equal(first, second) and not torch.equal(first, other)
 
@@ -196,9 +214,9 @@ def test_clip_cov_draws_the_same_tokens_for_the_same_seed() -> None:
 @pytest.mark.parametrize("dual", [None, 1.6])
 def test_weight_is_the_gradient(name: str, dual: float | None) -> None:
     x = noisy()
-    c = replace(CONFIG, clip_dual=dual, cov_fraction=0.1, cov_low=0.1, sapo_negative=1.3)
-    x = replace(x, marked=mark(name, x.logp, x.advantage, c))
-    term = LOSSES[name](x, c)
+    c = chosen(name, clip_dual=dual, fraction=0.1, low=0.1, negative=1.3)
+    x = replace(x, marked=mark(c, x.logp, x.advantage))
+    term = policy_loss(name)(x, c)
     torch.testing.assert_close(term.weight, -grad(term.loss.sum(), x.logp))
     assert not term.weight.requires_grad and not term.ratio.requires_grad
     assert term.clipped.dtype == torch.bool
@@ -207,7 +225,7 @@ def test_weight_is_the_gradient(name: str, dual: float | None) -> None:
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_an_absurd_ratio_stays_finite(name: str) -> None:
     x = LossInput(t(0, -900, -1).requires_grad_(), t(-900, 0, -1), t(-1, 1, 1), torch.tensor([0, 0, 0]))
-    term = LOSSES[name](x, CONFIG)
+    term = term_of(name, x)
     assert torch.isfinite(term.loss).all() and torch.isfinite(grad(term.loss.sum(), x.logp)).all()
     torch.testing.assert_close(term.weight, -grad(term.loss.sum(), x.logp))
 
@@ -215,7 +233,7 @@ def test_an_absurd_ratio_stays_finite(name: str) -> None:
 def test_on_policy_all_ratio_losses_push_by_the_advantage() -> None:
     x = tokens([1.0, 1.0, 1.0], [0.5, -2.0, 1.0])
     for name in ("ppo_clip", "dapo", "gspo", "cispo", "sapo", "reinforce"):
-        torch.testing.assert_close(LOSSES[name](x, CONFIG).weight, x.advantage)
+        torch.testing.assert_close(term_of(name, x).weight, x.advantage)
 
 
 def test_aggregations_by_hand() -> None:
@@ -241,23 +259,23 @@ def test_episode_mean_over_sequences_of_one_episode() -> None:
 
 def test_kl_by_hand() -> None:
     logp, ref = t(log(0.5)), t(log(0.25))
-    torch.testing.assert_close(terms.KL["k1"](logp, ref), t(log(2)))
-    torch.testing.assert_close(terms.KL["k2"](logp, ref), t(log(2) ** 2 / 2))
-    torch.testing.assert_close(terms.KL["k3"](logp, ref), t(0.5 + log(2) - 1))
-    torch.testing.assert_close(terms.KL["abs"](t(-1, -3), t(-2, -1)), t(1, 2))
+    torch.testing.assert_close(KL["k1"](logp, ref), t(log(2)))
+    torch.testing.assert_close(KL["k2"](logp, ref), t(log(2) ** 2 / 2))
+    torch.testing.assert_close(KL["k3"](logp, ref), t(0.5 + log(2) - 1))
+    torch.testing.assert_close(KL["abs"](t(-1, -3), t(-2, -1)), t(1, 2))
 
 
 def test_the_absolute_kl_pulls_every_token_by_one() -> None:
     logp = t(-1, -3).requires_grad_()
-    torch.testing.assert_close(grad(terms.KL["abs"](logp, t(-2, -1)).sum(), logp), t(1, -1))
+    torch.testing.assert_close(grad(KL["abs"](logp, t(-2, -1)).sum(), logp), t(1, -1))
 
 
 def test_kl_estimators_agree_with_the_divergence_in_expectation() -> None:
     p, q = t(0.5, 0.3, 0.2), t(0.4, 0.4, 0.2)
     exact = (p * (p / q).log()).sum()
     for name in ("k1", "k3"):
-        torch.testing.assert_close((p * terms.KL[name](p.log(), q.log())).sum(), exact)
-    assert (terms.KL["k3"](p.log(), q.log()) >= 0).all()
+        torch.testing.assert_close((p * KL[name](p.log(), q.log())).sum(), exact)
+    assert (KL["k3"](p.log(), q.log()) >= 0).all()
 
 
 def test_corrections_by_hand() -> None:
@@ -271,51 +289,51 @@ def test_corrections_by_hand() -> None:
         "mis_sequence": [2, 2, 1],
     }
     for name, weights in expected.items():
-        torch.testing.assert_close(terms.CORRECTIONS[name](old, sampled, segment, 3.0), t(*weights))
-    torch.testing.assert_close(terms.CORRECTIONS["mis_sequence"](old, sampled, segment, 1.5), t(0, 0, 1))
-    torch.testing.assert_close(terms.CORRECTIONS["tis_sequence"](old, sampled, segment, 1.5), t(1.5, 1.5, 1))
+        torch.testing.assert_close(CORRECTIONS[name](old, sampled, segment, 3.0), t(*weights))
+    torch.testing.assert_close(CORRECTIONS["mis_sequence"](old, sampled, segment, 1.5), t(0, 0, 1))
+    torch.testing.assert_close(CORRECTIONS["tis_sequence"](old, sampled, segment, 1.5), t(1.5, 1.5, 1))
     bounded: dict[str, list[float]] = {"none": [1, 1, 1], "tis": [3, 0.8, 1], "mis": [0, 0, 1]}
     for name, weights in bounded.items():
-        torch.testing.assert_close(terms.CORRECTIONS[name](old, sampled, segment, 3.0, 0.8), t(*weights))
+        torch.testing.assert_close(CORRECTIONS[name](old, sampled, segment, 3.0, 0.8), t(*weights))
     for name, low in (("tis_sequence", [2, 2, 1.5]), ("mis_sequence", [2, 2, 0])):
-        torch.testing.assert_close(terms.CORRECTIONS[name](old, sampled, segment, 3.0, 1.5), t(*low))
+        torch.testing.assert_close(CORRECTIONS[name](old, sampled, segment, 3.0, 1.5), t(*low))
 
 
 def test_value_loss_by_hand() -> None:
     value, old, returns = t(1, 1), t(0, 0.9), t(2, 0)
     # ½·max(1, (0.5 − 2)²) and ½·max(1, 1): the second did not move further than the clip
-    torch.testing.assert_close(terms.value_loss(value, old, returns, 0.5), t(1.125, 0.5))
-    torch.testing.assert_close(terms.value_loss(value, old, returns, None), t(0.5, 0.5))
+    torch.testing.assert_close(value_loss(value, old, returns, 0.5), t(1.125, 0.5))
+    torch.testing.assert_close(value_loss(value, old, returns, None), t(0.5, 0.5))
 
 
 def test_a_value_is_held_where_its_loss_at_the_bound_is_the_larger() -> None:
     # moved beyond the clip: away from the return the loss itself is larger, towards it that at the bound
     value, old, returns = t(1, 1, 0.2), t(0, 0, 0), t(2, -2, 2)
-    assert terms.value_held(value, old, returns, 0.5).tolist() == [True, False, False]
-    assert not terms.value_held(value, old, returns, None).any()
+    assert value_held(value, old, returns, 0.5).tolist() == [True, False, False]
+    assert not value_held(value, old, returns, None).any()
 
 
 def test_explained_variance_by_hand() -> None:
     returns = t(0, 2)
-    assert terms.explained_variance(returns, returns) == 1
-    assert terms.explained_variance(t(1, 1), returns) == 0
-    assert terms.explained_variance(t(0, 1), returns) == pytest.approx(0.75)
-    assert terms.explained_variance(returns, t(1, 1)) != terms.explained_variance(returns, t(1, 1))  # NaN
+    assert explained_variance(returns, returns) == 1
+    assert explained_variance(t(1, 1), returns) == 0
+    assert explained_variance(t(0, 1), returns) == pytest.approx(0.75)
+    assert explained_variance(returns, t(1, 1)) != explained_variance(returns, t(1, 1))  # NaN
 
 
 def test_controllers_by_hand() -> None:
-    assert terms.adapt_kl_coef(0.1, kl=0.02, target=0.01, tokens=1000) == pytest.approx(0.1 * 1.02)
-    assert terms.adapt_kl_coef(0.1, kl=0.009, target=0.01, tokens=1000) == pytest.approx(0.1 * 0.99)
-    assert terms.adapt_kl_coef(0.1, kl=0.0, target=0.01, tokens=100_000) == pytest.approx(0.08), "never below 0"
-    assert terms.adapt_kl_coef(0.1, kl=1.0, target=0.01, tokens=100_000) == pytest.approx(0.12)
-    assert terms.adapt_entropy_coef(0.01, entropy=0.1, target=0.2) == pytest.approx(0.015)
-    assert terms.adapt_entropy_coef(0.001, entropy=0.3, target=0.2) == 0
+    assert adapt_kl_coef(0.1, kl=0.02, target=0.01, tokens=1000) == pytest.approx(0.1 * 1.02)
+    assert adapt_kl_coef(0.1, kl=0.009, target=0.01, tokens=1000) == pytest.approx(0.1 * 0.99)
+    assert adapt_kl_coef(0.1, kl=0.0, target=0.01, tokens=100_000) == pytest.approx(0.08), "never below 0"
+    assert adapt_kl_coef(0.1, kl=1.0, target=0.01, tokens=100_000) == pytest.approx(0.12)
+    assert adapt_entropy_coef(0.01, entropy=0.1, target=0.2) == pytest.approx(0.015)
+    assert adapt_entropy_coef(0.001, entropy=0.3, target=0.2) == 0
 
 
 def test_objective_by_hand() -> None:
     x = tokens([1.5, 1.0], [1.0, -1.0], entropy=t(0.5, 1.5), ref=t(-1 + log(1.5), -1 - log(2)), sampled=t(-2, -1))
     c = replace(CONFIG, kl_coef=0.1, kl="k1", entropy_coef=0.01, correction="tis", correction_cap=2.0)
-    got = objective(x, c, Totals.of(x.segment, 9), LOSSES["ppo_clip"], AGGREGATIONS["token_mean"])
+    got = objective(x, c, Totals.of(x.segment, 9), policy_loss("ppo_clip"), AGGREGATIONS["token_mean"])
     # policy ½(2·−1.3 + 1), KL ½(0 + log 2), entropy mean 1
     torch.testing.assert_close(got.loss, torch.tensor(-0.8 + 0.05 * log(2) - 0.01, dtype=torch.float64))
     torch.testing.assert_close(got.weight, t(0, -1))
@@ -350,15 +368,15 @@ def part(x: LossInput, sequences: list[int]) -> LossInput:
 @pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
 def test_micro_batches_add_up_to_the_whole(name: str, aggregation: str) -> None:
     x = noisy()
-    c = replace(CONFIG, kl_coef=0.1, entropy_coef=0.02, correction="mis_sequence", cov_fraction=0.1, cov_low=0.1)
+    c = LossConfig(chosen(name, fraction=0.1, low=0.1), kl_coef=0.1, entropy_coef=0.02, correction="mis_sequence")
     sizes = torch.bincount(x.segment)
     owners = torch.tensor([0, 0, 1, 1, 2, 2])
     of_episode = torch.zeros(3, dtype=torch.int64).index_add_(0, owners, sizes)[owners]
-    x = replace(x, marked=mark(name, x.logp, x.advantage, c), episode_tokens=of_episode)
+    x = replace(x, marked=mark(c.options, x.logp, x.advantage), episode_tokens=of_episode)
     totals = replace(Totals.of(x.segment, 100), episodes=3)
-    whole = objective(x, c, totals, LOSSES[name], AGGREGATIONS[aggregation])
+    whole = objective(x, c, totals, policy_loss(name), AGGREGATIONS[aggregation])
     parts = [
-        objective(part(x, s), c, totals, LOSSES[name], AGGREGATIONS[aggregation]) for s in ([4, 0], [1], [5, 2, 3])
+        objective(part(x, s), c, totals, policy_loss(name), AGGREGATIONS[aggregation]) for s in ([4, 0], [1], [5, 2, 3])
     ]
     summed = parts[0].loss + parts[1].loss + parts[2].loss
     torch.testing.assert_close(summed, whole.loss, rtol=1e-9, atol=1e-12)
@@ -377,30 +395,32 @@ def test_an_unbiased_kl_has_the_gradient_of_the_divergence() -> None:
     x = LossInput(logp, old, torch.zeros_like(old), torch.tensor([0, 0, 0]), ref=ref)
     c = replace(CONFIG, kl_coef=1.0, kl_unbiased=True)
     chance = {"here": lambda x, totals: old.exp()}
-    got = objective(x, c, Totals.of(x.segment, 1), LOSSES["ppo_clip"], chance["here"]).loss
+    got = objective(x, c, Totals.of(x.segment, 1), policy_loss("ppo_clip"), chance["here"]).loss
     exact = (logp.exp() * (logp - ref)).sum()
     torch.testing.assert_close(got, exact)
     torch.testing.assert_close(grad(got, logits), grad(exact, logits))
-    biased = objective(x, replace(c, kl_unbiased=False), Totals.of(x.segment, 1), LOSSES["ppo_clip"], chance["here"])
+    biased = objective(
+        x, replace(c, kl_unbiased=False), Totals.of(x.segment, 1), policy_loss("ppo_clip"), chance["here"]
+    )
     assert not torch.allclose(grad(biased.loss, logits), grad(exact, logits))
 
 
 def test_objective_weight_times_coefficient_is_the_policy_gradient() -> None:
     x = noisy()
     got = objective(
-        x, replace(CONFIG, correction="tis"), Totals.of(x.segment, 9), LOSSES["ppo_clip"], AGGREGATIONS["seq_mean"]
+        x, replace(CONFIG, correction="tis"), Totals.of(x.segment, 9), policy_loss("ppo_clip"), AGGREGATIONS["seq_mean"]
     )
     torch.testing.assert_close(got.weight * got.coefficient, -grad(got.loss, x.logp))
 
 
-def test_paired_aggregations_exist() -> None:
-    assert set(PAIRED) <= set(LOSSES) and set(PAIRED.values()) <= set(AGGREGATIONS)
+def test_the_aggregations_of_records_exist() -> None:
+    assert {record.aggregation for record in (*LOSSES.values(), *ESTIMATORS.values())} <= {"", *AGGREGATIONS}
 
 
 def test_an_empty_micro_batch_is_zero() -> None:
     none = torch.zeros(0)
     x = LossInput(none.clone().requires_grad_(), none, none, torch.zeros(0, dtype=torch.int64))
-    for name, policy in LOSSES.items():
+    for name in LOSSES:
         for aggregation in AGGREGATIONS.values():
-            c = replace(CONFIG, correction="tis_sequence")
-            assert objective(x, c, Totals(5, 1, 5), policy, aggregation).loss.item() == 0, name
+            c = LossConfig(chosen(name), correction="tis_sequence")
+            assert objective(x, c, Totals(5, 1, 5), policy_loss(name), aggregation).loss.item() == 0, name

@@ -14,7 +14,8 @@ import torch
 
 from agentrl_cli.analysis.rescore import estimate
 from agentrl_cli.config import AlgoConfig
-from agentrl_cli.learning.packing import Segment, logprobs, pack
+from agentrl_cli.learning.forward import logprobs
+from agentrl_cli.learning.packing import Segment, pack
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.learning.value import Critic
 from agentrl_cli.store import RunRow, Store

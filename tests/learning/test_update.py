@@ -14,8 +14,9 @@ import torch
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, NotFound, TrainingStopped
+from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.optimizers import move_state
-from agentrl_cli.learning.packing import Segment, trained_logprobs
+from agentrl_cli.learning.packing import Segment
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.types import TOP_K, Episode, Origin, Outcome, RewardPart, Tokens
 from tests.helpers.train import VOCABULARY, write_model

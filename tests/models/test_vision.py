@@ -30,7 +30,8 @@ from agentrl_cli.commands import app
 from agentrl_cli.config import Config
 from agentrl_cli.envs.tool_env import ToolEnv
 from agentrl_cli.errors import EnvError, ModelError, PolicyError, TemplateError
-from agentrl_cli.learning.packing import Segment, pack, trained_logprobs
+from agentrl_cli.learning.forward import trained_logprobs
+from agentrl_cli.learning.packing import Segment, pack
 from agentrl_cli.models.checkpoint import load_weights
 from agentrl_cli.models.vision import reader_of
 from agentrl_cli.policies.load import load_policy

@@ -14,7 +14,8 @@ import torch
 from agentrl_cli.commands import main
 from agentrl_cli.config.models import ModelConfig
 from agentrl_cli.errors import NotFound, UsageError
-from agentrl_cli.learning.packing import Segment, trained_logprobs
+from agentrl_cli.learning.forward import trained_logprobs
+from agentrl_cli.learning.packing import Segment
 from agentrl_cli.models.load import load_model
 from agentrl_cli.sft import train as sft
 from agentrl_cli.sft.from_store import batches, choose

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from agentrl_cli.errors import ConfigError, NotFound, TemplateError
-from agentrl_cli.learning.packing import Segment, trained_logprobs
+from agentrl_cli.learning.forward import trained_logprobs
+from agentrl_cli.learning.packing import Segment
 from agentrl_cli.models.load import load_model
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Fact, Outcome

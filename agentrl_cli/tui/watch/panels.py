@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
+from agentrl_cli.config.choice import name_of
 from agentrl_cli.tui.common.charts import bar, chart, short, span, sparkline
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, flag_names, num, wrap
 from agentrl_cli.tui.common.token_text import keep_end
@@ -301,7 +302,7 @@ def config_facts(config: Mapping[str, Any]) -> list[str]:
         return value
 
     group, prompts = get("rollout.group_size"), get("rollout.prompts_per_step")
-    first = [str(get("algo.advantage") or "")]
+    first = [name_of(get("algo.advantage"))]
     if group and prompts:
         first.append(f"G={group} x {prompts} prompts")
     second = [

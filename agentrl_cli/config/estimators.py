@@ -1,0 +1,228 @@
+"""The advantage estimators: one record each, with everything the rest of the program uses of it.
+
+To add one: a function in learning/advantages.py (per token or turn: learning/turn_advantages.py), a record here, and a
+test with numbers computed by hand. Nothing else knows an estimator by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from agentrl_cli.config.base import Positive, Unit
+from agentrl_cli.config.choice import Algorithm, Options
+
+Compares = Literal["rewards", "group", "batch", "nothing"]
+Needs = Literal["", "values", "baseline"]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator(Algorithm):
+    """An advantage estimator."""
+
+    compares: Compares
+    """rewards: only the episodes' rewards within their group, so equal rewards carry no signal; group: reward parts or
+    turns within the group, which may differ although the rewards are equal; batch: all episodes; nothing."""
+    needs: Needs
+    """What must be computed for it: values of a value head, or greedy attempts as the baseline."""
+
+
+def _eps() -> float:
+    value: float = Field(default=1e-4, ge=0, description="added to a standard deviation")
+    return value
+
+
+def _gamma(unit: str) -> float:
+    value: float = Field(default=1.0, description=f"discount per {unit}")
+    return value
+
+
+class NoOptions(Options):
+    """An estimator without options."""
+
+
+class Normalised(Options):
+    """Of estimators that divide by a standard deviation."""
+
+    eps: float = _eps()
+
+
+class TokenDiscount(Options):
+    """Of reinforce_pp."""
+
+    gamma: Unit = _gamma("trained token")
+
+
+class Gae(TokenDiscount):
+    """Of gae."""
+
+    lam: Unit = Field(default=1.0, alias="lambda", description="1 trusts the returns, 0 the value head")
+
+
+class BestOf(Normalised):
+    """Of pass_at_k."""
+
+    k: Positive = Field(default=2, description="k of pass@k")
+
+
+class Turns(Normalised):
+    """Of turn_returns."""
+
+    gamma: Unit = _gamma("assistant turn")
+
+
+class TurnsAndEpisode(Turns):
+    """Of mt_grpo and gigpo."""
+
+    turn_coef: float = Field(default=1.0, ge=0, description="weight of the turn's advantage beside the episode's")
+
+
+class CustomEstimator(TurnsAndEpisode, BestOf, Gae):
+    """Of a user's own function: every field of AdvantageInput that is a setting."""
+
+    gamma: Unit = _gamma("token or turn")
+
+
+_EPISODE = "agentrl_cli.learning.advantages"
+_TURN = "agentrl_cli.learning.turn_advantages"
+
+ESTIMATORS: Mapping[str, Estimator] = {
+    "grpo": Estimator(
+        function=f"{_EPISODE}:grpo",
+        options=Normalised,
+        aggregation="",
+        text="(R − group mean) / (group std + eps)",
+        source="https://arxiv.org/abs/2402.03300",
+        compares="rewards",
+        needs="",
+    ),
+    "dr_grpo": Estimator(
+        function=f"{_EPISODE}:dr_grpo",
+        options=NoOptions,
+        aggregation="seq_mean_norm",
+        text="R − group mean, no standard deviation",
+        source="https://arxiv.org/abs/2503.20783",
+        compares="rewards",
+        needs="",
+    ),
+    "batch": Estimator(
+        function=f"{_EPISODE}:batch",
+        options=Normalised,
+        aggregation="",
+        text="(R − group mean) / (std of the whole batch + eps), Lite PPO",
+        source="https://arxiv.org/abs/2508.08221",
+        compares="rewards",
+        needs="",
+    ),
+    "rloo": Estimator(
+        function=f"{_EPISODE}:rloo",
+        options=NoOptions,
+        aggregation="",
+        text="R − mean of the group's other episodes",
+        source="https://arxiv.org/abs/2402.14740",
+        compares="rewards",
+        needs="",
+    ),
+    "reinforce_pp": Estimator(
+        function=f"{_EPISODE}:reinforce_pp",
+        options=TokenDiscount,
+        aggregation="",
+        text="discounted return of each token, whitened over the batch's tokens",
+        source="https://arxiv.org/abs/2501.03262",
+        compares="batch",
+        needs="",
+    ),
+    "reinforce_pp_baseline": Estimator(
+        function=f"{_EPISODE}:reinforce_pp_baseline",
+        options=NoOptions,
+        aggregation="",
+        text="R − group mean, whitened over the batch's tokens",
+        source="https://arxiv.org/abs/2501.03262",
+        compares="rewards",
+        needs="",
+    ),
+    "remax": Estimator(
+        function=f"{_EPISODE}:remax",
+        options=NoOptions,
+        aggregation="",
+        text="return from each token on − reward of a greedy attempt",
+        source="https://arxiv.org/abs/2310.10505",
+        compares="nothing",
+        needs="baseline",
+    ),
+    "opo": Estimator(
+        function=f"{_EPISODE}:opo",
+        options=NoOptions,
+        aggregation="",
+        text="R − length-weighted group mean",
+        source="https://arxiv.org/abs/2505.23585",
+        compares="rewards",
+        needs="",
+    ),
+    "gdpo": Estimator(
+        function=f"{_EPISODE}:gdpo",
+        options=Normalised,
+        aggregation="",
+        text="weighted sum of the reward parts, each normalised in its group, then over the batch",
+        source="https://arxiv.org/abs/2601.05242",
+        compares="group",
+        needs="",
+    ),
+    "pass_at_k": Estimator(
+        function=f"{_EPISODE}:pass_at_k",
+        options=BestOf,
+        aggregation="",
+        text="(E[best of k with this episode] − E[best of k]) / std of the best of k",
+        source="https://arxiv.org/abs/2508.10751",
+        compares="rewards",
+        needs="",
+    ),
+    "grpo_passk": Estimator(
+        function=f"{_EPISODE}:grpo_passk",
+        options=Normalised,
+        aggregation="",
+        text="(best − second best) / (group std + eps) for the group's best, 0 for the others",
+        source="https://arxiv.org/abs/2503.19595",
+        compares="rewards",
+        needs="",
+    ),
+    "gae": Estimator(
+        function=f"{_TURN}:gae",
+        options=Gae,
+        aggregation="",
+        text="generalised advantage estimation with a value head (PPO), whitened over the batch's tokens",
+        source="https://arxiv.org/abs/1506.02438",
+        compares="batch",
+        needs="values",
+    ),
+    "turn_returns": Estimator(
+        function=f"{_TURN}:turn_returns",
+        options=Turns,
+        aggregation="",
+        text="discounted return of each turn, normalised over the group at the same turn",
+        source="http://incompleteideas.net/book/the-book.html",
+        compares="group",
+        needs="",
+    ),
+    "mt_grpo": Estimator(
+        function=f"{_TURN}:mt_grpo",
+        options=TurnsAndEpisode,
+        aggregation="",
+        text="grpo + turn_coef × the rewards from each turn on, normalised over the group at the same turn",
+        source="https://arxiv.org/abs/2505.11821",
+        compares="group",
+        needs="",
+    ),
+    "gigpo": Estimator(
+        function=f"{_TURN}:gigpo",
+        options=TurnsAndEpisode,
+        aggregation="",
+        text="grpo + turn_coef × advantage among turns of the group that started from the same state",
+        source="https://arxiv.org/abs/2505.10978",
+        compares="group",
+        needs="",
+    ),
+}

@@ -1,0 +1,178 @@
+"""The policy losses: one record each, with everything the rest of the program uses of it.
+
+To add one: a function in learning/losses.py, a record here, and a test with numbers computed by hand. Nothing else
+knows a loss by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import Field, model_validator
+
+from agentrl_cli.config.choice import Algorithm, Options
+
+
+@dataclass(frozen=True, slots=True)
+class Loss(Algorithm):
+    """A policy loss."""
+
+    mark: str
+    """`module:object` of what chooses tokens over the whole mini-batch before the loss; "" if it chooses none."""
+
+
+def _low(default: float, bound: str = "1 - clip_low") -> float:
+    value: float = Field(default=default, gt=0, le=1, description=f"the ratio is clipped below {bound}")
+    return value
+
+
+def _high(default: float, bound: str = "1 + clip_high") -> float:
+    value: float = Field(default=default, gt=0, description=f"the ratio is clipped above {bound}")
+    return value
+
+
+class NoOptions(Options):
+    """A loss without options."""
+
+
+class Clip(Options):
+    """Of losses that bound the ratio."""
+
+    clip_low: float = _low(0.2)
+    clip_high: float = _high(0.28)
+
+
+class DualClip(Clip):
+    """Of PPO's clip."""
+
+    clip_dual: float | None = Field(
+        default=None, gt=1, description="bound on the ratio where the advantage is negative, usually 3; null: none"
+    )
+
+
+class SequenceClip(DualClip):
+    """Of gspo: section 5.1 of https://arxiv.org/abs/2507.18071v2. The mean log ratio of a sequence moves by orders of
+    magnitude less than a token's."""
+
+    clip_low: float = _low(3e-4)
+    clip_high: float = _high(4e-4)
+
+
+class LogClip(Clip):
+    """Of geo_mean: bounds of the logarithm of the ratio."""
+
+    clip_low: float = _low(0.4, "e^-clip_low")
+    clip_high: float = _high(0.4, "e^clip_high")
+
+
+class Gate(Options):
+    """Of sapo."""
+
+    positive: float = Field(default=1.0, gt=0, description="temperature where the advantage is positive")
+    negative: float = Field(default=1.05, gt=0, description="temperature where the advantage is negative")
+
+
+class ClipCov(DualClip):
+    """Of clip_cov. The share is that of the authors' scripts for 7B models (recipe/entropy/7b_*.sh in verl)."""
+
+    fraction: float = Field(default=0.0002, gt=0, le=1, description="share of tokens whose gradient is cut")
+    low: float = Field(default=1.0, description="tokens are drawn from those with a covariance above this")
+    high: float = Field(default=5.0, description="tokens are drawn from those with a covariance below this")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ClipCov:
+        if self.low >= self.high:
+            raise ValueError(f"algo.loss.low ({self.low:g}) must be below algo.loss.high ({self.high:g})")
+        return self
+
+
+class KlCov(Options):
+    """Of kl_cov. The authors took a share of 0.002 for 7B models, and 0.0002 for 32B, which is verl's default."""
+
+    fraction: float = Field(default=0.002, gt=0, le=1, description="share of tokens that are penalised")
+    kl_coef: float = Field(default=1.0, ge=0, description="weight of the penalty")
+
+
+class CustomLoss(ClipCov, KlCov, Gate):
+    """Of a user's own function."""
+
+    fraction: float = Field(default=0.0002, gt=0, le=1, description="share of tokens")
+
+
+_HERE = "agentrl_cli.learning.losses"
+
+LOSSES: Mapping[str, Loss] = {
+    "ppo_clip": Loss(
+        function=f"{_HERE}:ppo_clip",
+        options=DualClip,
+        aggregation="",
+        text="−min(ratio·A, clip(ratio)·A)",
+        source="https://arxiv.org/abs/1707.06347",
+        mark="",
+    ),
+    "dapo": Loss(
+        function=f"{_HERE}:ppo_clip",
+        options=DualClip,
+        aggregation="token_mean",
+        text="ppo_clip, every token of the batch counts the same",
+        source="https://arxiv.org/abs/2503.14476",
+        mark="",
+    ),
+    "gspo": Loss(
+        function=f"{_HERE}:gspo",
+        options=SequenceClip,
+        aggregation="seq_mean",
+        text="PPO's clip on the geometric mean of a sequence's ratios",
+        source="https://arxiv.org/abs/2507.18071",
+        mark="",
+    ),
+    "geo_mean": Loss(
+        function=f"{_HERE}:geo_mean",
+        options=LogClip,
+        aggregation="seq_mean",
+        text="geometric mean of a sequence's clipped ratios (GMPO)",
+        source="https://arxiv.org/abs/2507.20673",
+        mark="",
+    ),
+    "cispo": Loss(
+        function=f"{_HERE}:cispo",
+        options=Clip,
+        aggregation="token_mean",
+        text="−sg(clip(ratio))·A·log p: the weight is bounded, no token loses its gradient",
+        source="https://arxiv.org/abs/2506.13585",
+        mark="",
+    ),
+    "sapo": Loss(
+        function=f"{_HERE}:sapo",
+        options=Gate,
+        aggregation="seq_mean",
+        text="a soft gate on the ratio instead of a clip",
+        source="https://arxiv.org/abs/2511.20347",
+        mark="",
+    ),
+    "clip_cov": Loss(
+        function=f"{_HERE}:clip_cov",
+        options=ClipCov,
+        aggregation="",
+        text="ppo_clip without the gradient of some tokens of high covariance",
+        source="https://arxiv.org/abs/2505.22617",
+        mark=f"{_HERE}:mark_clip_cov",
+    ),
+    "kl_cov": Loss(
+        function=f"{_HERE}:kl_cov",
+        options=KlCov,
+        aggregation="",
+        text="−ratio·A, and a KL penalty on the tokens of the highest covariance",
+        source="https://arxiv.org/abs/2505.22617",
+        mark=f"{_HERE}:mark_kl_cov",
+    ),
+    "reinforce": Loss(
+        function=f"{_HERE}:reinforce",
+        options=NoOptions,
+        aggregation="",
+        text="−A·log p, no ratio: for one epoch on fresh samples only",
+        source="https://doi.org/10.1007/BF00992696",
+        mark="",
+    ),
+}
