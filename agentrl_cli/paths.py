@@ -27,7 +27,7 @@ def packs_dir() -> Path:
 
 
 def sandbox_dir() -> Path:
-    """The folder of what runs inside the sandbox (`runner.py`, `Dockerfile`)."""
+    """The folder of what runs inside the sandbox (`main.py`, `Dockerfile`)."""
     return _shipped("sandbox")
 
 

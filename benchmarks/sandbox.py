@@ -4,8 +4,8 @@
     python benchmarks/sandbox.py --soak 10000 [--levels ns]
 
 Every way runs the same five-line program, eight at a time; rounds are interleaved, and the best round counts, because
-other work on the machine only ever makes a round slower. Where cgroups of version 1 count CPU time and we may make one,
-the CPU milliseconds of one execution are shown too, those of every process it takes; they hardly depend on other work.
+other work on the machine only ever makes a round slower. If cgroups of version 1 count CPU time and one can be made,
+the CPU milliseconds of one execution are shown too, of all its processes; they hardly depend on other work.
 
 `--soak` runs that many executions in a row and compares processes, descriptors and memory with those after the first
 twentieth.
@@ -113,7 +113,7 @@ async def rate(way: Way, seconds: float, at_once: int) -> tuple[int, float]:
 
 
 class Cpu:
-    """CPU seconds of this process, what it starts, and Docker's containers; 0 where nobody counts them."""
+    """CPU seconds of this process, what it starts, and Docker's containers; 0 if cgroups do not count them."""
 
     def __init__(self) -> None:
         self.group = Path("/sys/fs/cgroup/cpuacct", f"agentrl-bench-{os.getpid()}")
@@ -206,7 +206,7 @@ async def soak(level: str, number: int, at_once: int = 8) -> tuple[dict[str, int
 
 def containers(sandbox: Sandbox) -> list[int]:
     """The first process of each of its containers, as this machine knows it."""
-    runners = [runner for pool in sandbox._runners.values() for runner in pool if isinstance(runner, Container)]
+    runners = [runner for pool in sandbox.pool.runners.values() for runner in pool if isinstance(runner, Container)]
     return [runner.api.inspect_container(runner.id)["State"]["Pid"] for runner in runners]
 
 

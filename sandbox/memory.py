@@ -1,4 +1,4 @@
-"""What a box's processes hold of memory, and whose memory it was that made the kernel kill one of them."""
+"""Memory use of a box's processes, and attribution of out-of-memory kills."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from contextlib import suppress
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CLOSE = 1 << 20
-"""Bytes that a process may have asked for at once when it met the limit."""
+"""Bytes that a process may have requested at once when it met the limit."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _CONTAINER = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
-"""Where a container finds its own count (version 2, version 1)."""
+"""A container's own count (cgroup version 2, version 1)."""
 
 
-class Kills:
-    """The kernel's own count of what it killed for want of memory.
+class OutOfMemoryKills:
+    """The kernel's count of out-of-memory kills.
 
     `fds`: open files of the box's cgroup, `memory.events` (version 2), or `memory.oom_control`,
     `memory.max_usage_in_bytes` and `memory.limit_in_bytes` (version 1). Without them there is only the count of the
-    container (where `contained`) or of the whole machine. That says only that some process ran out of memory, so it
-    matters to an execution only if SIGKILL ended it.
+    container (if `contained`) or of the whole machine, which covers other processes too: it matters to an execution
+    only if SIGKILL ended it.
     """
 
     def __init__(self, fds: list[int], contained: bool = False) -> None:
@@ -31,18 +31,18 @@ class Kills:
             with suppress(OSError):
                 self.fds = [os.open(shared, os.O_RDONLY)]
                 break
-        self._before = self._look()
+        self._before = self._read()
 
     def mark(self) -> None:
-        """An execution begins. A shared count may take long to read: there it counts since the last look."""
+        """Marks the begin of an execution. A shared count, slow to read, is compared with the last reading instead."""
         if self.exact:
-            self._before = self._look()
+            self._before = self._read()
 
-    def _look(self) -> bytes:
+    def _read(self) -> bytes:
         return os.pread(self.fds[0], 65536, 0) if self.fds else b""
 
     def _full(self, before: bytes) -> bool:
-        """Whether the box was at its own limit."""
+        """Whether the box met its own limit."""
         if len(self.fds) == 1:
             return _number(self._before, b"oom") > _number(before, b"oom")
         peak, limit = (int(os.pread(fd, 32, 0)) for fd in self.fds[1:])
@@ -50,12 +50,12 @@ class Kills:
         return peak >= limit - _CLOSE
 
     def since(self, over: bool, killed: bool) -> str:
-        """`own` where the box's own memory killed since `mark`, `others` where it was somebody else's, or nothing.
+        """Whose memory caused a kill since `mark`: `own`, `others`, or empty without a kill.
 
-        Where there is no cgroup, `over` decides, whether the box held more than its limit as far as is known, and
-        `killed`, whether SIGKILL ended the execution.
+        Without a cgroup, `over` (the box held more than its limit, as far as is known) and `killed` (SIGKILL ended the
+        execution) decide.
         """
-        before, self._before = self._before, self._look()
+        before, self._before = self._before, self._read()
         if self._before == before or _number(self._before, b"oom_kill") <= _number(before, b"oom_kill"):
             return ""
         if self.exact:
@@ -64,7 +64,7 @@ class Kills:
 
 
 def _number(text: bytes, name: bytes) -> int:
-    """The number in the line that begins with a name; 0 without one."""
+    """The number in the line that begins with a name; 0 if absent."""
     for line in text.splitlines():
         key, _, value = line.partition(b" ")
         if key == name:
@@ -73,13 +73,13 @@ def _number(text: bytes, name: bytes) -> int:
 
 
 def exceeds(pids: Iterable[int], limit: int, until: float) -> bool:
-    """Whether processes hold more than `limit` bytes together, files left out. False where that takes past `until`.
+    """Whether processes hold more than `limit` bytes together, without files. False if that takes longer than `until`.
 
-    `until`: by the monotonic clock. The exact sum waits for every process that is about to fork, and where there are
-    more of those than cores, one look at a fork bomb would take seconds: longer than the host waits for the box.
+    `until`: by the monotonic clock. The exact sum waits for every process that is about to fork: with more of those
+    than cores, one sum over a fork bomb would take seconds, longer than the host waits for the box.
     """
     found = list(pids)
-    # The cheap sum counts files, and twice what a process shares with its checkpoint.
+    # The cheap sum includes files, and counts twice what a process shares with its checkpoint.
     if sum(map(_resident, found)) <= limit:
         return False
     total = 0
@@ -109,7 +109,7 @@ def _proportional(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU seconds of a process and of those of its children that it has waited for; 0 once it is gone."""
+    """CPU seconds of a process and of its reaped children; 0 once it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return sum(map(int, file.read().rpartition(b")")[2].split()[11:15])) / _TICKS

@@ -1,7 +1,7 @@
 """The processes that run the model's code: one for a script, and one that stays for a session's cells and calls.
 
-Everything here shares its interpreter with hostile code, so nothing here is trusted: what it reports only chooses
-among the results that are the model's fault, and its box takes every answer for a claim.
+Everything here shares its interpreter with hostile code, so nothing here is trusted: its answers are claims, which
+choose only among the results that are the model's fault.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ import types
 from contextlib import suppress
 from typing import Any, NoReturn
 
-import confine
-import ends
-import plain
-import wire
+from sandbox import exit_status
+from sandbox.isolation import forks
+from sandbox.protocol import framing, values
 
 _NOTE_FD = 3
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
@@ -47,7 +46,7 @@ def remember(name: str, source: str) -> None:
 
 
 def classify(error: BaseException) -> tuple[str, str]:
-    """Status and detail of an exception that nobody caught."""
+    """Status and detail of an uncaught exception."""
     seen: BaseException | None = error
     for _ in range(8):
         if seen is None:
@@ -68,9 +67,9 @@ def _limit_of(error: BaseException) -> tuple[str, str] | None:
         return None
     number = error.errno
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return "disk_limit", ends.full_detail()
+        return "disk_limit", exit_status.full_detail()
     if number == errno.EFBIG:
-        return "disk_limit", ends.LARGE
+        return "disk_limit", exit_status.LARGE
     if number == errno.EMFILE:
         return "open_files_limit", ""
     if number == errno.EAGAIN and isinstance(error, BlockingIOError):
@@ -96,10 +95,10 @@ def _from_socket(error: BaseException) -> bool:
 
 
 def show(error: BaseException) -> None:
-    """Prints the traceback without the frames of this file, and without the place where Python is on this host."""
+    """Prints the traceback without the frames of this file and without the host's path of Python."""
     step = error.__traceback__
-    ours = {__file__, ast.parse.__code__.co_filename} if isinstance(error, SyntaxError) else {__file__}
-    while step is not None and step.tb_frame.f_code.co_filename in ours:
+    own = {__file__, ast.parse.__code__.co_filename} if isinstance(error, SyntaxError) else {__file__}
+    while step is not None and step.tb_frame.f_code.co_filename in own:
         step = step.tb_next
     try:
         text = "".join(traceback.format_exception(type(error), error, step))
@@ -120,27 +119,27 @@ def exit_code(error: SystemExit) -> int:
 
 
 def run_script(source: bytes | bytearray, name: str) -> NoReturn:
-    """Runs a program as `python name` does and ends the process; what went wrong goes to descriptor 3 as a note."""
-    gc.freeze()  # what the collector knows from here on is the program's
+    """Runs a program as `python name` does and ends the process; writes an error to descriptor 3 as a note."""
+    gc.freeze()  # from here on the collector sees the program's objects alone
     code, note = script(source, name)
     try:
-        if is_awaited():
-            threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter itself calls at its end
+        if has_exit_work():
+            threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter at its end
             atexit._run_exitfuncs()
         _flush()
-        _let_go()
+        _release_objects()
     except BaseException as error:  # noqa: BLE001 - as below
         code, note = code or 1, note or " ".join(classify(error))
     if note:
-        with suppress(OSError):  # a program may close what it does not know
+        with suppress(OSError):  # the program may have closed it
             os.write(_NOTE_FD, note.encode("utf-8", "replace")[:200])
     os._exit(code)
 
 
-def _let_go() -> None:
-    """What the interpreter does at its end: files that a program left open are written, finalizers are called."""
-    with suppress(MemoryError):  # of the list of all objects: the program itself had enough
-        for one in gc.get_objects():  # beforehand, since in a cycle a file may be closed before its own buffer
+def _release_objects() -> None:
+    """As the interpreter at its end: flushes files that a program left open and calls finalizers."""
+    with suppress(MemoryError):  # from the list of all objects; the program itself has finished
+        for one in gc.get_objects():  # first, since in a cycle a file may be closed before its own buffer
             if issubclass(type(one), _BUFFERED):
                 with suppress(Exception):
                     one.flush()
@@ -157,7 +156,7 @@ def _flush() -> None:
 
 
 def script(source: bytes | bytearray, name: str) -> tuple[int, str]:
-    """Runs a program up to its last line; its exit code, and what went wrong."""
+    """Runs a program up to its last line; returns its exit code and the note of an error."""
     note, code = "", 0
     try:
         text = source.decode("utf-8", "replace")
@@ -172,22 +171,19 @@ def script(source: bytes | bytearray, name: str) -> tuple[int, str]:
     return code, note
 
 
-def is_awaited() -> bool:
-    """Whether the end of a program has to wait for threads, or anything of the program is called at it.
+def has_exit_work() -> bool:
+    """Whether the end of a program has to wait for threads or call exit functions.
 
-    What the interpreter does beforehand is seen by nothing else, and takes as long as a short program.
+    The interpreter's own work at its end takes as long as a short program, and is skipped if nothing would notice.
     """
-    known = threading.__dict__
-    # One is the main thread's.
-    threads = len(known.get("_shutdown_locks", "??")) > 1 or len(known.get("_active", "??")) > 1
-    called = known.get("_threading_atexits", True) or atexit._ncallbacks()
-    return bool(threads or called) or sys.stdout is not sys.__stdout__ or sys.stderr is not sys.__stderr__
+    waiting = threading.active_count() > 1 or atexit._ncallbacks() > 0
+    return waiting or sys.stdout is not sys.__stdout__ or sys.stderr is not sys.__stderr__
 
 
 def _reaped(pid: int, options: int = os.WNOHANG) -> bool:
-    """Whether a process is no child of this one any more."""
+    """Whether a child has ended and was reaped."""
     try:
-        return os.waitpid(pid, options | confine.ANY_KIND)[0] == pid
+        return os.waitpid(pid, options | forks.ANY_KIND)[0] == pid
     except ChildProcessError:
         return True
 
@@ -201,12 +197,12 @@ def _report(error: BaseException) -> None:
             error = failure
     try:
         show(error)
-    except BaseException:  # noqa: BLE001 - stderr may be closed or replaced; the note still says what happened
+    except BaseException:  # noqa: BLE001 - stderr may be closed or replaced; the note still names what happened
         return
 
 
-class Session:
-    """A Python session: cells and calls against one namespace, each preceded by a fork that keeps the state."""
+class Interpreter:
+    """A session's cells and calls against one namespace, each preceded by a fork that keeps the state."""
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
@@ -214,26 +210,26 @@ class Session:
         self.pid = os.getpid()
         self.nonce = ""
         self.left: list[int] = []
-        """Checkpoints that the box keeps, to be reaped when they have ended."""
+        """Checkpoints that the box keeps, to be reaped once they have ended."""
         self.last = 0
-        """The last one that it did not keep: it ends it before it asks again."""
-        self.line, self.inode = -1, 0
-        """What the next one sleeps on."""
+        """The last checkpoint that the box did not keep; the box ends it before its next request."""
+        self.wake_fd, self.inode = -1, 0
+        """The socket on which the next checkpoint sleeps."""
 
     def serve(self) -> NoReturn:
         """Answers requests until the box closes the socket."""
         while True:
-            received = wire.receive_one(self.control, max_fds=1)
+            received = framing.receive_one(self.control, max_fds=1)
             if received is None:
                 os._exit(0)
             frame, fds = received
             self.nonce = frame.header["nonce"]
-            if not self._has_line(fds):
-                self._say({"line": "", "nonce": self.nonce})
+            if not self._has_wake_socket(fds):
+                self._say({"socket": "", "nonce": self.nonce})
                 continue
             kept = self._checkpoint("keep" in frame.header)
             if kept is None:
-                continue  # this process is the checkpoint, and was called upon
+                continue  # this process is the checkpoint, and was woken
             answer = {"done": ""}
             if frame.header["op"] == "cell":
                 status, detail = self.cell(frame.header["name"], frame.body) if kept else ("process_limit", "processes")
@@ -243,21 +239,21 @@ class Session:
             self._end()
             self._say({**answer, "checkpoint": str(kept), "nonce": self.nonce})
 
-    def _has_line(self, fds: list[int]) -> bool:
-        """Whether the next checkpoint has something to sleep on: a new line, or one that no cell has closed."""
+    def _has_wake_socket(self, fds: list[int]) -> bool:
+        """Whether the next checkpoint has a socket to sleep on: a new one, or one that no cell has closed."""
         try:
             if fds:
-                self.line = fds[0]
-                os.set_inheritable(self.line, False)
-                self.inode = os.fstat(self.line).st_ino
-            return os.fstat(self.line).st_ino == self.inode
+                self.wake_fd = fds[0]
+                os.set_inheritable(self.wake_fd, False)
+                self.inode = os.fstat(self.wake_fd).st_ino
+            return os.fstat(self.wake_fd).st_ino == self.inode
         except OSError:
             return False
 
     def _checkpoint(self, keep: bool) -> int | None:
-        """Forks the state as it is. The child sleeps on the line; returns its pid, 0 without one, None when it wakes.
+        """Forks the current state into a sleeping child. Returns its pid, 0 if it cannot fork, None in the woken child.
 
-        `keep`: it may be woken later, so it takes the line with it.
+        `keep`: the child may be woken after later requests, so the socket is its own.
         """
         if self.left:
             self.left = [pid for pid in self.left if not _reaped(pid)]
@@ -265,28 +261,28 @@ class Session:
             _reaped(self.last, 0)
             self.last = 0
         try:
-            pid = confine.sleeping_fork(self.line)
+            pid = forks.sleeping_fork(self.wake_fd)
         except OSError:
             pid = -1
         if pid and keep:
-            os.close(self.line)
-            self.line = -1
+            os.close(self.wake_fd)
+            self.wake_fd = -1
         if pid > 0 and keep:
             self.left.append(pid)
         elif pid > 0:
             self.last = pid
         if pid:
             return max(pid, 0)
-        os.dup2(self.line, self.control.fileno(), inheritable=False)
-        os.close(self.line)
-        self.line = -1
+        os.dup2(self.wake_fd, self.control.fileno(), inheritable=False)
+        os.close(self.wake_fd)
+        self.wake_fd = -1
         self.pid = os.getpid()
         self._say({"hello": ""})
         return None
 
     def _end(self) -> None:
         if os.getpid() != self.pid:
-            os._exit(0)  # a child that the cell forked came all the way here
+            os._exit(0)  # a child that the cell forked returned up to here
         try:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -295,12 +291,12 @@ class Session:
 
     def _say(self, header: dict[str, str], body: bytes = b"") -> None:
         try:
-            wire.say(self.control, header, body)
+            framing.say(self.control, header, body)
         except OSError:
             os._exit(1)
 
     def cell(self, name: str, source: bytes) -> tuple[str, str]:
-        """Executes one cell; an expression at its end is printed, as a notebook does."""
+        """Executes one cell; the value of an expression at its end is printed, as in a notebook."""
         try:
             text = source.decode("utf-8", "replace")
             remember(name, text)
@@ -314,17 +310,17 @@ class Session:
             return classify(error)
         return "ok", ""
 
-    def calls(self, frame: wire.Frame) -> None:
+    def calls(self, frame: framing.Frame) -> None:
         """Answers the calls `[[name, args, kwargs], ...]` one by one, as tagged plain values."""
         for number, (name, args, kwargs) in enumerate(json.loads(frame.body)):
             header = {"i": str(number), "status": "ok", "detail": "", "nonce": self.nonce}
             body = b""
             try:
                 function = _find(self.module, name)
-                value = function(*plain.decode(args), **plain.decode(kwargs))
-                body = json.dumps(plain.encode(value), separators=(",", ":")).encode("utf-8", "replace")
-                if len(body) > wire.MAX_ANSWER:
-                    raise plain.NotPlain("the answer is too large")
+                value = function(*values.decode(args), **values.decode(kwargs))
+                body = json.dumps(values.encode(value), separators=(",", ":")).encode("utf-8", "replace")
+                if len(body) > framing.MAX_ANSWER:
+                    raise values.NotPlain("the answer is too large")
             except BaseException as error:  # noqa: BLE001 - the code under test may raise anything
                 header["status"], header["detail"] = classify(error)
                 header["error"] = _short(error)
@@ -343,9 +339,9 @@ _STATEMENT = re.compile(
 
 
 def compile_cell(text: str, name: str) -> list[types.CodeType]:
-    """The code of a cell; an expression at its end comes apart and prints its value.
+    """The code of a cell; an expression at its end is compiled separately, to print its value.
 
-    Only where the last line may be such an expression is a tree made, which costs more than the rest together.
+    The syntax tree, which costs more than the rest together, is made only if the last line may be such an expression.
     """
     last = text.rstrip().rpartition("\n")[2]
     if ";" not in last and _STATEMENT.match(last):

@@ -158,9 +158,8 @@ def attack(
 
 async def _attack(settings: SandboxConfig, names: list[str], quiet: bool) -> tuple[str, Any]:
     from agentrl_cli.sandbox import Sandbox
-    from agentrl_cli.sandbox.attack_suite import Verdict
+    from agentrl_cli.sandbox.attack_suite import Verdict, attacks
     from agentrl_cli.sandbox.attack_suite import attack as run_attacks
-    from agentrl_cli.sandbox.attacks import attacks
 
     chosen = [one for one in attacks() if not names or any(part in one.name for part in names)]
     if not chosen:

@@ -1,7 +1,20 @@
-"""Where the model's code runs, and how strongly it is held. The other side is the folder `sandbox/`."""
+"""The host's side of the sandbox, where the model's code runs. The guest's side is the top-level folder `sandbox/`."""
 
-from agentrl_cli.sandbox.pool import STRENGTH, Sandbox
+from agentrl_cli.sandbox.grading import grade
+from agentrl_cli.sandbox.levels import STRENGTH
 from agentrl_cli.sandbox.results import Entry, ExecResult, GradeResult, Limits, Status
+from agentrl_cli.sandbox.sandbox import Sandbox
 from agentrl_cli.sandbox.session import Diverged, Session
 
-__all__ = ["STRENGTH", "Diverged", "Entry", "ExecResult", "GradeResult", "Limits", "Sandbox", "Session", "Status"]
+__all__ = [
+    "STRENGTH",
+    "Diverged",
+    "Entry",
+    "ExecResult",
+    "GradeResult",
+    "Limits",
+    "Sandbox",
+    "Session",
+    "Status",
+    "grade",
+]

@@ -1,4 +1,4 @@
-"""Running the hostile programs against a sandbox: canaries on the host, a verdict each, a matrix of guarantees."""
+"""Runs the hostile programs of `sandbox/attacks.txt` against a sandbox: canaries on the host, verdicts, guarantees."""
 
 from __future__ import annotations
 
@@ -11,40 +11,77 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import SandboxFault
+from agentrl_cli.paths import sandbox_dir
 from agentrl_cli.sandbox import owner
-from agentrl_cli.sandbox.attacks import Attack, attacks
+from agentrl_cli.sandbox.grading import grade
 from agentrl_cli.sandbox.launch import CANARY
-from agentrl_cli.sandbox.pool import Sandbox
 from agentrl_cli.sandbox.results import ExecResult
+from agentrl_cli.sandbox.sandbox import Sandbox
 from agentrl_cli.sandbox.session import Session
 
 _MARK = "98765.25"
 """Argument of the daemons that attacks try to leave behind."""
 _HEAD_START = 0.15
-"""Seconds after which one session talks while the other listens."""
+"""Seconds that one session listens before the other talks."""
 PATIENCE = 15.0
-"""Seconds of the wall limit for an attack that another limit has to stop, where the machine was too slow for it, and
-for the harmless programs around an attack."""
+"""Wall limit in seconds of the harmless programs around an attack, and of its second run if the machine was too slow
+for the limit that should stop it."""
 
 BOMBS = ("fork-bomb", "shell-fork-bomb")
 UNBOUNDED = "not tried: nothing bounds the number of root's processes here; be another user, or let cgroups be made"
 
 
 @dataclass(frozen=True, slots=True)
+class Attack:
+    """One hostile program and the results that count as right for it."""
+
+    name: str
+    guarantee: str
+    """files | network | signals | processes | memory | disk | output | system | state"""
+    op: str
+    """run | cell | bash | grade"""
+    right: tuple[str, ...]
+    """Names of the statuses that are right."""
+    quick: bool
+    """Part of the probe that `agentrl doctor` runs."""
+    strong: bool
+    """Promised only by the levels that hold hostile code (ns, docker)."""
+    code: str
+    meanwhile: str
+    """The program that runs in another session at the same time; empty for an attack of one session."""
+
+
+@cache
+def attacks() -> tuple[Attack, ...]:
+    """All of them, in the order of the file."""
+    return tuple(_parse((Path(sandbox_dir()) / "attacks.txt").read_text(encoding="utf-8")))
+
+
+def _parse(text: str) -> Iterator[Attack]:
+    for part in text.split("\n=== ")[1:]:
+        head, _, code = part.partition("\n")
+        name, guarantee, op, right, flags = (field.strip() for field in head.split("|"))
+        words = flags.split()
+        code, _, other = code.strip("\n").partition("\n--- meanwhile\n")
+        yield Attack(name, guarantee, op, tuple(right.split()), "quick" in words, "strong" in words, code, other)
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one attack."""
+    """The verdict on one attack."""
 
     attack: str
     guarantee: str
     status: str
     problems: tuple[str, ...]
-    """Why it was not contained; empty where it was."""
+    """Why it was not contained; empty if it was."""
     seconds: float
 
     @property
@@ -54,18 +91,18 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """One line of the matrix that `agentrl doctor` prints: held here, or not, found out by attacking."""
+    """One line of the matrix that `agentrl doctor` prints: whether a guarantee holds here, tested by attacks."""
 
     name: str
     held: bool
     detail: str
     fix: str = ""
-    """What to do where it is not held."""
+    """What to do if it does not hold."""
 
 
 @dataclass(slots=True)
 class Canaries:
-    """What the attacks aim at: a file, a folder, a port, an abstract socket, a socket in the folder, and a process."""
+    """Targets of the attacks: a file, a folder, a port, an abstract socket, a socket in the folder, and a process."""
 
     secret: str
     folder: Path
@@ -76,14 +113,14 @@ class Canaries:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What the attacks' placeholders stand for."""
+        """Values of the attacks' placeholders."""
         file = self.folder / "secret"
         return {
             "secret_file": file, "folder": self.folder, "port": self.port, "name": self.name, "pid": self.process.pid,
         }  # fmt: skip
 
     def problems(self) -> list[str]:
-        """What was touched since the last look."""
+        """The canaries touched since the last call."""
         found, self.touched = self.touched, []
         names = {path.name for path in self.folder.iterdir()}
         if (self.folder / "secret").read_text() != self.secret or names != {"secret", "datagrams"}:
@@ -97,13 +134,14 @@ class Canaries:
 
 @contextlib.asynccontextmanager
 async def canaries() -> AsyncIterator[Canaries]:
-    """Sets them up, readable for everyone, and takes them away."""
+    """Sets them up, readable for every user, and removes them."""
     secret = f"canary-{secrets.token_hex(12)}"
     folder = Path(tempfile.mkdtemp(prefix=f"{CANARY}{owner.name()}-"))
     folder.chmod(0o777)
     (folder / "secret").write_text(secret)
     program = [sys.executable, "-S", "-c", "import time; time.sleep(3600)"]
-    process = subprocess.Popen(program, env={"CANARY": secret}, cwd=folder)  # where a sweep finds it if we are killed
+    # In that folder a sweep finds it if this process is killed.
+    process = subprocess.Popen(program, env={"CANARY": secret}, cwd=folder)
     name = f"agentrl-{secrets.token_hex(8)}"
     touched: list[str] = []
 
@@ -137,7 +175,7 @@ async def canaries() -> AsyncIterator[Canaries]:
 
 
 def _datagrams(path: Path, reached: Callable[[], None]) -> socket.socket:
-    """A datagram socket in the file system, open to everyone, such as the journal's."""
+    """A datagram socket in the file system, open to every user, such as the journal's."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     listening.bind(str(path))
     listening.setblocking(False)
@@ -159,8 +197,8 @@ async def attack(
 ) -> tuple[Verdict, ...]:
     """Runs attacks (default: all) one after the other, each in a session of its own.
 
-    `wall`: seconds for each. One that another limit than time has to stop runs once more with PATIENCE where time came
-    first: a busy machine fills no disk in half a second.
+    `wall`: seconds for each. An attack that a limit other than time has to stop runs once more with PATIENCE if time
+    ended it first: a busy machine does not fill a disk in half a second.
     """
     verdicts: list[Verdict] = []
     async with canaries() as targets:
@@ -178,7 +216,7 @@ async def attack(
 
 
 def _only_slow(one: Attack, verdict: Verdict) -> bool:
-    """Whether nothing went wrong but that the wall limit came before the one that the attack runs into."""
+    """Whether the only problem is that the wall limit came before the limit that the attack should meet."""
     return verdict.status == "timeout" and "timeout" not in one.right and len(verdict.problems) == 1
 
 
@@ -203,10 +241,10 @@ async def _one(sandbox: Sandbox, one: Attack, targets: Canaries, wall: float) ->
         following = await session.run("print(6 * 7)", wall=PATIENCE)
         if following.stdout != "42\n":
             problems.append(f"the next execution went wrong: {following.text()[-100:]}")
-        ours = sum(count for status, count in sandbox.counts.items() if _is_ours(status))
-        if ours and sandbox.counts.total() > faults:
-            problems += [f"the sandbox had to restart ({status})" for status in sandbox.counts if _is_ours(status)]
-            for status in [status for status in sandbox.counts if _is_ours(status)]:
+        failures = [status for status, count in sandbox.counts.items() if count and _is_infrastructure(status)]
+        if failures and sandbox.counts.total() > faults:
+            problems += [f"the sandbox had to restart ({status})" for status in failures]
+            for status in failures:
                 del sandbox.counts[status]
     except SandboxFault as fault:
         problems.append(fault.message)
@@ -226,9 +264,9 @@ def _aimed(code: str, targets: Canaries) -> str:
 
 
 async def _two(sandbox: Sandbox, session: Session, one: Attack, targets: Canaries) -> tuple[ExecResult, bool]:
-    """An attack of two sessions: the result of the one that listens, and whether it heard the word.
+    """An attack of two sessions: the result of the listening one, and whether it received the word.
 
-    The least busy runner takes the next session, so with two for each one listens beside the one that talks.
+    The least busy runner gets the next session, so with two per runner one listens beside the one that talks.
     """
     word = "w" + secrets.token_hex(6)
     code, meanwhile = _aimed(one.code, targets).replace("@word@", word), _aimed(one.meanwhile, targets)
@@ -237,12 +275,12 @@ async def _two(sandbox: Sandbox, session: Session, one: Attack, targets: Canarie
     try:
         for other in (session, *others):
             await other.run("0", wall=PATIENCE)
-        if one.op == "grade":  # the box that it gets takes longest to come where nothing was graded before
-            await session.grade("def tell(word): return", [test], wall=PATIENCE)
+        if one.op == "grade":  # the first box for grading takes longest to start
+            await grade(session, "def tell(word): return", [test], wall=PATIENCE)
         listening = [asyncio.ensure_future(other.run(meanwhile, wall=PATIENCE)) for other in others]
         await asyncio.sleep(_HEAD_START)
         if one.op == "grade":
-            await session.grade(code, [test], wall=PATIENCE)
+            await grade(session, code, [test], wall=PATIENCE)
         else:
             await getattr(session, one.op)(code, wall=PATIENCE)
         results = await asyncio.gather(*listening)
@@ -255,7 +293,7 @@ async def _two(sandbox: Sandbox, session: Session, one: Attack, targets: Canarie
 
 
 def _read(one: Attack, result: ExecResult, targets: Canaries) -> list[str]:
-    """What the result itself gives away."""
+    """Problems that the result itself shows."""
     problems = []
     text = result.stdout + result.stderr
     if targets.secret in text:
@@ -268,14 +306,14 @@ def _read(one: Attack, result: ExecResult, targets: Canaries) -> list[str]:
     return problems
 
 
-def _is_ours(status: str) -> bool:
+def _is_infrastructure(status: str) -> bool:
     from agentrl_cli.sandbox.results import Status
 
-    return Status(status).ours
+    return Status(status).infrastructure
 
 
 async def _left() -> list[str]:
-    """Daemons of an attack that are still there; a namespace takes a moment to end."""
+    """Daemons that an attack left running; a namespace takes a moment to end."""
     for _ in range(50):
         if not _daemons():
             return []
@@ -321,11 +359,11 @@ WEAKER = {
         "disk": "watched in bytes and files, not limited",
     }
 }
-"""What a level holds of it, where that is less."""
+"""Weaker meanings of some levels."""
 
 
 async def probe(sandbox: Sandbox) -> tuple[Guarantee, ...]:
-    """What this sandbox guarantees here, found out by running the quick attacks (about 5 s)."""
+    """What this sandbox guarantees here, tested by the quick attacks (about 5 s)."""
     verdicts = await attack(sandbox, [one for one in attacks() if one.quick], wall=0.5)
     rows = []
     for name, meaning in {**MEANING, **WEAKER.get(sandbox.level, {})}.items():

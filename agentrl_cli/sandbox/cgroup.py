@@ -1,8 +1,8 @@
-"""Memory limits that the kernel holds, where this process may make cgroups (v1 or v2): one for all of a runner, and
-below it one for each box, so that a box that runs out of memory takes nobody else along, and both are told apart.
-The runner's also bounds the number of its processes, which RLIMIT_NPROC does not for the root outside.
+"""Memory limits enforced by the kernel, if this process may make cgroups (v1 or v2): one for a runner, and below it one
+for each box, so that a box that runs out of memory harms no other and its kills are counted apart. The runner's also
+bounds the number of its processes, which RLIMIT_NPROC does not for the host's root.
 
-Without them memory is watched ten times a second inside (`sandbox/watch.py`), which a burst may outrun.
+Without cgroups memory is checked ten times a second inside (`sandbox/execution.py`), which a burst may outrun.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _ROOT = Path("/sys/fs/cgroup")
 _NAME = "agentrl-runner-"
 _COUNTS = {"memory.events": os.O_RDONLY, "memory.oom_control": os.O_RDONLY, "memory.max_usage_in_bytes": os.O_RDWR,
            "memory.limit_in_bytes": os.O_RDONLY}  # fmt: skip
-"""What tells how many processes were killed, and whether at the limit: one file in version 2, the others in version 1.
-(Newer kernels no longer count failures in version 1; writing to the peak sets it back.)"""
+"""Files that count kills and show whether the limit was met: the first in version 2, the others in version 1. (Newer
+kernels no longer count failures in version 1; writing to the peak resets it.)"""
 _NUMBERS = itertools.count(1)
-"""Of this process: one that is removed may take the kernel longer than the next sandbox takes to start."""
+"""Numbers for names within this process: the kernel may take longer to remove one than the next takes to start."""
 _IDLE = 16 << 20
 """Bytes that may still be counted in the cgroup of a box that ended before another box gets it."""
 
 
 class Cgroup:
-    """The cgroup of a runner: `runner` in it holds that itself, the others one box each. `remove` it at the end."""
+    """The cgroup of a runner: `runner` in it holds the runner itself, the others one box each. Ended by `remove`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class Cgroup:
 
     @classmethod
     def make(cls, limit: int, tasks: int = 0) -> Cgroup | None:
-        """A cgroup for a runner, limited to `limit` bytes and `tasks` threads (0: any); None where none can be made."""
+        """A cgroup for a runner, limited to `limit` bytes and `tasks` threads (0: any); None if none can be made."""
         parent = place()
         group = _make(parent, f"{_NAME}{owner.name()}-{next(_NUMBERS)}", limit) if parent else None
         if group and tasks:
@@ -63,7 +63,7 @@ class Cgroup:
         return self.tasks is not None or (self.folder / "pids.max").exists()
 
     def take(self, limit: int) -> Path | None:
-        """A cgroup for a box, limited to `limit` bytes; one of an earlier box where nothing of that is left."""
+        """A cgroup for a box, limited to `limit` bytes; that of an earlier box if nothing runs in it any more."""
         for folder in self._free:
             if _idle(folder):
                 self._free.remove(folder)
@@ -86,17 +86,17 @@ class Cgroup:
 
     @staticmethod
     def limit(folder: Path, limit: int) -> None:
-        """Another limit for a box's cgroup."""
+        """Changes the limit of a box's cgroup."""
         _limit(folder, limit)
 
     def give(self, folder: Path) -> None:
-        """The box of a cgroup is closed."""
+        """Returns the cgroup of a closed box."""
         self._free.append(folder)
 
     @staticmethod
     @contextlib.contextmanager
     def files(folder: Path | None) -> Iterator[list[int]]:
-        """Descriptors for the runner: to join a box's cgroup, and to read what was killed in it; none without one."""
+        """Descriptors for the runner to join a box's cgroup and to read its kills; empty if absent."""
         fds: list[int] = []
         try:
             for name, mode in {"cgroup.procs": os.O_WRONLY, **_COUNTS}.items() if folder else ():
@@ -108,15 +108,15 @@ class Cgroup:
                 os.close(fd)
 
     def remove(self) -> None:
-        """Takes the cgroup away, and ends what is still in it; the kernel needs a moment after its last process."""
+        """Ends what is still in the cgroup and removes it; the kernel needs a moment after its last process."""
         for folder in [self.folder, *([self.tasks] if self.tasks else [])]:
             _end(folder, 100)
 
 
 def _bound_tasks(folder: Path, most: int) -> Path | None:
-    """No more than `most` threads in a runner's cgroup. Returns the folder of that name where version 1 counts them.
+    """Limits a runner's cgroup to `most` threads. Returns the folder in which version 1 counts them.
 
-    Nothing where the kernel or the rights for it are missing: then the box's watch is all there is, as before.
+    Has no effect if the kernel or the rights for it are missing: then only the box's supervisor limits them.
     """
     with contextlib.suppress(OSError):
         if (folder / "memory.max").exists():
@@ -138,7 +138,7 @@ def _idle(folder: Path) -> bool:
 
 
 def _delete(folder: Path) -> bool:
-    """Removes a cgroup and what is below it; False where something still runs there."""
+    """Removes a cgroup and those below it; returns False if something still runs there."""
     try:
         for below in [entry for entry in folder.iterdir() if entry.is_dir()]:
             below.rmdir()
@@ -169,7 +169,7 @@ def _make(parent: Path, name: str, limit: int) -> Cgroup | None:
 
 
 def _limit(folder: Path, limit: int) -> None:
-    """No more memory, and none in addition on disk. Version 1 wants the sum of both to be the larger at all times."""
+    """Limits memory, without swap. In version 1 the limit of both together must never be the smaller one."""
     if (folder / "memory.max").exists():
         (folder / "memory.max").write_text(str(limit))
         if (folder / "memory.swap.max").exists():
@@ -186,7 +186,7 @@ def _limit(folder: Path, limit: int) -> None:
 
 @cache
 def place() -> Path | None:
-    """The folder where cgroups with a memory limit can be made and joined, found out by doing it; None without one."""
+    """The folder in which cgroups with a memory limit can be made and joined, found by trying; None if absent."""
     for parent in _candidates():
         made = _make(parent, f"{_NAME}{owner.name()}-probe", 256 << 20) if parent.is_dir() else None
         if made is None:
@@ -204,7 +204,7 @@ def place() -> Path | None:
 
 
 def _candidates() -> list[Path]:
-    """Where a cgroup could go: beside our own, below it, or at the top."""
+    """Candidate parents: beside this process's own cgroup, below it, or at the top."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -214,16 +214,16 @@ def _candidates() -> list[Path]:
         _, kinds, own = line.split(":", 2)
         if "memory" in kinds.split(","):
             found += [_ROOT / "memory" / own.strip("/"), _ROOT / "memory"]
-        elif not kinds:  # version 2: a group with processes in it passes no limits on, so rather beside ours
+        elif not kinds:  # version 2: a group with processes passes no limits on, so first beside the own one
             here = _ROOT / own.strip("/")
             found += [here.parent if here != _ROOT else here, _ROOT]
     return list(dict.fromkeys(found))
 
 
 def sweep(root: Path | None = None) -> int:
-    """Ends and removes what processes that are gone left in cgroups, wherever they made them; returns how many.
+    """Ends and removes cgroups that processes left behind; returns how many.
 
-    An earlier start may have run in another cgroup than we do, so everything below the root is looked through.
+    An earlier process may have run in another cgroup, so everything below the root is searched.
     """
     removed = 0
     for top in [root] if root else [_ROOT / "memory", _ROOT / "pids", _ROOT]:
@@ -232,13 +232,13 @@ def sweep(root: Path | None = None) -> int:
         for at, names, _ in os.walk(top):
             for name in [name for name in names if name.startswith(_NAME)]:
                 names.remove(name)
-                if owner.is_gone(name.removeprefix(_NAME)):
+                if owner.has_ended(name.removeprefix(_NAME)):
                     removed += _end(Path(at, name))
     return removed
 
 
 def _end(folder: Path, tries: int = 20) -> bool:
-    """Kills what is still in a cgroup and removes it; False where that takes longer, and the next start does it."""
+    """Kills what is still in a cgroup and removes it; False if that takes longer, and the next start has to do it."""
     for _ in range(tries):
         if _delete(folder):
             return True
@@ -251,7 +251,7 @@ def _end(folder: Path, tries: int = 20) -> bool:
 
 
 def describe() -> str:
-    """One line for people: which limit of memory holds here."""
+    """One line for people: how memory is limited here."""
     parent = place()
     if parent is None:
         return "watched ten times a second (no cgroup can be made here: a burst may exceed it)"

@@ -1,4 +1,4 @@
-"""The host's end of one box: frames, answers, backstops. No thread, no shell, no shared state."""
+"""The host's end of one box: frames, answers, timeouts. No thread, no shell, no shared state."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from agentrl_cli.errors import SandboxUnavailable, UsageError
 from agentrl_cli.paths import sandbox_dir
 
 GRACE = 5.0
-"""Seconds beyond the wall limit after which the host gives a box up."""
+"""Seconds beyond the wall limit after which the host gives up a box."""
 START = 20.0
 """Seconds a runner may take to come up on a busy machine."""
 
 
 @cache
-def inside(name: str) -> ModuleType:
-    """A module of the folder `sandbox/`, loaded by path: wire format and plain values are the same on both sides."""
+def guest_module(name: str) -> ModuleType:
+    """A module of the guest, such as `protocol/framing`, loaded by path: both sides use the same format."""
     path = Path(sandbox_dir()) / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"agentrl_inside_{name}", path)
+    spec = importlib.util.spec_from_file_location(f"agentrl_guest_{name.replace('/', '_')}", path)
     if spec is None or spec.loader is None:
         raise SandboxUnavailable(f"{path} cannot be loaded.")
     module = importlib.util.module_from_spec(spec)
@@ -32,12 +32,12 @@ def inside(name: str) -> ModuleType:
 
 
 class BoxLost(Exception):
-    """A box, or its runner, went away or broke the protocol: our fault."""
+    """A box or its runner ended or broke the protocol: an infrastructure error."""
 
     def __init__(self, status: str, detail: str, *, silent: bool = False) -> None:
         super().__init__(detail)
         self.status, self.detail, self.silent = status, detail, silent
-        """`silent`: it did not answer in time, so that its runner may be stuck as a whole."""
+        """`silent`: it did not answer in time, so its runner may be stuck as a whole."""
 
 
 class Channel(asyncio.Protocol):
@@ -45,8 +45,8 @@ class Channel(asyncio.Protocol):
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._wire = inside("wire")
-        self._reader = self._wire.Reader()
+        self._framing = guest_module("protocol/framing")
+        self._reader = self._framing.Reader()
         self._transport: asyncio.Transport | None = None
         self._waiting: asyncio.Future[Any] | None = None
         self._early: list[Any] = []
@@ -61,7 +61,7 @@ class Channel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             frames = self._reader.feed(data)
-        except self._wire.Broken as error:
+        except self._framing.Broken as error:
             self._lose(BoxLost("protocol_error", str(error)))
             return
         self.heard = time.monotonic()
@@ -72,7 +72,7 @@ class Channel(asyncio.Protocol):
                 self._early.append(frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lose(BoxLost("sandbox_restarted", f"the box went away{f': {exc}' if exc else ''}"))
+        self._lose(BoxLost("sandbox_restarted", f"the box ended{f': {exc}' if exc else ''}"))
 
     def _lose(self, reason: BoxLost) -> None:
         self.lost = self.lost or reason
@@ -81,7 +81,7 @@ class Channel(asyncio.Protocol):
         self.close()
 
     async def answer(self, timeout: float) -> Any:
-        """The next frame. Raises BoxLost after `timeout` seconds, or where the box is gone."""
+        """The next frame. Raises BoxLost after `timeout` seconds, or if the box has ended."""
         if self._early:
             return self._early.pop(0)
         if self.lost:
@@ -97,17 +97,17 @@ class Channel(asyncio.Protocol):
 
     def _late(self, timeout: float) -> None:
         if self._waiting is None or self._waiting.done():
-            return  # it came while something else kept the event loop from both
+            return  # the answer arrived while the event loop was busy
         self.lost = self.lost or BoxLost("sandbox_restarted", f"no answer within {timeout:g} s", silent=True)
         self._waiting.set_exception(self.lost)
 
     def ask(self, header: dict[str, Any], body: bytes = b"") -> None:
-        """Sends one request; raises BoxLost where the box is gone."""
+        """Sends one request; raises BoxLost if the box has ended."""
         if self.lost or self._transport is None:
             raise self.lost or BoxLost("sandbox_restarted", "the box is closed")
-        if len(body) > self._wire.MAX_BODY:
+        if len(body) > self._framing.MAX_BODY:
             raise UsageError(f"{len(body) >> 20} MiB are more than one request to a sandbox may hold.")
-        self._transport.write(self._wire.pack(header, body))
+        self._transport.write(self._framing.pack(header, body))
 
     def close(self) -> None:
         """Ends the box: it exits when its socket closes."""

@@ -1,6 +1,6 @@
-"""`docker`: a warm container for every worker, with the resident runner as root without capabilities worth having.
+"""Level `docker`: a warm container for every worker, whose fork server is root with nearly no capabilities.
 
-One stream, the container's stdin and stdout, carries the frames of all boxes in envelopes; `sandbox/contained.py` is
+One stream, the container's stdin and stdout, carries the frames of all boxes in envelopes; `sandbox/container.py` is
 the other end. No program of a model is ever started by `docker run` or `docker exec`. When this process dies, the
 stream ends and the container removes itself; `sweep` takes away what a dead engine kept.
 """
@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from agentrl_cli.errors import ConfigError, SandboxUnavailable
 from agentrl_cli.sandbox import image, owner
-from agentrl_cli.sandbox.channel import START, BoxLost, Channel, inside
+from agentrl_cli.sandbox.channel import START, BoxLost, Channel, guest_module
 from agentrl_cli.sandbox.launch import INSIDE, PACKAGES, Launch, environment
 from agentrl_cli.sandbox.results import Limits
 from agentrl_cli.sandbox.runner_process import Runner, most
@@ -36,7 +36,7 @@ _UID_RANGES = range(10_000, 60_000, 2_000)
 
 
 def connect() -> Any:
-    """A docker.APIClient of the engine that the environment names. Raises SandboxUnavailable."""
+    """A docker.APIClient of the engine named by the environment. Raises SandboxUnavailable."""
     try:
         import docker
         from docker.errors import DockerException
@@ -54,38 +54,38 @@ def connect() -> Any:
 
 
 def _knock(host: str) -> None:
-    """Raises OSError where nobody listens; the docker package would leave its socket open over that."""
+    """Raises OSError if no engine listens; the docker package would leave its socket open in that case."""
     if host.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(host.removeprefix("unix://"))
 
 
 def sweep(api: Any) -> int:
-    """Removes containers whose process on this machine is gone; returns how many."""
+    """Removes containers whose process on this machine has ended; returns how many."""
     removed = 0
     for container in api.containers(all=True, filters={"label": f"{LABEL}={_machine()}"}):
-        if owner.is_gone(container["Labels"].get("agentrl.process", "")):
+        if owner.has_ended(container["Labels"].get("agentrl.process", "")):
             removed += _remove(api, container["Id"])
     return removed
 
 
 def _remove(api: Any, container: str) -> bool:
-    """Removes a container and waits until the engine has forgotten it; whether we did it, and nobody else."""
+    """Removes a container and waits until the engine has forgotten it; returns whether this call removed it."""
     from docker.errors import APIError
 
     try:
         api.remove_container(container, force=True)
-        ours = True
+        removed = True
     except APIError as error:
         if error.status_code not in (404, 409):
             raise
-        ours = False  # it is on its way already: it removes itself, or another process sweeps, too
-    _wait_until_gone(api, container)
-    return ours
+        removed = False  # already being removed, by itself or by another process
+    _wait_for_removal(api, container)
+    return removed
 
 
-def _wait_until_gone(api: Any, container: str) -> None:
-    """At most ten seconds: an engine on a busy machine takes its time."""
+def _wait_for_removal(api: Any, container: str) -> None:
+    """Waits at most ten seconds; an engine on a busy machine is slow."""
     from docker.errors import NotFound
 
     end = time.monotonic() + 10.0
@@ -99,23 +99,23 @@ def _wait_until_gone(api: Any, container: str) -> None:
 
 @cache
 def _machine() -> str:
-    """Tells this machine, since its start, from others that use the same engine."""
+    """An id of this machine since its boot, among those that use the same engine."""
     path = Path("/proc/sys/kernel/random/boot_id")
     return path.read_text().strip() if path.exists() else platform.node()
 
 
-class Lane(asyncio.Transport):
-    """What a box's channel writes to: its share of the container's stream."""
+class BoxTransport(asyncio.Transport):
+    """The transport of one box's channel: its share of the container's stream."""
 
     def __init__(self, container: Container, number: int) -> None:
         super().__init__()
         self._container, self._number = container, number
 
     def write(self, data: Any) -> None:
-        self._container.send(self._number, inside("wire").DATA, bytes(data))
+        self._container.send(self._number, guest_module("protocol/framing").DATA, bytes(data))
 
     def abort(self) -> None:
-        self._container.send(self._number, inside("wire").CLOSE)
+        self._container.send(self._number, guest_module("protocol/framing").CLOSE)
 
 
 class Container(Runner, asyncio.Protocol):
@@ -126,8 +126,8 @@ class Container(Runner, asyncio.Protocol):
         self.api = api
         self.id = ""
         self.stderr = ""
-        self._wire = inside("wire")
-        self._envelopes = self._wire.Envelopes()
+        self._framing = guest_module("protocol/framing")
+        self._envelopes = self._framing.Envelopes()
         self._stream = bytearray()
         self._transport: asyncio.Transport | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -160,7 +160,7 @@ class Container(Runner, asyncio.Protocol):
                 f"The engine has no image {name}.", hint=f"agentrl sandbox build-image{extra}  (seconds, no registry)"
             )
         sweep(self.api)
-        command = ["/usr/local/bin/python3", "-P", "-s", "-S", "-B", "-X", "utf8", f"{INSIDE}/contained.py"]
+        command = ["/usr/local/bin/python3", "-P", "-s", "-S", "-B", "-X", "utf8", f"{INSIDE}/container.py"]
         first = _UID_RANGES[(os.getpid() * 7 + number) % len(_UID_RANGES)]
         command += ["--level", "uid", "--uid", str(first), "--folder", "/box", "--slots", str(SLOTS)]
         if self.launch.imports:
@@ -173,16 +173,16 @@ class Container(Runner, asyncio.Protocol):
         self.id = made["Id"]
         raw = self.api.attach_socket(self.id, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
         sock = socket.socket(fileno=os.dup(raw.fileno()))
-        # The HTTP library's own hold on the connection would outlive ours.
+        # The HTTP library would keep the connection open.
         raw._response.close()
         raw.close()
         sock.setblocking(False)
         return sock
 
     def _host_config(self) -> Any:
-        """What the container is held by, apart from what its runner takes from each box."""
+        """The container's isolation and limits, besides the rights that each box gives up."""
         memory = _memory(self.limits)
-        groups = self._wire.FIRST_GROUP
+        groups = self._framing.FIRST_GROUP
         size = f"nosuid,nodev,size={self.limits.disk_mb}m,nr_inodes={self.limits.inodes + 4},mode=1770,uid=0"
         return self.api.create_host_config(
             network_mode="none",
@@ -220,12 +220,12 @@ class Container(Runner, asyncio.Protocol):
             try:
                 for number, what, body in self._envelopes.feed(piece):
                     self._envelope(number, what, body)
-            except self._wire.Broken as error:
+            except self._framing.Broken as error:
                 self._lose(BoxLost("protocol_error", str(error)))
                 return
 
     def _envelope(self, number: int, kind: int, body: bytes) -> None:
-        if kind == self._wire.CONTROL:
+        if kind == self._framing.CONTROL:
             if not self._ready.done() and json.loads(body).get("ready"):
                 self._ready.set_result(None)
             self.pong()
@@ -233,13 +233,13 @@ class Container(Runner, asyncio.Protocol):
         channel = self.boxes.get(number)
         if channel is None:
             return
-        if kind == self._wire.DATA:
+        if kind == self._framing.DATA:
             channel.data_received(body)
         else:
             channel.connection_lost(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lose(BoxLost("sandbox_restarted", "the container went away"))
+        self._lose(BoxLost("sandbox_restarted", "the container ended"))
 
     def _lose(self, reason: BoxLost) -> None:
         if self._transport is not None:
@@ -247,16 +247,16 @@ class Container(Runner, asyncio.Protocol):
             self._transport = None
         if not self._ready.done():
             self._ready.set_exception(reason)
-            self._ready.exception()  # nobody may be waiting any more
+            self._ready.exception()  # possibly no one waits for it
         for channel in list(self.boxes.values()):
             channel.connection_lost(reason)
 
     def send(self, number: int, kind: int, data: bytes = b"") -> None:
-        """Sends one envelope; to a container that is gone, nothing."""
+        """Sends one envelope; has no effect once the container has ended."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(self._wire.envelope(number, kind, data))
+            self._transport.write(self._framing.envelope(number, kind, data))
 
-    # what the pool and the sessions use
+    # for the pool and the sessions
 
     @property
     def alive(self) -> bool:
@@ -270,7 +270,7 @@ class Container(Runner, asyncio.Protocol):
         wrote = self.stderr.strip().splitlines()
         return SandboxUnavailable(
             f"Sandbox level docker does not work here: {wrote[-1] if wrote else what}.",
-            hint="`docker info` shows whether the engine is well; `agentrl sandbox build-image` makes the image anew.",
+            hint="`docker info` shows whether the engine is well; `agentrl sandbox build-image` makes the image again.",
         )
 
     def fits(self, limits: Limits) -> bool:
@@ -289,9 +289,9 @@ class Container(Runner, asyncio.Protocol):
                 hint="Set sandbox.memory_mb to the largest value that a pack needs, or give that pack less.",
             )
         if not self.alive:
-            raise BoxLost("sandbox_restarted", "the container went away")
+            raise BoxLost("sandbox_restarted", "the container ended")
         less = limits["disk_mb"] < self.limits.disk_mb or limits["inodes"] < self.limits.inodes
-        channel.connection_made(Lane(self, channel.number))
+        channel.connection_made(BoxTransport(self, channel.number))
         self._control({"op": "open", "id": channel.number, "limits": {**limits, "watch_disk": less}})
 
     def kill(self, channel: Channel) -> None:
@@ -304,7 +304,7 @@ class Container(Runner, asyncio.Protocol):
         self._control({"op": "ping"})
 
     def _control(self, request: dict[str, Any]) -> None:
-        self.send(0, self._wire.CONTROL, json.dumps(request).encode())
+        self.send(0, self._framing.CONTROL, json.dumps(request).encode())
 
     async def close(self) -> None:
         self._drop_all()
@@ -312,10 +312,10 @@ class Container(Runner, asyncio.Protocol):
             self._transport.abort()
             self._transport = None
         if self.id:
-            await asyncio.to_thread(self._gone)
+            await asyncio.to_thread(self._remove)
         self.api.close()
 
-    def _gone(self) -> None:
+    def _remove(self) -> None:
         """Removes the container and waits until the engine has forgotten it."""
         from docker.errors import DockerException
 
@@ -324,7 +324,7 @@ class Container(Runner, asyncio.Protocol):
 
 
 async def _whole(creating: Coroutine[Any, Any, socket.socket]) -> socket.socket:
-    """A container's stream. Cancelled, it waits for the thread, which would make the container nevertheless."""
+    """A container's stream. If cancelled, waits for the thread, which makes the container nevertheless."""
     task = asyncio.ensure_future(creating)
     try:
         return await asyncio.shield(task)

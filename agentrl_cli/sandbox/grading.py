@@ -1,11 +1,11 @@
-"""Split grading: the solution runs in one box and gets calls; the expected values never enter that box.
+"""Split grading: the solution runs in one box and receives calls; the expected values never enter that box.
 
 A test is `{"call": "f", "args": [...], "kwargs": {...}, "expect": value}` with optional `"close": 1e-6` (tolerance of
 floats) and `"raises": "ValueError"` instead of `expect`; or `{"stdin": text, "stdout": text}` for a program. Values are
 plain ones; tuples, sets, bytes… of Python are compared type for type, and in JSON rows are written `{"$tuple": [...]}`.
 
 `{"call": ..., "check": "def check(answer, *args): ..."}` judges by code of the pack: it runs in a third box, which gets
-the answer as a plain value and never holds a text of the model.
+the answer as a plain value and never holds text of the model.
 
 A test that is a text, or `{"code": text}`, is executed beside the solution, which can forge its result: the grade is
 then marked `fakeable`.
@@ -17,51 +17,45 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl_cli.errors import DataError
-from agentrl_cli.sandbox.channel import inside
+from agentrl_cli.sandbox.channel import guest_module
 from agentrl_cli.sandbox.results import ExecResult, GradeResult, Limits, Status
 from agentrl_cli.sandbox.session import Answer, Session
 
-if TYPE_CHECKING:
-    from agentrl_cli.sandbox.pool import Sandbox
-
-
 COMPARED_KB = 8 * 1024
-"""KiB of a program's output, at most, that are kept to be compared."""
+"""At most so many KiB of a program's output are kept for comparison."""
 
 
 async def grade(
-    sandbox: Sandbox,
+    session: Session,
     solution: str,
     tests: Sequence[Any],
     *,
     setup: str = "",
-    limits: Limits,
-    imports: tuple[str, ...] = (),
     wall: float | None = None,
     budget: float | None = None,
 ) -> GradeResult:
-    """Runs `setup`, then `solution`, then every test, in a box that is closed afterwards. Programs find no files of
-    each other.
+    """Runs `setup`, then `solution`, then every test, in a fresh box with the limits and imports of `session`.
 
-    `wall`: seconds of one test, as is the CPU limit. `budget`: seconds of all tests of a kind (calls, programs, code)
-    together, by default three times `wall`, or half of what the tests could take where that is more; a test that finds
-    it spent fails, and says so. Raises DataError for a test that is none and for a `setup` or a check that does not
-    load, SandboxFault where the sandbox failed twice.
+    Each program starts without the files of the others. `wall`: seconds of one test, as is the CPU limit. `budget`:
+    seconds of all tests of a kind (calls, programs, code) together, by default three times `wall`, or half of what the
+    tests could take if that is more; a test without time left fails with that reason. Raises DataError for an invalid
+    test and for a `setup` or a check that does not load, SandboxFault if the sandbox failed twice.
     """
     checked = [_check(test, number) for number, test in enumerate(tests, 1)]
+    limits = session.limits
     own = {**asdict(limits), "wall": wall or limits.wall, "output_kb": _output_kb(limits, checked)}
-    session = await sandbox.session(imports=imports, seed=0, grading=True, **own)
+    fresh = await session.sandbox.session(imports=session.imports, seed=0, grading=True, **own)
     try:
-        return await _grade(session, solution, checked, setup, budget or own["wall"] * max(3, len(tests) / 2))
+        return await _grade(fresh, solution, checked, setup, budget or own["wall"] * max(3, len(tests) / 2))
     finally:
-        await session.close()
+        await fresh.close()
 
 
 def _output_kb(limits: Limits, tests: list[Mapping[str, Any]]) -> int:
-    """KiB of output that are compared: what the longest expected one needs, spaces at line ends included."""
+    """KiB of output to compare: enough for the longest expected one, spaces at line ends included."""
     longest = max((len(test["stdout"].encode("utf-8", "replace")) for test in tests if "stdin" in test), default=0)
     return max(limits.output_kb, min(COMPARED_KB, (2 * longest >> 10) + limits.output_kb))
 
@@ -78,7 +72,7 @@ def _check(test: Any, number: int) -> Mapping[str, Any]:
         if isinstance(test.get("code"), str):
             return test
     raise DataError(
-        f"Test {number} is no test: {test!r:.200}",
+        f"Test {number} is not a test: {test!r:.200}",
         hint='A test is {"call": name, "args": [...], "expect": value}, {"stdin": text, "stdout": text} '
         'or {"code": text}.',
     )
@@ -92,14 +86,14 @@ async def _grade(
     programs = [number for number, test in enumerate(tests) if "stdin" in test]
     if programs:
         if setup:
-            # Alone and before the solution, which could break it: a failure here is no result of the model's.
-            _of_the_pack("setup", await session.run(setup, tests[programs[0]]["stdin"], reset=True))
+            # Alone and before the solution, which could break it: a failure here is not the model's.
+            _loaded("setup", await session.run(setup, tests[programs[0]]["stdin"], reset=True))
         own, seconds = await _programs(session, f"{setup}\n{solution}" if setup else solution, tests, programs, budget)
         failures |= own
     rest = [number for number in range(len(tests)) if number not in programs]
     if rest:
         if setup:
-            seconds += _of_the_pack("setup", await session.cell(setup)).seconds
+            seconds += _loaded("setup", await session.cell(setup)).seconds
         loaded = await session.cell(solution)
         status, seconds = loaded.status, seconds + loaded.seconds
         if status is not Status.OK:
@@ -137,15 +131,15 @@ def _spent(budget: float) -> str:
     return f"the {budget:g} s that all tests have together were over"
 
 
-def _of_the_pack(what: str, result: ExecResult) -> ExecResult:
-    """The result of code of the pack, run before anything of the model's. Raises DataError where it failed."""
+def _loaded(what: str, result: ExecResult) -> ExecResult:
+    """The result of the pack's code, run before the model's. Raises DataError if it failed."""
     if not result.ok:
         raise DataError(f"The {what} does not load: {result.text()[-300:]}")
     return result
 
 
 def _program(test: Mapping[str, Any], result: ExecResult) -> str:
-    """Why a program failed; its output is compared line by line, spaces at line ends ignored."""
+    """Why a program failed, empty if it passed; output is compared by lines, without spaces at their ends."""
     if not result.ok:
         return f"{result.status}: {result.text().splitlines()[-1]}"
     lines = [[line.rstrip() for line in text.rstrip().splitlines()] for text in (result.stdout, test["stdout"])]
@@ -155,7 +149,7 @@ def _program(test: Mapping[str, Any], result: ExecResult) -> str:
 
 
 async def _calls(session: Session, tests: list[Mapping[str, Any]], numbers: list[int], budget: float) -> dict[int, str]:
-    """Sends the calls in an order of chance and compares what comes back, here, where no model text ever runs."""
+    """Sends the calls in random order and compares the answers in this process, which never runs model text."""
     if not numbers:
         return {}
     order = random.sample(numbers, len(numbers))
@@ -183,8 +177,8 @@ def _shown(test: Mapping[str, Any]) -> str:
 
 
 def _value(test: Mapping[str, Any], answer: Answer, body: bytes) -> tuple[Any, str]:
-    """The tagged value that a call answered, or why there is none that could be right."""
-    plain = inside("plain")
+    """The tagged value that a call returned, and why it cannot be right (empty if it can)."""
+    values = guest_module("protocol/values")
     if "raises" in test:
         raised = answer.error.partition(":")[0]
         right = answer.status != "ok" and raised == test["raises"]
@@ -192,14 +186,16 @@ def _value(test: Mapping[str, Any], answer: Answer, body: bytes) -> tuple[Any, s
     if answer.status != "ok":
         return None, f"gave {answer.status} {answer.error or answer.detail}".rstrip()
     try:
-        return plain.loads(body), ""
-    except plain.NotPlain as problem:
-        return None, f"answered no plain value: {problem}"
+        return values.loads(body), ""
+    except values.NotPlain as problem:
+        return None, f"answered something other than a plain value: {problem}"
 
 
 def _wrong(test: Mapping[str, Any], value: Any) -> str:
-    """Why a value is not the expected one; empty where it is."""
-    if "raises" in test or inside("plain").same(value, _tagged(test["expect"]), float(test.get("close", 0.0))):
+    """Why a value is not the expected one; empty if it is."""
+    if "raises" in test:
+        return ""
+    if guest_module("protocol/values").same(value, _tagged(test["expect"]), float(test.get("close", 0.0))):
         return ""
     return f"answered {json.dumps(value):.200}, expected {test['expect']!r:.200}"
 
@@ -207,7 +203,7 @@ def _wrong(test: Mapping[str, Any], value: Any) -> str:
 async def _checks(session: Session, tests: list[Mapping[str, Any]], values: dict[int, Any]) -> dict[int, str]:
     """The pack's own code judges answers, in a box apart from the solution and from this process.
 
-    An answer that the check cannot cope with is a wrong one: else a model could choose to be left unscored.
+    An answer on which the check fails is wrong: otherwise a model could choose to stay unscored.
     """
     if not values:
         return {}
@@ -215,7 +211,7 @@ async def _checks(session: Session, tests: list[Mapping[str, Any]], values: dict
     judge = await session.sandbox.session(imports=session.imports, seed=0, **asdict(session.limits))
     try:
         for check, number in {tests[number]["check"]: number for number in reversed(values)}.items():
-            _of_the_pack(f"check of test {number + 1}", await judge.cell(check))
+            _loaded(f"check of test {number + 1}", await judge.cell(check))
         for number, value in values.items():
             if wrong := await _judge(judge, tests[number], value):
                 failures[number] = f"{_shown(tests[number])} answered {json.dumps(value):.200}, {wrong}"
@@ -225,9 +221,9 @@ async def _checks(session: Session, tests: list[Mapping[str, Any]], values: dict
 
 
 async def _judge(judge: Session, test: Mapping[str, Any], value: Any) -> str:
-    """Why the check does not accept an answer; empty where it does."""
+    """Why the check does not accept an answer; empty if it does."""
     if _holds_object(value):
-        return "which is no plain value"
+        return "which is not a plain value"
     loaded = await judge.cell(test["check"])
     if not loaded.ok:
         return f"after which the check does not load: {loaded.status}"
@@ -239,7 +235,7 @@ async def _judge(judge: Session, test: Mapping[str, Any], value: Any) -> str:
 
 
 def _holds_object(tagged: Any) -> bool:
-    """Whether something in a tagged value is none. (Not decoded here: keys that collide would take for ever.)"""
+    """Whether a tagged value holds an `$object`. It is not decoded here: colliding keys would take unbounded time."""
     left = [tagged]
     while left:
         item = left.pop()
@@ -253,20 +249,21 @@ def _holds_object(tagged: Any) -> bool:
 
 
 def _tagged(value: Any) -> Any:
-    """The tagged form of a value of a test: Python's own types are encoded, tags that a row wrote stay."""
-    plain = inside("plain")
-    return plain.encode(plain.decode(json.loads(json.dumps(value)))) if _written_as_json(value) else plain.encode(value)
+    """The tagged form of a test's value: Python's own types are encoded, tags written in a row stay."""
+    values = guest_module("protocol/values")
+    tagged = values.decode(json.loads(json.dumps(value))) if _written_as_json(value) else value
+    return values.encode(tagged)
 
 
 def _written_as_json(value: Any) -> bool:
-    """True where a value came from a JSON row with tags in it."""
+    """Whether a value came from a JSON row with tags in it."""
     if isinstance(value, dict):
         return any(str(key).startswith("$") or _written_as_json(item) for key, item in value.items())
     return isinstance(value, list) and any(_written_as_json(item) for item in value)
 
 
 async def _codes(session: Session, tests: list[Mapping[str, Any]], numbers: list[int], budget: float) -> dict[int, str]:
-    """Test code beside the solution: for what cannot be passed as plain values. Fakeable, and marked so."""
+    """Runs test code beside the solution, for what cannot be passed as plain values. Marked as fakeable."""
     failures: dict[int, str] = {}
     left = budget
     for number in numbers:

@@ -1,6 +1,6 @@
 """The Docker image: made from the running Python by `tar` and `docker import`, without a registry or a Dockerfile.
 
-The tag says what is inside: a hash of the interpreter, the runner and the packages. The same inputs give the same tag.
+The tag is a hash of the interpreter, the guest and the packages. The same inputs give the same tag.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agentrl_cli.paths import sandbox_dir
 from agentrl_cli.sandbox.launch import INSIDE, PACKAGES, Launch, package_folders
 
 REPOSITORY = "agentrl-sandbox"
-_FORMAT = "1"
+_FORMAT = "2"
 _PROGRAMS = (
     "bash sh awk basename cat chmod cp cut date dd diff dirname du echo env expr false file find fold grep gzip "
     "head id join ln ls mkdir mkfifo mknod mktemp mv nl od paste printf pwd readlink realpath rm rmdir sed seq "
@@ -36,30 +36,32 @@ _PROGRAMS = (
 ).split()
 _SKIPPED = {"test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "site-packages",
             "dist-packages", "__pycache__"}  # fmt: skip
-"""Folders of the standard library that stay out."""
+"""Folders of the standard library that are left out."""
 
 
 def tag(imports: Sequence[str] = ()) -> str:
-    """The name of the image for a set of packages. Raises MissingDependency where one is not installed."""
+    """The name of the image for a set of packages. Raises MissingDependency if one is not installed."""
     digest = hashlib.sha256()
-    for fact in (_FORMAT, sys.version, platform.machine(), *_versions(imports)):
-        digest.update(fact.encode() + b"\0")
+    for part in (_FORMAT, sys.version, platform.machine(), *_versions(imports)):
+        digest.update(part.encode() + b"\0")
     digest.update(_runner())
     return f"{REPOSITORY}:{digest.hexdigest()[:16]}"
 
 
 @cache
 def _runner() -> bytes:
-    """What the sandbox's own files hold, hashed."""
+    """A hash of the guest's own files."""
     digest = hashlib.sha256()
-    for path in _own_files():
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for inside, path in _own_files().items():
+        digest.update(inside.encode() + b"\0" + path.read_bytes())
     return digest.digest()
 
 
-def _own_files() -> list[Path]:
+def _own_files() -> dict[str, Path]:
+    """The guest's own files, by their path inside the image."""
     folder = Path(sandbox_dir())
-    return [*sorted(folder.glob("*.py")), folder / "etc" / "group", folder / "etc" / "passwd"]
+    found = {f"{INSIDE}/{path.relative_to(folder)}": path for path in sorted(folder.rglob("*.py"))}
+    return found | {f"/etc/{name}": folder / "etc" / name for name in ("group", "passwd")}
 
 
 def _versions(imports: Sequence[str]) -> Iterator[str]:
@@ -71,7 +73,7 @@ def _versions(imports: Sequence[str]) -> Iterator[str]:
 
 
 def build(api: Any, imports: Sequence[str] = (), say: Callable[[str], None] = lambda _: None) -> str:
-    """Makes the image where it is not there yet, in a few seconds; returns its tag.
+    """Makes the image if it is absent, in a few seconds; returns its tag.
 
     `api`: a docker.APIClient. Raises SandboxUnavailable on anything but Linux, whose Python would not run in a
     container.
@@ -121,8 +123,7 @@ def _fill(tar: tarfile.TarFile, imports: Sequence[str]) -> None:
         if found:
             files[f"/usr/bin/{name}"] = Path(os.path.realpath(found))
     files |= _libraries([path for path in files.values() if path.suffix != ".py" and _is_elf(path)], launch.prefix)
-    for path in _own_files():
-        files[f"/etc/{path.name}" if path.parent.name == "etc" else f"{INSIDE}/{path.name}"] = path
+    files |= _own_files()
     _write(tar, files)
     for link, target in {
         "bin": "usr/bin", "usr/local/bin/python3": number, "usr/local/bin/python": number,
@@ -134,7 +135,7 @@ def _fill(tar: tarfile.TarFile, imports: Sequence[str]) -> None:
 
 
 def _tree(folder: Path, inside: str, skipped: set[str]) -> dict[str, Path]:
-    """The files below a folder, by their place inside."""
+    """The files below a folder, by their path inside the image."""
     found: dict[str, Path] = {}
     for here, folders, names in os.walk(folder):
         folders[:] = sorted(set(folders) - skipped)
@@ -151,9 +152,9 @@ def _is_elf(path: Path) -> bool:
 
 
 def _libraries(binaries: Sequence[Path], prefix: str) -> dict[str, Path]:
-    """What the dynamic linker would load for them, by its place inside.
+    """The libraries that the dynamic linker would load for them, by their path inside the image.
 
-    Libraries of the interpreter's own prefix go beside the system's, because their old place does not exist there.
+    Libraries of the interpreter's own prefix go beside the system's, because that prefix does not exist in the image.
     """
     text = subprocess.run(["ldd", *map(str, binaries)], capture_output=True, text=True, check=False).stdout
     found: dict[str, Path] = {}
@@ -170,7 +171,7 @@ def _libraries(binaries: Sequence[Path], prefix: str) -> dict[str, Path]:
 
 
 def _write(tar: tarfile.TarFile, files: dict[str, Path]) -> None:
-    """Files in order, and the folders above them; owned by root, without times."""
+    """Writes files in order, and the folders above them; owned by root, without times."""
     folders = {"proc", "sys", "dev", "box", "etc", PACKAGES.strip("/")}
     for name in files:
         folders |= {str(parent).strip("/") for parent in Path(name).parents}

@@ -1,6 +1,6 @@
-"""Starting a runner: which command gives which isolation here, and why one does not work.
+"""Starts runners: the command for each level of isolation, and explanations if one does not work.
 
-A level is tried by starting a runner and opening a box in it, never by looking at versions.
+A level is tried by starting a runner and opening a box in it, never by checking versions.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from agentrl_cli.errors import MissingDependency, SandboxUnavailable
 from agentrl_cli.paths import sandbox_dir
 from agentrl_cli.sandbox import owner
 from agentrl_cli.sandbox.cgroup import Cgroup
-from agentrl_cli.sandbox.channel import inside
+from agentrl_cli.sandbox.channel import guest_module
 
-INSIDE = "/opt/agentrl"
-"""Where the runner's folder is inside a jail."""
+INSIDE = "/opt/agentrl/sandbox"
+"""The guest package inside a jail."""
 PACKAGES = "/opt/packages"
 _FIRST_UID = 61_000
 _UIDS = 4_000
 _FOLDER = "agentrl-work-"
 CANARY = "agentrl-canary-"
-"""What attacks aim at; a process on the host sits in it."""
+"""Prefix of the folders that attacks aim at; a process on the host has it as working directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Launch:
 
     level: str
     imports: tuple[str, ...] = ()
-    """Packages that are there, and imported before the first fork."""
+    """Packages that are available and imported before the first fork."""
     python: str = field(default_factory=lambda: os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
     prefix: str = field(default_factory=lambda: os.path.realpath(sys.base_prefix))
     """Folder of that interpreter and its standard library."""
@@ -49,7 +49,7 @@ class Launch:
 
 
 def environment(prefix: str) -> dict[str, str]:
-    """Everything a runner, and the code in it, finds in its environment."""
+    """The whole environment of a runner and of the code in it."""
     path = "/usr/local/bin:/usr/bin:/bin"
     if not prefix.startswith("/usr"):
         path = f"{prefix}/bin:{path}"
@@ -61,14 +61,14 @@ def environment(prefix: str) -> dict[str, str]:
         "PYTHONHASHSEED": "0",  # the order of a set is the same when an episode is replayed
         "PYTHONDONTWRITEBYTECODE": "1",
         "MALLOC_ARENA_MAX": "2",  # else a thread takes 64 MiB of address space
-        "LD_BIND_NOW": "1",  # else every execution would look up functions for itself; taken away before the first
+        "LD_BIND_NOW": "1",  # else every execution would resolve symbols again; removed before the first
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
 
 
 def work_folder(number: int) -> Path:
-    """The name of a new folder for the boxes of a runner that has no namespaces; `sweep` knows whose it is."""
+    """The name of a new folder for the boxes of a runner without namespaces; it carries its owner for `sweep`."""
     return Path(tempfile.gettempdir(), f"{_FOLDER}{owner.name()}-{number}-{secrets.token_hex(4)}")
 
 
@@ -77,8 +77,8 @@ def start(
 ) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
     """Starts a runner that listens on the descriptor `control`. Returns the process and the file of its stderr.
 
-    `number` chooses the uid that it drops to where we are root; it makes `folder` where it has no namespaces; `group`
-    limits its memory. Raises OSError where there is no such program.
+    `number` selects the uid that it takes if this process is root; without namespaces it makes `folder`; `group` limits
+    its memory. Raises OSError if the program is missing.
     """
     if launch.level not in ("ns", "landlock", "bare"):
         raise SandboxUnavailable(f"Sandbox level {launch.level} is not started as a process.")
@@ -94,9 +94,9 @@ def start(
         launch = replace(launch, python="/usr/bin/python3", prefix="/usr")
     interpreter = [launch.python, "-P", "-s", "-S", "-B", "-X", "utf8"]
     if launch.level == "ns":
-        command = [*jail(launch, root=bool(uid)), "--", *interpreter, f"{INSIDE}/runner.py", *options]
+        command = [*jail(launch, root=bool(uid)), "--", *interpreter, f"{INSIDE}/main.py", *options]
     else:
-        command = [*interpreter, str(Path(launch.folder) / "runner.py"), *options, "--folder", str(folder)]
+        command = [*interpreter, str(Path(launch.folder) / "main.py"), *options, "--folder", str(folder)]
     stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
     try:
         process = subprocess.Popen(
@@ -106,7 +106,7 @@ def start(
             stdout=subprocess.DEVNULL,
             stderr=stderr,
             pass_fds=[control],
-            start_new_session=True,  # Ctrl-C in the terminal is for us; we close the runner
+            start_new_session=True,  # Ctrl-C in the terminal is for this process, which closes the runner
         )
     except OSError:
         stderr.close()
@@ -116,8 +116,10 @@ def start(
 
 @cache
 def nproc_holds() -> bool:
-    """Whether RLIMIT_NPROC bounds a runner's processes. The kernel exempts root, so as root a runner is another user;
-    that we are not the root outside under another name, as in a user namespace, is found out by trying."""
+    """Whether RLIMIT_NPROC bounds a runner's processes; tried, since a user may be the host's root in a user namespace.
+
+    The kernel exempts root from it, so a runner that root starts becomes another user.
+    """
     if os.geteuid() == 0:
         return True
     program = "import os, resource as r\nr.setrlimit(r.RLIMIT_NPROC, (1, 1))\nos._exit(os.fork() == 0)"
@@ -125,28 +127,28 @@ def nproc_holds() -> bool:
 
 
 def sweep() -> int:
-    """Removes work folders and canaries whose host process is gone (killed with -9), and ends what still runs in them.
+    """Removes work folders and canaries whose host process was killed, and ends what still runs in them.
 
-    Returns how many. Where namespaces hold the boxes there are no work folders.
+    Returns how many. Boxes in namespaces have no work folders.
     """
     removed = 0
     for kind in (_FOLDER, CANARY):
         for folder in Path(tempfile.gettempdir()).glob(f"{kind}*"):
-            if owner.is_gone(folder.name.removeprefix(kind)) and not folder.is_symlink():
+            if owner.has_ended(folder.name.removeprefix(kind)) and not folder.is_symlink():
                 removed += clear(folder)
     return removed
 
 
 def clear(folder: Path) -> bool:
-    """Ends what still runs in a work folder whose runner is gone, and deletes it; whether there is none any more."""
+    """Ends what still runs in a work folder whose runner has ended, and deletes it; returns whether it is deleted."""
     if folder.exists():
         _end_inside(folder)
-        inside("folders").delete(str(folder))
+        guest_module("filesystem/cleanup").delete(str(folder))
     return not folder.exists()
 
 
 def _end_inside(folder: Path) -> None:
-    """Kills what was started in a work folder and left its runner: it sits there, or calls it its home."""
+    """Kills processes of a work folder that outlived its runner: it is their working directory or their HOME."""
     home = b"\0HOME=" + os.fsencode(folder) + b"/"
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -156,13 +158,13 @@ def _end_inside(folder: Path) -> None:
 
 
 def _open_to_others(path: str) -> bool:
-    """Whether another user may use a program and the folders above it: without namespaces the runner is one."""
+    """Whether other users may execute a program: without namespaces the runner is another user."""
     file = Path(path)
     return all(step.stat().st_mode & 0o001 for step in (file, *file.parents))
 
 
 def jail(launch: Launch, root: bool) -> list[str]:
-    """The bubblewrap command line: an allow list of what is visible, all of it read-only, and no network."""
+    """The bubblewrap command line: an allow list of visible files, all read-only, and no network."""
     command = [
         shutil.which("bwrap") or "bwrap",
         *"--unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try".split(),
@@ -170,16 +172,16 @@ def jail(launch: Launch, root: bool) -> list[str]:
     ]
     if root:
         # As root the jail needs no user namespace; the runner mounts /proc and gives up root before its first box.
-        # (Where root may write to it, bwrap covers parts of /proc, and then no box could mount one of its own.)
+        # (If root could write to /proc, bwrap would cover parts of it, and no box could mount its own.)
         command += [*"--cap-add CAP_SETUID --cap-add CAP_SETGID --cap-add CAP_SYS_ADMIN --dir /proc".split()]
     else:
         command += [*"--unshare-user --uid 1000 --gid 1000 --proc /proc".split()]
-    # Folders that bwrap makes on its own way are closed to others, and the runner is no longer root.
-    for folder in ("/opt", PACKAGES, "/etc", *map(str, reversed(Path(launch.prefix, "bin").parents))):
+    # Parent folders that bwrap makes by itself are closed to other users, and the runner gives up root.
+    for folder in ("/opt", "/opt/agentrl", PACKAGES, "/etc", *map(str, reversed(Path(launch.prefix, "bin").parents))):
         command += ["--dir", folder] if folder not in ("/", "/usr") else []
     command += _system()
     if not launch.prefix.startswith("/usr"):
-        for name in ("bin", "lib", "lib64"):  # a prefix may be a home, with all that is in it
+        for name in ("bin", "lib", "lib64"):  # a prefix may be a home folder
             command += ["--ro-bind-try", str(Path(launch.prefix, name)), str(Path(launch.prefix, name))]
     command += _packages(launch)
     command += ["--ro-bind", launch.folder, INSIDE]
@@ -214,7 +216,7 @@ def _system() -> list[str]:
 
 
 def _packages(launch: Launch) -> list[str]:
-    """Hides what is installed in the interpreter, and binds the folders of the wanted packages alone."""
+    """Hides the interpreter's installed packages, and binds the folders of the wanted ones alone."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     installed = Path(launch.prefix, "lib", version, "site-packages")
     command = ["--tmpfs", str(installed), "--remount-ro", str(installed)] if installed.is_dir() else []
@@ -226,7 +228,7 @@ def _packages(launch: Launch) -> list[str]:
 def package_folders(imports: Sequence[str]) -> list[Path]:
     """The folders of installed packages, with the shared libraries that wheels put beside them.
 
-    Raises MissingDependency where one is not installed.
+    Raises MissingDependency if one is not installed.
     """
     from importlib.util import find_spec
 
@@ -244,12 +246,12 @@ def package_folders(imports: Sequence[str]) -> list[Path]:
 
 
 def explain(level: str, error: str, ids: Path = Path("/proc/self/uid_map")) -> str:
-    """What to do about a level that did not start, from what it wrote; `ids` says which users there are here."""
+    """What to do about a level that did not start, from its error output; `ids`: the file of mapped users."""
     text = error.lower()
     if "operation not permitted" in text and _is_alone(ids):
         return (
             "Only root is mapped in this user namespace (`unshare -r`, or a container without further ids): the runner "
-            "can become nobody else, and root inside may not mount. Start agentrl outside of it, as the user you are."
+            "can become no other user, and root inside may not mount. Start agentrl outside of it, as your own user."
         )
     if level == "ns":
         if shutil.which("bwrap") is None:
@@ -271,7 +273,7 @@ def explain(level: str, error: str, ids: Path = Path("/proc/self/uid_map")) -> s
 
 
 def _is_alone(ids: Path) -> bool:
-    """Whether we are root in a user namespace that knows no user that the runner could become."""
+    """Whether this process is root in a user namespace without a user that the runner could become."""
     try:
         rows = [[int(word) for word in line.split()] for line in ids.read_text().splitlines()]
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a pack asks of its sandbox sessions, over the configuration: `sandbox:` in its task.yaml.
+"""A pack's options for its sandbox sessions, over the configuration: `sandbox:` in its task.yaml.
 
 sandbox: false                              no code runs: neither tools nor rewards need one
 sandbox: {imports: [numpy], seed: 0, wall: 10, memory_mb: 4096}
@@ -47,7 +47,7 @@ def read_options(value: Any, where: str) -> dict[str, Any]:
 
 
 def package_names(names: list[str], where: str) -> tuple[str, ...]:
-    """A list of top-level package names. Raises ConfigError where it is none."""
+    """Unique top-level package names. Raises ConfigError for anything else."""
     if not all(re.fullmatch(r"[A-Za-z_]\w*", name) for name in names):
         raise ConfigError(f"{where}: imports must be a list of package names, e.g. [numpy], not {names!r}.")
     return tuple(dict.fromkeys(names))

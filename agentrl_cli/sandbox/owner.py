@@ -1,4 +1,4 @@
-"""Whose something is that may outlive its process: `pid-start-namespace`, since ids are used again and elsewhere."""
+"""Owner tags, to find resources of dead processes: `pid-start-namespace`, since pids are reused and not unique."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def born(pid: str) -> str:
-    """When a process started, in the kernel's own words; empty where there is none."""
+    """When a process started, in clock ticks as text; empty if absent."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -17,7 +17,7 @@ def born(pid: str) -> str:
 
 @cache
 def _namespace() -> str:
-    """The pid namespace that ids here belong to; 0 where there are none."""
+    """The pid namespace of this process; 0 if the kernel has none."""
     try:
         return os.readlink("/proc/self/ns/pid").strip("pid:[]") or "0"
     except OSError:
@@ -25,12 +25,12 @@ def _namespace() -> str:
 
 
 def name() -> str:
-    """This process, for the name of what it leaves if it is killed."""
+    """The tag of this process, for the names of its resources."""
     return f"{os.getpid()}-{born(str(os.getpid())) or 0}-{_namespace()}"
 
 
-def is_gone(name: str) -> bool:
-    """Whether a name begins with `name()` of a process that lives no more; False for what is not ours to judge."""
+def has_ended(name: str) -> bool:
+    """Whether a name begins with the tag of a process that has ended; False for one of another namespace."""
     pid, _, rest = name.partition("-")
     start, _, rest = rest.partition("-")
     namespace = rest.partition("-")[0]

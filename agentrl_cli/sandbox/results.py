@@ -1,7 +1,7 @@
-"""The closed set of results of an execution, in two halves, and the text each one shows to the model.
+"""The closed set of results of an execution, in two halves, and the text that each shows to the model.
 
-The model's half is an observation and is rewarded as usual. Our half is retried once on a fresh runner and then raised
-as SandboxFault: such an episode is masked, never scored zero.
+The model's half is an observation and is rewarded as usual. An infrastructure fault is retried once on a fresh runner
+and then raised as SandboxFault: such an episode is masked, never scored zero.
 """
 
 from __future__ import annotations
@@ -12,48 +12,50 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 USED: ContextVar[set[str] | None] = ContextVar("USED", default=None)
-"""Within one tool call, a set: the levels of the sandboxes that it used."""
+"""Within one tool call: the set of sandbox levels that it used."""
 
 
 class Status(StrEnum):
-    """How an execution ended."""
+    """The result of an execution."""
 
     OK = "ok"
     EXCEPTION = "exception"
-    """An exception that nobody caught; the traceback is in stderr."""
+    """An uncaught exception; the traceback is in stderr."""
     EXIT = "exit"
-    """A program that ended with another code than 0 (`exit_code`)."""
+    """A program with a non-zero exit code (`exit_code`)."""
     TIMEOUT = "timeout"
-    """`detail` says which limit: wall or cpu."""
+    """`detail`: wall or cpu."""
     MEMORY = "memory"
     OUTPUT_LIMIT = "output_limit"
     """Killed because it wrote more than 16 MiB."""
     DISK_LIMIT = "disk_limit"
-    """`detail` says which: the size of one file, of all files, or their number."""
+    """`detail`: the size of one file, of all files, or their number."""
     PROCESS_LIMIT = "process_limit"
     OPEN_FILES_LIMIT = "open_files_limit"
     CRASHED = "crashed"
     """Killed by a signal (`signal`)."""
     STATE_LOST = "state_lost"
-    """The session's variables are gone: the code killed what kept them."""
+    """The session's variables are lost: the code killed the process that kept them."""
     BLOCKED = "blocked"
-    """Something the sandbox does not allow; `detail`: net, fs or syscall."""
+    """An operation that the sandbox does not allow; `detail`: net, fs or syscall."""
 
     SANDBOX_RESTARTED = "sandbox_restarted"
     """The box or its runner stopped answering and was replaced."""
     SANDBOX_UNAVAILABLE = "sandbox_unavailable"
     PROTOCOL_ERROR = "protocol_error"
-    """A trusted part of the sandbox answered what it must not."""
+    """A trusted part of the sandbox broke the protocol."""
     HOST_RESOURCES = "host_resources"
     """The host has no processes, memory or descriptors left."""
 
     @property
-    def ours(self) -> bool:
-        """True where the fault is the sandbox's and not the code's."""
-        return self in _OURS
+    def infrastructure(self) -> bool:
+        """Whether the fault is the sandbox's and not the code's."""
+        return self in _INFRASTRUCTURE
 
 
-_OURS = frozenset({Status.SANDBOX_RESTARTED, Status.SANDBOX_UNAVAILABLE, Status.PROTOCOL_ERROR, Status.HOST_RESOURCES})
+_INFRASTRUCTURE = frozenset(
+    {Status.SANDBOX_RESTARTED, Status.SANDBOX_UNAVAILABLE, Status.PROTOCOL_ERROR, Status.HOST_RESOURCES}
+)
 
 _TIMEOUTS = {"wall": "wall", "cpu": "cpu", "budget": "wall"}
 _DISKS = {"a file is too large": "file_mb", "too many files": "inodes"}
@@ -66,7 +68,7 @@ _LIMITS = {
 
 
 def limit_of(status: str, detail: str) -> str:
-    """The limit, by its name in the configuration, that an execution with this result met; empty where none."""
+    """The limit that an execution with this result met, by its name in the configuration; empty if none."""
     if status == Status.TIMEOUT:
         return _TIMEOUTS.get(detail, "wall")
     if status == Status.DISK_LIMIT:
@@ -84,7 +86,7 @@ _BLOCKED = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one execution, or one session, may use."""
+    """Limits of one execution or one session."""
 
     wall: float = 5.0
     """Seconds of one execution."""
@@ -106,27 +108,27 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """What one execution did."""
+    """The result of one execution."""
 
     status: Status
     stdout: str = ""
     stderr: str = ""
     seconds: float = 0.0
     level: str = ""
-    """The isolation it ran under: ns, docker, landlock or bare."""
+    """The level it ran at: ns, docker, landlock or bare."""
     exit_code: int | None = None
     signal: int | None = None
     state_kept: bool = True
-    """False where the session lost its variables."""
+    """False if the session lost its variables."""
     rolled_back: bool = False
-    """True where a session went back to the state before this cell."""
+    """Whether the session was rolled back to the state before this cell."""
     files: str = ""
-    """What became of the files that it changed, where they were to be put back: `restored`, or `left` as they are."""
+    """Of the files it changed, if they were to be restored: `restored`, or `left` as they are."""
     detail: str = ""
     stopped: int = 0
-    """Processes that were still running at the end and were stopped."""
+    """Number of processes that were still running at the end and were stopped."""
     truncated: bool = False
-    """True where the middle of the output was left out."""
+    """Whether the middle of the output was left out."""
     limits: Limits = Limits()
 
     @property
@@ -134,18 +136,18 @@ class ExecResult:
         return self.status is Status.OK
 
     @property
-    def ours(self) -> bool:
-        """True where the fault is the sandbox's: such a result is no observation."""
-        return self.status.ours
+    def infrastructure(self) -> bool:
+        """Whether the fault is the sandbox's: such a result is not an observation."""
+        return self.status.infrastructure
 
     @property
     def limit(self) -> str:
-        """The limit that was met, by its name in the configuration; empty where it ended otherwise."""
+        """The limit that was met, by its name in the configuration; empty if none."""
         return limit_of(self.status, self.detail)
 
     @property
     def reason(self) -> str:
-        """One line for the model: what happened; empty where all went well."""
+        """One line for the model: what happened; empty if all went well."""
         words = self._what()
         if not words:
             return ""
@@ -199,7 +201,7 @@ class ExecResult:
                 return f"all files together may have {self.limits.disk_mb} MiB"
 
     def text(self) -> str:
-        """What the model reads: stdout, the end of stderr, and what happened. Control characters are kept."""
+        """The text for the model: stdout, the end of stderr, and what happened. Control characters are kept."""
         parts = [self.stdout.rstrip("\n"), _last_lines(self.stderr), f"[{self.reason}]" if self.reason else ""]
         text = "\n".join(part for part in parts if part)
         return text or "[no output]"
@@ -217,22 +219,22 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class GradeResult:
-    """How a solution did on hidden tests."""
+    """The result of a solution on hidden tests."""
 
     passed: int
     total: int
     failures: tuple[str, ...]
-    """One line for each test that failed, in order. For people: it names hidden inputs."""
+    """One line for each failed test, in order. For people: it names hidden inputs."""
     status: Status
-    """OK, or what stopped the solution from loading (the model's half)."""
+    """OK, or why the solution did not load (the model's half)."""
     level: str
     fakeable: bool = False
-    """True where tests ran in the process of the solution, which could forge their result."""
+    """Whether tests ran in the process of the solution, which could forge their result."""
     seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
-        """True where every test passed."""
+        """Whether every test passed."""
         return self.total > 0 and self.passed == self.total
 
     @property

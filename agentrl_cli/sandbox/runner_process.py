@@ -1,7 +1,7 @@
-"""Runners: what is started once and holds many boxes. `Runner` is what all kinds share, `Process` is one of our own.
+"""Runners: each is started once and holds many boxes. `Runner` is the base of all kinds, `Process` the built-in one.
 
-A backend of your own is a `Runner` in a file of yours, named in `sandbox.backend` as `module:object`; its `level` says
-which of the levels it is as strong as.
+A user's own backend is a subclass of `Runner`, named in `sandbox.backend` as `module:object`; its `level` is the level
+that it is as strong as.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from agentrl_cli.sandbox.results import Limits
 AT_ONCE = 4
 """Executions at once for each runner: some sleep, and the rest share the cores."""
 PATIENCE = 10.0
-"""Seconds a runner may leave a ping unanswered before it counts as stuck: those on a busy machine are slow."""
+"""Seconds without an answer to a ping after which a runner counts as stuck: on a busy machine they are slow."""
 _BOX_OWN = 64
-"""MiB for what a box needs itself: its init, and the pages that its processes copy."""
+"""MiB for a box itself: its init, and the pages that its processes copy."""
 _KEPT = 1024
-"""Processes of all boxes of a runner that wait: inits, sessions, earlier states."""
+"""Waiting processes of all boxes of a runner: inits, sessions, checkpoints."""
 
 
 class Runner(ABC):
     """Holds boxes, and opens and drops them; how one is started and killed is each kind's own."""
 
     level: ClassVar[str] = ""
-    """For a backend of your own: the level that it is as strong as (a key of pool.STRENGTH)."""
+    """For a user's own backend: the level that it is as strong as (a key of levels.STRENGTH)."""
 
     def __init__(self, launch: Launch, limits: Limits) -> None:
         self.launch, self.limits = launch, limits
         self.boxes: dict[int, Channel] = {}
         self.spares: list[Channel] = []
-        """Boxes that wait for a session; they are in `boxes`, too."""
+        """Boxes that wait for a session; they are also in `boxes`."""
         self._numbers = 0
         self._asked = 0.0
 
@@ -63,36 +63,36 @@ class Runner(ABC):
 
     @abstractmethod
     def condemn(self) -> None:
-        """Kills a runner that is stuck, and with it `alive`; the sessions in it are rebuilt on others."""
+        """Kills a stuck runner, which is not `alive` any more; its sessions are rebuilt on others."""
 
     @property
     def bounded(self) -> bool:
-        """Whether the kernel bounds the number of processes in a box, and not our watch alone."""
+        """Whether the kernel, and not only the supervisor, bounds the number of processes in a box."""
         return True
 
     @property
     @abstractmethod
     def alive(self) -> bool:
-        """Whether it can be given boxes."""
+        """Whether it can open boxes."""
 
     @abstractmethod
     def unavailable(self, what: str) -> SandboxUnavailable:
-        """The error to raise where this kind does not work here."""
+        """The error to raise if this kind does not work here."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Ends the runner and everything in it; returns when it is gone."""
+        """Ends the runner and everything in it; returns when it has ended."""
 
     @abstractmethod
     def ping(self) -> None:
-        """Asks for a sign of life; `pong` takes it."""
+        """Sends a ping; `pong` receives the answer."""
 
     def pong(self) -> None:
         """The runner answered a ping."""
         self._asked = 0.0
 
     def stuck(self) -> bool:
-        """Whether it has not answered the last ping for too long; sends the next one where it has. Never waits."""
+        """Whether the last ping has been unanswered for too long; sends the next one otherwise. Never waits."""
         if self._asked:
             return time.monotonic() - self._asked > PATIENCE
         self._asked = time.monotonic()
@@ -101,12 +101,12 @@ class Runner(ABC):
 
     @property
     def full(self) -> bool:
-        """Whether another box has to go elsewhere."""
+        """Whether it has no room for another box."""
         return False
 
     @property
     def busy(self) -> int:
-        """How many boxes sessions hold."""
+        """Number of boxes that sessions hold."""
         return len(self.boxes) - len(self.spares)
 
     async def open(self, limits: dict[str, Any]) -> Channel:
@@ -129,11 +129,11 @@ class Runner(ABC):
         channel.ask({"op": "adopt", "limits": limits})
 
     def fits(self, limits: Limits) -> bool:
-        """Whether boxes opened in advance will do: the size of their file system cannot change any more."""
+        """Whether boxes opened in advance suit these limits: the size of their file system is fixed."""
         return (limits.disk_mb, limits.inodes) == (self.limits.disk_mb, self.limits.inodes)
 
     def drop(self, channel: Channel) -> None:
-        """Closes a box, and kills it where it was lost."""
+        """Closes a box, and kills it if it was lost."""
         lost = channel.lost
         channel.close()
         if channel in self.spares:
@@ -153,7 +153,7 @@ class Runner(ABC):
 
 
 class Process(Runner):
-    """A jail of our own: the levels ns, landlock and bare."""
+    """A runner that is a process of this machine: levels ns, landlock and bare."""
 
     def __init__(
         self, launch: Launch, limits: Limits, process: subprocess.Popen[bytes], control: socket.socket,
@@ -164,7 +164,7 @@ class Process(Runner):
         self._groups: dict[int, Path] = {}
         self._largest = _own(asdict(limits))
         self._sick = False
-        self._last_words = ""
+        self._last_stderr = ""
 
     @classmethod
     async def start(cls, launch: Launch, number: int, limits: Limits) -> Self:
@@ -216,7 +216,7 @@ class Process(Runner):
     def stderr(self) -> str:
         """The end of what the runner wrote to stderr."""
         if self.err.closed:
-            return self._last_words
+            return self._last_stderr
         self.err.seek(0, 2)
         self.err.seek(max(0, self.err.tell() - 4096))
         return self.err.read().decode("utf-8", "replace").strip()
@@ -230,23 +230,23 @@ class Process(Runner):
         self.process.kill()
 
     def ping(self) -> None:
-        self._tell({"op": "ping"})
+        self._send({"op": "ping"})
 
     def stuck(self) -> bool:
         try:
             if self.control.recv(4096):
                 self.pong()
         except BlockingIOError:
-            pass  # nothing there yet
+            pass  # no answer yet
         except OSError:
             return True
         return super().stuck()
 
-    def _tell(self, request: dict[str, Any], fds: list[int] | None = None) -> None:
-        """Sends a request to the runner itself; one with a full queue is stuck and is ended. Raises BoxLost."""
+    def _send(self, request: dict[str, Any], fds: list[int] | None = None) -> None:
+        """Sends a request to the runner itself; with a full queue it is stuck and is ended. Raises BoxLost."""
         try:
             socket.send_fds(self.control, [json.dumps(request).encode()], fds or [])
-        except OSError as error:  # BlockingIOError, too
+        except OSError as error:  # also BlockingIOError
             self.condemn()
             raise BoxLost("sandbox_restarted", f"the runner does not answer: {error}") from None
 
@@ -257,7 +257,7 @@ class Process(Runner):
             self._groups[channel.number] = folder
         try:
             with Cgroup.files(folder) as files:
-                self._tell({"op": "open", "id": channel.number, "limits": limits}, [theirs.fileno(), *files])
+                self._send({"op": "open", "id": channel.number, "limits": limits}, [theirs.fileno(), *files])
         except BaseException:
             ours.close()
             raise
@@ -266,7 +266,7 @@ class Process(Runner):
         await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
 
     def _group_for(self, limits: dict[str, Any]) -> Path | None:
-        """A cgroup for a box. A pack may want more for one than all were to have: then all have more."""
+        """A cgroup for a box. If a pack asks for more than the runner has in all, the runner's limit is raised."""
         if self.group is None:
             return None
         if _own(limits) > self._largest:
@@ -291,9 +291,9 @@ class Process(Runner):
 
     def kill(self, channel: Channel) -> None:
         try:
-            self._tell({"op": "kill", "id": channel.number})
+            self._send({"op": "kill", "id": channel.number})
         except BoxLost:
-            return  # it was ended over that
+            return  # the runner was ended over that
 
     async def close(self) -> None:
         self._drop_all()
@@ -304,11 +304,11 @@ class Process(Runner):
                 self.process.kill()
                 end += 2.0
             await asyncio.sleep(0.002)
-        self._last_words = self.stderr
+        self._last_stderr = self.stderr
         self.err.close()
         if self.group:
             self.group.remove()
-        launching.clear(self.folder)  # one that was killed could not do it
+        launching.clear(self.folder)  # a killed runner could not delete it
 
 
 def _limit(folder: Path, limit: int) -> None:
@@ -319,12 +319,12 @@ def _limit(folder: Path, limit: int) -> None:
 
 
 def _own(limits: dict[str, Any]) -> int:
-    """Bytes that the cgroup of one box holds: files are memory, too, and so are those of earlier states."""
+    """Bytes of one box's cgroup: files are memory too, and so are those of earlier states."""
     return (int(limits["memory_mb"]) + 3 * int(limits["disk_mb"]) + _BOX_OWN) << 20
 
 
 def most(own: int) -> int:
-    """Bytes that all boxes of a runner hold together: as many as work at once, but never most of the machine's."""
+    """Bytes of all boxes of a runner: as many as run at once, but at most 0.8 of the machine's memory."""
     wanted = AT_ONCE * own + (512 << 20)
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return wanted

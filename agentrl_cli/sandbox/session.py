@@ -1,33 +1,31 @@
-"""`Session`: the box of one episode. A Python session whose variables persist, programs, commands, files, grading.
+"""`Session`: the box of one episode. A Python session whose variables persist, programs, commands, files.
 
-Where a box is lost through our fault, the session is rebuilt on a fresh one by running its recorded requests again, and
-the request is tried once more; a second loss is a SandboxFault, and the episode is masked.
+If a box is lost through an infrastructure fault, the session is rebuilt on a fresh one by running its recorded requests
+again, and the request is tried once more. A second loss is a SandboxFault, and the episode is masked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from agentrl_cli.errors import SandboxFault, SandboxUnavailable, UsageError
 from agentrl_cli.sandbox.channel import GRACE, BoxLost, Channel
-from agentrl_cli.sandbox.results import USED, Entry, ExecResult, GradeResult, Limits, Status
+from agentrl_cli.sandbox.results import USED, Entry, ExecResult, Limits, Status
 from agentrl_cli.sandbox.runner_process import Runner
-
-if TYPE_CHECKING:
-    from agentrl_cli.sandbox.pool import Sandbox
-
 
 _LONGEST_PATH = 4096
 _MOST_CALLS = 15_000
-"""At once: what all of them may say of errors, and answer, fits into one answer of the box."""
+"""Calls in one request: their errors and values have to fit into one answer of the box."""
 
 
 class Request(NamedTuple):
-    """One recorded request, enough to make it again and to see whether it does the same."""
+    """One recorded request and its answer, to repeat it and compare."""
 
     header: dict[str, Any]
     body: bytes
@@ -37,17 +35,17 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a call of a function gave; `size` bytes of the data are its value."""
+    """The answer of a function call; `size` bytes of the data are its value."""
 
     status: str
     detail: str
     error: str
-    """`ValueError: text` where it raised."""
+    """`ValueError: text` if it raised."""
     size: int
 
 
 class Diverged(NamedTuple):
-    """A recorded call that gave another result when it was run again."""
+    """A recorded call that gave another result when it was repeated."""
 
     call: int
     """Number of the call, from 1."""
@@ -55,11 +53,36 @@ class Diverged(NamedTuple):
     now: str
 
 
+class SessionHost(Protocol):
+    """What a session uses of its sandbox."""
+
+    level: str
+    counts: Counter[str]
+    """Number of executions by status."""
+
+    def count(self, status: str, detail: str = "") -> None:
+        """Counts the status of an execution."""
+
+    def slot(self) -> AbstractAsyncContextManager[None]:
+        """Waits for a free slot."""
+
+    async def box(self, limits: Limits, seed: int | None, imports: tuple[str, ...]) -> tuple[Runner, Channel]:
+        """A box for a session."""
+
+    async def session(
+        self, *, seed: int | None = None, imports: Iterable[str] = (), grading: bool = False, **limits: Any
+    ) -> Session:
+        """Another session."""
+
+    def forget(self, session: Session) -> None:
+        """Removes a closed session."""
+
+
 class Session:
-    """One episode's place to run code. Methods run one at a time; `close` ends everything that was started."""
+    """Runs one episode's code. Methods run one at a time; `close` ends everything that was started."""
 
     def __init__(
-        self, sandbox: Sandbox, limits: Limits, *, keep: int, seed: int | None, imports: tuple[str, ...]
+        self, sandbox: SessionHost, limits: Limits, *, keep: int, seed: int | None, imports: tuple[str, ...]
     ) -> None:
         self.sandbox, self.limits, self.seed, self.imports = sandbox, limits, seed, imports
         self.keep = keep
@@ -74,7 +97,7 @@ class Session:
 
     @property
     def cells(self) -> int:
-        """How many cells the session has run."""
+        """Number of cells that the session has run."""
         return sum(1 for request in self.history if request.header["op"] == "cell")
 
     async def cell(self, code: str, *, wall: float | None = None) -> ExecResult:
@@ -87,12 +110,12 @@ class Session:
     async def run(self, code: str, stdin: str = "", *, wall: float | None = None, reset: bool = False) -> ExecResult:
         """Runs a Python program in a process of its own, with the session's files and without its variables.
 
-        `reset`: it leaves no trace, the files are put back afterwards.
+        `reset`: restores the files afterwards.
         """
         source = _bytes(code)
         header: dict[str, Any] = {"op": "run", "split": len(source), **({"reset": True} if reset else {})}
         result = await self._execute(header, source + _bytes(stdin), wall)
-        if result.files == "left":  # the folder cannot be put back: a fresh box can
+        if result.files == "left":  # the folder could not be restored: the next request gets a fresh box
             self._drop()
         return result
 
@@ -101,40 +124,25 @@ class Session:
         source = _bytes(command)
         return await self._execute({"op": "bash", "split": len(source)}, source + _bytes(stdin), wall)
 
-    async def grade(
-        self,
-        solution: str,
-        tests: Sequence[Any],
-        *,
-        setup: str = "",
-        wall: float | None = None,
-        budget: float | None = None,
-    ) -> GradeResult:
-        """Runs hidden tests against a solution, in a fresh box apart from this session; see `grading.grade`."""
-        from agentrl_cli.sandbox.grading import grade
-
-        given: dict[str, Any] = {"limits": self.limits, "imports": self.imports, "wall": wall, "budget": budget}
-        return await grade(self.sandbox, solution, tests, setup=setup, **given)
-
     async def read(self, path: str) -> bytes:
-        """A regular file of the work folder, at most 16 MiB. Raises UsageError where there is none or it is a link."""
+        """A regular file of the work folder, at most 16 MiB. Raises UsageError if it is absent or a link."""
         _, body = await self._files({"op": "read", "path": path}, b"", record=False)
         return body
 
     async def write(self, path: str, data: str | bytes) -> None:
-        """Writes a file into the work folder. Raises UsageError where the path leaves it or the folder is full."""
+        """Writes a file into the work folder. Raises UsageError if the path leaves it or the folder is full."""
         await self._files({"op": "write", "path": path}, _bytes(data) if isinstance(data, str) else data, record=True)
 
     async def list(self) -> tuple[Entry, ...]:
-        """What is in the work folder, sorted by path; links are named and not followed."""
+        """The entries of the work folder, sorted by path; links are listed and not followed."""
         _, body = await self._files({"op": "list"}, b"", record=False)
         return tuple(Entry(path, kind, size) for path, kind, size in json.loads(body))
 
     async def back(self, call: int) -> tuple[Diverged, ...]:
-        """Goes back to the state before call number `call` (from 1), variables and files, to go another way from there.
+        """Restores variables and files as they were before call number `call` (from 1).
 
-        Calls are cells, programs, commands and writes; `len(history)` of them were made. Immediate where the state
-        was kept (`keep`). Otherwise the session is rebuilt by running its recorded calls again in a fresh box; returns
+        Calls are cells, programs, commands and writes; `len(history)` of them were made. Immediate if the state was
+        kept (`keep`). Otherwise the session is rebuilt by running its recorded calls again in a fresh box; returns
         those whose result differs now.
         """
         if not 1 <= call <= len(self.history):
@@ -160,10 +168,10 @@ class Session:
     async def calls(
         self, calls: Sequence[Sequence[Any]], *, wall: float | None = None, budget: float | None = None
     ) -> tuple[tuple[Answer, ...], bytes]:
-        """Calls functions of the session: `[[name, args, kwargs], ...]` with tagged plain values (sandbox/plain.py).
+        """Calls functions of the session: `[[name, args, kwargs], ...]` with values as in sandbox/protocol/values.py.
 
-        `wall` and `budget`: seconds of one and of all. Returns an Answer for each, `timeout` with the detail `budget`
-        for those that all the others left no time for, and the bytes of the answers one after the other.
+        `wall` and `budget`: seconds of one and of all. Returns an Answer for each (`timeout` with the detail `budget`
+        if the others left it no time) and the bytes of the values one after the other.
         """
         if len(calls) > _MOST_CALLS:
             raise UsageError(f"{len(calls)} calls are more than a session takes at once: {_MOST_CALLS}.")
@@ -173,7 +181,7 @@ class Session:
         budget = budget or 3 * one
         header: dict[str, Any] = {"op": "calls", "budget": budget, "limits": {"wall": one}}
         async with self._busy, self.sandbox.slot():
-            frame = await self._twice(header, json.dumps(calls).encode(), budget + one)
+            frame = await self._with_retry(header, json.dumps(calls).encode(), budget + one)
         size = frame.header["answers"]
         answers = tuple(Answer(*fields) for fields in json.loads(frame.body[:size]))
         for answer in answers:
@@ -187,7 +195,7 @@ class Session:
         if wall:
             header["limits"] = {"wall": wall}
         async with self._busy, self.sandbox.slot():
-            frame = await self._twice(self._kept(header), body, seconds)
+            frame = await self._with_retry(self._kept(header), body, seconds)
             result = self._result(frame, seconds)
             if "reset" not in header:
                 self.history.append(Request(header, body, seconds, _answer(frame)))
@@ -195,7 +203,7 @@ class Session:
         return result
 
     def _kept(self, header: dict[str, Any]) -> dict[str, Any]:
-        """A recorded request, in place: the state before it stays where the session is to be able to go back."""
+        """The request, changed in place so that the state before it is kept if the session keeps any."""
         if self.keep:
             header.update(keep=self.keep, call=len(self.history) + 1)
         return header
@@ -204,7 +212,7 @@ class Session:
         if len(header.get("path", "")) > _LONGEST_PATH:
             raise UsageError(f"{header['path'][:40]}…: a path may have {_LONGEST_PATH} characters.")
         async with self._busy:
-            frame = await self._twice(self._kept(header) if record else header, body, 5.0)
+            frame = await self._with_retry(self._kept(header) if record else header, body, 5.0)
             if frame.header["status"] != "ok":
                 path = str(header.get("path", ".")).encode("utf-8", "backslashreplace").decode()
                 raise UsageError(f"{path}: {frame.header['detail']}.")
@@ -212,8 +220,8 @@ class Session:
                 self.history.append(Request(header, body, 5.0, _answer(frame)))
         return frame.header, frame.body
 
-    async def _twice(self, header: dict[str, Any], body: bytes, seconds: float) -> Any:
-        """The answer to a request; a box that is lost is rebuilt once. Raises SandboxFault."""
+    async def _with_retry(self, header: dict[str, Any], body: bytes, seconds: float) -> Any:
+        """The answer to a request; a lost box is rebuilt once. Raises SandboxFault."""
         if (used := USED.get()) is not None:
             used.add(self.level)
         for attempt in (1, 2):
@@ -227,7 +235,7 @@ class Session:
                 self.sandbox.count(lost.status)
                 if attempt == 2:
                     raise SandboxFault(f"The sandbox failed twice ({lost.status}): {lost.detail}.") from None
-            except SandboxUnavailable as problem:  # it did start when the run began: no fault of the task
+            except SandboxUnavailable as problem:  # it started when the run began, so this is not the task's fault
                 self._drop()
                 self.sandbox.count(Status.SANDBOX_UNAVAILABLE)
                 if attempt == 2 or self._closed:
@@ -235,33 +243,33 @@ class Session:
         raise AssertionError("unreachable")
 
     async def _ready(self) -> None:
-        """Opens the box where there is none, and runs what it had run before it was lost."""
+        """Opens a box if absent, and repeats what the lost one had run."""
         if self._closed:
             raise SandboxFault("The session is closed.")
         if self._box is None:
             self._box = await self.sandbox.box(self.limits, self.seed, self.imports)
-            if found := await self._again():
+            if found := await self._repeat():
                 self._drop()
                 raise SandboxFault(
-                    "The session was lost, and is another one when its calls are run again: "
+                    "The session was lost, and its calls gave other results when they were repeated: "
                     f"call {found[0].call} gave {found[0].recorded!r:.200}, now {found[0].now!r:.200}."
                 )
 
-    async def _again(self) -> tuple[Diverged, ...]:
-        """Runs the recorded requests in the fresh box. Raises BoxLost."""
+    async def _repeat(self) -> tuple[Diverged, ...]:
+        """Repeats the recorded requests in the fresh box. Raises BoxLost."""
         found: list[Diverged] = []
         for number, request in enumerate(self.history, 1):
             now = _answer(await self._ask(request.header, request.body, request.seconds))
             if now != request.answer:
-                found.append(Diverged(number, _words(request.answer), _words(now)))
+                found.append(Diverged(number, _describe(request.answer), _describe(now)))
         return tuple(found)
 
     async def _rebuild(self) -> tuple[Diverged, ...]:
-        """A fresh box in the state that the history leads to."""
+        """Opens a fresh box and repeats the history in it."""
         try:
             async with self.sandbox.slot():
                 self._box = await self.sandbox.box(self.limits, self.seed, self.imports)
-                return await self._again()
+                return await self._repeat()
         except BoxLost as lost:
             self._drop()
             raise SandboxFault(f"The session could not be rebuilt ({lost.status}): {lost.detail}.") from None
@@ -269,18 +277,18 @@ class Session:
             raise SandboxFault(f"The session could not be rebuilt: {problem.message}", hint=problem.hint) from None
 
     async def _ask(self, header: dict[str, Any], body: bytes, seconds: float) -> Any:
-        """One round trip. Raises BoxLost also where the box says that the host has no resources."""
+        """One round trip. Raises BoxLost, also for a status that is an infrastructure fault."""
         assert self._box is not None
         channel = self._box[1]
         try:
             channel.ask(header, body)
             frame = await channel.answer(seconds + GRACE)
         except asyncio.CancelledError:
-            self._drop()  # an answer nobody waits for would be taken for the next one's
+            self._drop()  # its answer would be taken for the next request's
             raise
         try:
             status = frame.header["status"]
-            if status != "gone" and status != "refused" and Status(status).ours:
+            if status != "missing" and status != "refused" and Status(status).infrastructure:
                 raise BoxLost(status, str(frame.header.get("detail", "")))
         except (KeyError, ValueError):
             raise BoxLost("protocol_error", f"an answer without a known status: {frame.header}") from None
@@ -318,7 +326,7 @@ def _answer(frame: Any) -> tuple[str, bytes]:
     return frame.header["status"], frame.body
 
 
-def _words(answer: tuple[str, bytes]) -> str:
+def _describe(answer: tuple[str, bytes]) -> str:
     return f"{answer[0]}: {answer[1].decode('utf-8', 'replace')}"
 
 

@@ -1,7 +1,7 @@
 """`files`: view, write, edit and list the files of the episode's folder, which `run_python` and `bash` share.
 
-Paths are resolved in the sandbox, beneath the folder and never through a link (sandbox/files.py); nothing of the host
-is reached. What goes wrong is told to the model and never ends the episode.
+Paths are resolved in the sandbox, beneath the folder and never through a link (sandbox/filesystem/files.py); nothing
+of the host is reached. The model reads what went wrong; it never ends the episode.
 """
 
 from __future__ import annotations

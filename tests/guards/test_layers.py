@@ -51,7 +51,6 @@ CIRCLES: set[frozenset[str]] = {
     frozenset({"commands.tools", "commands.tools_serve"}),
     frozenset({"rewards", "rewards.adapt"}),
     frozenset({"rollout.attempt", "rollout.run"}),
-    frozenset({"sandbox.grading", "sandbox.pool", "sandbox.session"}),
     frozenset({"tools", "tools.base"}),
 }
 """Circles that are still to be dissolved. Nothing is added here."""

@@ -81,7 +81,8 @@ def test_the_wheel_carries_packs_sandbox_and_model(wheel: Path) -> None:
     for pack in ("code-task", "calc-task", "echo-task"):
         assert f"agentrl_cli/_data/tasks/{pack}/task.yaml" in inside
         assert f"agentrl_cli/_data/tasks/{pack}/task.py" in inside
-    assert any(name.startswith("agentrl_cli/_data/sandbox/") for name in inside)
+    for file in ("main.py", "isolation/seccomp.py", "filesystem/files.py", "protocol/framing.py", "attacks.txt"):
+        assert f"agentrl_cli/_data/sandbox/{file}" in inside
     assert {"agentrl_cli/py.typed", "agentrl_cli/models/tiny-agent/config.json"} <= inside
     assert {name.split("/")[0] for name in inside} == {"agentrl_cli", f"agentrl_cli-{version()}.dist-info"}
     assert not [name for name in inside if "__pycache__" in name or name.endswith((".db", ".pyc"))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from agentrl_cli.errors import EnvError, SandboxFault
 from agentrl_cli.rewards import Reward, RewardContext, Scored, score
+from agentrl_cli.sandbox import Limits
 from agentrl_cli.types import Episode, RewardPart, Task
 
 TASK = Task("t", "p", "f", "train", (), {"answer": "5"})
@@ -92,47 +92,36 @@ async def test_a_timeout_of_a_judge_is_the_graders_and_not_the_episodes() -> Non
 # --- the sandbox -----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Status:
-    ours: bool
+class FaultySandbox:
+    """A session, and the sandbox that it belongs to, which starts no further box."""
+
+    limits, imports = Limits(), ()
+
+    def __init__(self) -> None:
+        self.sandbox, self.asked = self, list[dict[str, Any]]()
+
+    async def session(self, **options: Any) -> None:
+        self.asked.append(options)
+        raise SandboxFault("No box could be started.")
 
 
-@dataclass
-class Graded:
-    status: Status
-    passed: int = 3
-    fakeable: bool = False
+async def test_grading_opens_a_box_with_the_sessions_limits() -> None:
+    session, opened = FaultySandbox(), list[int]()
 
-
-@dataclass
-class Session:
-    """Stands where a sandbox session would be."""
-
-    ours: bool = False
-    asked: list[Any] = field(default_factory=list)
-
-    async def grade(self, solution: str, tests: list[dict[str, Any]]) -> Graded:
-        self.asked.append((solution, tests))
-        return Graded(Status(self.ours))
-
-
-async def test_grading_uses_the_episodes_session() -> None:
-    session, opened = Session(), list[int]()
-
-    async def open_session() -> Session:
+    async def open_session() -> FaultySandbox:
         opened.append(1)
         return session
 
     ctx = context(open_session=open_session)
     assert opened == []
-    result: Any = await ctx.grade("def f(): ...", [{"call": "f", "args": [], "expect": None}])
-    assert result.passed == 3 and opened == [1]
-    assert session.asked == [("def f(): ...", [{"call": "f", "args": [], "expect": None}])]
+    with pytest.raises(SandboxFault):
+        await ctx.grade("def f(): ...", [{"call": "f", "args": [], "expect": None}], wall=2.0)
+    assert opened == [1] and session.asked[0]["grading"] and session.asked[0]["wall"] == 2.0
 
 
 async def test_a_fault_of_the_sandbox_is_not_a_failed_test() -> None:
-    async def open_session() -> Session:
-        return Session(ours=True)
+    async def open_session() -> FaultySandbox:
+        return FaultySandbox()
 
     async def tests(episode: Episode, ctx: RewardContext) -> float:
         return float((await ctx.grade("", [])).passed)

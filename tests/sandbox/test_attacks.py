@@ -15,9 +15,8 @@ import pytest
 
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import DataError, SandboxUnavailable
-from agentrl_cli.sandbox import Sandbox, Status, cgroup, launch
-from agentrl_cli.sandbox.attack_suite import attack, probe
-from agentrl_cli.sandbox.attacks import attacks
+from agentrl_cli.sandbox import Sandbox, Status, cgroup, grade, launch
+from agentrl_cli.sandbox.attack_suite import attack, attacks, probe
 from agentrl_cli.sandbox.runner_process import Process
 
 
@@ -44,7 +43,7 @@ async def test_every_attack_is_contained(level: str) -> None:
     assert len(verdicts) == len(chosen)
 
 
-async def test_an_attack_that_meets_the_clock_before_its_limit_has_time_to_meet_it(sandbox: Sandbox) -> None:
+async def test_an_attack_stopped_by_time_first_runs_again(sandbox: Sandbox) -> None:
     one = next(one for one in attacks() if one.name == "fills-the-disk")
     (verdict,) = await attack(sandbox, [one], wall=0.002)
     assert (verdict.status, verdict.problems) == ("disk_limit", ())
@@ -121,26 +120,26 @@ CHEATS = {
 @pytest.mark.parametrize("name", CHEATS)
 async def test_a_cheat_does_not_pass(sandbox: Sandbox, name: str) -> None:
     session = await sandbox.session()
-    grade = await session.grade(CHEATS[name], TESTS, wall=0.2)
-    assert (grade.passed <= 1, grade.total, grade.ok, grade.fakeable) == (True, 8, False, False), grade
+    graded = await grade(session, CHEATS[name], TESTS, wall=0.2)
+    assert (graded.passed <= 1, graded.total, graded.ok, graded.fakeable) == (True, 8, False, False), graded
     # A forged 3 would fit the one test whose answer is 3, and no other.
-    assert grade.passed == 0 or name in ("forges replies", "patches json")
+    assert graded.passed == 0 or name in ("forges replies", "patches json")
 
 
-async def test_a_slow_solution_passes_within_a_budget_that_is_told(sandbox: Sandbox) -> None:
+async def test_a_slow_solution_passes_within_its_budget(sandbox: Sandbox) -> None:
     session = await sandbox.session(cpu=0.6)
     busy = "import time\ndef add(a, b):\n    e = time.process_time() + 0.15\n    while time.process_time() < e: pass\n"
     slow = busy + "    return a + b\n"
-    grade = await session.grade(slow, TESTS, budget=30.0)  # 1.2 CPU seconds, but each call has its own limit
-    assert grade.ok, grade
+    graded = await grade(session, slow, TESTS, budget=30.0)  # 1.2 CPU seconds, but each call has its own limit
+    assert graded.ok, graded
     sleepy = slow.replace("while", "time.sleep(0.2)\n    while")
-    spent = await session.grade(sleepy, TESTS, budget=0.8)
+    spent = await grade(session, sleepy, TESTS, budget=0.8)
     assert 0 < spent.passed < 8
     assert [line for line in spent.failures if "the 0.8 s that all tests have together were over" not in line] == []
     program = "import time; time.sleep(0.2); print(int(input()) * 2)"
     tests = [{"stdin": str(n), "stdout": str(2 * n)} for n in range(8)]
-    assert (await session.grade(program, tests)).ok
-    late = await session.grade(program, tests, budget=0.7)
+    assert (await grade(session, program, tests)).ok
+    late = await grade(session, program, tests, budget=0.7)
     assert 0 < late.passed < 8 and "test 8: the 0.7 s that all tests have" in late.failures[-1]
 
 
@@ -148,16 +147,16 @@ async def test_programs_find_no_files_of_each_other(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     count = "import glob, os\nprint(len(glob.glob('n*')))\nopen('n' + input(), 'w').write('x' * 1000)\n"
     tests = [{"stdin": str(n), "stdout": "0"} for n in range(4)]
-    assert (await session.grade(count, tests)).ok
+    assert (await grade(session, count, tests)).ok
     deep = count + "for _ in range(100): os.mkdir('d'); os.chdir('d')"  # what cannot be put back is replaced
-    grade = await session.grade(deep, tests, setup="import sys")
-    assert grade.ok, grade
+    graded = await grade(session, deep, tests, setup="import sys")
+    assert graded.ok, graded
 
 
 async def test_an_honest_solution_passes_and_types_count(sandbox: Sandbox) -> None:
     session = await sandbox.session()
-    grade = await session.grade(HONEST, TESTS)
-    assert (grade.passed, grade.total, grade.score, grade.fakeable, grade.level) == (8, 8, 1.0, False, "ns")
+    graded = await grade(session, HONEST, TESTS)
+    assert (graded.passed, graded.total, graded.score, graded.fakeable, graded.level) == (8, 8, 1.0, False, "ns")
     code = (
         "import math\ndef f(x): return x\ndef e(): [][0]\n"
         "def g(): return (1, [2.0, {3: b'4'}], {5}, math.nan, None, 2 ** 20000)"
@@ -171,39 +170,39 @@ async def test_an_honest_solution_passes_and_types_count(sandbox: Sandbox) -> No
         {"call": "f", "kwargs": {"x": {"$tuple": [1, {"$set": [2]}]}}, "expect": {"$tuple": [1, {"$set": [2]}]}},
         {"call": "f", "args": [0.1 + 0.2], "expect": 0.3, "close": 1e-9}, {"call": "e", "raises": "IndexError"},
     ]  # fmt: skip
-    assert (await session.grade(code, same)).passed == 0
-    result = await session.grade(code, right)
+    assert (await grade(session, code, same)).passed == 0
+    result = await grade(session, code, right)
     assert result.passed == 4, result.failures
 
 
 async def test_programs_and_test_code(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     tests = [{"stdin": "4\n", "stdout": "8"}, {"stdin": "5", "stdout": "11"}]
-    program = await session.grade("print(int(input()) * 2)", tests)
+    program = await grade(session, "print(int(input()) * 2)", tests)
     assert (program.passed, program.fakeable, len(program.failures)) == (1, False, 1)
-    code = await session.grade(HONEST, ["assert add(1, 2) == 3", {"code": "assert add(1, 2) == 4"}])
+    code = await grade(session, HONEST, ["assert add(1, 2) == 3", {"code": "assert add(1, 2) == 4"}])
     assert (code.passed, code.fakeable) == (1, True)
-    broken = await session.grade("def add(:", TESTS)
+    broken = await grade(session, "def add(:", TESTS)
     assert (broken.passed, broken.total, broken.status) == (0, 8, Status.EXCEPTION)
     assert "SyntaxError" in broken.failures[0]
-    with pytest.raises(DataError, match="Test 1 is no test"):
-        await session.grade(HONEST, [{"call": "add"}])
+    with pytest.raises(DataError, match="Test 1 is not a test"):
+        await grade(session, HONEST, [{"call": "add"}])
 
 
 async def test_a_check_judges_apart_from_the_solution(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     check = "def check(answer, n): return sorted(answer) == list(range(n))"
     tests = [{"call": "f", "args": [3], "check": check}, {"call": "f", "args": [4], "check": check}]
-    grade = await session.grade("def f(n): return {3: [2, 0, 1], 4: [0]}[n]\ndef check(*a): return True", tests)
-    assert (grade.passed, grade.fakeable, len(grade.failures)) == (1, False, 1)
+    graded = await grade(session, "def f(n): return {3: [2, 0, 1], 4: [0]}[n]\ndef check(*a): return True", tests)
+    assert (graded.passed, graded.fakeable, len(graded.failures)) == (1, False, 1)
     with pytest.raises(DataError, match="check of test 1 does not load"):
-        await session.grade(HONEST, [{"call": "add", "args": [1, 2], "check": "def check(:"}])
+        await grade(session, HONEST, [{"call": "add", "args": [1, 2], "check": "def check(:"}])
 
 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        ("None", "TypeError"), ("object()", "no plain value"), ("[{(1, 2): object()}]", "no plain value"),
+        ("None", "TypeError"), ("object()", "not a plain value"), ("[{(1, 2): object()}]", "not a plain value"),
         ("10 ** 9", "timeout"), ("[{}]", "TypeError"),
     ],
 )  # fmt: skip
@@ -214,28 +213,28 @@ async def test_an_answer_that_breaks_the_check_is_wrong_and_scored(sandbox: Sand
     )
     session = await sandbox.session()
     tests = [{"call": "f", "args": [n], "check": check} for n in (2, 3)]
-    grade = await session.grade(f"def f(n): return [1] if n == 2 else {answer}", tests, wall=0.3)
-    assert (grade.passed, grade.total, grade.status) == (1, 2, Status.OK) and why in grade.failures[0], grade
+    graded = await grade(session, f"def f(n): return [1] if n == 2 else {answer}", tests, wall=0.3)
+    assert (graded.passed, graded.total, graded.status) == (1, 2, Status.OK) and why in graded.failures[0], graded
 
 
 async def test_a_broken_setup_is_the_packs_fault(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     for tests in (TESTS, [{"stdin": "", "stdout": "1"}]):
         with pytest.raises(DataError, match="setup does not load"):
-            await session.grade(HONEST, tests, setup="import nothing_there")
-    grade = await session.grade("print(6 * x)", [{"stdin": "7", "stdout": "42"}], setup="x = int(input())")
-    assert grade.ok, grade
+            await grade(session, HONEST, tests, setup="import nothing_there")
+    graded = await grade(session, "print(6 * x)", [{"stdin": "7", "stdout": "42"}], setup="x = int(input())")
+    assert graded.ok, graded
 
 
 async def test_grading_is_apart_from_the_episode(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     await session.cell("open('notes', 'w').write('x'); secret = 1")
     spy = "import os\ndef look(): return [sorted(os.listdir('.')), 'secret' in globals()]"
-    assert (await session.grade(spy, [{"call": "look", "expect": [[".shm", ".tmp"], False]}])).ok
+    assert (await grade(session, spy, [{"call": "look", "expect": [[".shm", ".tmp"], False]}])).ok
     assert (await session.cell("secret")).stdout == "1\n"
 
 
-def test_a_cgroup_holds_memory_where_one_can_be_made() -> None:
+def test_a_cgroup_limits_memory() -> None:
     if cgroup.place() is None:
         pytest.skip(cgroup.describe())
     group = cgroup.Cgroup.make(64 << 20)
@@ -278,11 +277,11 @@ class Unbounded(Process):
         return False
 
 
-async def test_no_fork_bomb_is_tried_where_nothing_would_stop_it() -> None:
+async def test_no_fork_bomb_is_tried_without_a_bound() -> None:
     if os.geteuid() == 0:
         assert launch.nproc_holds(), "the kernel exempts root, and the runner becomes another user"
     async with await opened("landlock") as sandbox:
-        assert sandbox.bounded == all(runner.bounded for runner in sandbox._runners[()])
+        assert sandbox.bounded == all(runner.bounded for runner in sandbox.pool.runners[()])
     try:
         sandbox = await Sandbox.open(SandboxConfig(backend=f"{__name__}:Unbounded", min_level="landlock", workers=1))
     except SandboxUnavailable as problem:

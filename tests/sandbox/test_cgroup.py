@@ -167,7 +167,7 @@ def test_without_the_memory_controller_no_cgroup_is_made_and_none_left(mounted: 
 
 ALONE = "PermissionError: [Errno 1] "
 STDERR = {
-    "ns": f'  File "/opt/agentrl/confine.py", line 38, in _check\n{ALONE}mount /proc: Operation not permitted',
+    "ns": f'  File "/opt/agentrl/sandbox/isolation/libc.py", in check\n{ALONE}mount /proc: Operation not permitted',
     "landlock": f"    os.setgroups([])\n{ALONE}Operation not permitted",
     "bare": f"    os.setgroups([])\n{ALONE}Operation not permitted",
 }
@@ -175,7 +175,7 @@ STDERR = {
 
 
 @pytest.mark.parametrize("level", STDERR)
-@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's runner has nobody to become")
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's runner becomes no other user")
 def test_a_namespace_of_root_alone_is_named(level: str, tmp_path: Path) -> None:
     (tmp_path / "one").write_text("         0       1000          1\n")
     (tmp_path / "all").write_text("         0          0 4294967295\n")
@@ -183,4 +183,4 @@ def test_a_namespace_of_root_alone_is_named(level: str, tmp_path: Path) -> None:
     assert "`unshare -r`" in said and "Start agentrl outside of it" in said
     for other in (tmp_path / "all", tmp_path / "missing"):
         assert "unshare -r" not in launch.explain(level, STDERR[level], other)
-    assert "unshare -r" not in launch.explain(level, "ModuleNotFoundError: wire", tmp_path / "one")
+    assert "unshare -r" not in launch.explain(level, "ModuleNotFoundError: sandbox", tmp_path / "one")

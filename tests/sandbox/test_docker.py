@@ -17,9 +17,8 @@ import pytest
 from agentrl_cli.commands import main
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import ConfigError, SandboxFault, SandboxUnavailable
-from agentrl_cli.sandbox import Sandbox, Status, container, image, owner
-from agentrl_cli.sandbox.attack_suite import attack
-from agentrl_cli.sandbox.attacks import attacks
+from agentrl_cli.sandbox import Sandbox, Status, container, grade, image, owner
+from agentrl_cli.sandbox.attack_suite import attack, attacks
 from agentrl_cli.sandbox.launch import Launch
 from agentrl_cli.sandbox.results import Limits
 from tests.sandbox.test_attacks import CHEATS, HONEST, HOST, TESTS
@@ -75,10 +74,10 @@ async def test_every_attack_is_contained(sandbox: Sandbox) -> None:
 async def test_no_cheat_passes(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     for name, code in CHEATS.items():
-        grade = await session.grade(code, TESTS, wall=0.2)
-        assert not grade.ok and not grade.fakeable, name
-        assert grade.passed == 0 or (grade.passed == 1 and name in ("forges replies", "patches json")), name
-    honest = await session.grade(HONEST, TESTS)
+        graded = await grade(session, code, TESTS, wall=0.2)
+        assert not graded.ok and not graded.fakeable, name
+        assert graded.passed == 0 or (graded.passed == 1 and name in ("forges replies", "patches json")), name
+    honest = await grade(session, HONEST, TESTS)
     assert (honest.passed, honest.level) == (8, "docker")
 
 
@@ -150,7 +149,7 @@ async def test_neighbours_in_one_container_are_apart(sandbox: Sandbox) -> None:
 async def test_a_slot_is_clean_for_the_next_box(sandbox: Sandbox) -> None:
     first = await sandbox.session()
     await first.bash("mkdir -p a/b; echo x > a/b/c; chmod 000 a/b a; setsid sleep 876 & sleep 0.1")
-    (runner,) = sandbox._runners[()]
+    (runner,) = sandbox.pool.runners[()]
     await first.close()
     for _ in range(container.SLOTS + 1):
         assert (await sandbox.run("import os; print(os.listdir('..'))")).stdout.count(",") == 0
@@ -184,7 +183,7 @@ async def test_a_fork_bomb_costs_little_more_than_its_wall_limit(sandbox: Sandbo
     assert sandbox.counts[Status.SANDBOX_RESTARTED] == 0
 
 
-async def test_a_start_that_is_given_up_leaves_no_container(api: Any) -> None:
+async def test_a_cancelled_start_leaves_no_container(api: Any) -> None:
     for seconds in (0.01, 0.05, 0.2):
         starting = asyncio.create_task(container.Container.start(Launch("docker"), 7, Limits()))
         await asyncio.sleep(seconds)
@@ -200,7 +199,7 @@ async def test_closing_leaves_no_container(api: Any) -> None:
     assert ours(api) == []
 
 
-async def test_what_a_dead_process_left_is_swept(api: Any) -> None:
+async def test_a_dead_processes_resources_are_swept(api: Any) -> None:
     gone = f"999999999-1-{owner.name().split('-')[2]}"
     labels = {container.LABEL: container._machine(), "agentrl.process": gone}
     left = api.create_container(image.tag(), ["sleep", "60"], labels=labels)["Id"]
@@ -271,7 +270,7 @@ def _comes(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def test_the_tag_says_what_is_inside(api: Any) -> None:
+def test_the_tag_depends_on_the_content(api: Any) -> None:
     assert image.tag() == image.build(api) != image.tag(("numpy",))
     assert image.tag(("numpy",)) == image.tag(("numpy",))
 

@@ -1,4 +1,4 @@
-"""A fault of the sandbox is ours: tried once more on a fresh box, then the episode is skipped and never scored."""
+"""An infrastructure fault is tried once more on a fresh box; then the episode is skipped and never scored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import SandboxFault, SandboxUnavailable
-from agentrl_cli.sandbox import Sandbox
+from agentrl_cli.sandbox import Sandbox, grade
 from agentrl_cli.sandbox.channel import Channel
 from agentrl_cli.sandbox.runner_process import Process
 from agentrl_cli.tools import ToolContext, as_tool
@@ -47,7 +47,7 @@ async def opened() -> Sandbox:
         pytest.skip(f"{problem.message} {problem.hint}")
 
 
-async def test_one_loss_is_made_good_and_a_second_is_our_fault() -> None:
+async def test_one_loss_is_repaired_and_a_second_is_a_fault() -> None:
     from tests.sandbox.test_faults import Flaky  # the one that the backend's name leads to
 
     async with await opened() as sandbox:
@@ -65,7 +65,7 @@ async def test_one_loss_is_made_good_and_a_second_is_our_fault() -> None:
         session = await context.session()
         Flaky.left = 2
         with pytest.raises(SandboxFault):
-            await session.grade("def f(): return 'poison'", [{"call": "f", "expect": 1}])
+            await grade(session, "def f(): return 'poison'", [{"call": "f", "expect": 1}])
         await context.close()
 
 

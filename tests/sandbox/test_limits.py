@@ -1,4 +1,4 @@
-"""The limits of an execution and of a session: each met by name, counted, and told to the model."""
+"""The limits of an execution and of a session: each is named, counted, and shown to the model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import ConfigError, SandboxFault, SandboxUnavailable
-from agentrl_cli.sandbox import Sandbox, Session, Status, cgroup
-from agentrl_cli.sandbox.channel import inside
+from agentrl_cli.sandbox import Sandbox, Session, Status, cgroup, grade
+from agentrl_cli.sandbox.channel import guest_module
 from agentrl_cli.sandbox.runner_process import Process
 
 
@@ -55,8 +55,8 @@ async def test_a_cell_that_meets_a_limit_keeps_its_state(
     assert (await session.cell("x")).stdout == "1\n"
 
 
-def test_a_look_at_memory_ends_in_time() -> None:
-    memory = inside("memory")
+def test_the_memory_check_ends_in_time() -> None:
+    memory = guest_module("memory")
     me = [os.getpid()]
     assert memory.exceeds(me, 1 << 20, time.monotonic() + 60.0)
     assert not memory.exceeds(me, 1 << 20, time.monotonic() - 1.0)
@@ -86,7 +86,7 @@ async def test_shared_memory_counts(sandbox: Sandbox) -> None:
     assert (await session.run(code)).status is (await session.cell(code)).status is Status.MEMORY
     denied = await session.bash("python3 -S -c 'import os; os.memfd_create(\"x\")'", "in")
     assert "PermissionError" in denied.stderr
-    assert (await session.run("print(input())", "in")).stdout == "in\n"  # its own memfd for that is no attack
+    assert (await session.run("print(input())", "in")).stdout == "in\n"  # its own memfd for that is allowed
 
 
 async def test_memory_that_a_checkpoint_shares_counts_once(sandbox: Sandbox) -> None:
@@ -129,7 +129,7 @@ async def test_a_limit_that_a_command_meets_is_named_and_counted(
 ) -> None:
     session = await sandbox.session()
     result = await session.bash(command)
-    assert (result.limit, result.ours) == (limit, False) and says in result.text(), result
+    assert (result.limit, result.infrastructure) == (limit, False) and says in result.text(), result
     assert sandbox.limits_hit == {limit: 1} and sandbox.counts == {result.status: 1}
     assert (await session.bash("rm -f * && echo next")).stdout == "next\n"
 
@@ -157,8 +157,8 @@ async def test_each_call_of_a_grader_has_limits_of_its_own(sandbox: Sandbox) -> 
         "import time\ndef f(n):\n    end = time.process_time() + 0.3\n    while time.process_time() < end: pass\n"
         "    return n"
     )
-    grade = await session.grade(slow, [{"call": "f", "args": [n], "expect": n} for n in range(5)])
-    assert (grade.passed, grade.total) == (5, 5), grade
+    graded = await grade(session, slow, [{"call": "f", "args": [n], "expect": n} for n in range(5)])
+    assert (graded.passed, graded.total) == (5, 5), graded
 
 
 HOG = (
@@ -172,8 +172,8 @@ async def test_a_burst_of_memory_is_the_codes_own_fault(sandbox: Sandbox) -> Non
     session = await sandbox.session(memory_mb=100, disk_mb=32)
     for result in (await session.run(HOG), await session.cell(HOG), await session.bash(as_command(HOG))):
         assert (result.status, result.limit) == (Status.MEMORY, "memory_mb"), result
-    grade = await session.grade(f"def f():\n    exec({HOG!r})\n", [{"call": "f", "expect": 1}])
-    assert "memory" in grade.failures[0] and sandbox.counts[Status.HOST_RESOURCES] == 0
+    graded = await grade(session, f"def f():\n    exec({HOG!r})\n", [{"call": "f", "expect": 1}])
+    assert "memory" in graded.failures[0] and sandbox.counts[Status.HOST_RESOURCES] == 0
     assert (await session.cell("1 + 1")).stdout == "2\n"
 
 
@@ -184,8 +184,9 @@ async def test_a_function_that_dies_after_its_last_answer_keeps_the_answer(sandb
         "    threading.Thread(target=lambda: (time.sleep(n), os._exit(3))).start()\n    return n"
     )
     for later in (0.0, 0.001, 0.005, 0.02):
-        grade = await session.grade(code, [{"call": "f", "args": [later], "expect": later}])
-        assert grade.total == 1 and (grade.passed or "exit" in grade.failures[0] or "crash" in grade.failures[0]), grade
+        graded = await grade(session, code, [{"call": "f", "args": [later], "expect": later}])
+        assert graded.total == 1, graded
+        assert graded.passed or "exit" in graded.failures[0] or "crash" in graded.failures[0], graded
     assert (await session.cell("1 + 1")).stdout == "2\n"
 
 
@@ -194,7 +195,7 @@ async def test_a_neighbour_that_dies_of_anothers_memory_is_not_at_fault(sandbox:
         pytest.skip(cgroup.describe())
     session = await sandbox.session()
     await session.cell("x = 41")
-    (runner,) = sandbox._runners[()]
+    (runner,) = sandbox.pool.runners[()]
     assert isinstance(runner, Process) and runner.group is not None
     # Less for all boxes of the runner together than one may have: as where the others hold the rest.
     cgroup.Cgroup.limit(runner.group.folder, 160 << 20)
@@ -209,7 +210,7 @@ async def test_a_neighbour_that_dies_of_anothers_memory_is_not_at_fault(sandbox:
 def test_without_a_cgroup_only_what_was_killed_may_be_the_machines_fault(tmp_path: Path) -> None:
     file = tmp_path / "vmstat"
     file.write_text("nr_free 5\noom_kill 3\n")
-    kills = inside("memory").Kills([])
+    kills = guest_module("memory").OutOfMemoryKills([])
     for fd in kills.fds:
         os.close(fd)
     with open(file, "rb") as numbers:
@@ -224,11 +225,11 @@ def test_without_a_cgroup_only_what_was_killed_may_be_the_machines_fault(tmp_pat
         assert kills.since(over=True, killed=True) == "own"
 
 
-def test_version_two_tells_a_limit_of_ones_own_from_anothers(tmp_path: Path) -> None:
+def test_version_two_separates_own_from_other_memory(tmp_path: Path) -> None:
     file = tmp_path / "memory.events"
     file.write_text("low 0\nhigh 0\nmax 9\noom 0\noom_kill 0\n")
     with open(file, "rb") as events:
-        kills = inside("memory").Kills([events.fileno()])
+        kills = guest_module("memory").OutOfMemoryKills([events.fileno()])
         kills.mark()
         file.write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 1\n")
         assert kills.since(over=False, killed=False) == "own"

@@ -16,7 +16,7 @@ from agentrl_cli.commands import main
 from agentrl_cli.commands.rescore import packages
 from agentrl_cli.config import Config, RolloutConfig, SandboxConfig
 from agentrl_cli.errors import ConfigError, MissingDependency, SandboxUnavailable
-from agentrl_cli.sandbox import Sandbox, Session
+from agentrl_cli.sandbox import Sandbox, Session, grade
 from agentrl_cli.sandbox.options import read_options
 from agentrl_cli.servers.tool_server.journal import Journal
 from agentrl_cli.servers.tool_server.trajectories import Call, Trajectories
@@ -62,7 +62,7 @@ async def session_of(pack: Pack, sandbox: Sandbox, seed: int = 0) -> Session:
         ({"imports": ["numpy"], "seed": 3, "wall": 1.5}, {"imports": ("numpy",), "seed": 3, "wall": 1.5}),
     ],
 )  # fmt: skip
-def test_what_a_pack_says_is_read(value: Any, expected: dict[str, Any]) -> None:
+def test_a_packs_options_are_read(value: Any, expected: dict[str, Any]) -> None:
     assert read_options(value, "task.yaml: sandbox") == expected
 
 
@@ -75,7 +75,7 @@ def test_what_a_pack_says_is_read(value: Any, expected: dict[str, Any]) -> None:
         ({"seed": -1}, "sandbox.seed"), ({"backend": "bare"}, "backend"),
     ],
 )  # fmt: skip
-def test_what_a_pack_says_wrongly_is_told(value: Any, says: str) -> None:
+def test_a_packs_wrong_options_are_reported(value: Any, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_options(value, "task.yaml: sandbox")
     assert says in caught.value.message
@@ -94,8 +94,9 @@ async def test_a_packs_sessions_have_its_packages_limits_and_seed(sandbox: Sandb
     slow = await session.cell("while True: pass")
     assert slow.text().startswith("[timed out after 0.5 s")
     assert (session.limits.memory_mb, session.limits.wall) == (2048, 0.5)
-    grade = await session.grade("import numpy\ndef f(): return int(numpy.ones(3).sum())", [{"call": "f", "expect": 3}])
-    assert grade.ok, grade
+    solution = "import numpy\ndef f(): return int(numpy.ones(3).sum())"
+    graded = await grade(session, solution, [{"call": "f", "expect": 3}])
+    assert graded.ok, graded
 
 
 async def test_without_a_seed_each_episode_has_its_own_and_draws_the_same_again(
@@ -111,7 +112,7 @@ async def test_without_a_seed_each_episode_has_its_own_and_draws_the_same_again(
 
 async def test_the_configuration_gives_packages_and_a_seed_to_every_session(tmp_path: Path) -> None:
     async with await opened(imports=["numpy"], seed=5) as sandbox:
-        assert list(sandbox._runners) == [("numpy",)]  # the bare runner is never needed
+        assert list(sandbox.pool.runners) == [("numpy",)]  # the bare runner is never needed
         one = await (await sandbox.session(episode_seed=1)).cell("import numpy, random; random.random()")
         two = await (await session_of(pack(tmp_path, "true"), sandbox, 2)).cell("import random; random.random()")
         own = await (await session_of(pack(tmp_path, "{seed: 6}"), sandbox)).cell("import random; random.random()")
@@ -166,7 +167,7 @@ async def _available() -> None:
     await (await opened()).close()
 
 
-async def test_of_a_python_that_is_somebodys_own_only_its_programs_and_libraries_are_there(sandbox: Sandbox) -> None:
+async def test_of_a_python_in_a_home_only_programs_and_libraries_are_visible(sandbox: Sandbox) -> None:
     """Its prefix may be a home folder."""
     if sys.base_prefix.startswith("/usr") or sandbox.level != "ns":
         pytest.skip("the interpreter is the system's")

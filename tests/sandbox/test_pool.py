@@ -17,7 +17,7 @@ import pytest
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import ConfigError, MissingDependency, SandboxFault, SandboxUnavailable
 from agentrl_cli.sandbox import Sandbox, Status, cgroup, launch, owner
-from agentrl_cli.sandbox.channel import BoxLost, Channel, inside
+from agentrl_cli.sandbox.channel import BoxLost, Channel, guest_module
 from agentrl_cli.sandbox.pool import SPARES
 from agentrl_cli.sandbox.runner_process import PATIENCE, Process, Runner
 from agentrl_cli.tools.base import ToolContext
@@ -57,12 +57,12 @@ async def test_a_lost_box_is_rebuilt_and_a_second_loss_is_a_fault(sandbox: Sandb
 async def test_a_runner_that_is_stuck_is_replaced(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     await session.cell("x = 41")
-    (stuck,) = sandbox._runners[()]
+    (stuck,) = sandbox.pool.runners[()]
     process = the_process(sandbox)
     for pid in (process.pid, *_descendants(process.pid)):
         os.kill(pid, signal.SIGSTOP)
     assert (await session.cell("x + 1", wall=0.2)).stdout == "42\n"
-    (runner,) = sandbox._runners[()]
+    (runner,) = sandbox.pool.runners[()]
     assert runner is not stuck and process.poll() is not None and not stuck.alive
     assert sandbox.counts[Status.SANDBOX_RESTARTED] == 1
 
@@ -80,15 +80,15 @@ async def test_a_sandbox_that_starts_no_more_is_a_fault(sandbox: Sandbox) -> Non
     session = await sandbox.session(imports=("no_such_package",))
     with pytest.raises(MissingDependency):  # what the user asked for
         await session.cell("1")
-    for runner in sandbox._runners[()]:
+    for runner in sandbox.pool.runners[()]:
         await runner.close()
-    session, sandbox.level = await sandbox.session(), "nothing"
+    session, sandbox.pool.level = await sandbox.session(), "nothing"
     with pytest.raises(SandboxFault, match="No sandbox could be started"):
         await session.cell("1")
     assert sandbox.counts[Status.SANDBOX_UNAVAILABLE] == 2
 
 
-async def test_waiting_for_a_place_is_no_timeout_of_the_tool(sandbox: Sandbox) -> None:
+async def test_waiting_for_a_slot_does_not_count_as_a_timeout(sandbox: Sandbox) -> None:
     contexts = [ToolContext(session_factory=sandbox.session) for _ in range(6)]
     code = {"code": "import time; time.sleep(0.4)"}
     results = await asyncio.gather(*(run_python.call(context, code, timeout=0.5) for context in contexts))
@@ -150,7 +150,7 @@ def _descendants(pid: int) -> list[int]:
     return found + [deeper for child in found for deeper in _descendants(child)]
 
 
-async def test_packages_are_there_where_they_are_asked_for(sandbox: Sandbox) -> None:
+async def test_requested_packages_can_be_imported(sandbox: Sandbox) -> None:
     plain, numeric = await sandbox.session(), await sandbox.session(imports=("numpy",))
     assert (await plain.cell("import numpy")).detail == "ModuleNotFoundError"
     assert (await numeric.cell("import numpy as np, numpy.polynomial; int(np.arange(5).sum())")).stdout == "10\n"
@@ -167,7 +167,7 @@ async def test_a_weaker_level_is_an_error_and_never_a_fallback() -> None:
 
 def the_process(sandbox: Sandbox) -> subprocess.Popen[bytes]:
     """The process of the one runner."""
-    (runner,) = sandbox._runners[()]
+    (runner,) = sandbox.pool.runners[()]
     assert isinstance(runner, Process)
     return runner.process
 
@@ -175,11 +175,11 @@ def the_process(sandbox: Sandbox) -> subprocess.Popen[bytes]:
 async def stocked(sandbox: Sandbox) -> Runner:
     """The one runner, once its spare boxes stand ready."""
     for _ in range(500):
-        for runner in sandbox._runners[()]:
+        for runner in sandbox.pool.runners[()]:
             if len(runner.spares) == SPARES:
                 return runner
         await asyncio.sleep(0.01)
-    raise AssertionError(sandbox._runners)
+    raise AssertionError(sandbox.pool.runners)
 
 
 async def test_a_spare_box_has_the_limits_and_the_seed_of_its_session(sandbox: Sandbox) -> None:
@@ -197,27 +197,27 @@ async def test_a_spare_box_has_the_limits_and_the_seed_of_its_session(sandbox: S
         await large.close()
 
 
-async def test_what_is_idle_is_looked_after(sandbox: Sandbox) -> None:
+async def test_idle_runners_and_spare_boxes_are_checked(sandbox: Sandbox) -> None:
     await sandbox.run("1")
     runner = await stocked(sandbox)
     assert isinstance(runner, Process)
-    await sandbox.inspect()
-    await sandbox.inspect()  # the answer to the first ping
-    assert sandbox._runners[()] == [runner] and not runner.stuck()
+    await sandbox.pool.inspect()
+    await sandbox.pool.inspect()  # the answer to the first ping
+    assert sandbox.pool.runners[()] == [runner] and not runner.stuck()
     for pid in (runner.process.pid, *_descendants(runner.process.pid)):
         os.kill(pid, signal.SIGSTOP)
     for spare in runner.spares:
         spare.heard -= 60.0
     assert (await sandbox.run("print(1)")).stdout == "1\n"
-    (fresh,) = sandbox._runners[()]
+    (fresh,) = sandbox.pool.runners[()]
     assert fresh is not runner and not runner.alive
-    assert sandbox.counts == {Status.OK: 2}  # nobody noticed
+    assert sandbox.counts == {Status.OK: 2}  # no session noticed
 
     await stocked(sandbox)
     assert isinstance(fresh, Process)
     fresh.process.kill()
     fresh.process.wait()
-    await sandbox.inspect()
+    await sandbox.pool.inspect()
     newest = await stocked(sandbox)
     assert newest is not fresh and (await sandbox.run("print(1)")).stdout == "1\n"
     assert sandbox.counts == {Status.OK: 3}
@@ -226,24 +226,24 @@ async def test_what_is_idle_is_looked_after(sandbox: Sandbox) -> None:
 async def test_a_runner_that_leaves_pings_unanswered_is_replaced(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     await session.cell("x = 41")
-    (runner,) = sandbox._runners[()]
+    (runner,) = sandbox.pool.runners[()]
     assert isinstance(runner, Process)
     for pid in _descendants(runner.process.pid):
         os.kill(pid, signal.SIGSTOP)
-    await sandbox.inspect()
+    await sandbox.pool.inspect()
     runner._asked -= PATIENCE + 1.0
-    await sandbox.inspect()
+    await sandbox.pool.inspect()
     assert not runner.alive and (await session.cell("x + 1")).stdout == "42\n"
 
 
-async def test_an_answer_that_came_while_the_loop_was_busy_is_no_loss() -> None:
+async def test_an_answer_during_a_busy_event_loop_counts() -> None:
     ours, theirs = socket.socketpair()
     channel = Channel(1)
     await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
     with theirs:
         answer = asyncio.ensure_future(channel.answer(0.05))
         await asyncio.sleep(0)
-        theirs.send(inside("wire").pack({"status": "ok"}))
+        theirs.send(guest_module("protocol/framing").pack({"status": "ok"}))
         time.sleep(0.2)  # as a training step does
         assert (await answer).header == {"status": "ok"}
         assert channel.lost is None  # else its whole runner would be ended over it
@@ -258,7 +258,7 @@ class Own(Process):
     level = "landlock"
 
 
-async def test_a_backend_of_ones_own() -> None:
+async def test_a_users_own_backend() -> None:
     here = "tests.sandbox.test_pool:"
     try:
         sandbox = await Sandbox.open(SandboxConfig(backend=f"{here}Own", min_level="landlock", workers=1))
@@ -267,21 +267,21 @@ async def test_a_backend_of_ones_own() -> None:
     async with sandbox:
         result = await sandbox.run("print(6 * 7)")
         assert (result.stdout, result.level, sandbox.level) == ("42\n", "landlock", "landlock")
-        assert isinstance(sandbox._runners[()][0], Own)
+        assert isinstance(sandbox.pool.runners[()][0], Own)
     with pytest.raises(SandboxUnavailable, match="weaker than"):
         await Sandbox.open(SandboxConfig(backend=f"{here}Own"))
     for wrong in ("Process", "stocked"):
-        with pytest.raises(ConfigError, match="no backend of a sandbox"):
+        with pytest.raises(ConfigError, match="is not a sandbox backend"):
             await Sandbox.open(SandboxConfig(backend=here + wrong))
 
 
-def test_what_a_killed_process_left_is_swept_wherever_it_was(tmp_path: Path) -> None:
+def test_a_killed_processes_resources_are_swept_everywhere(tmp_path: Path) -> None:
     left = subprocess.Popen(["sleep", "60"])
     gone = f"{left.pid}-{owner.born(str(left.pid))}-{owner.name().split('-')[2]}"
-    assert not owner.is_gone(gone) and not owner.is_gone(owner.name()) and not owner.is_gone("12-34")
+    assert not owner.has_ended(gone) and not owner.has_ended(owner.name()) and not owner.has_ended("12-34")
     left.kill()
     left.wait()
-    assert owner.is_gone(f"{gone}-7") and not owner.is_gone(gone.rpartition("-")[0] + "-5")
+    assert owner.has_ended(f"{gone}-7") and not owner.has_ended(gone.rpartition("-")[0] + "-5")
     folder = Path(tempfile.gettempdir(), f"agentrl-work-{gone}-1-abc")
     (folder / "1").mkdir(parents=True)
     daemon = subprocess.Popen(["sleep", "60"], cwd=folder / "1")

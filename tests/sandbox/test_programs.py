@@ -1,4 +1,4 @@
-"""Programs of a session are forked by a template: what they find is the same, and none reaches the next through it."""
+"""Programs of a session are forked by a template: they run as without one, and none affects the next through it."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def test_the_end_of_a_program_is_that_of_an_interpreter(session: Session) 
     assert (await session.run("import os, sys\nprint(1)\nos.closerange(3, 200)\nsys.stdout.close()")).ok
 
 
-async def test_what_a_program_does_to_its_empty_input_is_gone_with_it(session: Session) -> None:
+async def test_a_programs_changes_to_its_empty_input_end_with_it(session: Session) -> None:
     flags = "import fcntl, os\nprint(fcntl.fcntl(0, fcntl.F_GETFL))\nfcntl.fcntl(0, fcntl.F_SETFL, os.O_NONBLOCK)"
     assert len({(await session.run(flags)).stdout for _ in range(3)}) == 1
 
@@ -203,7 +203,7 @@ for name in os.listdir("/proc"):
 """
 
 
-async def test_a_session_that_a_program_wakes_sleeps_again(session: Session) -> None:
+async def test_a_session_process_resumed_by_a_program_is_paused_again(session: Session) -> None:
     """Its threads would go on between calls, unwatched."""
     assert (await session.cell(THREAD)).ok
     assert (await session.run(WAKES)).ok

@@ -1,4 +1,4 @@
-"""The sandbox in a training: the limits of a pack reach its executions, and what they met is counted in every step."""
+"""The sandbox in a training: a pack's limits apply to its executions, and are counted in every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Executions, sessions, roll back, files, limits: each result by its name, and the next execution right."""
+"""Executions, sessions, rollback, files, limits: each result by its name, and the next execution right."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import SandboxUnavailable, UsageError
 from agentrl_cli.sandbox import Sandbox, Session, Status
-from agentrl_cli.sandbox.channel import inside
+from agentrl_cli.sandbox.channel import guest_module
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def test_a_cell_that_does_not_end_well_is_rolled_back(
     assert (await session.cell("x, random.random()")).stdout == "(1, 0.6229016948897019)\n"
 
 
-async def test_killing_what_keeps_the_state_is_named(session: Session) -> None:
+async def test_killing_the_checkpoint_is_reported(session: Session) -> None:
     await session.cell("x = 1")
     lost = await session.cell("import os; os.kill(-1, 9); os.abort()")
     assert (lost.status, lost.state_kept) == (Status.STATE_LOST, False)
@@ -73,7 +73,7 @@ async def test_killing_what_keeps_the_state_is_named(session: Session) -> None:
     assert (await session.cell("y = 2\ny")).stdout == "2\n"
 
 
-async def test_nothing_a_cell_started_goes_on(session: Session) -> None:
+async def test_threads_and_processes_of_a_cell_end_with_it(session: Session) -> None:
     result = await session.cell(
         "import subprocess, threading, time\nn = 0\n"
         "def count():\n    global n\n    while True: n += 1; time.sleep(0.01)\n"
@@ -101,7 +101,7 @@ async def test_programs_and_commands(session: Session) -> None:
 
 def test_an_unknown_machine_has_no_filter_and_no_sandbox() -> None:
     with pytest.raises(OSError, match="filter for riscv64"):
-        inside("seccomp").build(machine="riscv64")
+        guest_module("isolation/seccomp").build(machine="riscv64")
 
 
 async def test_files_never_follow_links(session: Session) -> None:
@@ -131,7 +131,7 @@ async def test_a_closed_folder_does_not_end_the_list(session: Session) -> None:
 
 
 @pytest.mark.parametrize("code", ["1 +", "def f(:", "if x:\ny", "import json; json.loads('{')", "eval('1 +')"])
-async def test_a_traceback_says_nothing_of_the_host(session: Session, code: str) -> None:
+async def test_a_traceback_hides_the_host(session: Session, code: str) -> None:
     for result in (await session.cell(code), await session.run(code)):
         assert result.status is Status.EXCEPTION and f'"{sys.base_prefix}/' not in result.text().replace('"/usr/', "")
         assert ("json/decoder.py" in result.stderr) == ("json" in code) and "worker" not in result.stderr
@@ -139,7 +139,7 @@ async def test_a_traceback_says_nothing_of_the_host(session: Session, code: str)
         assert "ast.py" not in result.stderr
 
 
-async def test_the_environment_holds_nothing_of_ours(session: Session) -> None:
+async def test_the_environment_holds_nothing_of_the_host(session: Session) -> None:
     os.environ["SECRET_OF_THE_HOST"] = "canary-in-the-environment"
     code = (
         "import glob\nfor f in glob.glob('/proc/*/environ'):\n"
@@ -217,9 +217,9 @@ for pid in made:
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has somebody to become")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("level", ["landlock", "ns"])
-async def test_roots_runner_becomes_somebody_else(level: str) -> None:
+async def test_a_runner_started_by_root_becomes_another_user(level: str) -> None:
     try:
         sandbox = await Sandbox.open(SandboxConfig(backend=level, min_level="landlock", workers=1, processes=8))
     except SandboxUnavailable as problem:

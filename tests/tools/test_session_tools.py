@@ -95,7 +95,7 @@ async def test_view_shows_ranges_and_says_what_is_left(ctx: ToolContext) -> None
         ({"action": "view", "path": "bytes"}, "bytes is no text: 2 bytes that are not UTF-8"),
         ({"action": "view", "path": "../x"}, "the path has to be relative and inside the work folder"),
         ({"action": "view", "path": "/etc/passwd"}, "the path has to be relative and inside the work folder"),
-        ({"action": "view", "path": "a/b"}, "a part of the path is no folder"),
+        ({"action": "view", "path": "a/b"}, "a part of the path is not a folder"),
         ({"action": "list", "path": "missing"}, "there is no missing"),
         ({"action": "write", "path": "a"}, "write needs text"),
         ({"action": "write", "text": "x"}, "path is needed"),

@@ -279,7 +279,7 @@ class Cell:
     """What a sandbox session answers, as run_python sees it."""
 
     status: str = "ok"
-    ours: bool = False
+    infrastructure: bool = False
     seconds: float = 0.1
     level: str = "ns"
 
@@ -308,7 +308,7 @@ class Session:
 
 
 async def test_run_python_uses_one_lazily_opened_session() -> None:
-    session = Session(Cell(), Cell("memory"), Cell("protocol_error", ours=True))
+    session = Session(Cell(), Cell("memory"), Cell("protocol_error", infrastructure=True))
     opened = 0
 
     async def factory() -> Session:

@@ -1,4 +1,4 @@
-"""Going back: what a session's variables and its files are after a cell that failed, and before an earlier call."""
+"""Rollback: a session's variables and files after a failed cell, and before an earlier call."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_a_cell_that_ends_badly_leaves_variables_and_files_as_they_were(
     assert (await session.cell("x")).stdout == "1\n"
 
 
-async def test_files_that_did_not_change_are_not_spoken_of(sandbox: Sandbox) -> None:
+async def test_unchanged_files_are_not_mentioned(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     await session.cell("open('a', 'w').write('one')")
     crashed = await session.cell("import os; os.abort()")
@@ -81,7 +81,7 @@ async def test_files_that_did_not_change_are_not_spoken_of(sandbox: Sandbox) -> 
     assert await session.read("a") == b"two"  # an exception ends a cell as it would end it anywhere
 
 
-async def test_a_folder_that_cannot_be_kept_is_said_to_be_left(sandbox: Sandbox) -> None:
+async def test_a_folder_that_cannot_be_kept_is_reported_as_left(sandbox: Sandbox) -> None:
     session = await sandbox.session(keep=3)
     holes = "import os\nfor n in 'abc':\n    with open(n, 'w') as f: f.truncate(40 << 20)"
     await session.cell(holes)
@@ -94,7 +94,7 @@ async def test_a_folder_that_cannot_be_kept_is_said_to_be_left(sandbox: Sandbox)
 
 
 @pytest.mark.parametrize("keep", [8, 2, 0])
-async def test_going_back_takes_variables_and_files_along(sandbox: Sandbox, keep: int) -> None:
+async def test_a_rollback_restores_variables_and_files(sandbox: Sandbox, keep: int) -> None:
     session = await sandbox.session(keep=keep)
     await session.cell("x = 1\nopen('a', 'w').write('1')")  # call 1
     await session.bash("echo 2 > a; mkdir d; echo b > d/b")  # call 2
@@ -119,7 +119,7 @@ async def test_going_back_takes_variables_and_files_along(sandbox: Sandbox, keep
         await session.back(2)
 
 
-async def test_going_back_is_no_rerun_where_the_state_was_kept(sandbox: Sandbox) -> None:
+async def test_a_rollback_to_a_kept_state_repeats_no_call(sandbox: Sandbox) -> None:
     for keep, same in ((3, True), (0, False)):
         session = await sandbox.session(keep=keep)
         first = (await session.cell("import os\nr = os.urandom(8).hex()\nr")).stdout
@@ -136,7 +136,7 @@ for pid in others[:-1]:
     os.kill(pid, signal.SIGNAL)
 x = 0
 """
-"""All states but that before this cell, without which the box would keep none."""
+"""All states but the one before this cell, without which the box would keep none."""
 
 
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGSTOP"])
@@ -172,7 +172,7 @@ async def test_kept_files_stay_within_the_limit_of_the_folder(sandbox: Sandbox) 
     assert (await session.read("a"))[:1] == b"0"
 
 
-async def test_putting_back_follows_no_link(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_restoring_files_follows_no_link(sandbox: Sandbox, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "a").write_text("canary")
@@ -199,7 +199,7 @@ async def test_a_deep_folder_does_not_end_the_box(sandbox: Sandbox) -> None:
     assert (await session.cell("x")).stdout == "1\n"
 
 
-async def test_a_state_that_is_forgotten_is_no_process_that_the_code_left(sandbox: Sandbox) -> None:
+async def test_a_dropped_checkpoint_does_not_count_as_a_left_process(sandbox: Sandbox) -> None:
     session = await sandbox.session(keep=2)
     await session.cell("import subprocess; subprocess.run(['true'])")  # from now on what still runs is looked for
     results = [await session.cell(f"x = {number}") for number in range(20)]

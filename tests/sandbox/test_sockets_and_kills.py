@@ -1,4 +1,4 @@
-"""Sessions are apart: what honest programs need of sockets still works, and kills elsewhere are no result of theirs."""
+"""Sockets that honest programs need still work, and kills in other sessions change no result."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import SandboxUnavailable
-from agentrl_cli.sandbox import Sandbox, Status, container, image
-from agentrl_cli.sandbox.channel import inside
+from agentrl_cli.sandbox import Sandbox, Status, container, grade, image
+from agentrl_cli.sandbox.channel import guest_module
 
 HONEST = """
 import asyncio, concurrent.futures, multiprocessing, socket, sqlite3, subprocess, tempfile
@@ -59,7 +59,7 @@ async def test_what_honest_programs_need_of_sockets_works(level: str) -> None:
 @pytest.mark.parametrize("counted", [True, False])
 def test_the_filter_for_code_is_built_for_every_machine(counted: bool) -> None:
     for machine in ("x86_64", "aarch64"):
-        program = inside("seccomp").build_for_code(counted, machine)
+        program = guest_module("isolation/seccomp").build_for_code(counted, machine)
         assert len(program) % 8 == 0 and len(program) // 8 < 200
 
 
@@ -77,7 +77,7 @@ def small_group() -> Iterator[Path]:
 
 
 def test_a_kill_for_memory_elsewhere_is_counted_only_if_this_execution_was_killed(small_group: Path) -> None:
-    kills = inside("memory").Kills([])
+    kills = guest_module("memory").OutOfMemoryKills([])
     kills.since(over=False, killed=False)
     bomb = f"import os; open('{small_group}/cgroup.procs', 'w').write(str(os.getpid())); b'x' * (300 << 20)"
     for killed, whose in ((False, ""), (True, "others")):
@@ -115,11 +115,11 @@ async def test_right_output_that_is_long_is_right() -> None:
     async with await opened("ns") as sandbox:
         session = await sandbox.session()
         long = {"stdin": "", "stdout": LINES}
-        right = await session.grade("for n in range(15_000): print(f'{n:06d} ')", [long])
+        right = await grade(session, "for n in range(15_000): print(f'{n:06d} ')", [long])
         assert len(LINES) > 100_000 and (right.passed, right.failures) == (1, ())
-        wrong = await session.grade("for n in range(15_000): print(f'{n:06d}' if n != 7000 else 'x')", [long])
+        wrong = await grade(session, "for n in range(15_000): print(f'{n:06d}' if n != 7000 else 'x')", [long])
         assert wrong.passed == 0 and "expected" in wrong.failures[0]
-        cut = await session.grade("for n in range(99_000): print(f'{n:06d}')", [long])
+        cut = await grade(session, "for n in range(99_000): print(f'{n:06d}')", [long])
         assert cut.passed == 0 and "KiB of output that are compared" in cut.failures[0]
         # A cut that is shorter than the line that says so is one, too.
         result = await session.run("print('x' * (64 * 1024 + 4))")

@@ -1,6 +1,6 @@
-"""Folders that code has filled: opened without following a link, and deleted however deep or closed they are.
+"""Folders that code has filled: opened without following links, and deleted however deep or closed they are.
 
-Both ends use it, so it imports nothing of ours.
+The host loads this file too, by path, so it imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def opened(folder: int | None, name: str) -> int:
-    """A descriptor of a folder, made accessible to its owner where it was closed."""
+    """A descriptor of a folder, which is made accessible to its owner if needed."""
     try:
         return os.open(name, FOLDER, dir_fd=folder)
     except PermissionError:
@@ -28,35 +28,35 @@ def opened(folder: int | None, name: str) -> int:
 
 
 def delete(path: str) -> None:
-    """Deletes a folder and what is in it; what cannot be deleted stays, what cannot be in ten seconds as well.
+    """Deletes a folder and its content within ten seconds, as far as possible.
 
-    Folders below come up beside each other first, so that no path grows long and no depth is too much.
+    Nested folders are moved up beside each other first, so that neither path length nor depth matters.
     """
     try:
         top = opened(None, path)
     except OSError:
         return
     prefix, number = os.urandom(8).hex(), 0
-    end = time.monotonic() + _LONGEST  # somebody may be filling it all the while
+    end = time.monotonic() + _LONGEST  # other processes may keep filling it
     with contextlib.suppress(OSError):
         try:
-            while (found := _risen(top, prefix, number)) and time.monotonic() < end:
+            while (found := _flatten(top, prefix, number)) and time.monotonic() < end:
                 number += found
         finally:
             os.close(top)
         os.rmdir(path)
 
 
-def _risen(top: int, prefix: str, number: int) -> int:
-    """Deletes the files in a folder and its folders, those of the latter come up. Returns how many did."""
+def _flatten(top: int, prefix: str, number: int) -> int:
+    """Deletes the files of a folder and of its folders, and moves the folders below those up. Returns how many."""
     start = number
-    for name in _emptied(top):
+    for name in _delete_files(top):
         with contextlib.suppress(OSError):
             below = opened(top, name)
             try:
-                for inner in _emptied(below):
+                for inner in _delete_files(below):
                     with contextlib.suppress(OSError):
-                        os.close(opened(below, inner))  # who moves a folder has to be allowed to write into it
+                        os.close(opened(below, inner))  # moving a folder needs the right to write into it
                         os.rename(inner, f"{prefix}{number}", src_dir_fd=below, dst_dir_fd=top)
                         number += 1
             finally:
@@ -65,7 +65,7 @@ def _risen(top: int, prefix: str, number: int) -> int:
     return number - start
 
 
-def _emptied(folder: int) -> list[str]:
+def _delete_files(folder: int) -> list[str]:
     """Deletes the files in a folder; returns the names of its folders."""
     with contextlib.suppress(OSError):
         if os.fstat(folder).st_mode & 0o700 != 0o700:

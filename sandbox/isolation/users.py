@@ -1,42 +1,77 @@
-"""Boxes told apart by user: in a container every box has a fresh uid and a file system of limited size.
+"""Boxes with users of their own: in a container every box has a fresh uid and a file system of limited size.
 
 The file systems are mounted when the container starts, one for each slot, and open only to the slot's group. A slot is
-used again once everything of its last user is dead and deleted.
+used again once every process of its last user has ended and its files are deleted.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import confine
-import folders
-import wire
+from sandbox.filesystem import cleanup
+from sandbox.protocol import framing
 
 _UIDS = 2_000
 
 
+@contextmanager
+def acting_as(user: tuple[int, int] | None) -> Iterator[None]:
+    """Another user's rights for file access. Real and saved ids stay, so that user cannot signal this process."""
+    if user is None:
+        yield
+        return
+    os.setegid(user[1])
+    os.seteuid(user[0])
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+def signal_user(uid: int, number: int) -> None:
+    """Sends a signal to every process of a user at once, from the next higher uid, which no process has."""
+    os.setresuid(uid + 1, uid, 0)
+    try:
+        os.kill(-1, number)
+    except ProcessLookupError:
+        return
+    finally:
+        os.seteuid(0)
+        os.setresuid(0, 0, 0)
+
+
+def become(uid: int, gid: int) -> None:
+    """Gives up root for good."""
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+
+
 class Slots:
-    """Which box has which slot and which user."""
+    """Assigns a slot and a user to every box."""
 
     def __init__(self, folder: str, number: int, first_uid: int) -> None:
         self.base, self.first_uid = folder, first_uid
         self.free = list(range(number))
         self.taken: dict[int, tuple[int, int]] = {}
-        """number of the box → slot and uid"""
+        """Number of the box → slot and uid."""
         self._used = 0
         self._cleaning: dict[int, int] = {}
-        """pid → slot"""
+        """pid → slot."""
         self._waiting: list[tuple[dict[str, Any], int]] = []
 
     def take(self, request: dict[str, Any], fd: int) -> bool:
-        """A slot for a box; False where it has to wait for one (see `freed`), which keeps a copy of `fd`."""
+        """Takes a slot for a box. Returns False if it has to wait (see `freed`); a copy of `fd` is kept then."""
         if not self.free:
             self._waiting.append((request, os.dup(fd)))
             os.close(fd)
             return False
-        # Every second uid: the one above is for the sweep.
+        # Every second uid: the one above sends the signals.
         uid = self.first_uid + 2 * (self._used % (_UIDS // 2))
         self._used += 1
         self.taken[request["id"]] = (self.free.pop(0), uid)
@@ -49,15 +84,15 @@ class Slots:
     def user(self, number: int) -> tuple[int, int]:
         """uid and gid of a box."""
         slot, uid = self.taken[number]
-        return uid, wire.FIRST_GROUP + slot
+        return uid, framing.FIRST_GROUP + slot
 
     def clean(self, number: int) -> None:
-        """A box ended: ends its user's processes, and deletes in a process of its own what they left."""
+        """After a box ended: kills its user's processes, and deletes in a process of its own what they left."""
         folder, user = self.folder(number), self.user(number)
         slot, uid = self.taken.pop(number)
-        confine.signal_user(uid, signal.SIGKILL)
+        signal_user(uid, signal.SIGKILL)
         os.chmod(folder, 0o1770)  # as it was mounted: only its group can delete, and make, a folder there
-        with confine.acting_as(user):
+        with acting_as(user):
             empty = _delete_empty(f"{folder}/{number}")
         if empty:
             self.free.append(slot)
@@ -66,13 +101,13 @@ class Slots:
         if pid:
             self._cleaning[pid] = slot
             return
-        with confine.acting_as(user):
+        with acting_as(user):
             for _ in range(3):
-                folders.delete(f"{folder}/{number}")
+                cleanup.delete(f"{folder}/{number}")
         os._exit(0)
 
     def freed(self, pid: int) -> list[tuple[dict[str, Any], int]]:
-        """A child ended; returns the boxes that waited and have a slot now."""
+        """After a child ended: returns the boxes that waited and have a slot now."""
         slot = self._cleaning.pop(pid, None)
         if slot is not None:
             self.free.append(slot)
@@ -85,7 +120,7 @@ class Slots:
 
 
 def _delete_empty(path: str) -> bool:
-    """Deletes a work folder in which nothing was left; whether it was such a one."""
+    """Deletes a work folder if it is empty; returns whether it did."""
     try:
         for folder in (path + "/.tmp", path + "/.shm", path):
             os.rmdir(folder)

@@ -1,9 +1,9 @@
 """Process 1 of a container: carries bytes between the host's one stream and the sockets of the boxes.
 
-    contained.py OPTION…    (the options of runner.py, but for --control)
+    container.py OPTION…    (the options of main.py, except --control)
 
-It starts the runner, which never sees what passes here, so that no box inherits anything of another. When the host
-goes away, its stream ends, this process with it, and so the container.
+It starts the fork server, which never sees these bytes, so that no box inherits anything of another. When the host
+exits, its stream ends, and with it this process and the container.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-import wire
+from sandbox.protocol import framing
 
 _PIECE = 1 << 18
 
 
-class Lane:
-    """Our end of one box's socket, and what is still to be written to it."""
+class BoxSocket:
+    """This end of one box's socket, and the bytes still to be written to it."""
 
     def __init__(self, number: int, sock: socket.socket) -> None:
         self.number, self.sock = number, sock
@@ -31,21 +31,21 @@ class Lane:
 
 
 class Relay:
-    """Moves envelopes. Writing to the host blocks: it always reads."""
+    """Moves envelopes. Writing to the host may block: it always reads."""
 
     def __init__(self, host_in: int, host_out: int, runner: socket.socket) -> None:
         self.host_in, self.host_out, self.runner = host_in, host_out, runner
-        self.lanes: dict[int, Lane] = {}
-        self.envelopes = wire.Envelopes()
+        self.boxes: dict[int, BoxSocket] = {}
+        self.envelopes = framing.Envelopes()
         self.selector = selectors.DefaultSelector()
         self.selector.register(host_in, selectors.EVENT_READ, self.from_host)
         self.selector.register(runner, selectors.EVENT_READ, self.from_runner)
 
     def serve(self) -> NoReturn:
-        """Until the host or the runner is gone."""
+        """Carries until the host or the fork server closes its end."""
         while True:
             for key, events in self.selector.select():
-                if isinstance(key.data, Lane):
+                if isinstance(key.data, BoxSocket):
                     self.with_box(key.data, events)
                 else:
                     key.data()
@@ -54,34 +54,34 @@ class Relay:
                     if os.waitpid(-1, os.WNOHANG)[0] == 0:
                         break
                 except ChildProcessError:
-                    os._exit(1)  # the runner is gone, too
+                    os._exit(1)  # the fork server has ended
 
     def emit(self, number: int, kind: int, data: bytes = b"") -> None:
         """Writes one envelope to the host."""
-        left = memoryview(wire.envelope(number, kind, data))
+        left = memoryview(framing.envelope(number, kind, data))
         while left:
             left = left[os.write(self.host_out, left) :]
 
     def from_host(self) -> None:
-        """What the host sent."""
+        """Passes on what the host sent."""
         data = os.read(self.host_in, _PIECE)
         if not data:
             os._exit(0)
         for number, kind, body in self.envelopes.feed(data):
-            if kind == wire.CONTROL:
+            if kind == framing.CONTROL:
                 self.control(json.loads(body), body)
                 continue
-            lane = self.lanes.get(number)
-            if lane is None:
+            box = self.boxes.get(number)
+            if box is None:
                 continue
-            if kind == wire.CLOSE:
-                self.close(lane)
+            if kind == framing.CLOSE:
+                self.close(box)
             else:
-                lane.waiting += body
-                self.flush(lane)
+                box.waiting += body
+                self.flush(box)
 
     def control(self, request: dict[str, Any], data: bytes) -> None:
-        """A request to the runner; to open a box it needs a socket for it."""
+        """Sends a request to the fork server, with a socket if it opens a box."""
         if request["op"] != "open":
             self.runner.send(data)
             return
@@ -89,56 +89,56 @@ class Relay:
         socket.send_fds(self.runner, [data], [theirs.fileno()])
         theirs.close()
         ours.setblocking(False)
-        lane = self.lanes[request["id"]] = Lane(request["id"], ours)
-        self.selector.register(ours, selectors.EVENT_READ, lane)
+        box = self.boxes[request["id"]] = BoxSocket(request["id"], ours)
+        self.selector.register(ours, selectors.EVENT_READ, box)
 
     def from_runner(self) -> None:
-        """What the runner says goes to the host."""
+        """Passes the fork server's messages on to the host."""
         data = self.runner.recv(65536)
         if not data:
             os._exit(1)
-        self.emit(0, wire.CONTROL, data)
+        self.emit(0, framing.CONTROL, data)
 
-    def with_box(self, lane: Lane, events: int) -> None:
-        """Moves what one box sent, or can take now."""
-        if self.lanes.get(lane.number) is not lane:
+    def with_box(self, box: BoxSocket, events: int) -> None:
+        """Moves what one box sent, or can receive now."""
+        if self.boxes.get(box.number) is not box:
             return  # closed by an earlier event
         if events & selectors.EVENT_WRITE:
-            self.flush(lane)
+            self.flush(box)
         if events & selectors.EVENT_READ:
             try:
-                data = lane.sock.recv(_PIECE)
+                data = box.sock.recv(_PIECE)
             except BlockingIOError:
                 return
             except OSError:
                 data = b""
             if data:
-                self.emit(lane.number, wire.DATA, data)
+                self.emit(box.number, framing.DATA, data)
             else:
-                self.close(lane)
-                self.emit(lane.number, wire.CLOSE)
+                self.close(box)
+                self.emit(box.number, framing.CLOSE)
 
-    def flush(self, lane: Lane) -> None:
-        """Writes what the box takes without waiting."""
+    def flush(self, box: BoxSocket) -> None:
+        """Writes what the box receives without blocking."""
         try:
-            while lane.waiting:
-                del lane.waiting[: lane.sock.send(lane.waiting)]
+            while box.waiting:
+                del box.waiting[: box.sock.send(box.waiting)]
         except BlockingIOError:
-            self.selector.modify(lane.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, lane)
+            self.selector.modify(box.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, box)
             return
         except OSError:
-            lane.waiting.clear()  # the box is gone; its end is read next
-        self.selector.modify(lane.sock, selectors.EVENT_READ, lane)
+            box.waiting.clear()  # the box has ended; the end of its stream is read next
+        self.selector.modify(box.sock, selectors.EVENT_READ, box)
 
-    def close(self, lane: Lane) -> None:
-        """The box exits when its socket closes."""
-        self.lanes.pop(lane.number, None)
-        self.selector.unregister(lane.sock)
-        lane.sock.close()
+    def close(self, box: BoxSocket) -> None:
+        """Closes the socket of a box, which then exits."""
+        self.boxes.pop(box.number, None)
+        self.selector.unregister(box.sock)
+        box.sock.close()
 
 
 def main() -> None:
-    """Starts the runner without the host's stream, then carries."""
+    """Starts the fork server without the host's stream, then carries."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
@@ -146,7 +146,7 @@ def main() -> None:
         os.dup2(null, 0)
         os.dup2(null, 1)
         os.set_inheritable(theirs.fileno(), True)
-        runner = os.path.join(os.path.dirname(os.path.abspath(__file__)), "runner.py")
+        runner = os.path.join(os.path.dirname(os.path.abspath(__file__)), "main.py")
         command = [*sys.orig_argv[: sys.orig_argv.index(sys.argv[0])], runner, "--control", str(theirs.fileno())]
         os.execv(sys.executable, [*command, *sys.argv[1:]])
     theirs.close()

@@ -1,8 +1,8 @@
-"""Plain values as JSON that keeps exact types: what a function under test may take and answer.
+"""Plain values as JSON that keeps exact types: arguments and return values of a function under test.
 
 JSON's own types stand for themselves; the rest is an object with one key that starts with `$`:
 `{"$tuple": [...]}`, `{"$set": [...]}`, `{"$frozenset": [...]}`, `{"$bytes": "hex"}`, `{"$complex": [re, im]}`,
-`{"$float": "nan"}`, `{"$int": "0x…"}` (beyond 4000 digits), `{"$dict": [[key, value], ...]}` (keys that are no plain
+`{"$float": "nan"}`, `{"$int": "0x…"}` (beyond 4000 digits), `{"$dict": [[key, value], ...]}` (keys other than plain
 strings), `{"$object": "type name"}` for everything else, which equals nothing.
 
 A type counts only where it is the type itself: a subclass of int with an `__eq__` of its own is an `$object`.
@@ -20,11 +20,11 @@ _BIG = 1 << 13000
 
 
 class NotPlain(ValueError):
-    """A value, or a text, that is too deep, too large or no tagged JSON."""
+    """A value or text that is too deep, too large or not tagged JSON."""
 
 
 def encode(value: Any) -> Any:
-    """The tagged form of a Python value. Raises NotPlain where it is too deep or too large."""
+    """The tagged form of a Python value. Raises NotPlain if it is too deep or too large."""
     return _encode(value, MAX_DEPTH, [MAX_NODES])
 
 
@@ -99,7 +99,7 @@ def _untag(tag: str, inner: Any, depth: int) -> Any:
 
 
 def same(answer: Any, expected: Any, close: float = 0.0) -> bool:
-    """True where two tagged forms are equal, type for type; `close` is a relative and absolute tolerance of floats."""
+    """Whether two tagged forms are equal, type for type; `close` is a relative and absolute tolerance of floats."""
     if type(answer) is not type(expected):
         return False
     if isinstance(expected, float):
@@ -123,7 +123,7 @@ def loads(data: bytes | str) -> Any:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise NotPlain(f"no JSON: {type(error).__name__}") from None
+        raise NotPlain(f"invalid JSON: {type(error).__name__}") from None
     _check_depth(value)
     return value
 

@@ -1,6 +1,6 @@
-"""Landlock: what code may touch where no namespaces are to be had. Needs ABI 6 (Linux 6.12), which also scopes signals.
+"""Landlock: what code may touch without namespaces. Needs ABI 6 (Linux 6.12), which also scopes signals.
 
-Not covered by it: stat() of what one cannot open, mode and times of what belongs to the same user, and the number of
+It does not cover stat() of files that cannot be opened, mode and times of files of the same user, or the number of
 bytes and files written.
 """
 
@@ -24,12 +24,12 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"
 
 
 def abi(libc: ctypes.CDLL) -> int:
-    """The version of Landlock here; 0 where there is none."""
+    """The kernel's version of Landlock; 0 if absent."""
     return max(0, int(libc.syscall(_CREATE, None, 0, 1)))
 
 
 def ruleset(libc: ctypes.CDLL, work: str, readable: list[str]) -> int:
-    """A descriptor of rules: system and `readable` to read, `work` to do anything with. Raises OSError."""
+    """Returns a descriptor of rules: read the system and `readable`, do anything in `work`. Raises OSError."""
     rules = struct.pack("QQQ", _ALL, _TCP, _ABSTRACT_SOCKETS_AND_SIGNALS)
     fd = int(libc.syscall(_CREATE, rules, len(rules), 0))
     if fd < 0:
@@ -44,7 +44,7 @@ def _allow(libc: ctypes.CDLL, rules: int, path: str, rights: int) -> None:
     try:
         beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # not there: nothing to allow
+        return  # absent: nothing to allow
     try:
         if not os.path.isdir(path):
             rights &= 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
@@ -55,6 +55,6 @@ def _allow(libc: ctypes.CDLL, rules: int, path: str, rights: int) -> None:
 
 
 def restrict(libc: ctypes.CDLL, rules: int) -> None:
-    """Puts the calling process, and all it will start, under the rules. Needs no_new_privs. Raises OSError."""
+    """Puts this process and every process it will start under the rules. Needs no_new_privs. Raises OSError."""
     if libc.syscall(_RESTRICT, rules, 0) != 0:
         raise OSError(ctypes.get_errno(), "landlock: " + os.strerror(ctypes.get_errno()))

@@ -1,4 +1,4 @@
-"""What people are told of the sandbox: the level of every call, grades that the solution could have forged."""
+"""What is shown of the sandbox: the level of every call, grades that the solution could have forged."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ NAKED = Config.model_validate({"sandbox": {"backend": "bare", "min_level": "bare
 """What a user has to write to get no isolation."""
 
 
-def test_a_run_without_isolation_says_so_wherever_one_looks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_isolation_is_marked_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     db = tmp_path / "agentrl.db"
     episode = fill(db, NAKED)
     with Store.open(db, readonly=True) as store:
@@ -181,7 +181,7 @@ def test_what_is_refused_is_not_warned_of(tmp_path: Path, capsys: pytest.Capture
         assert "Level bare holds nothing" in capsys.readouterr().err
 
 
-async def test_a_chat_and_a_what_if_say_it_too() -> None:
+async def test_a_chat_and_a_what_if_warn_too() -> None:
     sandbox, note = await _sandbox(NAKED, PACK)
     assert sandbox is not None
     await sandbox.close()
@@ -203,7 +203,7 @@ def test_a_tool_server_warns_before_the_first_call(tmp_path: Path) -> None:
 
 
 async def in_code(code: str, ctx: ToolContext) -> str:
-    """A tool of somebody's own, which answers a text."""
+    """A user's own tool, which returns a text."""
     result: ExecResult = await (await ctx.session()).run(code)
     if not result.ok:
         raise ValueError(result.text())

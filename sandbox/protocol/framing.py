@@ -1,12 +1,12 @@
 """Frames over a stream socket: an 8-byte prefix with two lengths, a JSON header, raw bytes.
 
-Both ends use it: host and box, box and worker. A worker runs the model's code, so a reader states how much it takes
-and treats everything else as a broken peer; nothing here evaluates what it reads.
+Used between host and box, and between box and worker. A worker runs the model's code, so a reader states how much it
+accepts and treats everything else as a broken peer; nothing here evaluates what it reads.
 """
 
 from __future__ import annotations
 
-import _socket as socket  # the module of Python's own brings 800 KiB that every fork would copy
+import _socket as socket  # `socket` takes 800 KiB that every fork would copy
 import json
 import select
 import struct
@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 
 PREFIX = struct.Struct("!II")
 _SECONDS = struct.Struct("@ll")
-_LINE = "\x1e"
-"""Stands for the end of a line in a header of lines."""
+_NEWLINE = "\x1e"
+"""Stands for a newline in a header of lines."""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 MAX_HEADER = 1 << 16
 MAX_BODY = 64 << 20
 MAX_ANSWER = 1 << 20
-"""Bytes of what one call of a function may answer, as text."""
+"""Bytes of one call's answer, as text."""
 
 
 class Broken(Exception):
-    """The peer sent something that is no frame, or went away in the middle of one."""
+    """The peer sent something other than a frame, or closed in the middle of one."""
 
 
 class Frame(NamedTuple):
@@ -41,18 +41,18 @@ def pack(header: dict[str, Any], body: bytes = b"") -> bytes:
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """socket.socketpair() without its looks at the names of both ends: they have none."""
+    """socket.socketpair() without looking up the names of both ends, which have none."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
-def patience(sock: socket.socket, seconds: int = 2) -> None:
-    """After so long a socket's call for one piece raises OSError: no limit for a frame of several, see `until`."""
+def set_timeout(sock: socket.socket, seconds: int = 2) -> None:
+    """Sets the seconds after which one call of the socket raises OSError; for a whole frame see `until`."""
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         sock.setsockopt(socket.SOL_SOCKET, option, _SECONDS.pack(seconds, 0))
 
 
 def send(sock: socket.socket, header: dict[str, Any], body: bytes = b"", fds: Sequence[int] = ()) -> None:
-    """Sends one frame; descriptors ride on its first byte. Blocks, or times out as the socket says."""
+    """Sends one frame, with descriptors on its first byte. Blocks, up to the socket's timeout."""
     _send(sock, pack(header, body), fds)
 
 
@@ -72,9 +72,9 @@ def say(
 ) -> None:
     """`send` between box and worker: the header as `name=value` lines, which is quicker than JSON.
 
-    `until`: the monotonic time at which it has to be taken whole, else TimeoutError; None: as the socket says.
+    `until`: the monotonic time by which it has to be sent whole, else TimeoutError; None: the socket's own timeout.
     """
-    head = "\n".join([f"{name}={value}".replace("\n", _LINE) for name, value in header.items()])
+    head = "\n".join([f"{name}={value}".replace("\n", _NEWLINE) for name, value in header.items()])
     data = head.encode("utf-8", "replace")
     frame = PREFIX.pack(len(data), len(body)) + data + body
     if until is None:
@@ -84,7 +84,7 @@ def say(
 
 
 def _send_until(sock: socket.socket, data: bytes, fds: Sequence[int], until: float) -> None:
-    """A reader that takes a piece now and then starts the kernel's own clock anew with each: this one goes on."""
+    """Like a timeout of the socket, but for the whole frame: a slow reader restarts the kernel's with every piece."""
     rights = _rights(fds) if fds else []
     view = memoryview(data)
     while True:
@@ -100,27 +100,27 @@ def _send_until(sock: socket.socket, data: bytes, fds: Sequence[int], until: flo
 
 
 def _wait(sock: socket.socket, event: int, until: float) -> None:
-    """Until a socket can go on. Raises TimeoutError."""
+    """Waits until a socket is ready. Raises TimeoutError."""
     poll = select.poll()
     poll.register(sock, event)
     left = until - time.monotonic()
     if left <= 0 or not poll.poll(left * 1000 + 1):
-        raise TimeoutError("the other end does not go on")
+        raise TimeoutError("the peer neither reads nor writes")
 
 
 def _lines(data: bytes) -> dict[str, Any]:
     header: dict[str, Any] = {}
     for line in data.decode("utf-8", "replace").split("\n"):
         name, _, value = line.partition("=")
-        header[name] = value.replace(_LINE, "\n")
+        header[name] = value.replace(_NEWLINE, "\n")
     return header
 
 
 def receive(sock: socket.socket, until: float) -> Frame | None:
-    """The next frame that was said, of a peer that began to; None where it closed between frames. No large ones.
+    """The next frame of `say`, at most MAX_ANSWER large, from a peer that began to send; None if it closed instead.
 
-    Broken or TimeoutError where it is not whole `until` then, by the monotonic clock: one byte now and then would hold
-    us for ever.
+    Raises Broken or TimeoutError if it is not whole by `until`, by the monotonic clock: a peer that sends a byte now
+    and then cannot block the reader.
     """
     start = sock.recv(PREFIX.size)
     if not start:
@@ -141,7 +141,7 @@ def take(sock: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
 
 
 def receive_one(sock: socket.socket, max_fds: int) -> tuple[Frame, list[int]] | None:
-    """The frame of a peer that sends one and waits, with its descriptors: one read if it is small. None at its end."""
+    """The frame of a peer that sends one and waits, with its descriptors. One read if it is small; None if closed."""
     data, fds = take(sock, 1 << 16, max_fds)
     if not data:
         return None
@@ -182,7 +182,7 @@ def _exactly(sock: socket.socket, size: int, until: float | None = None) -> byte
 
 def _header(data: bytes) -> dict[str, Any]:
     try:
-        header = json.loads(data.decode())  # which json would first guess the encoding of
+        header = json.loads(data.decode())  # given bytes, json would guess the encoding first
     except (ValueError, RecursionError) as error:
         raise Broken(f"a header that is not JSON: {error}") from None
     if not isinstance(header, dict):
@@ -199,7 +199,7 @@ class Reader:
 
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that are complete with this piece."""
-        if not self._data and len(data) >= PREFIX.size:  # mostly a piece is one frame, which need not be copied
+        if not self._data and len(data) >= PREFIX.size:  # usually a piece is one frame and needs no copy
             head_size, body_size = PREFIX.unpack_from(data)
             head_end = PREFIX.size + head_size
             if len(data) == head_end + body_size and head_size <= MAX_HEADER and body_size <= self.max_body:
@@ -220,10 +220,10 @@ class Reader:
 
 
 ENVELOPE = struct.Struct("!IBI")
-"""On the one stream of a container: number of the box, kind, bytes that follow."""
+"""On the one stream of a container: number of the box, kind, number of bytes that follow."""
 CONTROL, DATA, CLOSE = 0, 1, 2
 FIRST_GROUP = 20_000
-"""gid of a container's first slot: the host mounts what the runner hands out."""
+"""gid of a container's first slot; the host mounts the slots' file systems with it."""
 
 
 def envelope(number: int, kind: int, data: bytes = b"") -> bytes:
@@ -244,7 +244,7 @@ class Envelopes:
         while len(self._data) >= ENVELOPE.size:
             number, kind, size = ENVELOPE.unpack_from(self._data)
             if kind > CLOSE or size > MAX_HEADER + MAX_BODY + PREFIX.size:
-                raise Broken("no envelope")
+                raise Broken("invalid envelope")
             end = ENVELOPE.size + size
             if len(self._data) < end:
                 break

@@ -1,7 +1,7 @@
-"""The system-call filter, as BPF built here: no library is needed inside the sandbox.
+"""The system-call filters (seccomp BPF), built here because no library is available inside the sandbox.
 
-Every call up to the last known one is classified below; newer ones answer ENOSYS, so that a new kernel opens nothing.
-Denied calls answer EPERM (a network socket: EACCES), and the code sees a PermissionError instead of dying.
+Every call up to the last known one is classified below; newer ones fail with ENOSYS, so a new kernel opens nothing.
+Denied calls fail with EPERM (a network socket: EACCES): the code gets a PermissionError and is not killed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NEW_NAMESPACES = 0x7E020080
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _EPERM, _EACCES, _ENOSYS, _UNSUPPORTED = "EPERM", "EACCES", "ENOSYS", "EOPNOTSUPP"
 
-# name: (x86_64, aarch64); -1 where the architecture has none.
+# name: (x86_64, aarch64); -1 if the architecture has no such call.
 _DENIED = {
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "process_madvise": (440, 440), "kcmp": (312, 272), "pidfd_getfd": (438, 438),
@@ -37,7 +37,7 @@ _DENIED = {
     "vhangup": (153, 58), "iopl": (172, -1), "ioperm": (173, -1), "modify_ldt": (154, -1), "uselib": (134, -1),
     "sysfs": (139, -1), "_sysctl": (156, -1), "mbind": (237, 235), "set_mempolicy": (238, 237),
     "set_mempolicy_home_node": (450, 450), "migrate_pages": (256, 238), "move_pages": (279, 239),
-    # One could starve the box's own init with these, which shares the uid.
+    # These could starve the box's own init, which has the same uid.
     "sched_setscheduler": (144, 119), "sched_setattr": (314, 274), "sched_setparam": (142, 118),
     "sched_setaffinity": (203, 122), "ioprio_set": (251, 30), "setpriority": (141, 140),
     "fanotify_init": (300, 262), "fanotify_mark": (301, 263), "memfd_secret": (447, 447),
@@ -47,9 +47,9 @@ _SHARED_MEMORY = {
     "semop": (65, 193), "msgget": (68, 186), "msgctl": (71, 187), "mq_open": (240, 180),
 }  # fmt: skip
 _MEMFD = {"memfd_create": (319, 279)}
-# Who opens which shared file is a message, too: a session that watches a folder would read it.
+# Opening a shared file is a message to a session that watches its folder.
 _WATCHES = {"inotify_init": (253, -1), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27)}
-# A socket with a name, or that asks for one, reaches whoever knows it: other sessions, and the host's services.
+# A socket with a name, or one that connects to a name, reaches other sessions and the host's services.
 _NAMED_SOCKETS = {
     "bind": (49, 200), "connect": (42, 203), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242),
 }  # fmt: skip
@@ -76,7 +76,7 @@ _OK = (_RETURN, 0, 0, _ALLOW)
 
 
 def _leaves(machine: str, own_ipc: bool) -> list[tuple[int, _Code]]:
-    """For every call that is not simply allowed: its number and the code that decides."""
+    """Number and deciding code of every call that is not simply allowed."""
     at = 0 if machine == "x86_64" else 1
     denied = dict(_DENIED) if own_ipc else {**_DENIED, **_SHARED_MEMORY}
     numbers = [pair[at] for pair in denied.values() if pair[at] >= 0]
@@ -84,7 +84,7 @@ def _leaves(machine: str, own_ipc: bool) -> list[tuple[int, _Code]]:
     leaves.append((_SOCKET[at], [_fail(_EACCES)]))
     leaves.append((_CLONE3[at], [_fail(_ENOSYS)]))  # its flags are in memory; the C library falls back to clone
     leaves.append((_CLONE[at], [(_LOAD, 0, 0, _ARG0), (_JSET, 0, 1, _NEW_NAMESPACES), _fail(_EPERM), _OK]))
-    # Limits of another process: only pid 0, which means one's own.
+    # prlimit only on pid 0, the calling process.
     own = [(_LOAD, 0, 0, _ARG0), (_JEQ, 0, 1, 0), _OK, _fail(_EPERM)]
     leaves.append((_PRLIMIT[at], own))
     tty = [(_LOAD, 0, 0, _ARG1), (_JEQ, 1, 0, _TIOCSTI), (_JEQ, 0, 1, _TIOCLINUX), _fail(_EPERM), _OK]
@@ -105,7 +105,7 @@ def _tree(leaves: list[tuple[int, _Code]]) -> _Code:
 
 
 def build(own_ipc: bool = True, machine: str = "") -> bytes:
-    """The filter for this machine. Raises OSError where its architecture is not known here: no filter, no sandbox."""
+    """The filter for this machine. Raises OSError on an unknown architecture: no filter, no sandbox."""
     machine = machine or os.uname().machine
     if machine not in _ARCH:
         raise OSError(errno.ENOSYS, f"there is no system-call filter for {machine}")
@@ -113,11 +113,11 @@ def build(own_ipc: bool = True, machine: str = "") -> bytes:
 
 
 def build_for_code(counted: bool = True, machine: str = "") -> bytes:
-    """A second filter, for the code alone: what the box itself may do and its code must not.
+    """The second filter, for the model's code alone: denies what the box itself may do and its code must not.
 
-    No memory that outlives a mapping and is counted for no process; no socket but a connected pair of streams, which
-    can be given no other end; nothing that tells what others do with a file that both see. `counted`: whether a file
-    system of its own counts what a session writes; where none does, no file without a name is made.
+    It denies memory that outlives its mapping and counts for no process, every socket but a connected pair of streams,
+    which cannot get another end, and watches and leases on files that other sessions see. `counted`: whether a file
+    system of its own counts what a session writes; if not, files without a name are denied too.
     """
     machine = machine or os.uname().machine
     at = 0 if machine == "x86_64" else 1
@@ -129,11 +129,11 @@ def build_for_code(counted: bool = True, machine: str = "") -> bytes:
         (_LOAD, 0, 0, _ARG1), (_AND, 0, 0, _SOCK_TYPES), (_JEQ, 1, 0, _SOCK_STREAM), _fail(_EACCES), _OK,
     ]  # fmt: skip
     leaves.append((_SOCKETPAIR[at], streams))
-    # An address; sendmsg's is in memory, but on a connected pair the kernel takes none.
+    # An address; that of sendmsg is in memory, but the kernel refuses one on a connected pair.
     nowhere = [(_LOAD, 0, 0, _ARG4), (_JEQ, 0, 2, 0), (_LOAD, 0, 0, _ARG4_HIGH), (_JEQ, 1, 0, 0), _fail(_EACCES), _OK]
     leaves.append((_SENDTO[at], nowhere))
-    told = [(_LOAD, 0, 0, _ARG1), (_JEQ, 1, 0, _F_SETLEASE), (_JEQ, 0, 1, _F_NOTIFY), _fail(_EPERM), _OK]
-    leaves.append((_FCNTL[at], told))
+    notices = [(_LOAD, 0, 0, _ARG1), (_JEQ, 1, 0, _F_SETLEASE), (_JEQ, 0, 1, _F_NOTIFY), _fail(_EPERM), _OK]
+    leaves.append((_FCNTL[at], notices))
     if not counted:
         for pair, flags in ((_OPEN, _ARG1), (_OPENAT, _ARG2)):
             leaves.append((pair[at], [(_LOAD, 0, 0, flags), (_JSET, 0, 1, _NAMELESS_FILE), _fail(_UNSUPPORTED), _OK]))
@@ -155,7 +155,7 @@ class _Program(ctypes.Structure):
 
 
 def install(program: bytes, libc: ctypes.CDLL) -> None:
-    """Puts the filter on the calling process and all it will start; needs no_new_privs. Raises OSError."""
+    """Puts a filter on this process and every process it will start; needs no_new_privs. Raises OSError."""
     argument = _Program(len(program) // 8, program)
     if libc.prctl(22, 2, ctypes.byref(argument), 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "seccomp: " + os.strerror(ctypes.get_errno()))

@@ -1,9 +1,9 @@
 """The files of a work folder at one moment, so that they can be put back together with the variables.
 
-Taking one costs a look at every file and a copy of those that changed since the last one. Everything is reached by
-descriptors from the folder on and never through a link, because outside of namespaces the box itself could follow one.
-A folder that cannot be kept (more bytes than its limit by holes, too deep, closed to its owner) gives none, and the
-session says so.
+Taking one costs a stat of every file and a copy of those that changed since the last one. Everything is reached by
+descriptors from the folder on and never through a link, because without namespaces the box itself could follow one.
+A folder that cannot be kept (sparse files beyond its limit, too deep, closed to its owner) has no snapshot, and the
+result of an execution reports that.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import stat
 import time
 from typing import IO, NamedTuple
 
-import confine
-from folders import FOLDER, opened
+from sandbox.filesystem.cleanup import FOLDER, opened
+from sandbox.isolation import namespaces, users
 
 _DEPTH = 60
 _FIRST = 3
-"""Folders in a fresh box: the work folder itself, and those of /tmp and /dev/shm."""
+"""Folders in a fresh box: the work folder, and those of /tmp and /dev/shm."""
 _TICK = 50_000_000
 _SAME_TYPE = (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK, stat.S_IFIFO)
 
 
-class Odd(Exception):
+class Unkeepable(Exception):
     """A folder that cannot be kept."""
 
 
 class Memory:
-    """Contents of files, one after the other, in memory that no fork has to copy the tables of."""
+    """Contents of files one after the other, in a memory file: a fork copies no page tables for it."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None  # closed with the last snapshot that holds it
@@ -41,24 +41,24 @@ class Memory:
         return self._file.fileno()
 
     def add(self, source: int, size: int) -> int:
-        """Copies an open file; returns where it begins."""
+        """Copies an open file; returns its offset."""
         start = self.size
         while self.size < start + size:
             sent = os.sendfile(self._fd, source, self.size - start, start + size - self.size)
             if sent == 0:
-                raise Odd("a file became shorter")
+                raise Unkeepable("a file became shorter")
             self.size += sent
         return start
 
     def copy(self, start: int, size: int, target: int) -> None:
-        """Writes what `add` took to a file."""
+        """Writes what `add` copied to a file."""
         end = start + size
         while start < end:
             start += os.sendfile(target, self._fd, start, end - start)
 
 
 class Item(NamedTuple):
-    """One entry of the folder; `key` changes whenever it is touched."""
+    """One entry of the folder; `key` changes whenever the entry does."""
 
     mode: int
     key: tuple[int, ...]
@@ -73,38 +73,38 @@ Snapshot = dict[str, Item]
 
 
 class Files:
-    """Takes and restores the work folder of one box. `limit`: bytes that its files may have."""
+    """Takes and restores snapshots of one box's work folder. `limit`: bytes that its files may have."""
 
     def __init__(self, limit: int, user: tuple[int, int] | None) -> None:
         self.limit, self.user = limit, user
         self._last: Snapshot = {}
         self._empty: list[tuple[int, tuple[int, ...]]] = []
-        """Descriptors of the folders of a box that holds nothing else, and how they looked."""
+        """Descriptors and keys of the folders of a box without files."""
 
     def take(self) -> Snapshot | None:
-        """What is there now; None where it cannot be kept."""
+        """A snapshot of the current content; None if it cannot be kept."""
         if self._still_empty():
             return self._last
         memory, found, old = Memory(), Snapshot(), time.time_ns() - _TICK
         try:
-            with confine.acting_as(self.user):
-                root = os.open(confine.WORK, FOLDER)
+            with users.acting_as(self.user):
+                root = os.open(namespaces.WORK, FOLDER)
                 try:
                     found[""] = _item(os.fstat(root))
-                    self._look(root, "", found, memory, 0)
-                    # What changes in the same tick of the file system's clock could look as before.
+                    self._scan(root, "", found, memory, 0)
+                    # A change within the same tick of the file system's clock could leave the key as it was.
                     if len(found) == _FIRST and not self._empty and all(one.key[-1] < old for one in found.values()):
                         self._empty = _opened_all(root, found)
                 finally:
                     os.close(root)
-        except (Odd, OSError):
+        except (Unkeepable, OSError):
             self._last = {}
             return None
         self._last = found
         return found
 
     def _still_empty(self) -> bool:
-        """Whether only these folders were there, and nothing came since: the usual case."""
+        """Whether the box had only these folders and nothing was added since, the usual case."""
         if len(self._last) != _FIRST or not self._empty:
             return False
         for fd, key in self._empty:
@@ -115,27 +115,27 @@ class Files:
                 return False
         return True
 
-    def _look(self, folder: int, prefix: str, found: Snapshot, memory: Memory, size: int) -> int:
-        """Adds what is in a folder and below. Returns the bytes of all files so far."""
+    def _scan(self, folder: int, prefix: str, found: Snapshot, memory: Memory, size: int) -> int:
+        """Adds the entries of a folder and below. Returns the bytes of all files so far."""
         if prefix.count("/") > _DEPTH:
-            raise Odd("too deep")
+            raise Unkeepable("too deep")
         with os.scandir(folder) as scan:
             for entry in scan:
                 info = entry.stat(follow_symlinks=False)
                 path, kind = prefix + entry.name, stat.S_IFMT(info.st_mode)
                 if kind not in _SAME_TYPE:
-                    continue  # a socket: whoever served it is dead
+                    continue  # a socket: its server has ended
                 found[path] = item = _item(info)
                 if kind == stat.S_IFDIR:
                     below = os.open(entry.name, FOLDER, dir_fd=folder)
                     try:
-                        size = self._look(below, path + "/", found, memory, size)
+                        size = self._scan(below, path + "/", found, memory, size)
                     finally:
                         os.close(below)
                     continue
                 size += info.st_size
                 if size > self.limit:
-                    raise Odd("too large")
+                    raise Unkeepable("too large")
                 before = self._last.get(path)
                 if before is not None and before.key == item.key:
                     found[path] = before
@@ -146,18 +146,18 @@ class Files:
         return size
 
     def restore(self, wanted: Snapshot | None) -> str:
-        """Puts the folder back. `restored`, `left` where that did not work, nothing where nothing had changed."""
+        """Restores the folder. Returns `restored`, `left` if that failed, or an empty string if nothing had changed."""
         if wanted is None:
             return "left"
         try:
-            with confine.acting_as(self.user):
-                root = opened(None, confine.WORK)
+            with users.acting_as(self.user):
+                root = opened(None, namespaces.WORK)
                 try:
                     changed = _clear(root, "", wanted)
                     made = _make(root, wanted)
                 finally:
                     os.close(root)
-        except (Odd, OSError):
+        except (Unkeepable, OSError):
             self._last = {}
             return "left"
         self._last = {**wanted, **made}
@@ -187,16 +187,16 @@ def _read(folder: int, name: str, item: Item, memory: Memory) -> Item:
 
 
 def _opened_all(root: int, found: Snapshot) -> list[tuple[int, tuple[int, ...]]]:
-    """Descriptors of what was found, with its key; nothing where it is not all folders."""
+    """Descriptors and keys of the entries; empty unless all are folders."""
     if not all(stat.S_ISDIR(item.mode) for item in found.values()):
         return []
     return [(os.open(path or ".", FOLDER, dir_fd=root), item.key) for path, item in found.items()]
 
 
 def _clear(folder: int, prefix: str, wanted: Snapshot, depth: int = 0) -> bool:
-    """Deletes what is not wanted, or is another one now; returns whether there was any such."""
+    """Deletes entries that are not wanted or have changed; returns whether there were any."""
     if depth > _DEPTH:
-        raise Odd("too deep")
+        raise Unkeepable("too deep")
     changed = False
     if os.fstat(folder).st_mode & 0o300 != 0o300:
         os.fchmod(folder, 0o700)
@@ -220,7 +220,7 @@ def _clear(folder: int, prefix: str, wanted: Snapshot, depth: int = 0) -> bool:
 
 
 def _make(root: int, wanted: Snapshot) -> Snapshot:
-    """Makes what is missing, parents first, then the modes of the folders; returns what it made."""
+    """Makes the missing entries, parents first, then sets the modes of the folders. Returns what it made."""
     made: Snapshot = {}
     folders: list[tuple[str, Item]] = []
     hard: dict[int, str] = {}
@@ -245,7 +245,7 @@ def _make(root: int, wanted: Snapshot) -> Snapshot:
 
 
 def _make_one(root: int, path: str, item: Item, hard: dict[int, str]) -> Item | None:
-    """Makes one entry where it is missing. Names of one file are links to each other again."""
+    """Makes one entry if it is missing. Names of one file become hard links again."""
     folder, name = _parent(root, path)
     try:
         try:
@@ -284,7 +284,7 @@ def _write(folder: int, name: str, item: Item) -> None:
 
 
 def _parent(root: int, path: str) -> tuple[int, str]:
-    """A descriptor of the folder above, without following a link, and the last part."""
+    """A descriptor of the parent folder, without following links, and the last part of the path."""
     *above, name = path.split("/")
     folder = os.dup(root)
     for part in above:

@@ -1,13 +1,13 @@
-"""The warm runner: an interpreter that is warmed up once and forked for every box. Standard library only.
+"""The guest's main process: an interpreter that is warmed up once and forked for every box. Standard library only.
 
-    runner.py --control FD --level ns [--uid N] [--imports numpy,…]
-    runner.py --control FD --level uid --uid FIRST --folder /box --slots N    (in a container, see contained.py)
+    main.py --control FD --level ns [--uid N] [--imports numpy,…]
+    main.py --control FD --level uid --uid FIRST --folder /box --slots N    (in a container, see container.py)
 
-It listens on one socket. `{"op": "open", "id", "limits"}` with a descriptor starts a box that serves that descriptor;
-the next one makes the box join a cgroup (its `cgroup.procs`), and those that follow are read to learn what the kernel
-killed in it. `{"op": "kill", "id"}` ends a box, and `{"op": "ping"}` is answered. It never reads code, so no box
-inherits anything of another, and its environment holds nothing but what the host chose. When the socket closes it
-exits, and everything in its pid namespace with it.
+It listens on one socket. `{"op": "open", "id", "limits"}` with a descriptor starts a box that serves that descriptor.
+Further descriptors: one lets the box join a cgroup (its `cgroup.procs`), and the rest report the kernel's out-of-memory
+kills in it. `{"op": "kill", "id"}` ends a box, and `{"op": "ping"}` is answered. It never reads code, so no box
+inherits anything of another, and its environment holds only what the host chose. When the socket closes it exits, and
+everything in its pid namespace with it.
 """
 
 from __future__ import annotations
@@ -23,41 +23,38 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-import box
-import confine
-import folders
-import memory
-import pages
-import seccomp
-import users
-import warm
-import watch
-import wire
+from sandbox import memory, processes
+from sandbox.box import Box
+from sandbox.filesystem import cleanup
+from sandbox.isolation import forks, namespaces, privileges, rlimits, seccomp, users
+from sandbox.protocol import framing
+from sandbox.supervisor import Supervisor
+from sandbox.warm_up import warm_up
 
 DEFAULTS = {"--level": "ns", "--uid": "0", "--imports": "", "--packages": "", "--folder": "", "--slots": "0"}
-"""What the host may leave out, read by hand: every module here makes each fork dearer. `--packages`: folders besides
-the standard library; `--folder`: of the work folders where boxes have no namespaces; `--slots`: boxes at once, each
-with a file system of its own (level uid)."""
+"""Options that the host may leave out, parsed by hand: every imported module makes each fork more expensive.
+`--packages`: folders besides the standard library; `--folder`: of the work folders of boxes without namespaces;
+`--slots`: boxes at once, each with a file system of its own (level uid)."""
 
 
-class Runner:
-    """Starts boxes on request and collects them when they end."""
+class ForkServer:
+    """Forks boxes on request and reaps them when they end."""
 
     def __init__(self, control: socket.socket, level: str, folder: str, packages: list[str]) -> None:
         self.control, self.level = control, level
         self.boxes: dict[int, int] = {}
-        """pid → the host's number of the box"""
-        self.base = confine.virtual_size()
+        """pid → the host's number of the box."""
+        self.base = rlimits.virtual_size()
         self.program = seccomp.build(own_ipc=level == "ns")
         self.ids = os.getuid(), os.getgid()
         self.folder = folder
-        # Not all of the prefix, which may be a home.
+        # Not the whole prefix, which may be a home folder.
         self.readable = [*(f"{sys.base_prefix}/{name}" for name in ("bin", "lib", "lib64")), *packages]
         self.slots: users.Slots | None = None
         if level != "ns":
-            confine.adopt_orphans()
+            privileges.adopt_orphans()
             if level != "uid":
                 os.mkdir(folder, 0o700)
         self.alarm, self.ring = os.pipe()
@@ -65,7 +62,7 @@ class Runner:
         os.set_blocking(self.ring, False)
 
     def serve(self) -> NoReturn:
-        """Answers the host until it is gone."""
+        """Answers the host until it closes the socket."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self.ring, warn_on_full_buffer=False)
         poll = select.poll()
@@ -76,9 +73,9 @@ class Runner:
             ready = {fd for fd, _ in poll.poll()}
             if self.alarm in ready:
                 os.read(self.alarm, 4096)
-                self.collect()
+                self.reap()
             if self.control.fileno() in ready:
-                data, fds = wire.take(self.control, 65536, 8)
+                data, fds = framing.take(self.control, 65536, 8)
                 if not data:
                     self.end()
                 self.handle(json.loads(data), fds)
@@ -98,12 +95,12 @@ class Runner:
                     os.kill(pid, signal.SIGKILL)
 
     def open(self, request: dict[str, Any], fd: int, *group: int) -> None:
-        """Forks a box. Where the kernel refuses, the host is told on the box's own socket."""
+        """Forks a box. If the kernel refuses, reports that to the host on the box's own socket."""
         try:
-            pid = confine.clone_namespaces() if self.level == "ns" else os.fork()
+            pid = forks.namespaces_fork() if self.level == "ns" else os.fork()
         except OSError as error:
             sock = socket.socket(fileno=os.dup(fd))
-            wire.send(sock, {"status": "host_resources", "detail": str(error)})
+            framing.send(sock, {"status": "host_resources", "detail": str(error)})
             sock.close()
             if self.slots:
                 self.slots.clean(request["id"])
@@ -119,22 +116,22 @@ class Runner:
         os._exit(1)
 
     def become_box(self, fd: int, request: dict[str, Any], group: tuple[int, ...]) -> NoReturn:
-        """In the child: take rights away, then serve."""
+        """In the child: gives up rights, then serves."""
         if group:
-            os.write(group[0], b"0")  # the host's right to move us rides on its open file
+            os.write(group[0], b"0")  # the open file carries the host's right to do this
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         limits, rules, user = request["limits"], None, None
         if self.level == "ns":
-            confine.enter_namespaces(limits, *self.ids)
-            os.chdir(confine.WORK)
+            namespaces.enter_namespaces(limits, *self.ids)
+            os.chdir(namespaces.WORK)
         elif self.slots:
             user = self.slots.user(request["id"])
-            confine.enter_slot(self.slots.folder(request["id"]), request["id"], user)
+            namespaces.enter_slot(self.slots.folder(request["id"]), request["id"], user)
         else:
-            rules = confine.enter_folder(self.folder, request["id"], self.level, self.readable)
-            os.chdir(confine.WORK)
-        sys.path[0] = confine.WORK
+            rules = namespaces.enter_folder(self.folder, request["id"], self.level, self.readable)
+            os.chdir(namespaces.WORK)
+        sys.path[0] = namespaces.WORK
         os.setsid()
         host = socket.socket(fileno=os.dup(fd))
         after = 3
@@ -143,19 +140,19 @@ class Runner:
             after = wanted + 1
         os.closerange(after, 1024)
         if user:
-            confine.install_filter(self.program)
+            privileges.install_filter(self.program)
         else:
-            confine.drop(self.program)
-        wire.send(host, {"ready": True})
-        kills = memory.Kills(list(group[1:]), contained=bool(user))
-        served = box.Box(host, limits, self.base, self.level, rules, user, kills)
+            privileges.drop(self.program)
+        framing.send(host, {"ready": True})
+        kills = memory.OutOfMemoryKills(list(group[1:]), contained=bool(user))
+        served = Supervisor(Box(host, limits, self.base, self.level, rules, user, kills))
         served.adopt(limits)  # else every box would draw the same random numbers
         try:
             served.serve()
-        except SystemExit:  # the host went away while something ran
+        except SystemExit:  # the host closed the socket while something ran
             served.end()
 
-    def collect(self) -> None:
+    def reap(self) -> None:
         """Reaps boxes that ended."""
         while True:
             try:
@@ -175,26 +172,26 @@ class Runner:
                 os.close(fd)
 
     def _clean(self, number: int | None) -> None:
-        """Without namespaces the end of a box leaves a folder, and what its init had no time to end."""
+        """After a box without namespaces: deletes its folder, and ends what its init had no time to end."""
         if self.level == "ns" or number is None:
             return
-        for orphan in set(watch.children(os.getpid())) - self.boxes.keys():
-            watch.signal_process(orphan, signal.SIGKILL)
-        folders.delete(f"{self.folder}/{number}")
+        for orphan in set(processes.children(os.getpid())) - self.boxes.keys():
+            processes.signal_process(orphan, signal.SIGKILL)
+        cleanup.delete(f"{self.folder}/{number}")
 
     def end(self) -> NoReturn:
-        """The host is gone: so is everything here."""
+        """Ends everything once the host has closed the socket."""
         for pid in self.boxes:
             os.kill(pid, signal.SIGKILL)
         if self.level not in ("ns", "uid"):
-            # What a box had started is ours now.
-            watch.Tree(self.level).kill_others(set())
-            folders.delete(self.folder)
+            # The processes of boxes are orphans that this process adopted.
+            processes.ProcessTree(self.level).kill_others(set())
+            cleanup.delete(self.folder)
         os._exit(0)
 
 
 def main() -> None:
-    """Warms up, gives up root, forgets the way in, serves."""
+    """Warms up, gives up root, hides its own modules, serves."""
     options = {**DEFAULTS, **dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))}
     level, folder, uid = options["--level"], options["--folder"], int(options["--uid"])
     control = socket.socket(fileno=int(options["--control"]))
@@ -202,30 +199,23 @@ def main() -> None:
     packages = [folder for folder in options["--packages"].split(os.pathsep) if folder]
     sys.path += packages
     os.environ.pop("LD_BIND_NOW", None)
-    warm.up([name for name in options["--imports"].split(",") if name])
+    warm_up([name for name in options["--imports"].split(",") if name])
     if uid and level == "ns":
-        confine.mount_proc()
+        namespaces.mount_proc()
     if uid and level != "uid":
-        confine.become(uid, uid)
-    pages.merge()
-    pages.enlarge()
-    confine.prctl(4, 0)  # PR_SET_DUMPABLE
-    runner = Runner(control, level, folder, packages)
+        users.become(uid, uid)
+    privileges.set_dumpable(False)
+    server = ForkServer(control, level, folder, packages)
     if level == "uid":
-        runner.slots = users.Slots(folder, int(options["--slots"]), uid)
-    # The code that runs here later must find neither our modules nor our folder (`sys.path[0]`, see become_box).
-    ours = (
-        "box confine ends files folders heads landlock memory pages plain programs seccomp snapshot start users warm "
-        "watch wire worker"
-    )
-    for name in ours.split():
-        sys.modules.pop(name, None)
-    confine.know_limits()
-    confine.know_code_filter(level)
+        server.slots = users.Slots(folder, int(options["--slots"]), uid)
+    # The model's code must find neither these modules nor their folder (`sys.path[0]`, see become_box).
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
+        del sys.modules[name]
+    rlimits.look_up()
+    privileges.prepare_code_filter(level)
     gc.collect()
-    pages.fill()
     gc.freeze()
-    runner.serve()
+    server.serve()
 
 
 if __name__ == "__main__":

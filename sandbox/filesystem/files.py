@@ -10,23 +10,23 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-import confine
-import ends
+from sandbox import exit_status
+from sandbox.isolation import namespaces
 
 MAX_FILE = 16 << 20
 _DEEPEST = 200
-"""Folders in each other, where their content is counted."""
+"""Levels of nested folders whose content is counted."""
 _HIDDEN = {".tmp", ".shm"}
-_WORDS = {
+_MESSAGES = {
     errno.ENOENT: "there is no such file",
     errno.ELOOP: "it is a link, and links are not followed",
-    errno.ENOTDIR: "a part of the path is no folder (links are not followed)",
+    errno.ENOTDIR: "a part of the path is not a folder (links are not followed)",
     errno.EISDIR: "it is a folder",
 }
 
 
 class Refused(Exception):
-    """A path that is not to be followed, or a file that is not to be read."""
+    """A path outside the work folder, or a file that cannot be read."""
 
 
 def handle(header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
@@ -45,7 +45,7 @@ def handle(header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return {"status": "disk_limit", "detail": str(error)}, b""
-        return {"status": "refused", "detail": _WORDS.get(error.errno or 0) or os.strerror(error.errno or 0)}, b""
+        return {"status": "refused", "detail": _MESSAGES.get(error.errno or 0) or os.strerror(error.errno or 0)}, b""
     return {"status": "refused", "detail": f"unknown operation {op!r}"}, b""
 
 
@@ -57,8 +57,8 @@ def _parent(path: str, make: bool) -> tuple[int, str]:
     try:
         os.fsencode(path)
     except UnicodeEncodeError:  # half of a pair of code units, which JSON can hold
-        raise Refused("the path holds what is no character") from None
-    folder = os.open(confine.WORK, os.O_RDONLY | os.O_DIRECTORY)
+        raise Refused("the path is not valid Unicode") from None
+    folder = os.open(namespaces.WORK, os.O_RDONLY | os.O_DIRECTORY)
     for part in parts[:-1]:
         below = None
         try:
@@ -91,9 +91,9 @@ def read(path: str) -> bytes:
 
 
 def write(path: str, data: bytes) -> None:
-    """Writes a file and the folders above it; a link in its place is replaced, not followed.
+    """Writes a file and the folders above it; a link of that name is replaced, not followed.
 
-    A regular file that is replaced leaves its permissions to the new one.
+    The new file has the permissions of a regular file that it replaces.
     """
     folder, name = _parent(path, make=True)
     try:
@@ -104,7 +104,7 @@ def write(path: str, data: bytes) -> None:
             mode = stat.S_IMODE(found.st_mode) & 0o777 if stat.S_ISREG(found.st_mode) else mode
             os.unlink(name, dir_fd=folder)
         except FileNotFoundError:
-            flags |= os.O_TRUNC  # nothing was in its place
+            flags |= os.O_TRUNC  # nothing to replace
         with open(os.open(name, flags, 0o644, dir_fd=folder), "wb") as file:
             os.fchmod(file.fileno(), mode)
             file.write(data)
@@ -124,15 +124,15 @@ def _exists(name: str, folder: int) -> bool:
 
 
 def entries(limit: int = 1000) -> list[list[Any]]:
-    """`[path, kind, size]` of what is in the work folder, links not followed, at most `limit`, sorted."""
+    """`[path, kind, size]` of the entries of the work folder, sorted, at most `limit`; links are not followed."""
     found: list[list[Any]] = []
     stack = [""]
     while stack and len(found) < limit:
         below = stack.pop()
         try:
-            scan = os.scandir(os.path.join(confine.WORK, below))
+            scan = os.scandir(os.path.join(namespaces.WORK, below))
         except OSError:
-            continue  # the code closed it, or took it away; it is listed itself
+            continue  # the code closed or deleted it; it is listed itself
         with scan:
             for entry in scan:
                 path = f"{below}/{entry.name}" if below else entry.name
@@ -151,16 +151,17 @@ def entries(limit: int = 1000) -> list[list[Any]]:
 
 
 def too_full(limits: dict[str, Any], pids: Iterable[int]) -> str:
-    """Where no file system of its own limits a work folder: what it holds too much of. Counts no further than that.
+    """The limit that a work folder exceeds (`disk_mb`, `inodes`), for levels without a file system of its own.
 
-    Files without a name count as long as one of the box's processes `pids` has them open.
+    Returns an empty string if there is none. Counting stops at the limit. Files without a name count as long as one of
+    the box's processes `pids` has them open.
     """
     nameless = _nameless(pids)
     size, number = sum(nameless.values()), len(nameless)
     hidden: list[OSError] = []
-    for folder, _, names in os.walk(confine.WORK, onerror=hidden.append):
+    for folder, _, names in os.walk(namespaces.WORK, onerror=hidden.append):
         if folder.count("/") > _DEEPEST or any(error.errno == errno.ENAMETOOLONG for error in hidden):
-            return ends.MANY  # below that nothing could be counted
+            return exit_status.MANY  # below that nothing could be counted
         for name in names:
             number += 1
             try:
@@ -168,9 +169,9 @@ def too_full(limits: dict[str, Any], pids: Iterable[int]) -> str:
             except OSError:
                 continue
         if size > limits["disk_mb"] << 20:
-            return ends.FULL
+            return exit_status.FULL
         if number > limits["inodes"]:
-            return ends.MANY
+            return exit_status.MANY
     return ""
 
 
@@ -178,12 +179,12 @@ def _nameless(pids: Iterable[int]) -> dict[int, int]:
     """Bytes on disk, by inode, of the deleted files that processes still have open."""
     found: dict[int, int] = {}
     try:
-        device = os.stat(confine.WORK).st_dev
+        device = os.stat(namespaces.WORK).st_dev
     except OSError:
         return found
     for pid in pids:
         folder = f"/proc/{pid}/fd"
-        with suppress(OSError):  # the process is gone
+        with suppress(OSError):  # the process has ended
             for fd in os.listdir(folder):
                 with suppress(OSError):
                     info = os.stat(f"{folder}/{fd}")

@@ -1,4 +1,4 @@
-"""A real run that is interrupted or killed leaves nothing behind; who waits for a place gets one in turn."""
+"""A real run that is interrupted or killed leaves nothing behind; sessions get slots in turn."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_real_run_that_ends_early_leaves_nothing(number: signal.Signals, tmp_p
     try:
         assert _comes(lambda: bool(_rows(tmp_path / "p"))), (tmp_path / "log").read_text()
         started = {pid: owner.born(str(pid)) for pid in _below(run.pid)}
-        assert any(b"runner.py" in _line(pid) for pid in started), "episodes run, so a runner does"
+        assert any(b"sandbox/main.py" in _line(pid) for pid in started), "episodes run, so a runner does"
         run.send_signal(number)
         code = run.wait(20)
     finally:
@@ -56,7 +56,7 @@ def test_a_real_run_that_ends_early_leaves_nothing(number: signal.Signals, tmp_p
     assert _comes(lambda: not [pid for pid, born in started.items() if owner.born(str(pid)) == born])
     assert _of(Path(tempfile.gettempdir()), run.pid) == []
     if number == signal.SIGKILL:
-        asyncio.run(_open_and_close())  # the next start sweeps what nobody could take away
+        asyncio.run(_open_and_close())  # the next start sweeps what is left
     assert _of(Path("/sys/fs/cgroup"), run.pid) == []
 
 
@@ -66,7 +66,7 @@ def _rows(project: Path) -> list[Path]:
 
 
 def _of(top: Path, pid: int) -> list[str]:
-    """Folders below `top` that are named after a process of ours."""
+    """Folders below `top` that are named after a process of these tests."""
     name = re.compile(rf"agentrl-(runner|work)-{pid}-")
     if top == Path(tempfile.gettempdir()):
         return [entry.name for entry in top.iterdir() if name.match(entry.name)]
@@ -107,10 +107,10 @@ for _ in range(1500):
 time.sleep(9)
 """
 SITS = "mkdir -p d/e; cd /; exec env -i sleep 45679.5"
-"""Neither its folder nor its environment tells whose it is."""
+"""Neither its folder nor its environment shows its owner."""
 
 
-async def test_what_a_killed_runner_held_goes_with_it() -> None:
+async def test_a_killed_runners_resources_are_removed() -> None:
     try:
         sandbox = await Sandbox.open(SandboxConfig(backend="landlock", min_level="landlock", workers=1, wall=60.0))
     except SandboxUnavailable as problem:
@@ -121,7 +121,7 @@ async def test_what_a_killed_runner_held_goes_with_it() -> None:
         stopped = await deep.run(DEEP)
         assert (stopped.status, stopped.limit) == ("disk_limit", "inodes"), stopped.text()
         await deep.close()  # the runner deletes its folder, too deep to be walked, and lives on
-        (runner,) = sandbox._runners[()]
+        (runner,) = sandbox.pool.runners[()]
         assert isinstance(runner, Process) and (await session.cell("x * 7")).stdout == "42\n"
         sitting = asyncio.ensure_future(session.bash(SITS))
         assert await _soon(lambda: any(b"45679.5" in _line(pid) for pid in _below(runner.process.pid)))
@@ -129,7 +129,7 @@ async def test_what_a_killed_runner_held_goes_with_it() -> None:
         assert runner.alive and not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
         runner.process.kill()
         runner.process.wait()
-        await sandbox.inspect()
+        await sandbox.pool.inspect()
         assert not runner.folder.exists()
         assert await _soon(lambda: not [pid for pid, born in started.items() if owner.born(str(pid)) == born])
         sitting.cancel()
@@ -150,7 +150,7 @@ async def test_a_folder_that_a_neighbour_closed_is_opened_again() -> None:
             assert (await (await sandbox.session()).cell("open('f', 'w').write('1')")).ok
         assert (await other.run("print(6 * 7)")).stdout == (await closing.cell("print(x * 7)")).stdout == "42\n"
         await closing.cell("os.chmod('..', 0)")
-        (runner,) = sandbox._runners[()]
+        (runner,) = sandbox.pool.runners[()]
         assert isinstance(runner, Process) and not any(name.startswith("sandbox_") for name in sandbox.counts)
     assert not runner.folder.exists()
 
@@ -190,7 +190,7 @@ def test_canaries_of_a_killed_process_are_swept() -> None:
 CLOCK = "import time; a = time.monotonic(); time.sleep(0.1); print(a, time.monotonic())"
 
 
-async def test_programs_wait_for_a_place_and_get_it_in_turn() -> None:
+async def test_programs_wait_for_a_slot_in_turn() -> None:
     async with await opened() as sandbox:
         results = await asyncio.gather(*(sandbox.run(CLOCK) for _ in range(4 * AT_ONCE)))
         spans = [tuple(map(float, result.stdout.split())) for result in results]
@@ -202,7 +202,7 @@ async def test_programs_wait_for_a_place_and_get_it_in_turn() -> None:
         assert all(early[0] < late[0] for early, late in zip(spans, spans[AT_ONCE + 1 :], strict=False))
 
 
-async def test_nobody_starves_beside_sessions_that_always_ask() -> None:
+async def test_no_session_starves_beside_busy_ones() -> None:
     async with await opened() as sandbox:
         greedy = [await sandbox.session() for _ in range(3 * AT_ONCE)]
         newcomer = await sandbox.session()

@@ -1,4 +1,4 @@
-"""What hostile code could do with the moments around an answer: hold it back, go on after it, or make it too large."""
+"""Hostile code around an answer: it delays it, continues after it, or makes it too large."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ for _ in range(100):
 """
 
 
-async def test_an_answer_that_comes_in_drops_is_the_codes_own_fault(sandbox: Sandbox) -> None:
+async def test_an_answer_sent_byte_by_byte_is_the_codes_own_fault(sandbox: Sandbox) -> None:
     session = await sandbox.session(wall=1.0)
     await session.cell("x = 6")
     begun = time.monotonic()
@@ -62,10 +62,10 @@ class Slow:
 session = frame.f_locals["self"]
 session.control = Slow(session.control)
 """
-"""The session's process takes what it is asked 100 KB a second."""
+"""The session process reads its requests at 100 KB a second."""
 
 
-async def test_a_question_that_is_taken_in_drops_is_the_codes_own_fault(sandbox: Sandbox) -> None:
+async def test_a_request_read_slowly_is_the_codes_own_fault(sandbox: Sandbox) -> None:
     long = "x" * 1_500_000
     session = await sandbox.session(wall=1.0)
     for _ in range(2):
@@ -84,11 +84,11 @@ async def test_a_question_that_is_taken_in_drops_is_the_codes_own_fault(sandbox:
     assert not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
 
 
-async def test_a_long_question_that_is_taken_is_answered(sandbox: Sandbox) -> None:
+async def test_a_long_request_is_answered(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     assert (await session.cell(f"x = {'x' * 9_000_000!r}\nlen(x)")).stdout == "9000000\n"
     (answer,), body = await session.calls([["len", ["y" * 9_000_000], {}]])
-    assert answer.detail == "NameError"  # a builtin is no function of the session
+    assert answer.detail == "NameError"  # a builtin is not a function of the session
     await session.cell("size = len")
     (answer,), body = await session.calls([["size", ["y" * 9_000_000], {}]])
     assert (answer.status, body) == ("ok", b"9000000")
@@ -97,9 +97,9 @@ async def test_a_long_question_that_is_taken_is_answered(sandbox: Sandbox) -> No
 LARGE = """
 import sys
 frame = sys._getframe()
-while "wire" not in frame.f_globals:
+while "framing" not in frame.f_globals:
     frame = frame.f_back
-frame.f_globals["wire"].MAX_ANSWER = 1 << 30
+frame.f_globals["framing"].MAX_ANSWER = 1 << 30
 def large(size): return "x" * size
 def wordy(n): raise ValueError("\U0001f600" * 300)
 """
@@ -140,8 +140,8 @@ fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 """
 
 
-async def test_who_holds_a_file_holds_nobody_up(sandbox: Sandbox) -> None:
-    """The kernel would let whoever else opens a leased file, the host too, wait for up to 45 seconds."""
+async def test_a_leased_file_blocks_no_other_process(sandbox: Sandbox) -> None:
+    """The kernel would block every other process that opens a leased file, the host too, for up to 45 seconds."""
     session = await sandbox.session()
     leased = await session.cell(LEASE)
     assert (leased.status, leased.detail) == (Status.BLOCKED, "syscall"), leased.text()
@@ -170,7 +170,7 @@ wait()
 
 
 @pytest.mark.parametrize("keep", [0, 2])
-async def test_a_cell_that_waits_for_its_children_meets_no_other(sandbox: Sandbox, keep: int) -> None:
+async def test_a_cell_that_waits_for_children_reaps_only_its_own(sandbox: Sandbox, keep: int) -> None:
     session = await sandbox.session(keep=keep, wall=3.0)
     assert (await session.cell(WAIT)).ok
     for _ in range(4):
@@ -182,7 +182,7 @@ async def test_a_cell_that_waits_for_its_children_meets_no_other(sandbox: Sandbo
     assert with_thread.ok
     assert (await session.cell("x = 1; os.abort()")).rolled_back
     assert (await session.cell("len(seen), 'x' in globals()")).stdout == "(5, False)\n"
-    assert (await session.cell("wait()\nlen(seen)")).stdout == "6\n"  # the thread is gone
+    assert (await session.cell("wait()\nlen(seen)")).stdout == "6\n"  # the thread has ended
 
 
 TICKS = """
@@ -196,7 +196,7 @@ _ = signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
 """
 
 
-async def test_no_handler_goes_on_while_nothing_is_asked(sandbox: Sandbox) -> None:
+async def test_no_signal_handler_runs_between_requests(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     assert (await session.cell(TICKS)).ok
     await asyncio.sleep(1.0)
@@ -230,10 +230,11 @@ async def test_a_call_that_fails_leaves_nothing_to_the_next(sandbox: Sandbox) ->
 
 LOOK = """
 import os, sys, time
-import confine, snapshot
-confine.WORK = sys.argv[1]
+from sandbox.filesystem import snapshot
+from sandbox.isolation import namespaces
+namespaces.WORK = sys.argv[1]
 for name in (".tmp", ".shm"):
-    os.mkdir(f"{confine.WORK}/{name}")
+    os.mkdir(f"{namespaces.WORK}/{name}")
 files = snapshot.Files(1 << 20, None)
 seen = []
 for snapshot._TICK, pause in ((10**12, 0), (0, 0.05), (0, 0)):
@@ -241,15 +242,15 @@ for snapshot._TICK, pause in ((10**12, 0), (0, 0.05), (0, 0)):
     found = files.take()
     seen.append((len(found), bool(files._empty)))
 snapshot._TICK = 10**12
-os.rename(f"{confine.WORK}/.tmp", f"{confine.WORK}/other")
+os.rename(f"{namespaces.WORK}/.tmp", f"{namespaces.WORK}/other")
 seen.append((sorted(files.take()), bool(files._empty)))
 print(seen == [(3, False), (3, True), (3, True), (["", ".shm", "other"], False)], seen)
 """
 
 
-def test_a_fresh_folder_is_looked_at_again(tmp_path: Path) -> None:
+def test_a_fresh_folder_is_scanned_again(tmp_path: Path) -> None:
     """Its clock may not have moved on between the look and a change."""
-    env = {**os.environ, "PYTHONPATH": str(sandbox_dir())}
+    env = {**os.environ, "PYTHONPATH": str(sandbox_dir().parent)}
     done = subprocess.run(
         [sys.executable, "-c", LOOK, str(tmp_path)], env=env, capture_output=True, text=True, check=False
     )
@@ -259,32 +260,30 @@ def test_a_fresh_folder_is_looked_at_again(tmp_path: Path) -> None:
 SKIPS = """
 import sys, time
 frame = sys._getframe()
-while "wire" not in frame.f_globals:
+while "framing" not in frame.f_globals:
     frame = frame.f_back
-session, wire = frame.f_locals["self"], frame.f_globals["wire"]
+session, framing = frame.f_locals["self"], frame.f_globals["framing"]
 def skip(): session._say({"done": "", "nonce": session.nonce})
 def stall():
     time.sleep(5.6)
-    session._say({"line": "", "nonce": session.nonce})
+    session._say({"socket": "", "nonce": session.nonce})
     time.sleep(60)
 """
 
 
-async def test_calls_that_code_leaves_out_are_no_matter_of_time(sandbox: Sandbox) -> None:
+async def test_calls_that_code_skips_are_crashed_and_not_timed_out(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     await session.cell(SKIPS)
     answers, _ = await session.calls([["skip", [], {}]] * 3)
     assert [(answer.status, answer.detail[-8:]) for answer in answers] == [("crashed", "nonsense")] * 3
     assert await session.calls([]) == ((), b"")
-    # What it went on to say is no answer to this.
+    # What it sent afterwards does not count as an answer to this.
     assert (await session.cell("6 * 7")).status in ("crashed", "state_lost")
     assert (await session.cell("6 * 7")).stdout == "42\n"
 
 
 @pytest.mark.parametrize("after", ["pass", "files = [open('a', 'wb') for _ in range(20)]"])
-async def test_a_cell_that_closes_what_its_checkpoints_sleep_on_is_followed_by_one_that_can_go_back(
-    sandbox: Sandbox, after: str
-) -> None:
+async def test_a_cell_that_closes_its_checkpoints_socket_still_rolls_back(sandbox: Sandbox, after: str) -> None:
     session = await sandbox.session()
     assert (await session.cell("x = 1")).status == "ok"
     assert (await session.cell(f"import os\nos.closerange(4, 1000)\n{after}\nx = 2")).status == "ok"
@@ -293,7 +292,7 @@ async def test_a_cell_that_closes_what_its_checkpoints_sleep_on_is_followed_by_o
     assert [(await session.cell("x")).stdout for _ in range(2)] == ["2\n", "2\n"]
 
 
-async def test_who_asks_for_a_new_line_late_has_no_more_time(sandbox: Sandbox) -> None:
+async def test_a_late_request_for_a_socket_extends_no_deadline(sandbox: Sandbox) -> None:
     """Else the session's process would have its wall limit twice, and the host's patience would end first."""
     session, other = [await sandbox.session(wall=6.0) for _ in range(2)]
     for one in (session, other):
@@ -308,7 +307,7 @@ async def test_who_asks_for_a_new_line_late_has_no_more_time(sandbox: Sandbox) -
 KEEPS = """
 import os, signal, sys, time
 frame = sys._getframe()
-while "wire" not in frame.f_globals:
+while "framing" not in frame.f_globals:
     frame = frame.f_back
 session, say = frame.f_locals["self"], frame.f_locals["self"]._say
 def stop(answer):
@@ -325,7 +324,7 @@ session._say = stop
 """
 
 
-async def test_who_keeps_a_program_from_its_start_gives_it_no_more_time(sandbox: Sandbox) -> None:
+async def test_a_program_held_back_at_its_start_gets_no_more_time(sandbox: Sandbox) -> None:
     """What programs are forked from can be signalled by a session that goes on for a moment after its answer."""
     session = await sandbox.session(wall=6.0)
     for _ in range(3):
@@ -342,7 +341,7 @@ async def test_who_keeps_a_program_from_its_start_gives_it_no_more_time(sandbox:
 FORKS = """
 import os, sys, time
 frame = sys._getframe()
-while "wire" not in frame.f_globals:
+while "framing" not in frame.f_globals:
     frame = frame.f_back
 session, say = frame.f_locals["self"], frame.f_locals["self"]._say
 def fork(answer):

@@ -1,4 +1,4 @@
-"""What the end of a process means: one of the closed set of results. A worker's word chooses only among the model's."""
+"""Maps exit status, signals and limits to a result. A worker's claim chooses only among the model's own faults."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import signal
 from typing import Any
 
-import confine
+from sandbox.isolation import namespaces
 
 _CLAIMS = frozenset({"ok", "exception", "exit", "memory", "disk_limit", "process_limit", "open_files_limit", "blocked"})
 FULL, MANY, LARGE = "the work folder is full", "too many files", "a file is too large"
-"""Which disk limit it was."""
-_SAID = (
+"""Which disk limit was met."""
+_MESSAGES = (
     (b"no space left on device", "disk_limit"),
     (b"file too large", f"disk_limit {LARGE}"),
     (b"file size limit exceeded", f"disk_limit {LARGE}"),
@@ -23,14 +23,12 @@ _SAID = (
     (b"memory exhausted", "memory ENOMEM"),
     (b"memoryerror", "memory MemoryError"),
 )
-"""What programs write to stderr where a limit stopped them, and what it means."""
-
-
-_NONSENSE = "the session's process answered nonsense"
+"""What programs write to stderr when they meet a limit, and the note it stands for."""
+_INVALID = "the session's process answered nonsense"
 
 
 def claimed(header: dict[str, Any]) -> str:
-    """The status that a worker claims, if it is one that it may choose."""
+    """The status that a worker claims; `exception` if it may not choose it."""
     status = header.get("status")
     return status if isinstance(status, str) and status in _CLAIMS else "exception"
 
@@ -41,12 +39,12 @@ def texts(header: dict[str, Any]) -> tuple[str, str]:
 
 
 def number(text: str, most: int = 256) -> int:
-    """A number below `most`, a power of two, that a worker claims: by default an exit code."""
+    """A number below `most` (a power of two) that a worker claims, by default an exit code; 1 if it is invalid."""
     return int(text) & (most - 1) if text.isdecimal() and len(text) < 11 else 1
 
 
 def read_note(fd: int) -> str:
-    """What a program's process wrote about its end."""
+    """The note that a program's process wrote about its end; empty if absent."""
     try:
         return os.read(fd, 200).decode("utf-8", "replace")
     except BlockingIOError:
@@ -54,9 +52,9 @@ def read_note(fd: int) -> str:
 
 
 def full_detail() -> str:
-    """Whether the work folder has no room for bytes, or for another file."""
+    """Which disk limit is met: bytes, or number of files."""
     try:
-        return MANY if os.statvfs(confine.WORK).f_ffree == 0 else FULL
+        return MANY if os.statvfs(namespaces.WORK).f_ffree == 0 else FULL
     except OSError:
         return FULL
 
@@ -69,28 +67,28 @@ _SIGNALS: dict[int, dict[str, Any]] = {
 
 
 def of_shell(reply: dict[str, Any], stderr: bytes) -> dict[str, Any]:
-    """The result of a shell command: where a limit stopped its child, the limit, as far as code and last words tell."""
+    """The result of a shell command. If a limit stopped its child, exit code and last messages show which."""
     last = b"\n".join(stderr.rstrip().splitlines()[-8:]).lower()
     if reply["status"] == "timeout" and b"fork: retry: resource temporarily unavailable" in last:
-        return {**reply, "status": "process_limit", "detail": "processes"}  # bash waits for others to end
+        return {**reply, "status": "process_limit", "detail": "processes"}  # bash retries until others end
     if reply["status"] != "exit":
         return reply
     if reply["exit"] - 128 in _SIGNALS:
         return {**reply, **_SIGNALS[reply["exit"] - 128]}
-    for words, note in _SAID:
+    for words, note in _MESSAGES:
         if words in last:
             name, _, detail = note.partition(" ")
             return {**reply, "status": name, "detail": detail or (full_detail() if name == "disk_limit" else "")}
     return reply
 
 
-def ended(reason: str, status: int, used: float, limits: dict[str, Any], note: str) -> dict[str, Any]:
-    """The result of a process that ended, or was killed for `reason`."""
-    if reason not in ("exited", "deaf"):
+def result(reason: str, status: int, used: float, limits: dict[str, Any], note: str) -> dict[str, Any]:
+    """The result of a process that ended, or was killed for `reason` (see execution.supervise)."""
+    if reason not in ("exited", "invalid"):
         name, _, detail = reason.partition(":")
         return {"status": name, "detail": detail}
-    if reason == "deaf":
-        return {"status": "crashed", "detail": _NONSENSE}
+    if reason == "invalid":
+        return {"status": "crashed", "detail": _INVALID}
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number == signal.SIGKILL and used >= limits["cpu"]:
@@ -104,7 +102,7 @@ def ended(reason: str, status: int, used: float, limits: dict[str, Any], note: s
 
 
 def unanswered(answers: list[list[Any]], late: bool) -> list[Any]:
-    """What is said of calls after the last of `answers`: no state was left for them, or no time, or code left them."""
+    """The answer for calls after the last of `answers`: no state or time was left, or the code left them out."""
     if answers and answers[-1][0] == "state_lost":
         return ["state_lost", "", "", 0]
-    return ["timeout", "budget", "", 0] if late else ["crashed", _NONSENSE, "", 0]
+    return ["timeout", "budget", "", 0] if late else ["crashed", _INVALID, "", 0]

@@ -1,0 +1,205 @@
+"""`Sandbox`: warm runners of one isolation level, sized to the machine, with back-pressure and health checks.
+
+    sandbox = await Sandbox.open(config.sandbox)
+    session = await sandbox.session()
+    result = await session.cell("x = 6 * 7\\nx")
+    await sandbox.close()
+
+A level below the configured minimum is an error, never a fallback. A session costs nothing until its first execution.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, fields
+from types import TracebackType
+from typing import Any
+
+from agentrl_cli.errors import ConfigError, SandboxUnavailable
+from agentrl_cli.sandbox import cgroup, launch
+from agentrl_cli.sandbox.channel import BoxLost, Channel
+from agentrl_cli.sandbox.levels import SHARED, STRENGTH, bare_warning, kinds_of, runner_kind
+from agentrl_cli.sandbox.options import package_names
+from agentrl_cli.sandbox.pool import GRADING, RunnerPool
+from agentrl_cli.sandbox.results import ExecResult, Limits, limit_of
+from agentrl_cli.sandbox.runner_process import AT_ONCE, Runner
+from agentrl_cli.sandbox.session import Session
+
+
+class Sandbox:
+    """Where the model's code runs. Made by `open`; `level` is its level of isolation."""
+
+    def __init__(self, level: str, limits: Limits, workers: int, kind: type[Runner] | None = None) -> None:
+        self.level = level
+        self.limits = limits
+        self.workers = workers
+        self.counts: Counter[str] = Counter()
+        """Number of executions by status, the sandbox's own faults included."""
+        self.limits_hit: Counter[str] = Counter()
+        """Number of executions that met each limit, by its name in the configuration."""
+        self._taken: Counter[str] = Counter()
+        self.imports: tuple[str, ...] = ()
+        """Packages that every session has."""
+        self.seed: int | None = None
+        self.pool = RunnerPool(level, limits, workers, kind or runner_kind(level))
+        self._slots = asyncio.Semaphore(workers * AT_ONCE)
+        self._sessions: set[Session] = set()
+
+    @property
+    def warning(self) -> str:
+        """The warning to show before code runs here; empty at levels with isolation."""
+        return bare_warning() if self.level == "bare" else ""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the kernel bounds the number of processes of a box; if not, a fork bomb may outrun the supervisor."""
+        return self.pool.bounded
+
+    @classmethod
+    async def open(cls, config: Any) -> Sandbox:
+        """The strongest sandbox that `config` (a SandboxConfig) allows, with one runner warm.
+
+        Raises SandboxUnavailable, with the reason and a fix, if only isolation weaker than `config.min_level` works;
+        ConfigError if the two settings contradict each other.
+        """
+        minimum = STRENGTH[config.min_level]
+        kinds = kinds_of(config.backend)
+        allowed = {level: kind for level, kind in kinds.items() if STRENGTH[level] >= minimum}
+        if not allowed:
+            raise SandboxUnavailable(
+                f"sandbox.backend is {config.backend}, which is weaker than sandbox.min_level {config.min_level}.",
+                hint=f"To accept that, set sandbox.min_level: {next(iter(kinds))} too.",
+            )
+        limits = Limits(**{field.name: getattr(config, field.name) for field in fields(Limits)})
+        imports = package_names(config.imports, "sandbox")
+        problems: list[SandboxUnavailable] = []
+        launch.sweep()
+        cgroup.sweep()
+        for level, kind in allowed.items():
+            sandbox = cls(level, limits, config.workers or min(8, cores()), kind)
+            sandbox.imports, sandbox.seed = imports, config.seed
+            try:
+                await sandbox.check()
+                sandbox.pool.start_health_checks()
+                return sandbox
+            except SandboxUnavailable as problem:
+                problems.append(problem)
+                await sandbox.close()
+        if len(problems) == 1:
+            raise problems[0]
+        raise SandboxUnavailable(
+            f"No sandbox of level {config.min_level} or stronger works here. "
+            + " ".join(problem.message for problem in problems),
+            hint=" ".join(dict.fromkeys(problem.hint for problem in problems)),
+        )
+
+    async def check(self, imports: Iterable[str] = ()) -> None:
+        """Runs one program in a fresh box that has these packages, and keeps that runner warm.
+
+        Raises SandboxUnavailable if that fails, MissingDependency if a package is not installed.
+        """
+        runner = await self.pool.runner(self._profile(imports))
+        try:
+            channel = await runner.open(asdict(self.limits))
+            channel.ask({"op": "run", "split": 16, "limits": {"wall": 10.0}}, b"print(6 * 7)    ")
+            frame = await channel.answer(20.0)
+        except BoxLost as lost:
+            raise runner.unavailable(lost.detail) from None
+        if frame.body != b"42\n":
+            raise runner.unavailable(f"a test program answered {frame.header} {frame.body[:200]!r}")
+        runner.spares.append(channel)  # as good as new
+
+    def take_counts(self) -> dict[str, float]:
+        """Counts since the last call, as metrics: `sandbox/ok`, `sandbox/timeout`…, `sandbox/limit/cpu`…"""
+        now = Counter({f"sandbox/{status}": number for status, number in self.counts.items()})
+        now.update({f"sandbox/limit/{limit}": number for limit, number in self.limits_hit.items()})
+        new, self._taken = now - self._taken, now
+        return {name: float(number) for name, number in sorted(new.items())}
+
+    async def session(
+        self,
+        *,
+        keep: int = 0,
+        seed: int | None = None,
+        episode_seed: int | None = None,
+        imports: Iterable[str] = (),
+        grading: bool = False,
+        **limits: Any,
+    ) -> Session:
+        """A session for one episode; nothing is started before its first use.
+
+        `keep`: how many earlier states stay alive so that `back` is immediate. `seed`: of `random` in the session;
+        None: the configured one, or else `episode_seed`. `imports`: packages besides the standard library (numpy…) and
+        the configured ones. `grading`: the session gets what a running episode must not learn. The rest overrides
+        single limits, e.g. `wall=2.0`.
+        """
+        unknown = limits.keys() - {field.name for field in fields(Limits)}
+        if unknown:
+            raise ConfigError(f"Unknown limit {min(unknown)!r}.", hint=f"There are: {', '.join(asdict(self.limits))}.")
+        for name, value in limits.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ConfigError(f"The limit {name} is {value!r}; it has to be a number above 0.")
+        own = Limits(**{**asdict(self.limits), **limits})
+        chosen = next((one for one in (seed, self.seed, episode_seed) if one is not None), None)
+        profile = self._profile([*imports, GRADING] if grading and self.level in SHARED else imports)
+        session = Session(self, own, keep=keep, seed=chosen, imports=profile)
+        self._sessions.add(session)
+        return session
+
+    async def run(self, code: str, stdin: str = "", **limits: Any) -> ExecResult:
+        """Runs one Python program in a box of its own."""
+        session = await self.session(**limits)
+        try:
+            return await session.run(code, stdin)
+        finally:
+            await session.close()
+
+    def _profile(self, imports: Iterable[str]) -> tuple[str, ...]:
+        """What a warm runner is for: requested and configured packages, and whether it only grades."""
+        return tuple(sorted({*self.imports, *imports}))
+
+    # for sessions
+
+    def count(self, status: str, detail: str = "") -> None:
+        """Counts the status of an execution, and the limit that ended it."""
+        self.counts[status] += 1
+        if limit := limit_of(status, detail):
+            self.limits_hit[limit] += 1
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Waits for a free slot; the waiting time counts against no limit."""
+        async with self._slots:
+            yield
+
+    async def box(self, limits: Limits, seed: int | None, imports: tuple[str, ...]) -> tuple[Runner, Channel]:
+        """A box for a session. Raises BoxLost, or SandboxUnavailable if none starts."""
+        return await self.pool.box(limits, seed, imports)
+
+    def forget(self, session: Session) -> None:
+        """Removes a closed session."""
+        self._sessions.discard(session)
+
+    async def close(self) -> None:
+        """Ends every session and runner; returns when their processes have ended."""
+        await self.pool.stop_tasks()
+        for session in list(self._sessions):
+            await session.close()
+        await self.pool.close()
+
+    async def __aenter__(self) -> Sandbox:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def cores() -> int:
+    """The number of cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,198 @@
+"""The process that holds a session's variables, and checkpoints: forks of it from before earlier requests."""
+
+from __future__ import annotations
+
+import _socket as socket
+import os
+import select
+import signal
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from sandbox.execution import FRAME, waiting
+from sandbox.filesystem import snapshot
+from sandbox.processes import signal_process
+from sandbox.protocol import framing
+
+_CREDENTIALS = struct.Struct("3i")
+_PAUSE, _STOPPING = 100, 2
+"""Milliseconds: without a request before the session process is stopped, and for it to stop."""
+
+
+class SessionProcess:
+    """The process that holds a session's variables, or held them before an earlier request."""
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self.pid = pid
+        self.control = control
+        self.pidfd = os.pidfd_open(pid)
+        self.stopped = False
+        self.wake_socket: socket.socket | None = None
+        """The box's end of the socket on which the next checkpoint sleeps, if the process has the other end."""
+        self._end = select.poll()
+        self._end.register(self.pidfd, select.POLLIN)
+        self._events: select.poll | None = None  # made once: every cell waits for the same
+
+    def ended(self) -> bool:
+        """Whether the process has ended."""
+        return bool(self._end.poll(0))
+
+    def answers(self) -> bool:
+        """Whether a checkpoint still works: the code may have killed it, and it may still be ending."""
+        signal_process(self.pid, signal.SIGCONT)  # the box or the code stopped it
+        try:
+            until = time.monotonic() + FRAME
+            framing.say(self.control, {"op": "cell", "nonce": ""}, until=until)  # without a socket: it asks for one
+            answer = framing.receive(self.control, until)
+        except (OSError, framing.Broken):
+            return False
+        return answer is not None and "socket" in answer.header
+
+    def events(self, host: socket.socket) -> select.poll:
+        """A poll for an answer, the end of the process, or the end of the host."""
+        if self._events is None:
+            self._events = waiting(host, self.pidfd, self.control)
+        return self._events
+
+    def lend(self) -> tuple[socket.socket, list[int]]:
+        """The box's end of the next checkpoint's socket, to be given back; and the other end if it has to be sent."""
+        lent, self.wake_socket = self.wake_socket, None
+        if lent:
+            return lent, []
+        ours, theirs = framing.pair()
+        return ours, [theirs.detach()]
+
+    def close(self) -> None:
+        """Closes the descriptors; the process itself is ended elsewhere."""
+        os.close(self.pidfd)
+        self.control.close()
+        if self.wake_socket:
+            self.wake_socket.close()
+
+
+def receive(host: socket.socket, process: SessionProcess | None, on_pause: Callable[[], None]) -> bytes:
+    """The host's next bytes. Stops a session process without requests for a while, then calls `on_pause`.
+
+    Its code may continue after its answer: in a handler of a timer's signal, or in place of the worker's code.
+    """
+    if process and not process.stopped:
+        poll = select.poll()
+        poll.register(host, select.POLLIN)
+        if not poll.poll(_PAUSE):
+            signal_process(process.pid, signal.SIGSTOP)
+            process.stopped = True
+            poll.poll(_STOPPING)
+            on_pause()
+    return host.recv(1 << 16)  # a larger buffer would be mapped and unmapped for every request
+
+
+class Checkpoint(NamedTuple):
+    """The state before one request of the host."""
+
+    files: snapshot.Snapshot | None
+    process: SessionProcess | None
+    """None if the request changed no variables: they are those of the next checkpoint, or the current ones."""
+    cells: int
+
+
+class Checkpoints:
+    """Checkpoints by the host's number of the request that followed. `limit`: bytes of files together.
+
+    Pids of the processes it kills are added to `ended`, since they may take a moment to end.
+    """
+
+    def __init__(self, limit: int, ended: set[int]) -> None:
+        self.limit, self.ended = limit, ended
+        self.most = 0
+        """How many are wanted. A session process gets its limit of processes at its start, so it includes them all."""
+        self._states: dict[int, Checkpoint] = {}
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def pids(self) -> set[int]:
+        """The processes of all checkpoints."""
+        return {state.process.pid for state in self._states.values() if state.process}
+
+    def restore_paused(self, process: SessionProcess | None, paused: bool) -> None:
+        """After a program: stops again what it may have resumed, and resumes what the box stopped (`paused`)."""
+        if process and (process.stopped or paused):
+            signal_process(process.pid, signal.SIGSTOP if process.stopped else signal.SIGCONT)
+        for pid in self.pids():
+            signal_process(pid, signal.SIGSTOP)
+
+    def add(
+        self, header: dict[str, Any], files: snapshot.Snapshot | None, process: SessionProcess | None, cells: int
+    ) -> None:
+        """Keeps the state before a request, at most `keep` of them; the oldest are dropped first."""
+        self._states[header["call"]] = Checkpoint(files, process, cells)
+        while len(self) > header["keep"] or (
+            len(self) > 1 and snapshot.held([state.files for state in self._states.values()]) > self.limit
+        ):
+            self._drop(min(self._states))
+
+    def add_running(
+        self, backup: socket.socket, header: dict[str, Any], files: snapshot.Snapshot | None, cells: int
+    ) -> None:
+        """Keeps the state of the checkpoint at the other end of `backup`."""
+        if process := adopt(backup):
+            signal_process(process.pid, signal.SIGSTOP)  # its code could continue in place of the worker's
+            self.add(header, files, process, cells)
+        else:
+            self.clear()  # earlier states cannot be reached past this request
+
+    def take(self, number: int) -> Checkpoint | None:
+        """Removes and returns the state before a request, with the process that holds it; drops the later ones.
+
+        Its process is None if the current session process holds the state.
+        """
+        wanted = self._states.get(number)
+        if wanted is None:
+            return None
+        later = sorted(other for other in self._states if other >= number)
+        holder = next((other for other in later if self._states[other].process), None)
+        process = self._states.pop(holder).process if holder is not None else None
+        for other in later:
+            if other != holder:
+                self._drop(other)
+        return wanted._replace(process=process)
+
+    def clear(self) -> None:
+        """Drops all."""
+        for number in list(self._states):
+            self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        process = self._states.pop(number).process
+        if process:
+            signal_process(process.pid, signal.SIGKILL)
+            self.ended.add(process.pid)
+            process.close()
+
+
+def adopt(backup: socket.socket) -> SessionProcess | None:
+    """Wakes the checkpoint at the other end; the kernel reports which process greets. None if it does not answer."""
+    try:
+        backup.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        framing.set_timeout(backup)
+        with suppress(BlockingIOError):  # discard what the code wrote to it
+            backup.recv(1 << 20, socket.MSG_DONTWAIT)
+        backup.send(b"\0")  # wakes it
+        # One read: more would take more time than the host waits.
+        data, ancillary, _, _ = backup.recvmsg(framing.PREFIX.size + 64, socket.CMSG_SPACE(_CREDENTIALS.size))
+        if len(data) < framing.PREFIX.size or not ancillary:
+            raise OSError("the checkpoint has ended")
+        head_size, body_size = framing.PREFIX.unpack_from(data)
+        if body_size or len(data) != framing.PREFIX.size + head_size:
+            raise OSError("the checkpoint sent something other than its greeting")
+        pid = _CREDENTIALS.unpack(ancillary[0][2][: _CREDENTIALS.size])[0]
+        backup.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+        if pid <= 1:
+            raise OSError("not a process of this box")
+        return SessionProcess(pid, backup)
+    except (OSError, struct.error):
+        backup.close()
+        return None

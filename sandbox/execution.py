@@ -1,0 +1,192 @@
+"""One execution under supervision: its output (capped), its limits, its end."""
+
+from __future__ import annotations
+
+import _socket as socket
+import os
+import select
+import time
+from typing import Any
+
+from sandbox import memory
+from sandbox.processes import ProcessTree
+from sandbox.protocol import framing
+
+FLOOD = 16 << 20
+"""Bytes of output after which an execution is killed."""
+_TICK = 0.1
+_QUICK = 0.02
+"""Seconds for which output stays in the pipes: most executions end before that and are drained afterwards."""
+FRAME, LATE = 2.0, 0.5
+"""Seconds: to send a request or receive an answer from its first byte on; and after the wall limit, before the host
+gives up."""
+_RDHUP = 0x2000
+_PIPE = 65536
+
+
+class Capture:
+    """Keeps the first and the last half of `cap` bytes of a stream and counts the rest."""
+
+    def __init__(self, fd: int, cap: int) -> None:
+        self.fd, self.half = fd, max(1, cap // 2)
+        self.total = 0
+        self._head, self._tail = bytearray(), bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Adds the next piece of the stream."""
+        self.total += len(data)
+        room = self.half - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if data:
+            self._tail += data
+            if len(self._tail) > 2 * self.half:
+                del self._tail[: -self.half]
+
+    def clear(self) -> None:
+        """Discards what was captured."""
+        self.total = 0
+        self._head.clear()
+        self._tail.clear()
+
+    @property
+    def left_out(self) -> int:
+        """Number of bytes left out of the middle."""
+        return self.total - len(self._head) - min(len(self._tail), self.half)
+
+    def text(self) -> bytes:
+        """The kept bytes, with a line in the middle with the number left out."""
+        tail = self._tail[-self.half :]
+        if not self.left_out:
+            return bytes(self._head + tail)
+        return bytes(self._head + b"\n[... %d bytes left out ...]\n" % self.left_out + tail)
+
+
+class Execution:
+    """One execution under supervision."""
+
+    def __init__(
+        self,
+        host: socket.socket,
+        pid: int,
+        pidfd: int,
+        captures: tuple[Capture, Capture],
+        limits: dict[str, Any],
+        tree: ProcessTree,
+        began: float = 0.0,
+    ) -> None:
+        self.host, self.pid, self.pidfd, self.captures, self.limits = host, pid, pidfd, captures, limits
+        self.tree = tree
+        self.started = began or time.monotonic()
+        self.deadline = self.started + limits["wall"]
+        self._looked = self.started
+        self._cpu_before: float | None = None
+
+    def restart(self, end: float) -> None:
+        """Sets fresh limits of wall and CPU time for the next call; the deadline is not later than `end`."""
+        self.deadline = min(time.monotonic() + self.limits["wall"], end)
+        self._cpu_before = None
+
+    def cpu(self, pids: list[int]) -> float:
+        """CPU seconds of all processes of the box since the first look; most executions end before one."""
+        times = os.times()
+        now = times.children_user + times.children_system + sum(map(memory.cpu_seconds, pids))
+        if self._cpu_before is None:
+            self._cpu_before = now
+        return max(0.0, now - self._cpu_before)
+
+    def exceeded(self) -> str:
+        """The exceeded limit as `status:detail`; empty if none. Checked ten times a second."""
+        now = time.monotonic()
+        if now >= self.deadline:
+            return "timeout:wall"
+        if self.captures[0].total + self.captures[1].total > FLOOD:
+            return "output_limit:"
+        if now - self._looked >= _TICK:
+            self._looked = now
+            pids = self.tree.pids()
+            if self.cpu(pids) > self.limits["cpu"]:
+                return "timeout:cpu"
+            if self.tree.exceeds(self.limits["memory_mb"] << 20, pids, self.deadline):
+                return "memory:processes together"
+            if full := self.tree.too_full(self.limits, pids):
+                return f"disk_limit:{full}"
+        return ""
+
+    def drain(self, discard: bool = False) -> None:
+        """Reads what the pipes still hold, without waiting."""
+        for capture in self.captures:
+            size = _PIPE
+            while capture.total <= FLOOD and size == _PIPE:  # a short read empties the pipe
+                try:
+                    data = os.read(capture.fd, _PIPE)
+                except BlockingIOError:
+                    break
+                capture.feed(data)
+                size = len(data)
+            if discard:
+                capture.clear()
+
+    def reply(self, header: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """The answer to the host: header and output."""
+        out, err = self.captures[0].text(), self.captures[1].text()
+        header["seconds"] = round(time.monotonic() - self.started, 6)
+        header["out"], header["cut"] = len(out), any(capture.left_out for capture in self.captures)
+        return header, out + err
+
+
+def waiting(host: socket.socket, pidfd: int, control: socket.socket | None) -> select.poll:
+    """A poll for what ends the wait for a process: its end, the host's end, or an answer."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.register(host, _RDHUP)
+    if control is not None:
+        poll.register(control, select.POLLIN)
+    return poll
+
+
+def supervise(
+    job: Execution, control: socket.socket | None, first: select.poll | None = None
+) -> tuple[str, framing.Frame | None]:
+    """Waits until the process ends, answers on `control`, or exceeds a limit.
+
+    Returns the reason (`exited`, `answered`, `invalid` for an answer that breaks the protocol, or a limit) and the
+    answer. Raises SystemExit if the host closed its socket. `first`: a poll of `waiting`, if the caller keeps one.
+    """
+    first = first or waiting(job.host, job.pidfd, control)
+    ready = {fd for fd, _ in first.poll(max(0.0, min(_QUICK, job.deadline - time.monotonic())) * 1000)}
+    by_fd = {capture.fd: capture for capture in job.captures}
+    poll: select.poll | None = None
+    while True:
+        if not ready:
+            if poll is None:
+                poll = waiting(job.host, job.pidfd, control)
+                for fd in by_fd:
+                    poll.register(fd, select.POLLIN)
+            reason = job.exceeded()
+            if reason:
+                return reason, None
+            wait = min(job.deadline - time.monotonic(), _TICK)
+            ready = {fd for fd, _ in poll.poll(max(0.0, wait) * 1000 + 1)}
+        if job.host.fileno() in ready:
+            raise SystemExit(0)
+        for fd in ready & by_fd.keys():
+            data = os.read(fd, 65536)
+            if data:
+                by_fd[fd].feed(data)
+            elif poll:
+                poll.unregister(fd)
+        if control is not None and control.fileno() in ready:
+            try:
+                received = framing.receive(control, min(time.monotonic() + FRAME, job.deadline + LATE))
+            except (framing.Broken, OSError, ValueError):
+                return "invalid", None
+            if received is not None:
+                return "answered", received
+            if poll:
+                poll.unregister(control)
+            control = None
+        if job.pidfd in ready:
+            return "exited", None
+        ready = set()

@@ -1,0 +1,1 @@
+"""The work folder of a box: files in and out, snapshots, deletion."""

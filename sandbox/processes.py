@@ -1,0 +1,219 @@
+"""The processes of a box: which there are, whether the code started any, and how they are ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from sandbox import memory
+from sandbox.filesystem import files
+from sandbox.isolation import users
+
+_WRAP = 0.05
+"""Seconds in which no code can start as many processes as there are process ids."""
+
+
+def _reap() -> None:
+    """Reaps the children that ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def _reap_all() -> None:
+    """Waits until the killed children have ended, at most a second: until then they count among the user's processes.
+
+    Otherwise the next execution could meet the limit of processes.
+    """
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.0005)
+        except ChildProcessError:
+            return
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+def _has_threads(pid: int) -> bool:
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) > 1
+    except OSError:
+        return False
+
+
+class ProcessTree:
+    """The processes of a box: everything in its pid namespace (`ns`), or its descendants, orphans included."""
+
+    def __init__(self, level: str, user: tuple[int, int] | None = None) -> None:
+        self.level, self.user = level, user
+        self.me = os.getpid()
+        self.ended: set[int] = set()
+        """Processes that the box killed for its own reasons; they count for no execution."""
+        self.checkpoint = 0
+        """The last execution's checkpoint, which counts for none either; 0 if absent."""
+        self.template = 0
+        """The process that forks programs, likewise; it ends whenever other processes are ended."""
+        self._loadavg = os.open("/proc/loadavg", os.O_RDONLY) if level == "ns" else -1
+        self._before = self._seen = 1
+        """The last pid given out when this execution began, and when the one before it ended; at first the init's."""
+        self._marked = 0.0
+        self._started_any = level != "ns"
+        self.settle()
+
+    def _last_pid(self) -> int:
+        """The pid that was given out last in this pid namespace."""
+        return int(os.pread(self._loadavg, 100, 0).split()[-1])
+
+    def mark(self) -> None:
+        """An execution of the session begins."""
+        if self.level == "ns":
+            self._marked = time.monotonic()
+            self._before = self._last_pid()
+            # A difference: the session process continued after its answer.
+            self._started_any = self._started_any or self._before != self._seen
+            self.checkpoint = self._before + 1  # the first process that a cell starts
+
+    def settle(self) -> None:
+        """Takes the current processes for those that stay."""
+        if self.level == "ns":
+            self._seen = self._last_pid()
+
+    def quiesce(self, protected: set[int]) -> None:
+        """Ends what was started after the last execution; without namespaces this is not tracked."""
+        if self.level == "ns" and self._last_pid() != self._seen:
+            self.kill_others(protected)
+
+    def started_nothing(self, protected: set[int]) -> bool:
+        """Whether the execution started nothing but its checkpoint, so that nothing has to be looked for.
+
+        Once a session has started processes this stays False. Process ids wrap around, so it is False as well for an
+        execution that took long enough for that.
+        """
+        if self._started_any:
+            return False
+        self._seen = last = self._last_pid()
+        if last == self._before + 1 and last not in protected:
+            # The first process is the checkpoint. Whatever it is, it ends here; the session process reaps it later.
+            signal_process(last, signal.SIGKILL)
+        self._started_any = not self._before <= last <= self._before + 1
+        if time.monotonic() - self._marked <= _WRAP:
+            return not self._started_any
+        self._started_any = self._started_any or any(map(_has_threads, protected))
+        return False
+
+    def alone(self, pid: int) -> bool:
+        """Whether nothing was started besides this process, which has ended and was not reaped yet, and a template.
+
+        Its pid is still taken, so the pid given out last is its own only if no other process followed.
+        """
+        expected = self._seen + (2 if self.template == self._seen + 1 else 1)
+        self._seen = self._last_pid() if self.level == "ns" else -1
+        return self._seen == pid == expected
+
+    def pids(self) -> list[int]:
+        """The processes of the box, without its init."""
+        if self.level == "ns":
+            return [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != self.me]
+        found: list[int] = []
+        queue = [self.me]
+        while queue:
+            for child in children(queue.pop()):
+                found.append(child)
+                queue.append(child)
+        return found
+
+    def exceeds(self, limit: int, pids: list[int], until: float) -> bool:
+        """Whether these processes of the box hold more than `limit` bytes, without files; see memory.exceeds."""
+        with users.acting_as(self.user):
+            return memory.exceeds([pid for pid in pids if pid != self.template], limit, until)
+
+    def too_full(self, limits: dict[str, Any], pids: list[int]) -> str:
+        """What the work folder holds too much of if no file system limits it; empty if it does not."""
+        if self.level == "ns" or (self.level == "uid" and not limits.get("watch_disk")):
+            return ""
+        with users.acting_as(self.user):
+            return files.too_full(limits, pids)
+
+    def pause(self) -> bool:
+        """Stops everything in the box but its init at once; returns False without effect if that is impossible.
+
+        The init then has the cores to itself, however many processes a fork bomb has.
+        """
+        return self._signal_all(signal.SIGSTOP)
+
+    def _signal_all(self, number: int) -> bool:
+        """Signals everything in the box but its init at once: pid 1 of a namespace, and root by user, can do so."""
+        try:
+            if self.user:
+                users.signal_user(self.user[0], number)
+            elif self.level == "ns":
+                os.kill(-1, number)
+        except ProcessLookupError:
+            return False
+        return self._reaches_all
+
+    @property
+    def _reaches_all(self) -> bool:
+        return bool(self.user) or self.level == "ns"
+
+    def kill_others(self, protected: set[int]) -> int:
+        """Ends every process but the init and the protected ones; returns how many of the code's were running."""
+        count = len(self._kill_others(protected) - self.ended - {self.checkpoint, self.template})
+        self.ended.clear()
+        self.template = 0
+        self.settle()
+        return count
+
+    def _kill_others(self, protected: set[int]) -> set[int]:
+        found: set[int] = set()
+        if not protected and self._reaches_all:
+            found = {pid for pid in self.pids() if _is_running(pid)}
+            self._signal_all(signal.SIGKILL)
+            _reap_all()
+            return found
+        for attempt in range(200):
+            others = [pid for pid in self.pids() if pid not in protected and _is_running(pid)]
+            if not others:
+                break
+            found.update(others)
+            # Stopped first: a fork bomb would outrun the killing.
+            for number in (signal.SIGSTOP, signal.SIGKILL):
+                for pid in others:
+                    signal_process(pid, number)
+            _reap()
+            if attempt > 3:
+                time.sleep(0.002)
+        _reap()
+        return found
+
+
+def children(pid: int) -> list[int]:
+    """The children of a process."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                found += [int(child) for child in file.read().split()]
+    except OSError:
+        return found
+    return found
+
+
+def signal_process(pid: int, number: int) -> None:
+    """Signals a process that may have ended."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
