@@ -68,7 +68,7 @@ def check_machine(
     yield _packs()
     yield _model()
     yield _store(db)
-    if remote is not None and remote.backend:
+    if remote is not None and remote.backend and (remote.url or ":" not in remote.backend):
         yield _server(remote)
     yield _torch()
     yield _engine(model, base or Path.cwd())
@@ -259,7 +259,7 @@ def _server(remote: RemoteConfig) -> Check:
         try:
             await endpoint.reach()
         finally:
-            endpoint.close()
+            await endpoint.close()
 
     try:
         asyncio.run(asked())

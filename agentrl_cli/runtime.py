@@ -1,4 +1,4 @@
-"""What a run works with, opened and closed together: packs, policy, sandbox, store, hooks."""
+"""A run's packs, policy, sandbox, store and hooks, opened and closed together; a training from a script."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from agentrl_cli.tasks import Pack, check_weights, load_packs
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.audit import Conversations
-    from agentrl_cli.policies.loaded import Loaded
+    from agentrl_cli.policies.load import Loaded
     from agentrl_cli.sandbox import Sandbox
 
 SMALL = 64 * 2**20
-"""Bytes of a store that is looked through for damage before anything is written to it."""
+"""Most bytes of a store that is checked for damage before anything is written to it."""
 M_ARENA_MAX = -8
 """glibc's malloc.h"""
 
@@ -57,8 +57,8 @@ async def open_runtime(
 ) -> AsyncIterator[Runtime]:
     """Open what a configuration names; `packs` and `hooks` are objects that a script brings along.
 
-    The sandbox is opened first and checked: a run that needs one fails at once where there is none strong enough, and
-    packs that say `sandbox: false` need none. Raises AgentRLErrors for everything a user can get wrong.
+    The sandbox is opened first and checked: a run that needs one fails at once if none is strong enough, and packs
+    with `sandbox: false` need none. Raises AgentRLErrors for everything a user can get wrong.
     """
     from agentrl_cli.chat.audit import require_calls_read
     from agentrl_cli.policies.load import load_policy
@@ -73,7 +73,7 @@ async def open_runtime(
         if any(pack.sandbox for pack in found.values()):
             sandbox = await stack.enter_async_context(await Sandbox.open(config.sandbox))
             for imports in {pack.imports for pack in found.values() if pack.imports}:
-                await sandbox.check(imports)  # a package that is not there is told now, not by every episode
+                await sandbox.check(imports)  # a missing package is reported now, not by every episode
         if config.rollout.tool_server is not None:
             found = await stack.enter_async_context(_served(found, config))
         db.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ async def open_runtime(
 
 
 def one_heap() -> None:
-    """Let all threads of this process share glibc's main heap; nothing elsewhere. Before torch is there.
+    """Let all threads of this process share glibc's main heap; no effect on other systems. Call before torch loads.
 
     Else the thread that samples has heaps of its own, in which the buffers of every decode step, between small objects
     that stay, leave holes: 490 MB more for 64 rows of 512 tokens of a 3M model. https://man7.org/linux/man-pages/man3/mallopt.3.html
@@ -103,7 +103,7 @@ def one_heap() -> None:
 def conversations(packs: Iterable[Pack], split: str) -> Conversations:
     """What the conversations of these packs can hold: a chat template is judged by that.
 
-    An environment of a pack's own may say anything. The rows of `split` may bring system texts of their own.
+    An environment of a pack's own may write anything. The rows of `split` may bring system texts of their own.
     """
     from agentrl_cli.chat.audit import EVERY, Conversations
 
@@ -120,7 +120,7 @@ def conversations(packs: Iterable[Pack], split: str) -> Conversations:
 
 @contextlib.asynccontextmanager
 async def _served(packs: dict[str, Pack], config: Config) -> AsyncIterator[dict[str, Pack]]:
-    """The packs with their tools at `rollout.tool_server`; those with an environment of their own keep it."""
+    """The packs with their tools at `rollout.tool_server`; packs with an environment of their own keep it."""
     from agentrl_cli.tools.remote import connect, remote_tools
 
     limits = config.rollout
@@ -158,36 +158,53 @@ def train(
     base = Path(project).absolute()
     settings = inside(config or Config(), base)
 
-    async def run() -> RunRow:
-        from agentrl_cli.learning.settings import check
-        from agentrl_cli.trainer import Trainer
+    def begin(runtime: Runtime) -> RunRow:
+        if runtime.sandbox is not None and runtime.sandbox.warning:
+            narrate(f"WARNING: {runtime.sandbox.warning}")
+        return new_training(runtime)
 
-        check(settings.algo)
-        where = Path(db) if db else default_db(base)
-        opened = open_runtime(settings, base=base, db=where, trainable=True, packs=packs, hooks=hooks)
-        async with opened as runtime:
-            if runtime.sandbox is not None and runtime.sandbox.warning:
-                narrate(f"WARNING: {runtime.sandbox.warning}")
-            row = new_run(
-                settings,
-                runtime.store,
-                kind="train",
-                packs=list(runtime.packs),
-                tokenizer=runtime.loaded.hash,
-            )
-            trainer = Trainer(
-                settings,
-                row,
-                runtime.loaded,
-                runtime.packs,
-                runtime.store,
-                sandbox=runtime.sandbox,
-                hooks=runtime.hooks,
-                narrate=narrate,
-            )
-            return await trainer.train()
+    where = Path(db) if db else default_db(base)
+    return asyncio.run(run_training(settings, begin, base=base, db=where, packs=packs, hooks=hooks, narrate=narrate))
 
-    return asyncio.run(run())
+
+async def run_training(
+    config: Config,
+    begin: Callable[[Runtime], RunRow],
+    *,
+    base: Path,
+    db: Path,
+    packs: Sequence[Pack] | None = None,
+    hooks: Sequence[object] = (),
+    narrate: Callable[[str], None] = to_stderr,
+    on_step: Callable[[int, dict[str, float]], None] | None = None,
+) -> RunRow:
+    """Open what a training needs and train. Returns the run's row as it ended.
+
+    `begin` makes or finds the row once everything is open; `on_step` gets the metrics of every step.
+    """
+    from agentrl_cli.learning.settings import check
+    from agentrl_cli.trainer import Trainer
+
+    check(config.algo)
+    async with open_runtime(config, base=base, db=db, trainable=True, packs=packs, hooks=hooks) as runtime:
+        trainer = Trainer(
+            config,
+            begin(runtime),
+            runtime.loaded,
+            runtime.packs,
+            runtime.store,
+            sandbox=runtime.sandbox,
+            hooks=runtime.hooks,
+            narrate=narrate,
+            on_step=on_step,
+        )
+        return await trainer.train()
+
+
+def new_training(runtime: Runtime, id: str = "") -> RunRow:
+    """The row of a new training."""
+    packs = list(runtime.packs)
+    return new_run(runtime.config, runtime.store, kind="train", packs=packs, tokenizer=runtime.loaded.hash, id=id)
 
 
 def new_run(
@@ -200,7 +217,7 @@ def new_run(
     model: str = "",
     id: str = "",
 ) -> RunRow:
-    """A run's row and its folder beside the store, under a free name; killed meanwhile, it leaves no row."""
+    """A run's row and its folder beside the store, under a free name; a kill meanwhile leaves no row."""
     from agentrl_cli._version import __version__
 
     name = f"{'-'.join(packs)}-{config.algo.advantage.name}" if kind == "train" else f"{'-'.join(packs)}-{kind}"

@@ -119,7 +119,7 @@ class Training:
             model = add_adapter(model, config.adapter, Path())
         self.config = config
         self.vocabulary = int(model.config.vocab_size)
-        self.policy: Any = make_policy(model, config, "base", None, True)[0]
+        self.policy: Any = make_policy(model, config, "base", None, True)
         frozen = None
         if config.algo.kl_coef and not adapted:
             frozen = copy.deepcopy(model).requires_grad_(False).eval()

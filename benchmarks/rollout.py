@@ -128,7 +128,7 @@ class Recorded:
     def close(self) -> str:
         """The engine, and why it records nothing where it does not."""
         asyncio.run(self.policy.close())
-        return self.policy.engine_line
+        return self.policy.describe()
 
 
 def as_they_are() -> Callable[[Callable[[], None]], Callable[[], None]]:

@@ -182,16 +182,19 @@ def _run(store: Any, name: str) -> RunRow:
 
 
 async def _train(context: Context, resume: str | None, run_id: str | None, as_json: bool) -> RunRow:
-    from agentrl_cli.learning.settings import check
-    from agentrl_cli.runtime import open_runtime
+    from agentrl_cli.policies.protocols import require_trainable
+    from agentrl_cli.runtime import run_training
+    from agentrl_cli.store import Store
 
     config = context.config
-    check(config.algo)
-    async with open_runtime(config, base=context.project, db=context.db, trainable=True) as runtime:
+    begun: list[str] = []
+
+    def begin(runtime: Runtime) -> RunRow:
         run = _row(runtime, context, resume, run_id)
         warn_unsafe(runtime.sandbox)
+        engine = require_trainable(runtime.loaded.policy).describe()
         narrate(
-            f"{run.name}: {runtime.loaded.name}, engine {getattr(runtime.loaded.policy, 'engine_line', '-')},"
+            f"{run.name}: {runtime.loaded.name}, engine {engine},"
             f" {config.train.steps} steps, sandbox {_level(runtime)}, {context.db}"
         )
         if config.rollout.truncates or runtime.hooks.has("on_sample"):
@@ -201,30 +204,21 @@ async def _train(context: Context, resume: str | None, run_id: str | None, as_js
             if not config.rollout.truncates:
                 what = "A hook's on_sample may change what is drawn"
             warn(f"{what}: the loss is corrected by {by}.")
-        from agentrl_cli.trainer import Trainer
+        begun.append(run.id)
+        return run
 
-        on_step = (lambda step, metrics: echo_jsonl([{"type": "step", "step": step, **metrics}])) if as_json else None
-        trainer = Trainer(
-            config,
-            run,
-            runtime.loaded,
-            runtime.packs,
-            runtime.store,
-            sandbox=runtime.sandbox,
-            hooks=runtime.hooks,
-            narrate=narrate,
-            on_step=on_step,
-        )
-        try:
-            return await trainer.train()
-        except asyncio.CancelledError:  # a second Ctrl-C, or `stop now`: the row says so, and a resume goes on from it
-            if runtime.store.runs.get(run.id).status == "running":  # interrupted before its first step
-                runtime.store.runs.update(run.id, status="stopped", error="stopped at once", ended=time.time())
-            return runtime.store.runs.get(run.id)
+    on_step = (lambda step, metrics: echo_jsonl([{"type": "step", "step": step, **metrics}])) if as_json else None
+    try:
+        return await run_training(config, begin, base=context.project, db=context.db, narrate=narrate, on_step=on_step)
+    except asyncio.CancelledError:  # a second Ctrl-C, or `stop now`: the row has it, and a resume continues from it
+        if not begun:
+            raise
+        with Store.open(context.db, readonly=True) as store:
+            return store.runs.get(begun[0])
 
 
 def _row(runtime: Runtime, context: Context, resume: str | None, run_id: str | None) -> RunRow:
-    from agentrl_cli.runtime import new_run
+    from agentrl_cli.runtime import new_training
     from agentrl_cli.trainer.controls import keep_settings
 
     if resume is not None:
@@ -234,14 +228,7 @@ def _row(runtime: Runtime, context: Context, resume: str | None, run_id: str | N
         row = runtime.store.runs.add_folder(row)
         keep_settings(row, context.config, runtime.store)
         return row
-    return new_run(
-        context.config,
-        runtime.store,
-        kind="train",
-        packs=list(runtime.packs),
-        tokenizer=runtime.loaded.hash,
-        id=run_id or "",
-    )
+    return new_training(runtime, run_id or "")
 
 
 def _level(runtime: Runtime) -> str:

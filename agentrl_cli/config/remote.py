@@ -1,19 +1,21 @@
-"""The settings of a server that samples."""
+"""The settings of a backend that samples."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from agentrl_cli.config.base import Count, Seconds, Section
 
 
 class RemoteConfig(Section):
-    """A server that samples in place of this process; what is trained stays here."""
+    """What samples in place of this process's own engine; the trained weights stay here."""
 
-    backend: Literal["", "vllm", "sglang", "openai"] = Field(
-        default="", description='"" samples here; vllm and sglang give token ids; openai gives text: eval and chat only'
+    backend: str = Field(
+        default="",
+        description='what samples: "" this process; vllm, sglang (token ids), openai (text: eval and chat only); or'
+        ' "module:object", "file.py:object", a name of the entry-point group agentrl.policies',
     )
     url: str = Field(
         default="", description="its address: http://host:8000/v1 (vllm, openai), http://host:30000 (sglang)"
@@ -33,9 +35,3 @@ class RemoteConfig(Section):
     timeout: Seconds = Field(default=600.0, description="seconds of one request")
     retries: Count = Field(default=3, description="times that a failed request is tried again")
     patience: float = Field(default=120.0, ge=0, description="seconds that an unreachable server is waited for")
-
-    @model_validator(mode="after")
-    def _has_url(self) -> RemoteConfig:
-        if self.backend and not self.url:
-            raise ValueError("remote.backend needs remote.url")
-        return self

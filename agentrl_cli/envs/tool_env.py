@@ -31,7 +31,7 @@ from agentrl_cli.types import Message, Outcome, RewardPart, Task, ToolCall, Tool
 
 @dataclass(frozen=True, slots=True)
 class AssistantTurn:
-    """What the model said, parsed."""
+    """An assistant turn, parsed."""
 
     content: str
     calls: tuple[ToolCall, ...] = ()
@@ -54,7 +54,7 @@ class Step:
 
 
 class Env:
-    """Base class: override `reset` and `step`. `schemas` are the tools that the model is told of.
+    """Base class: override `reset` and `step`. `schemas` are the tools that the model is shown.
 
     Both may be plain functions: these run in a thread, and the episode's deadline cuts them off.
     """
@@ -83,7 +83,7 @@ class Env:
         return ("the environment stays as it is",)
 
     def heard(self, turn: AssistantTurn, messages: Sequence[Message]) -> None:
-        """Tells the world that somebody else answered an assistant turn in its place (a person in a chat)."""
+        """Report that an assistant turn was answered in the environment's place (by a person in a chat)."""
 
     async def rewards(self) -> tuple[RewardPart, ...]:
         """Reward parts of the world's own, asked for once before `close`."""
@@ -110,7 +110,7 @@ class _Before:
 
 
 class ToolEnv(Env):
-    """Tools as environment. A call that cannot be run is answered with what was wrong; a tool that fails, with why."""
+    """Tools as environment. A call that cannot be run is answered with the problem; a failed tool, with its error."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class ToolEnv(Env):
     ) -> None:
         """`open_session` opens the episode's sandbox session; `setup` is code run in it before the first call.
 
-        `late`: a tool's state is created with its first call, not by `reset`: tools that nobody calls cost nothing, and
+        `late`: a tool's state is created with its first call, not by `reset`: unused tools cost nothing, and
         one that cannot be created does not keep the others (a server offers more tools than an episode needs).
 
         `max_user_turns`: answers of the world (tool results or the user's) before the episode is cut off.
@@ -156,7 +156,7 @@ class ToolEnv(Env):
 
     @property
     def talks(self) -> bool:
-        """True where there is a simulated user."""
+        """True if there is a simulated user."""
         return self._interaction is not None
 
     async def reset(self, task: Task) -> list[Message]:
@@ -201,12 +201,12 @@ class ToolEnv(Env):
         Sandbox session, the tools' shared state and a simulated user that `restarts` go back; returns what does not, in
         words for people.
         """
-        gone = [before for before in self._before if before.turn >= turn]
-        if not gone:
+        undone = [before for before in self._before if before.turn >= turn]
+        if not undone:
             return ()
-        del self._before[-len(gone) :]
-        first, session = gone[0], self.context.opened
-        notes = [f"what {name} did stays done" for name in sorted({name for item in gone for name in item.acts})]
+        del self._before[-len(undone) :]
+        first, session = undone[0], self.context.opened
+        notes = [f"what {name} did stays done" for name in sorted({name for item in undone for name in item.acts})]
         if session is not None:
             calls = self._set_up if first.calls is None else first.calls
             diverged = await session.back(calls + 1) if len(session.history) > calls else ()
@@ -220,10 +220,10 @@ class ToolEnv(Env):
         return tuple(notes)
 
     async def _user_back(self, asked: int) -> None:
-        """The simulated user as it was after so many questions: begun anew, and asked the same again."""
-        user, gone = self._interaction, len(self._asked) > asked
+        """The simulated user as it was after this many questions: started again, and asked the same."""
+        user, undone = self._interaction, len(self._asked) > asked
         del self._asked[asked:]
-        if user is None or not gone or not getattr(user, "restarts", False) or self.context.task is None:
+        if user is None or not undone or not getattr(user, "restarts", False) or self.context.task is None:
             return
         await user.stop()
         await user.start(self.context.task)
@@ -293,7 +293,7 @@ class ToolEnv(Env):
         return replace(result, text=_clipped(result.text, self._chars, self._side), truncated=True)
 
     async def create(self, name: str) -> Any:
-        """A tool's state, created the first time. Raises EnvError where that fails."""
+        """A tool's state, created the first time. Raises EnvError if that fails."""
         if name not in self._states:
             async with self._creating:
                 if name not in self._states:
@@ -344,7 +344,7 @@ def tool_env(
 
 
 def _opened(prompt: list[Message], opening: Sequence[str]) -> list[Message]:
-    """The prompt, with what tools have to say of the episode's state after the last user message."""
+    """The prompt, with the tools' notes on the episode's state after the last user message."""
     last = next((n for n in reversed(range(len(prompt))) if prompt[n]["role"] == "user"), None)
     if not opening:
         return prompt
@@ -359,7 +359,7 @@ _MARK = 40
 
 
 def _clipped(text: str, limit: int, side: str) -> str:
-    """A text with `limit` of its characters; `side` (left, middle, right) is cut away, and a mark says so."""
+    """A text with `limit` of its characters; `side` (left, middle, right) is cut away and marked."""
     mark = f"[… {len(text) - limit} characters cut …]"
     head = {"left": 0, "right": limit}.get(side, limit // 2)
     return text[:head] + mark + text[len(text) - (limit - head) :]

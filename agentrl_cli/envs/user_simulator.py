@@ -35,7 +35,7 @@ class Reply(NamedTuple):
     reward: float | None = None
     """Of the assistant's turn."""
     done: bool = False
-    """True where the episode ends after `text`, which is still shown."""
+    """True if the episode ends after `text`, which is still shown."""
 
 
 class Interaction(Protocol):
@@ -147,10 +147,10 @@ class Simulated:
 
 
 class GuessNumber:
-    """Guess-the-number: says `higher` or `lower`; rewards 1 for the number, and for other turns what they narrowed.
+    """Guess-the-number: answers `higher` or `lower`; rewards 1 for the number, and for other turns what they narrowed.
 
-    The row has `secret`, `low` and `high`. A turn is worth 0.1 where the guess lies inside what is still possible, −0.1
-    where it does not or is no number.
+    The row has `secret`, `low` and `high`. A turn is worth 0.1 if the guess lies inside the remaining interval, else
+    −0.1, as for a text without a number.
     """
 
     restarts = True

@@ -123,15 +123,15 @@ async def evaluate_policy(
         for task in tasks
         for n in range(k)
     ]
-    made = _stored(rollout.store, jobs, run_id, step, kind)
+    made = _stored(rollout.context.store, jobs, run_id, step, kind)
     reused = len(made)
     retried = await _attempt(rollout, jobs, made, on_done or (lambda attempt: None))
     result = EvalResult(
-        name=name or (rollout.policy.name if step is None else f"step-{step}"),
+        name=name or (rollout.context.policy.name if step is None else f"step-{step}"),
         k=k,
         seed=seed,
-        temperature=rollout.temperature,
-        with_tools=rollout.with_tools,
+        temperature=rollout.context.temperature,
+        with_tools=rollout.context.with_tools,
         attempts=tuple(made[job.task.id, job.sample] for job in jobs),
         run_id=run_id,
         step=step,
@@ -139,7 +139,7 @@ async def evaluate_policy(
         reused=reused,
         retried=retried,
     )
-    _keep(rollout.store, result)
+    _keep(rollout.context.store, result)
     return result
 
 

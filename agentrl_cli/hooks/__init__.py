@@ -1,5 +1,5 @@
 """Hooks: callbacks of a run. `Hook` and `HookList` are in base.py, loggers one a file, names in HOOKS."""
 
-from agentrl_cli.hooks.base import HOOKS, LOGGERS, Facts, Hook, HookList, load_hooks
+from agentrl_cli.hooks.base import HOOKS, LOGGERS, Fields, Hook, HookList, load_hooks
 
-__all__ = ["HOOKS", "LOGGERS", "Facts", "Hook", "HookList", "load_hooks"]
+__all__ = ["HOOKS", "LOGGERS", "Fields", "Hook", "HookList", "load_hooks"]

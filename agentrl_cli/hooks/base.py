@@ -18,7 +18,7 @@
 A method may be sync or async and may name just the arguments it needs, in any order: arguments are given by name.
 `episode` is another name for `rollout`. A method that names others gets the arguments above by position. `run` is None
 in rollouts that belong to no run. An exception in on_sample or on_rollout_end is an EnvError (the episode becomes an
-`env_error`, never a zero); elsewhere it is logged with its traceback and the run goes on.
+`env_error`, never a zero); elsewhere it is logged with its traceback and the run continues.
 
 The events of an episode (on_rollout_start to on_rollout_end) come from many episodes. A sync method of these runs in a
 thread, under the deadline of its episode, and a hook gets one such call at a time, so that it may count without a lock;
@@ -40,7 +40,7 @@ from agentrl_cli.registry import resolve
 from agentrl_cli.threads import Quit, call, is_async
 from agentrl_cli.types import Episode, RewardPart, Sampling, Task
 
-Facts = Mapping[str, Any]
+Fields = Mapping[str, Any]
 """The arguments of one call, by name."""
 
 EVENTS: dict[str, tuple[str, ...]] = {
@@ -106,10 +106,10 @@ class Hook:
 
 
 class HookList:
-    """The hooks of a run, called in order. What nobody overrides costs nothing."""
+    """The hooks of a run, called in order. An event that no hook overrides costs nothing."""
 
     def __init__(self, hooks: Sequence[object] = ()) -> None:
-        """Raises ConfigError where a method asks for arguments that its event does not have."""
+        """Raises ConfigError if a method asks for arguments that its event does not have."""
         self.hooks = tuple(hooks)
         self._calls: dict[str, list[_Method]] = {event: [] for event in EVENTS}
         self._waiting: set[asyncio.Task[None]] = set()
@@ -123,18 +123,18 @@ class HookList:
     def __bool__(self) -> bool:
         return bool(self.hooks)
 
-    async def call(self, event: str, **facts: Any) -> None:
+    async def call(self, event: str, **fields: Any) -> None:
         """Call `event` on every hook and wait. An exception is logged with its traceback, and the next one is called.
 
-        `facts` are the event's arguments by name; more are allowed, missing ones are None.
+        `fields` are the event's arguments by name; more are allowed, missing ones are None.
         """
         for method in self._calls[event]:
-            await method.logged(facts)
+            await method.logged(fields)
 
-    def notify(self, event: str, **facts: Any) -> None:
+    def notify(self, event: str, **fields: Any) -> None:
         """`call` for synchronous code. Inside a running event loop an async method is only started: see `drain`."""
         for method in self._calls[event]:
-            coroutine = method.logged(facts)
+            coroutine = method.logged(fields)
             try:
                 loop = asyncio.get_running_loop()
             except RuntimeError:
@@ -145,18 +145,18 @@ class HookList:
             task.add_done_callback(self._waiting.discard)
 
     async def drain(self) -> None:
-        """Wait for what `notify` started."""
+        """Wait for the methods that `notify` started."""
         await asyncio.gather(*self._waiting)
 
     def has(self, event: str) -> bool:
-        """True where a hook overrides this event."""
+        """True if a hook overrides this event."""
         return bool(self._calls[event])
 
-    async def sampling(self, sampling: Sampling, **facts: Any) -> Sampling:
-        """How a turn is drawn, after every on_sample. Raises EnvError where one raises or returns something else."""
+    async def sampling(self, sampling: Sampling, **fields: Any) -> Sampling:
+        """The Sampling of a turn after every on_sample. Raises EnvError if one raises or returns anything else."""
         for method in self._calls["on_sample"]:
             try:
-                answer = await method.run({**facts, "sampling": sampling})
+                answer = await method.run({**fields, "sampling": sampling})
                 if not isinstance(answer, Sampling | None):
                     raise TypeError(f"it returned {type(answer).__name__}; a Sampling or None is expected")
                 if answer is not None and answer.problem:
@@ -168,15 +168,15 @@ class HookList:
             sampling = answer or sampling
         return sampling
 
-    async def rollout_end(self, rollout: Episode, task: Task, **facts: Any) -> list[RewardPart]:
+    async def rollout_end(self, rollout: Episode, task: Task, **fields: Any) -> list[RewardPart]:
         """Call on_rollout_end and gather the reward parts that hooks return, in order.
 
-        Raises EnvError where a hook raises or returns something that is no reward.
+        Raises EnvError if a hook raises or returns anything but rewards.
         """
         parts: list[RewardPart] = []
         for method in self._calls["on_rollout_end"]:
             try:
-                answer = await method.run({**facts, "rollout": rollout, "task": task})
+                answer = await method.run({**fields, "rollout": rollout, "task": task})
                 parts += reward_parts(method.owner, answer)
             except EnvError:
                 raise
@@ -189,7 +189,7 @@ class HookList:
 
 
 def reward_parts(name: str, answer: object) -> list[RewardPart]:
-    """What a hook returned as reward parts: None, a number (named after the hook), a mapping, a part or several.
+    """A hook's return value as reward parts: None, a number (named after the hook), a mapping, a part or several.
 
     Raises TypeError for anything else.
     """
@@ -209,8 +209,8 @@ def reward_parts(name: str, answer: object) -> list[RewardPart]:
 def load_hooks(names: Sequence[str], base: Path | None = None, loggers: Sequence[str] = ()) -> HookList:
     """The hooks of a configuration: names of HOOKS, "module:object" or "file.py:object"; a class is instantiated.
 
-    `loggers`: names of LOGGERS, or paths likewise; they come last. One that cannot be made is told and left out.
-    Raises NotFound for a name that there is not, EnvironmentProblem for a logger whose library is not installed.
+    `loggers`: names of LOGGERS, or paths likewise; they come last. One that cannot be made is logged and left out.
+    Raises NotFound for an unknown name, EnvironmentProblem for a logger whose library is not installed.
     """
     hooks = [resolve("hooks", HOOKS, name, base=base) for name in names]
     made = [hook() if isinstance(hook, type) else hook for hook in hooks]
@@ -218,17 +218,17 @@ def load_hooks(names: Sequence[str], base: Path | None = None, loggers: Sequence
 
 
 def _logger(name: str, base: Path | None) -> object | None:
-    """The logger of a name or path; None where it fails when it is made: no run ends by that."""
+    """The logger of a name or path; None if it cannot be made, which ends no run."""
     found: object = resolve("loggers", LOGGERS, name, base=base)
     if not isinstance(found, type):
         return found
     try:
         return cast(object, found())
-    except AgentRLError:  # a library that is not there: said before anything starts
+    except AgentRLError:  # a missing library: raised before anything starts
         raise
-    except Exception as error:  # noqa: BLE001 - a logger's fault is never the run's
+    except Exception as error:  # noqa: BLE001 - a logger's error never ends the run
         log.warning(
-            "the logger %s cannot be made (%s: %s) and is left out; the run goes on, and the store has everything",
+            "the logger %s cannot be made (%s: %s) and is left out; the run continues, and the store has everything",
             name, type(error).__name__, error,
         )  # fmt: skip
         return None
@@ -279,8 +279,8 @@ class _Method:
             named = [p.name for p in takes if p.name in known]
             self.names = tuple(dict.fromkeys([*named, *(canonical if everything else ())]))
 
-    async def run(self, facts: Facts) -> Any:
-        values = [facts.get(ALIASES.get(name, name)) for name in self.names]
+    async def run(self, fields: Fields) -> Any:
+        values = [fields.get(ALIASES.get(name, name)) for name in self.names]
         args, named = (values, {}) if self.positional else ([], dict(zip(self.names, values, strict=True)))
         if self.event not in PER_EPISODE:
             answer = self.function(*args, **named)
@@ -297,8 +297,8 @@ class _Method:
                 raise EnvError(f"The hook {self.owner}.{self.event} raised {error.message}") from error
             raise error.__cause__ from None  # a hook may stop the run as a Ctrl-C does
 
-    async def logged(self, facts: Facts) -> None:
+    async def logged(self, fields: Fields) -> None:
         try:
-            await self.run(facts)
+            await self.run(fields)
         except Exception:
-            log.exception("the hook %s.%s failed; the run goes on", self.owner, self.event)
+            log.exception("the hook %s.%s failed; the run continues", self.owner, self.event)

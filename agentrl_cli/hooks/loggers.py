@@ -1,7 +1,7 @@
 """Loggers: a run's metrics in TensorBoard, W&B, trackio or MLflow, beside the store, which has them always.
 
-A logger works in a thread of its own, so that a slow server never holds up a training, and whatever it raises is told
-once and stops nothing. A library that is not installed is a mistake in the configuration, said before anything starts.
+A logger works in a thread of its own, so that a slow server never delays a training; its first error is logged and
+stops nothing. A library that is not installed is an error of the configuration, raised before anything starts.
 
 To add one: a subclass of `Logger` here and a line in LOGGERS (hooks/__init__.py), or an object of your own as
 `module:object` in `loggers:`.
@@ -26,7 +26,7 @@ from agentrl_cli.hooks.base import Hook
 log = logging.getLogger("agentrl.hooks")
 
 CLOSING = 15.0
-"""Seconds that a logger gets at the end of a run to send what it has."""
+"""Seconds that a logger has at the end of a run to send the rest."""
 
 
 class Logger(Hook):
@@ -39,7 +39,7 @@ class Logger(Hook):
     """The extra of agentrl-cli that brings it."""
 
     def __init__(self) -> None:
-        """Raises EnvironmentProblem where the library is not installed."""
+        """Raises EnvironmentProblem if the library is not installed."""
         if self.library and importlib.util.find_spec(self.library) is None:
             raise EnvironmentProblem(
                 f"The logger {self.name} needs {self.library}, which is not installed.",
@@ -103,14 +103,14 @@ class Logger(Hook):
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except Exception as error:  # noqa: BLE001 - a logger's fault, told once, never the run's
+            except Exception as error:  # noqa: BLE001 - a logger's error never ends the run; it is logged once
                 self._tell(error)
 
     def _tell(self, error: Exception) -> None:
         if not self.failed:
             self.failed = f"{type(error).__name__}: {error}"
             log.warning(
-                "the logger %s failed (%s); the run goes on, and the store has everything", self.name, self.failed
+                "the logger %s failed (%s); the run continues, and the store has everything", self.name, self.failed
             )
 
 
@@ -230,7 +230,7 @@ class MLflow(Logger):
         found = self.client.get_experiment_by_name(experiment)
         number = found.experiment_id if found is not None else self.client.create_experiment(experiment)
         same = self.client.search_runs([number], f"tags.agentrl_id = '{run.id}'", max_results=1)
-        if same:  # a resume goes on with the run that is there
+        if same:  # a resume continues the existing run
             self.id = same[0].info.run_id
             self.client.update_run(self.id, status="RUNNING")
             return

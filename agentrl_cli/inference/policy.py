@@ -29,6 +29,7 @@ from agentrl_cli.inference.memory import auto_memory, position_bytes
 from agentrl_cli.inference.model_runner import ModelRunner
 from agentrl_cli.inference.request import Request
 from agentrl_cli.inference.sampler import check_sampling, uniforms
+from agentrl_cli.models.adapter import copy_trained
 from agentrl_cli.models.vision import reader_of
 from agentrl_cli.registry import resolve
 from agentrl_cli.types import Generation, Int32, Sampling, StopReason
@@ -54,12 +55,13 @@ class LocalPolicy:
         decode: Text of ids; needed for stop strings only.
         memory: Bytes that keys and values may take; None: half of what is free on the model's device.
         runner: Makes what runs the forwards, if not `choose_runner`; where it raises NotServed, the fallback samples.
+        source: The model that is trained if `model` is a copy of it, which `publish` renews.
 
     Raises ModelError where the memory does not hold what it must.
     """
 
     name = "local"
-    trainable = True
+    untrainable, separate_weights = "", False
 
     def __init__(
         self,
@@ -73,8 +75,10 @@ class LocalPolicy:
         decode: Callable[[list[int]], str] | None = None,
         memory: int | None = None,
         runner: Callable[[Any], ModelRunner] | None = None,
+        source: Any = None,
     ) -> None:
         self.weights_version = version
+        self.model, self.source = model, source
         self._decode = decode
         reader = reader_of(model)
         self._unsaid = reader.unsaid if reader is not None else ()  # a placeholder without an image means nothing
@@ -114,9 +118,8 @@ class LocalPolicy:
         """Why the fallback samples; empty for the paged engine."""
         return self._engine.why
 
-    @property
-    def engine_line(self) -> str:
-        """The engine and why it is no faster one, for people."""
+    def describe(self) -> str:
+        """The engine, whether it replays CUDA graphs, and why it is no faster one, for people."""
         name = f"{self.engine} with CUDA graphs" if self._engine.records else self.engine
         return f"{name} ({self.engine_why})" if self.engine_why else name
 
@@ -224,6 +227,10 @@ class LocalPolicy:
         finally:
             self._held = False
             self._wake()
+
+    async def publish(self, version: str) -> None:
+        """Sample with the weights as they are now, between two turns; a copy of `source` is renewed."""
+        await self.swap(version, lambda: None if self.source is None else copy_trained(self.source, self.model))
 
     def rest(self) -> None:
         """Free all keys and values, where no episode is running: training needs the memory."""

@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
-from agentrl_cli.policies.protocols import OnToken, Policy, generation, require_trainable
+from typing import TYPE_CHECKING
+
+from agentrl_cli.policies.protocols import (
+    Backend,
+    MessagePolicy,
+    OnToken,
+    Policy,
+    PolicySource,
+    TrainablePolicy,
+    generation,
+    require_trainable,
+)
+
+if TYPE_CHECKING:
+    from agentrl_cli.config import Config
 
 POLICIES: dict[str, str] = {
-    "local": "agentrl_cli.inference.policy:LocalPolicy",
-    "scripted": "agentrl_cli.policies.scripted:ScriptedPolicy",
-    "openai": "agentrl_cli.policies.remote.policy:OpenAIPolicy",
-    "sglang": "agentrl_cli.policies.remote.sglang:SGLangPolicy",
-    "vllm": "agentrl_cli.policies.remote.policy:VLLMPolicy",
+    "local": "agentrl_cli.policies.load:local_policy",
+    "scripted": "agentrl_cli.policies.scripted:ScriptedPolicy.of",
+    "openai": "agentrl_cli.policies.remote.policy:OpenAIPolicy.of",
+    "sglang": "agentrl_cli.policies.remote.sglang:SGLangPolicy.of",
+    "vllm": "agentrl_cli.policies.remote.policy:VLLMPolicy.of",
 }
-"""Name to the module and class of a backend; `registry.resolve("policies", POLICIES, name)`."""
+"""Name to the function that makes a backend's policy from a PolicySource.
 
-__all__ = ["POLICIES", "OnToken", "Policy", "generation", "require_trainable"]
+`remote.backend` is a key of this table, a "module:object" or "file.py:object", or an entry point of
+`agentrl.policies`.
+"""
+
+
+def backend_name(spec: str | None, config: Config) -> str:
+    """What samples: the configured backend, unless another model is asked for by name; that runs in this process."""
+    if (spec or config.model.name) == "scripted":
+        return "scripted"
+    return config.remote.backend if config.remote.backend and spec in (None, config.model.name) else "local"
+
+
+__all__ = [
+    "POLICIES",
+    "Backend",
+    "MessagePolicy",
+    "OnToken",
+    "Policy",
+    "PolicySource",
+    "TrainablePolicy",
+    "backend_name",
+    "generation",
+    "require_trainable",
+]

@@ -1,20 +1,23 @@
-"""Loading a policy: a model in this process, a server, or the scripted one, as the configuration says."""
+"""Loading a policy as the configuration says: its backend by name, its chat, and the model if there is one here."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from agentrl_cli.chat.audit import EVERY, Conversations, audit, require_append_only
+from agentrl_cli.chat.images import Images
 from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import BaseTokenizer, ByteTokenizer
 from agentrl_cli.config import Config
-from agentrl_cli.config.models import ModelConfig
+from agentrl_cli.errors import ModelError
 from agentrl_cli.inference.cuda_graphs import CudaCapture, GraphRunner
 from agentrl_cli.inference.memory import cuda_graphs_enabled, parse_memory, rollout_memory
 from agentrl_cli.inference.model_runner import ModelRunner
@@ -33,15 +36,32 @@ from agentrl_cli.models.load import (
 from agentrl_cli.models.quantise import check_trainable
 from agentrl_cli.models.vision import attach
 from agentrl_cli.paths import portable
-from agentrl_cli.policies.loaded import Loaded
-from agentrl_cli.policies.protocols import require_trainable
-from agentrl_cli.policies.remote.load import is_remote, remote_policy
-from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.policies import POLICIES, backend_name
+from agentrl_cli.policies.protocols import Backend, Policy, PolicySource, require_trainable
+from agentrl_cli.registry import resolve
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A policy with everything that belongs to it."""
+
+    policy: Policy
+    chat: Chat
+    model: Any
+    """The nn.Module; None for a policy without one in this process."""
+    name: str
+    """For people: `tiny`, `RUN@best`."""
+    folder: Path | None
+
+    @property
+    def hash(self) -> str:
+        """Hash of the tokenizer, under which the store keeps it."""
+        return str(self.chat.tokenizer.hash)
 
 
 def load_policy(
@@ -57,74 +77,47 @@ def load_policy(
 
     `trainable` keeps the weights in the dtype of training and, with `adapter.enabled`, puts a LoRA adapter on. A chat
     template that cannot be trained with is refused: for all conversations, or for those that the packs can hold, which
-    `conversations` says.
+    `conversations` returns.
     Raises ModelError, NotFound, TemplateError.
     """
-    name = spec or config.model.name
+    name, backend = spec or config.model.name, backend_name(spec, config)
+    make: Backend = resolve("policies", POLICIES, backend, base=base)
     if name == "scripted":
-        return _scripted()
+        chat = Chat(ByteTokenizer())
+        policy = make(PolicySource(config, chat, name, None, base, trainable, 32768, _no_model))
+        return Loaded(policy, chat, None, name, None)
     folder = model_folder(name, config, base=base, store=store)
-    tokenizer = load_tokenizer(folder, config.model, base)
-    settings = config.model
-    chat = Chat(tokenizer, settings.parser, settings.append_only, variables=settings.template_variables)
+    chat = _chat(load_tokenizer(folder, config.model, base), config)
     if trainable:
         # What packs can hold is read from their rows: not for the many templates that fit all conversations.
         held = EVERY if conversations is None or audit(chat).append_only else conversations()
         require_append_only(chat, held)
-    remote = remote_policy(config, chat, context_length=configured_length(folder)) if is_remote(spec, config) else None
-    if remote is not None and not trainable:
-        return Loaded(remote, chat, None, config.remote.model or name, folder)
-    if remote is not None:
-        require_trainable(remote)
-    model = _weights(folder, name, config, base=base, trainable=trainable)
-    if remote is not None:
-        return Loaded(
-            remote, chat, model, name, folder, sync=(base / (config.remote.sync_dir or "runs/remote")).resolve()
-        )
-    chat = _seeing(chat, model, folder, config.model, base)
-    policy, sampler = make_policy(model, config, name, tokenizer.decode, trainable)
-    return Loaded(policy, chat, model, name, folder, sampler)
-
-
-def _seeing(chat: Chat, model: nn.Module, folder: Path, config: ModelConfig, base: Path) -> Chat:
-    """The chat of a model that reads images, which then has its image processor; any other's as it is."""
-    under = [adapter_base(folder, config, base=base)] if (folder / ADAPTER_FILE).is_file() else []
-    made = partial(Chat, chat.tokenizer, config.parser, config.append_only, variables=config.template_variables)
-    return attach(model, [folder, *under], lambda images: made(images=images)) or chat
-
-
-def _weights(folder: Path, name: str, config: Config, *, base: Path, trainable: bool) -> nn.Module:
-    """The model, in the dtype of training and with a fresh adapter where it is to be trained."""
-    settings = config.model
+    load = partial(_weights, folder, name, config, base=base, trainable=trainable)
+    source = PolicySource(config, chat, name, folder, base, trainable, configured_length(folder), load)
+    policy = make(source)
     if trainable:
-        check_trainable(config, pick_device(settings.device))
-    if trainable and not config.adapter.enabled and settings.dtype == "auto":
-        # Full weights are trained in float32: a small learning rate would vanish in bfloat16.
-        settings = settings.model_copy(update={"dtype": "float32"})
-    model = load_model(folder, settings, base=base)
-    if trainable and config.adapter.enabled and not (folder / ADAPTER_FILE).is_file():
-        torch.manual_seed(config.seed)  # of the adapter's first weights
-        model = add_adapter(model, config.adapter, base)
-        if is_hub_id(name, base):
-            name_base(model, name, config.model.revision)
-        elif (inside := portable(str(folder), (base,))) != str(folder):
-            name_base(model, inside, None)
-    return model
+        require_trainable(policy)
+        source.model()
+    shown = name if source.loaded is not None else config.remote.model or name
+    return Loaded(policy, source.chat, source.loaded, shown, folder)
 
 
-def _scripted() -> Loaded:
-    from agentrl_cli.chat.tokenizer import ByteTokenizer
-
-    tokenizer = ByteTokenizer()
-    return Loaded(ScriptedPolicy(["Hello."], tokenizer), Chat(tokenizer), None, "scripted", None)
+def local_policy(source: PolicySource) -> LocalPolicy:
+    """The policy that samples in this process."""
+    model, config = source.model(), source.config
+    assert source.folder is not None
+    under = [adapter_base(source.folder, config.model, base=source.base)] if _is_adapter(source.folder) else []
+    folders = [source.folder, *under]
+    source.chat = attach(model, folders, partial(_chat, source.chat.tokenizer, config)) or source.chat
+    return make_policy(model, config, source.name, source.chat.tokenizer.decode, source.trainable)
 
 
 def make_policy(
     model: nn.Module, config: Config, name: str, decode: Callable[[list[int]], str] | None, trainable: bool
-) -> tuple[LocalPolicy, nn.Module | None]:
-    """The policy, and the model that it samples with where that is not `model`.
+) -> LocalPolicy:
+    """The policy that samples with a loaded model, or with a copy of it that is renewed at every `publish`.
 
-    In a training keys and values take no more than its episodes can need, which is what plan.py counts.
+    In a training the KV cache takes no more than its episodes can need, which is what the memory plan counts.
     """
     length = context_length(model)
     memory = parse_memory(config.rollout.memory)
@@ -142,19 +135,51 @@ def make_policy(
         memory=memory,
         runner=runner_for(config, next(model.parameters()).device),
     )
-    policy, sampler = make(model), None
+    policy = make(model)
     if trainable and config.rollout.async_staleness and not policy.copies_weights:
-        sampler = twin(model)
-        policy = make(sampler)
+        policy = make(twin(model), source=model)
     if policy.context_length < min(length, config.rollout.max_tokens):
         _LOG.warning(
             "rollout.memory holds %d tokens: episodes end there, not at rollout.max_tokens", policy.context_length
         )
-    return policy, sampler
+    return policy
 
 
 def runner_for(config: Config, device: torch.device) -> Callable[[nn.Module], ModelRunner] | None:
-    """What runs the model if not the policy's own choice: CUDA graphs on a GPU, where the configuration wants them."""
+    """What runs the model on a GPU if the configuration allows CUDA graphs; None: the policy's own choice."""
     if device.type != "cuda" or not cuda_graphs_enabled(config):
         return None
     return partial(GraphRunner, make=partial(CudaCapture, device))
+
+
+def _chat(tokenizer: BaseTokenizer, config: Config, images: Images | None = None) -> Chat:
+    settings = config.model
+    variables = settings.template_variables
+    return Chat(tokenizer, settings.parser, settings.append_only, variables=variables, images=images)
+
+
+def _is_adapter(folder: Path) -> bool:
+    return (folder / ADAPTER_FILE).is_file()
+
+
+def _weights(folder: Path, name: str, config: Config, *, base: Path, trainable: bool) -> nn.Module:
+    """The model, in the dtype of training and with a fresh adapter if it is to be trained."""
+    settings = config.model
+    if trainable:
+        check_trainable(config, pick_device(settings.device))
+    if trainable and not config.adapter.enabled and settings.dtype == "auto":
+        # Full weights are trained in float32: a small learning rate would vanish in bfloat16.
+        settings = settings.model_copy(update={"dtype": "float32"})
+    model = load_model(folder, settings, base=base)
+    if trainable and config.adapter.enabled and not _is_adapter(folder):
+        torch.manual_seed(config.seed)  # of the adapter's first weights
+        model = add_adapter(model, config.adapter, base)
+        if is_hub_id(name, base):
+            name_base(model, name, config.model.revision)
+        elif (inside := portable(str(folder), (base,))) != str(folder):
+            name_base(model, inside, None)
+    return model
+
+
+def _no_model() -> nn.Module:
+    raise ModelError("The scripted policy has no weights.", hint="Set model.name to a model, `tiny` for instance.")

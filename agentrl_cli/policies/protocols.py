@@ -1,33 +1,42 @@
 """What a policy is: token ids in; sampled ids, log-probabilities, stop reason and weights version out.
 
-A policy knows nothing of messages, tools or rewards. It serves many episodes at once; `key` names the episode, so that
-a backend may keep its keys and values between turns.
+Messages, tools and rewards are not a policy's business. It serves many episodes at once; `key` names the episode, so
+that a backend can keep its KV cache between turns. The protocols hold everything that the agent loop and the trainer
+use: a class that fulfils `TrainablePolicy` can be trained with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
 from agentrl_cli.errors import ModelError
-from agentrl_cli.types import TOP_K, Float32, Generation, Int32, Sampling, StopReason
+from agentrl_cli.types import TOP_K, Float32, Generation, Int32, Message, Sampling, StopReason, ToolSchema
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from agentrl_cli.chat.render import Chat
+    from agentrl_cli.config import Config
 
 OnToken = Callable[[int], None]
-"""Called with each sampled id, as it is sampled, where a backend can."""
+"""Called with each id as it is sampled; a backend that gets whole turns calls it for each id at the end."""
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """Something that continues token ids."""
+    """Continues token ids."""
 
     name: str
     context_length: int
     """Most tokens of a context, prompt and answer together."""
     weights_version: str
-    trainable: bool
-    """False where token ids or log-probabilities are not exact: usable for eval and chat only."""
+    untrainable: str
+    """Why the policy is for eval and chat only, as the end of a sentence; empty if it can be trained with."""
 
     async def generate(
         self,
@@ -37,16 +46,18 @@ class Policy(Protocol):
         *,
         group: str = "",
         on_token: OnToken | None = None,
+        images: Sequence[bytes] = (),
     ) -> Generation:
         """Sample one assistant turn after `ids`, the whole context so far.
 
-        `key` names the episode, `group` episodes that share a prompt. The stop token, where one was sampled, is part
-        of the result. Raises PolicyError where the backend fails.
+        `key` names the episode, `group` the episodes that share a prompt; `images` are those of the context in order.
+        A sampled stop token is part of the result. Raises PolicyError if the backend fails, or if there are images
+        and it reads none.
         """
         ...
 
     async def release(self, key: str) -> None:
-        """Forget an episode; unknown keys are fine."""
+        """Forget an episode. Unknown keys are ignored."""
         ...
 
     async def close(self) -> None:
@@ -54,13 +65,90 @@ class Policy(Protocol):
         ...
 
 
-def require_trainable(policy: Policy) -> None:
-    """Raise ModelError, with the policy's own reason, where it cannot be trained with."""
-    if not policy.trainable:
-        reason = getattr(policy, "untrainable", "its token ids or log-probabilities are not exact")
-        raise ModelError(
-            f"Policy {policy.name} cannot be trained: {reason}.", hint="It works for agentrl eval and agentrl chat."
-        )
+@runtime_checkable
+class MessagePolicy(Policy, Protocol):
+    """A policy whose server renders the messages with a template of its own."""
+
+    def observe(self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
+        """The conversation so far; called before each `generate` of the episode."""
+        ...
+
+
+@runtime_checkable
+class TrainablePolicy(Policy, Protocol):
+    """A policy that samples with the weights that are trained."""
+
+    separate_weights: bool
+    """True if it has the trained weights only after the first `publish`, as a server does."""
+
+    def rest(self) -> None:
+        """Free the memory that sampling takes, if no episode is running: an update follows."""
+        ...
+
+    async def publish(self, version: str) -> None:
+        """Sample with the weights as they are now, under this name; drop what the old ones computed.
+
+        Waits for running turns, which finish with the weights they began with: a turn has one version. Raises
+        PolicyError if the weights cannot be published.
+        """
+        ...
+
+    def take_metrics(self) -> dict[str, float]:
+        """Numbers of the steps since the last call, under the names that the store gets."""
+        ...
+
+    def describe(self) -> str:
+        """What runs the model, in a few words for people."""
+        ...
+
+
+@dataclass
+class PolicySource:
+    """What a backend makes its policy from. The model is loaded when it is first asked for."""
+
+    config: Config
+    chat: Chat
+    """A backend whose model reads images may replace it by a chat that renders them."""
+    name: str
+    """The model's name, and the first weights version."""
+    folder: Path | None
+    """The model's files; None for a policy without any."""
+    base: Path
+    """The project folder."""
+    trainable: bool
+    """True if the policy will be trained with."""
+    context_length: int
+    """Positions that the model's configuration allows."""
+    load: Callable[[], nn.Module]
+    loaded: nn.Module | None = field(default=None, init=False)
+
+    def model(self) -> nn.Module:
+        """The module that is trained or sampled from. Raises ModelError if it cannot be loaded."""
+        if self.loaded is None:
+            self.loaded = self.load()
+        return self.loaded
+
+    def save(self, folder: Path) -> None:
+        """Write the model as it is now, or its adapter, with the tokenizer's files."""
+        from agentrl_cli.models.save import save_model  # imports torch
+
+        assert self.folder is not None
+        save_model(self.model(), self.folder, folder)
+
+
+Backend = Callable[[PolicySource], Policy]
+"""What a name of POLICIES, or a `module:object`, means."""
+
+
+def require_trainable(policy: Policy) -> TrainablePolicy:
+    """The policy, for a training. Raises ModelError with the reason if it cannot be trained with."""
+    if isinstance(policy, TrainablePolicy) and not policy.untrainable:
+        return policy
+    missing = [name for name in ("rest", "publish", "take_metrics", "describe") if not hasattr(policy, name)]
+    reason = policy.untrainable or f"it lacks {', '.join(missing) or 'separate_weights'} of TrainablePolicy"
+    raise ModelError(
+        f"Policy {policy.name} cannot be trained: {reason}.", hint="It works for agentrl eval and agentrl chat."
+    )
 
 
 def generation(

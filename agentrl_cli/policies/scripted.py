@@ -1,4 +1,4 @@
-"""A policy that says what it is told: for tests, demonstrations and checking a pack's reference solutions."""
+"""A policy that emits given texts: for tests, demonstrations and checking a pack's reference solutions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from agentrl_cli.chat.tokenizer import BaseTokenizer
 from agentrl_cli.errors import PolicyError
-from agentrl_cli.policies.protocols import OnToken, generation
+from agentrl_cli.policies.protocols import OnToken, PolicySource, generation
 from agentrl_cli.types import Generation, Int32, Sampling, StopReason
 
 Replies = Sequence[str] | Mapping[str, Sequence[str]] | Callable[[str, Sequence[int]], str]
@@ -24,7 +24,8 @@ class ScriptedPolicy:
     """
 
     name = "scripted"
-    trainable = True
+    untrainable = ""
+    separate_weights = False
 
     def __init__(
         self,
@@ -45,6 +46,11 @@ class ScriptedPolicy:
         self.delay = delay
         self._turns: dict[str, int] = {}
 
+    @classmethod
+    def of(cls, source: PolicySource) -> ScriptedPolicy:
+        """A policy that greets: `--model scripted`."""
+        return cls(["Hello."], source.chat.tokenizer)
+
     async def generate(
         self,
         key: str,
@@ -57,7 +63,7 @@ class ScriptedPolicy:
     ) -> Generation:
         """The episode's next text, whatever `images` show.
 
-        Raises PolicyError where the context is longer than `context_length`.
+        Raises PolicyError if the context is longer than `context_length`.
         """
         started = time.perf_counter()
         if len(ids) >= self.context_length:
@@ -90,6 +96,19 @@ class ScriptedPolicy:
 
     async def close(self) -> None:
         self._turns.clear()
+
+    def rest(self) -> None:
+        """Nothing to free."""
+
+    async def publish(self, version: str) -> None:
+        """The texts stay; their version is named."""
+        self.weights_version = version
+
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
+    def describe(self) -> str:
+        return "given texts"
 
     def _reply(self, key: str, ids: Sequence[int] | Int32) -> str:
         if callable(self.replies):

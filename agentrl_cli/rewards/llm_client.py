@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import ConfigError, EnvError, PolicyError
-from agentrl_cli.policies.remote.http import Endpoint
+from agentrl_cli.policies.remote.http import Endpoint, check_address
 from agentrl_cli.types import Message
 
 KEYS = {
@@ -61,7 +61,7 @@ class Asked:
             raise ConfigError(f"{where}: {problem}.", hint=f"There are: {', '.join(sorted(KEYS))}.")
         try:
             asked = cls(**given)
-            Endpoint(asked.url, concurrency=1).close()
+            check_address(asked.url)
         except (TypeError, PolicyError) as error:
             raise ConfigError(f"{where}: {error}") from error
         asked._load()
@@ -127,7 +127,7 @@ async def _send(asked: Asked, body: Mapping[str, Any]) -> str:
     except PolicyError as error:
         raise EnvError(f"{asked.model} cannot be asked: {error.message}", hint=error.hint) from error
     finally:
-        endpoint.close()
+        await endpoint.close()
     asked.tokens += int((answer.get("usage") or {}).get("total_tokens") or 0)
     try:
         text = answer["choices"][0]["message"]["content"]

@@ -2,9 +2,9 @@
 
     PENDING → GENERATING → PROCESSING_TOOLS or INTERACTING → GENERATING → … → TERMINATED
 
-What the model sampled is appended as ids and never encoded again; what the world answers is appended as the chat
-template's delta. Every episode ends with an outcome, and is stored turn by turn. A tool that fails is an observation; a
-fault of ours (sandbox, grader, hook) ends the episode as an error that is never scored.
+Sampled ids are appended as they are and never encoded again; what the environment answers is appended as the chat
+template's delta. Every episode ends with an outcome, and is stored turn by turn. A tool that fails is an observation;
+an infrastructure error (sandbox, grader, hook) ends the episode as an error that is never scored.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ TRUNC      cut off: tokens, turns or the context ran out
 AFTERERR   answered right after a tool had failed
 MALFORMED  a call that could not be parsed
 DRIFT      a rendering of the conversation differs in its structure from the ids
-DIVERGED   goes on from a stored episode, and a call of it, or the user, answered otherwise when it was run again
+DIVERGED   continues a stored episode, and a call of it, or the user, answered differently when run again
 MASK       the mask is wrong: sampled tokens outside the model's turns, or without a log-probability
 
 To add one: a generator function here and one line in RULES.
@@ -107,7 +107,7 @@ def _loop(episode: Episode) -> Iterator[Flag]:
 
 
 def repetition(ids: Int32, most: int = LOOP_PERIOD) -> tuple[int, int]:
-    """(length, period) of the repetition that `ids` end in, stop tokens aside; (0, 0) where there is none."""
+    """(length, period) of the repetition that `ids` end in, stop tokens aside; (0, 0) if there is none."""
     for end in (len(ids), len(ids) - 1):
         tail = ids[:end]
         for period in range(1, min(most, end // 4) + 1):

@@ -1,7 +1,7 @@
 """ReMax's baseline: one greedy attempt at each task of a step, evaluated and stored, never trained.
 
-They are episodes of kind `baseline` in the group NAME-greedy, and carry the fact `skipped:baseline`. Like a step's
-other episodes they are a function of weights, task and seed, and a resume takes those that are finished from the store.
+They are episodes of kind `baseline` in the group NAME-greedy, with the disposition `skipped:baseline`. Like a step's
+other episodes they are a function of weights, task and seed, and a resume takes the finished ones from the store.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from agentrl_cli.config import Config
 from agentrl_cli.learning.estimator_inputs import turn_rewards
 from agentrl_cli.rollout import Job, Rollout, seed_of
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Fact, Outcome, Task
 
 KIND, SUFFIX = "baseline", "-greedy"
@@ -24,21 +23,11 @@ KIND, SUFFIX = "baseline", "-greedy"
 class Greedy:
     """Greedy attempts beside the sampled ones of a run, with the same policy, tools and rewards."""
 
-    def __init__(self, config: Config, run: RunRow, store: Store, rollout: Rollout, packs: dict[str, Pack]) -> None:
+    def __init__(self, config: Config, run: RunRow, store: Store, rollout: Rollout) -> None:
         self.config = config
         self.run = run
         self.store = store
-        self.rollout = Rollout(
-            rollout.policy,
-            rollout.chat,
-            packs,
-            config,
-            sandbox=rollout.sandbox,
-            store=store,
-            hooks=rollout.hooks,
-            temperature=0.0,
-            run=run,
-        )
+        self.rollout = rollout.with_(temperature=0.0)
 
     async def attempts(
         self, groups: Sequence[Sequence[Episode]], tasks: Sequence[Task], step: int
@@ -59,7 +48,7 @@ class Greedy:
         return {name: done[job.group_id] for name, job in jobs.items()}
 
     def _finished(self, step: int, jobs: dict[str | None, Job]) -> dict[str | None, Episode]:
-        """What the store has of them, where it is an attempt at the very task."""
+        """The stored attempts at these very tasks, by group."""
         found: dict[str | None, Episode] = {}
         for episode_id in self.store.episodes.finished(self.run.id, step + 1, KIND).values():
             episode = self.store.episodes.get(episode_id)

@@ -1,4 +1,4 @@
-"""Before a training: what a model of this family may well write, played through the real loop by a script.
+"""Before a training: turns that a model of this family may write, scripted and run through the real loop.
 
 The template audit plays what the template itself would write. A model also writes text and its thinking before a call,
 and calls that are broken; a template may move or drop these, so that such episodes would be skipped as drift. Better
@@ -59,9 +59,9 @@ class Finding:
 
 
 async def rehearse(chat: Chat) -> tuple[Finding, ...]:
-    """Play what a model may write around a call. Returns what a training would skip; empty where all is well.
+    """Play what a model may write around a call. Returns what a training would skip; empty if nothing.
 
-    Empty too where the template does not say how its turns are written: then the audit refuses it.
+    Empty too if turns cannot be read from the template: the audit refuses such a template.
     """
     pack = Pack.of("rehearsal", [{"prompt": "Look up one word."}], [Reward("zero", _zero)], tools=[look])
     try:
@@ -92,7 +92,7 @@ def _drifted(what: str, episode: Episode, chat: Chat, tools: Sequence[ToolSchema
 
 
 def _plays(chat: Chat, tools: Sequence[ToolSchema]) -> Iterator[tuple[str, list[str]]]:
-    """What is played, and the turns of it. Raises TemplateError where the template does not write such turns."""
+    """(description, turns) of each script. Raises TemplateError if the template does not render such turns."""
     closed = f"\n{THINK_END}\n\n" if chat.opens else ""
     call, said = (chat.assistant_text(_message(text, {"word": "x"}), tools) for text in ("", TEXT))
     answer = chat.assistant_text(_message(ANSWER), tools)

@@ -1,4 +1,4 @@
-"""An environment of a project, asked: in the event loop where it is asynchronous, else in a thread."""
+"""Calls of a project's environment: in the event loop if it is asynchronous, else in a thread."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from agentrl_cli.types import Message, Task
 
 
 async def run_reset(env: Env, task: Task) -> list[Message]:
-    """What an environment begins an episode with. Raises EnvError where its code would end the process."""
+    """The first messages of an episode. Raises EnvError if the environment's code would end the process."""
     with contained("The environment"):
         messages: list[Message] = await _value(env.reset, task)
         return messages
 
 
 async def run_step(env: Env, turn: AssistantTurn) -> Step:
-    """What an environment answers a turn. Raises EnvError where its code would end the process."""
+    """The environment's answer to a turn. Raises EnvError if its code would end the process."""
     with contained("The environment"):
         step: Step = await _value(env.step, turn)
         return step

@@ -109,7 +109,7 @@ class SearchTool(Tool):
         except PolicyError as error:
             raise EnvError(f"The retriever failed: {error.message}", hint=error.hint) from error
         finally:
-            endpoint.close()
+            await endpoint.close()
         try:
             return [_retrieved(item) for item in answer["result"][0][:count]]
         except (KeyError, IndexError, TypeError, AttributeError) as error:

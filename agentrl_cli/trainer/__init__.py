@@ -1,8 +1,8 @@
-"""The trainer: sample, score, update, log, save.
+"""The trainer: sample, learn, report, save.
 
-Every step is made from the store: what a step's jobs already left there as finished episodes is not generated again. So
-a resume loads the last checkpoint and walks through the same loop: steps since then are applied again from their
-episodes, a partial step is finished, and then it goes on. Data order and seeds are functions of (seed, step) alone.
+Every step is made from the store: finished episodes of a step's jobs are taken from there and not generated again. So a
+resume loads the last checkpoint and walks through the same loop: steps since then are applied again from their
+episodes, a partial step is completed, and the run continues. Data order and seeds are functions of (seed, step) alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The health of a training: rules over its steps, each with a value, a threshold and what to try.
 
-A rule looks at the metrics of the step that just ended and at those of the steps before it, and says nothing or one
-`Alert`. Names of alerts are what `train.stop_on` takes. To add a rule: a function here, a line in RULES, its name in
-`ALERTS` of config/models.py, a test on a made-up series.
+A rule reads the metrics of the last step and of the steps before it, and returns an `Alert` or None. Names of alerts
+are what `train.stop_on` takes. To add a rule: a function here, a line in RULES, its name in `ALERTS` of
+config/models.py, a test on a made-up series.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 Metrics = Mapping[str, float]
 
 ENTROPY_FLOOR = 0.002
-"""Nats per token under which a policy has stopped exploring."""
+"""Nats per token below which a policy has stopped exploring."""
 ENTROPY_FALL = 0.02
 """Share of its first steps' entropy under which it has, too."""
 SPIKE = 10.0
-"""Gradient norms: so many times their median is an explosion."""
+"""A gradient norm of this many times the median is an explosion."""
 HISTORY = 20
 """Steps that a median is taken over; at least a quarter of them must be there."""
 LEARNABLE = 0.1
-"""Share of groups with signal, over WINDOW steps, under which a training goes nowhere."""
+"""Share of groups with signal, over WINDOW steps, below which a training makes no progress."""
 WINDOW = 5
 RISE, FLAT = 0.1, 0.01
 """Reward that rises by RISE while three evaluations gain less than FLAT is being gamed, or memorised."""
@@ -78,7 +78,7 @@ def _nan(s: Series) -> Alert | None:
     if not broken:
         return None
     text = f"{' and '.join(broken)} is not a number; that update was left out. Lower train.lr; resume from best."
-    return Alert("bad", "nan", float(len(broken)), 0.0, text)  # how many of them: NaN itself is no value in the store
+    return Alert("bad", "nan", float(len(broken)), 0.0, text)  # a count: the store holds no NaN
 
 
 def _gradients(s: Series) -> Alert | None:
@@ -173,7 +173,7 @@ def _mask(s: Series) -> Alert | None:
 
 def _mismatch(s: Series) -> Alert | None:
     gap, kl = (s.now.get(f"sampling/{name}", 0.0) for name in ("sampling_logp_difference/max", "kl"))
-    if s.now.get("staleness/max", 0.0):  # then single tokens may well differ, and the whole says how far it has gone
+    if s.now.get("staleness/max", 0.0):  # single tokens may then differ: the mean measures the drift
         text = "The weights that sampled lie far behind those that train: lower rollout.async_staleness or train.lr."
         return Alert("warn", "mismatch", kl, GAP_KL, text) if kl > GAP_KL else None
     text = "Sampler and trainer disagree about a token's probability: mind the dtype, or an edited model."
@@ -184,7 +184,7 @@ def _mismatch(s: Series) -> Alert | None:
 
 def _errors(s: Series) -> Alert | None:
     broken = sum(s.now.get(f"outcomes/{name}", 0.0) for name in ("env_error", "sandbox_error", "timeout"))
-    text = "Episodes ended in an error of ours and were masked. agentrl ls -f 'outcome:*_error' lists them."
+    text = "Episodes ended in an infrastructure error and were masked. agentrl ls -f 'outcome:*_error' lists them."
     return Alert("bad", "errors", broken, 0.0, text) if broken else None
 
 
@@ -256,12 +256,12 @@ class Health:
     compares: bool = True
     """As in Series."""
     steps: list[Metrics] = field(default_factory=list)
-    """What is known of the steps so far: those of the store, after a resume."""
+    """Metrics of the steps so far; after a resume, those of the store."""
     held: dict[str, int] = field(default_factory=dict)
     """Alert → steps in a row."""
 
     def look(self, metrics: Metrics, trained: int) -> tuple[list[Alert], str]:
-        """The alerts of a step, and the name of one that stops the run, "" where none does."""
+        """The alerts of a step, and the name of one that stops the run, "" if none does."""
         found = find_alerts(metrics, trained=trained, before=self.steps, compares=self.compares)
         self.steps.append(metrics)
         names = [alert.name for alert in found]

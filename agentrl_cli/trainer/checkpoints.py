@@ -1,4 +1,4 @@
-"""What a run keeps: its checkpoints, the newest usable one to resume from, and per-token numbers."""
+"""What a run keeps on disk: its checkpoints, the newest usable one to resume from, and per-token numbers."""
 
 from __future__ import annotations
 
@@ -9,71 +9,119 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError
-from agentrl_cli.models.checkpoint import DamagedCheckpoint, load_state, load_weights, sweep, whole
-from agentrl_cli.store import Store
+from agentrl_cli.models.checkpoint import (
+    DamagedCheckpoint,
+    load_state,
+    load_weights,
+    save_checkpoint,
+    sweep,
+    whole,
+)
+from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.maintenance import prunable, prune
 from agentrl_cli.store.rows import CheckpointRow
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from agentrl_cli.learning.update import Learner
+    from agentrl_cli.policies.load import Loaded
 
 
-def restore(
-    store: Store, run_id: str, folder: Path, narrate: Callable[[str], None], model: nn.Module, learner: Learner
-) -> tuple[list[CheckpointRow], Mapping[str, Any]]:
-    """Load the newest checkpoint of a run that can be used into its model and learner.
+class Checkpoints:
+    """The checkpoints of one run: `best`, `last`, and one every `train.save_every` steps."""
 
-    Returns the run's checkpoints up to that one, which is the last, and the trainer's state in it. A damaged one is
-    skipped, with a sentence; without any the run starts again from its first step. `folder` is where the run keeps
-    them, and is swept first. Raises ModelError if none can be used and one of them was loaded halfway.
-    """
-    sweep(folder)
-    found = sorted(store.runs.checkpoints(run_id), key=lambda c: (c.step, c.id))
-    changed = False
-    while found:
-        path = Path(found[-1].path)
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        run: RunRow,
+        loaded: Loaded,
+        learner: Learner,
+        narrate: Callable[[str], None],
+    ) -> None:
+        self.config = config.train
+        self.store = store
+        self.run_id = run.id
+        self.folder = Path(run.dir) / "checkpoints"
+        self.loaded = loaded
+        self.learner = learner
+        self.narrate = narrate
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is kept after this step, counted from 1."""
+        return step % self.config.save_every == 0 and 0 < step < self.config.steps
+
+    def missing(self, step: int) -> bool:
+        """Whether one is due after this step and the store has none of it."""
+        return self.due(step) and step not in {c.step for c in self._found() if c.kind == "step"}
+
+    def save(self, kind: str, step: int, best: float | None) -> Path:
+        """Write a checkpoint (best, last or step) and its row. Returns its folder."""
+        folder = self.folder / (kind if kind in ("best", "last") else f"step-{step:06d}")
+        assert self.loaded.folder is not None
+        state = {"step": step, "best": best, **self.learner.state()}
+        save_checkpoint(folder, self.loaded.model, self.loaded.folder, state)
+        self._add(kind, folder, step, best)
+        return folder
+
+    def forget_old(self) -> None:
+        """Delete all but the last `train.keep_last` checkpoints of steps."""
+        old = sorted((c for c in self._found() if c.kind == "step"), key=lambda c: c.step)
+        for checkpoint in old[: -self.config.keep_last]:
+            self.store.runs.remove_checkpoint(self.run_id, checkpoint.path)
+            shutil.rmtree(checkpoint.path, ignore_errors=True)
+
+    def restore(self) -> Mapping[str, Any]:
+        """Load the newest usable checkpoint into model and learner. Returns the trainer's state; empty if none is.
+
+        A damaged one is skipped, with a sentence; without any the run starts again from its first step. The folder is
+        swept first. Raises ModelError if none can be used and one of them was partly loaded.
+        """
+        sweep(self.folder)
+        found = sorted(self._found(), key=lambda c: (c.step, c.id))
+        changed = False
+        while found:
+            path = Path(found[-1].path)
+            try:
+                state = load_state(path)
+                if not whole(path):
+                    raise DamagedCheckpoint(path, "a file is missing")
+                load_weights(self.loaded.model, path)
+                changed = True
+                self._load_learner(state, path)
+            except DamagedCheckpoint as error:
+                found.pop()
+                then = "an older one is taken" if found else "none is left, so the run starts again at its first step"
+                self.narrate(f"the checkpoint {path} is not whole ({error.why}): {then}")
+            else:
+                if state["step"] != found[-1].step:  # killed between a `best` or `last` and its row
+                    self._add(found[-1].kind, path, int(state["step"]), state.get("best"))
+                return state
+        if changed:  # the weights are no longer those of the first step
+            raise ModelError(
+                f"No checkpoint under {self.folder} can be resumed from.",
+                hint="Delete that folder: the run then starts again from step 1, with the episodes in the store.",
+            )
+        return {}
+
+    def _found(self) -> list[CheckpointRow]:
+        return list(self.store.runs.checkpoints(self.run_id))
+
+    def _add(self, kind: str, folder: Path, step: int, best: float | None) -> None:
+        with self.store.transaction():
+            self.store.runs.add_checkpoint(self.run_id, step, folder, {"best": best}, kind)
+            self.store.journal.add_event(self.run_id, "checkpoint", {"kind": kind, "step": step})
+
+    def _load_learner(self, state: Mapping[str, Any], folder: Path) -> None:
+        """Load optimizer, value head and coefficients. Raises DamagedCheckpoint if the state is another learner's."""
         try:
-            state = load_state(path)
-            if not whole(path):
-                raise DamagedCheckpoint(path, "a file is missing")
-            load_weights(model, path)
-            changed = True
-            _load_learner(learner, state, path)
-        except DamagedCheckpoint as error:
-            found.pop()
-            then = "an older one is taken" if found else "none is left, so the run starts again at its first step"
-            narrate(f"the checkpoint {path} is not whole ({error.why}): {then}")
-        else:
-            return found, state
-    if changed:  # the weights are no longer those of the first step
-        raise ModelError(
-            f"No checkpoint under {folder} can be resumed from.",
-            hint="Delete that folder: the run then starts again from its first step, with the episodes in the store.",
-        )
-    return [], {}
-
-
-def _load_learner(learner: Learner, state: Mapping[str, Any], folder: Path) -> None:
-    """Load optimizer, value head and coefficients. Raises DamagedCheckpoint if the state is not this learner's."""
-    try:
-        learner.load_state(state)
-    except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-        why = f"its optimizer state does not fit: {type(error).__name__}: {error}"
-        raise DamagedCheckpoint(folder, why.splitlines()[0]) from error
-
-
-def forget_old(store: Store, run_id: str, keep_last: int) -> None:
-    """Remove all but the last checkpoints that were written on the way."""
-    old = sorted((c for c in store.runs.checkpoints(run_id) if c.kind == "step"), key=lambda c: c.step)
-    for checkpoint in old[:-keep_last]:
-        store.runs.remove_checkpoint(run_id, checkpoint.path)
-        shutil.rmtree(checkpoint.path, ignore_errors=True)
+            self.learner.load_state(state)
+        except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+            why = f"its optimizer state does not fit: {type(error).__name__}: {error}"
+            raise DamagedCheckpoint(folder, why.splitlines()[0]) from error
 
 
 def retain(store: Store, run_id: str, config: Config) -> None:
-    """Keep per-token numbers as long, and as exactly, as `store` says."""
+    """Keep per-token numbers as long, and as precisely, as the section `store` of the configuration sets."""
     keep = config.store
     if keep.precision == "float16":
         prune(store, prunable(store, run=run_id), "half")

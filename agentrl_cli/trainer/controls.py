@@ -1,4 +1,4 @@
-"""What stops, pauses and changes a running training: signals, and the controls that a watcher leaves in the store."""
+"""What stops, pauses and changes a running training: signals, and the controls that `agentrl watch` stores."""
 
 from __future__ import annotations
 
@@ -16,50 +16,51 @@ from agentrl_cli.errors import AgentRLError, ConfigError, RunFailed, StoreError
 from agentrl_cli.store import RunRow, Store
 
 CHANGEABLE = ("lr", "steps", "max_grad_norm", "eval_every", "save_every")
-"""Keys of `train` that may change while a run goes on."""
+"""Keys of `train` that may change during a run."""
 POLL = 0.2
-"""Seconds between two looks while a run is paused."""
+"""Seconds between two reads of the controls while a run is paused."""
 POLL_NOW = 1.0
-"""Seconds between two looks whether the run is to stop at once, within a step."""
+"""Seconds between two reads of the controls within a step, for one that stops the run at once."""
 
 
-class Steering:
-    """One run's wheel. `why` is empty while the run goes on, then the reason why it stops after this step."""
+class Controls:
+    """The controls of one run."""
 
     def __init__(self, config: Config, run_id: str, store: Store, narrate: Callable[[str], None]) -> None:
         self.config = config
         self.run_id = run_id
         self.store = store
         self.narrate = narrate
-        self.why = ""
+        self.stopping = ""
+        """Why the run stops after this step; empty while it continues."""
         self.lost = ""
-        """Why the run is no longer this process's own to write to; empty while it is."""
+        """Why this process may no longer write to the run; empty while it may."""
         self.changed = False
-        """True after a setting was changed, until the trainer has written that down."""
-        self._looking: asyncio.Task[None] | None = None
+        """True after a setting was changed, until the trainer has stored it."""
+        self._polling: asyncio.Task[None] | None = None
 
     def listen(self) -> None:
         """First Ctrl-C (or SIGTERM): finish the step and save. Second, or `stop {"now": true}`: stop now."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         if task is not None:
-            self._looking = loop.create_task(self._look(task))
-            self._looking.add_done_callback(self._looked)
+            self._polling = loop.create_task(self._poll(task))
+            self._polling.add_done_callback(self._polled)
 
         def interrupted() -> None:
-            if self.why and task is not None:
+            if self.stopping and task is not None:
                 task.cancel()
                 return
-            self.why = "interrupted"
+            self.stopping = "interrupted"
             self.narrate("stopping after this step; Ctrl-C again stops now")
 
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 loop.add_signal_handler(number, interrupted)
             except (NotImplementedError, RuntimeError, ValueError):
-                return  # not in the main thread: whoever runs us handles signals
+                return  # not in the main thread: the caller handles signals
 
-    async def _look(self, task: asyncio.Task[Any]) -> None:
-        """Other controls wait for the end of the step; this one ends `task` wherever it waits, as does a lost claim."""
+    async def _poll(self, task: asyncio.Task[Any]) -> None:
+        """Cancel `task` at once for `stop {"now": true}` or a lost claim; other controls wait for the step's end."""
         while not any(c.action == "stop" and c.data.get("now") for c in self.store.controls.waiting(self.run_id)):
             self.lost = self.store.claims.lost(self.run_id)
             if self.lost:
@@ -68,33 +69,33 @@ class Steering:
             await asyncio.sleep(POLL_NOW)
         self.store.controls.take(self.run_id)
         self.narrate("control: stop now")
-        self.why = "stopped by a control"
+        self.stopping = "stopped by a control"
         task.cancel()
 
     def require_claim(self) -> None:
-        """Raise RunFailed if the run is no longer this process's own, before anything is written to it."""
+        """Raise RunFailed if another process took the run over, before anything is written to it."""
         self.lost = self.store.claims.lost(self.run_id)
         if self.lost:
             raise RunFailed(self.lost, hint="Nothing more was written to it from here.")
 
-    def _looked(self, looking: asyncio.Task[None]) -> None:
-        """A store that could not be read stops the run by its next write, not by words of the event loop."""
-        error = None if looking.cancelled() else looking.exception()
+    def _polled(self, polling: asyncio.Task[None]) -> None:
+        """A store that could not be read stops the run at its next write, not through the event loop's handler."""
+        error = None if polling.cancelled() else polling.exception()
         if isinstance(error, StoreError):
             self.store.postpone(error)
         elif error is not None:
             raise error
 
     def ignore(self) -> None:
-        """Leave signals to whoever had them: the loop may go on after the run."""
-        if self._looking is not None:
-            self._looking.cancel()
+        """Restore the signals' default: the event loop may continue after the run."""
+        if self._polling is not None:
+            self._polling.cancel()
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 asyncio.get_running_loop().remove_signal_handler(number)
 
     async def obey(self, actions: Mapping[str, Callable[[], Any]]) -> None:
-        """Do what was asked since the last step; while paused, wait here. `actions`: checkpoint, evaluate.
+        """Carry out the controls since the last step; while paused, wait here. `actions`: checkpoint, evaluate.
 
         Raises CancelledError for `stop {"now": true}`.
         """
@@ -111,20 +112,20 @@ class Steering:
                 elif control.action == "set":
                     self._set(control.data)
                 elif control.action == "stop":
-                    self.why = "stopped by a control"
+                    self.stopping = "stopped by a control"
                     if control.data.get("now"):
                         raise asyncio.CancelledError
-            if not paused or self.why:
+            if not paused or self.stopping:
                 return
             await asyncio.sleep(POLL)
 
     def _set(self, data: Mapping[str, Any]) -> None:
-        """Change a setting of a running run; what cannot be changed is an alert."""
+        """Change a setting of a running run; a refusal is an alert."""
         key, value = str(data.get("key", "")), data.get("value")
         section, _, name = key.partition(".")
         try:
             if section != "train" or name not in CHANGEABLE:
-                raise ConfigError(f"{key or 'nothing'} cannot be changed while a run goes on.")
+                raise ConfigError(f"{key or 'nothing'} cannot be changed during a run.")
             setattr(self.config.train, name, value)
             self.changed = True
         except (AgentRLError, ValueError) as error:
@@ -132,6 +133,6 @@ class Steering:
 
 
 def keep_settings(run: RunRow, config: Config, store: Store) -> None:
-    """Write down a run's settings: in its row, which a resume goes on with, and in its folder, for people."""
+    """Store a run's settings: in its row, which a resume reads, and in its folder, for people."""
     (Path(run.dir) / "config.yaml").write_text(full_yaml(config), encoding="utf-8")
     store.runs.update(run.id, config=config.model_dump(mode="json"), total_steps=config.train.steps)

@@ -1,9 +1,10 @@
-"""The numbers of a step, under TRL's names where it has one, and the CPU time of this process with its sandbox."""
+"""The numbers of a step, under TRL's names if it has one, and the CPU time of this process with its sandbox."""
 
 from __future__ import annotations
 
 import os
 import resource
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -23,9 +24,9 @@ def step_metrics(
 ) -> dict[str, float]:
     """Means over a step's episodes; those that ended in an error count in `outcomes/…` alone.
 
-    `drift` holds the worst kind of drift of each episode that has any, empty texts elsewhere. Where a run mixes several
+    `drift` holds the worst kind of drift of each episode, empty texts for those without. If a run mixes several
     `packs`, each has its own `packs/NAME/reward` and `packs/NAME/solved` in the steps that attempt its tasks.
-    `primaries`: pack to the name of its primary reward; episodes where that is None count as `ungraded/NAME`.
+    `primaries`: pack to the name of its primary reward; episodes in which that is None count as `ungraded/NAME`.
     """
     episodes = [episode for group in groups for episode in group]
     good = [e for e in episodes if e.outcome is not None and e.graded]
@@ -72,10 +73,31 @@ def _graded(good: Sequence[Episode], rewards: Sequence[Sequence[float]]) -> dict
     }
 
 
+class Clock:
+    """The seconds of a step."""
+
+    def __init__(self) -> None:
+        self._started = self._sampled = time.monotonic()
+        self._cpu = cpu_seconds()
+
+    def sampled(self) -> None:
+        """Sampling is done; what follows is the update."""
+        self._sampled = time.monotonic()
+
+    def metrics(self) -> dict[str, float]:
+        now = time.monotonic()
+        return {
+            "time/step": now - self._started,
+            "time/rollout": self._sampled - self._started,
+            "time/update": now - self._sampled,
+            "time/cpu": cpu_seconds() - self._cpu,
+        }
+
+
 def cpu_seconds() -> float:
     """CPU seconds of this process and its descendants so far (the sandbox runs in them); Linux reads them in /proc.
 
-    A descendant that ended without being waited for by its parent is not counted.
+    A descendant that ended and whose parent did not wait for it is not counted.
     """
     own = resource.getrusage(resource.RUSAGE_SELF)
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -90,7 +112,7 @@ def cpu_seconds() -> float:
             try:
                 text = (entry / "stat").read_text()
             except OSError:
-                continue  # it ended meanwhile
+                continue  # the process ended meanwhile
             fields = text.rpartition(")")[2].split()
             parents[int(entry.name)] = (int(fields[1]), sum(map(int, fields[11:15])) / tick)
     return total + sum(seconds for pid, (_, seconds) in parents.items() if _descends(pid, parents))

@@ -1,4 +1,4 @@
-"""Sampling ahead: the episodes of later steps run while a step is waited for and trained on.
+"""Prefetching: the episodes of later steps are sampled while a step is awaited and trained on.
 
 With a staleness of N the steps `now` to `now + N` may be sampled at once, so no token is more than N updates older
 than the update it is trained in. N = 0 is the synchronous algorithm: sample, train, sample.
@@ -19,8 +19,8 @@ Groups = list[list[Episode]]
 T = TypeVar("T")
 
 
-class Ahead:
-    """The groups of steps, in order. `stop` it: what still runs is cancelled, and stored as that."""
+class Prefetcher:
+    """The groups of steps, in order. `stop` it: running episodes are cancelled, and stored as that."""
 
     def __init__(self, sample: Callable[[int], Awaitable[Groups]], config: Config) -> None:
         """`sample` samples one step, counted from 0."""
@@ -42,7 +42,7 @@ class Ahead:
         return groups
 
     async def stop(self) -> None:
-        """Cancel what was begun ahead and wait until it has ended."""
+        """Cancel what was prefetched and wait until it has ended."""
         running = list(self._running.values())
         self._running.clear()
         for task in running:
@@ -50,8 +50,8 @@ class Ahead:
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def apart(work: Callable[[], T]) -> T:
-    """Run `work` in a thread, so that episodes go on meanwhile; where we are cancelled, it is waited for."""
+async def run_in_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a thread, so that episodes continue meanwhile. Not cancellable: a cancellation waits for it."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)
@@ -63,13 +63,13 @@ async def apart(work: Callable[[], T]) -> T:
 def ages(episode: Episode, run: str, step: int) -> list[int]:
     """Updates between the weights that sampled each assistant turn and those of a step, counted from 0.
 
-    Versions are called RUN@STEP; any other name is that of the weights that the run began with.
+    Versions are named RUN@STEP; any other name is that of the weights that the run started from.
     """
     return [step - (_number(turn, run) or 0) for turn in episode.turns if turn.role == "assistant"]
 
 
 def stale(groups: Sequence[Sequence[Episode]], run: str, step: int, staleness: int) -> set[str]:
-    """Ids of the episodes with a turn that is older than it may be, as where the bound was lowered for a resume."""
+    """Ids of the episodes with a turn older than allowed, for instance after the bound was lowered for a resume."""
     oldest = {e.id: [_number(t, run) for t in e.turns if t.role == "assistant"] for group in groups for e in group}
     return {id_ for id_, found in oldest.items() if any(n is not None and step - n > staleness for n in found)}
 
@@ -80,7 +80,7 @@ def _number(turn: Turn, run: str) -> int | None:
 
 
 def age_metrics(groups: Sequence[Sequence[Episode]], run: str, step: int) -> dict[str, float]:
-    """Mean and most updates between sampling and training, over turns, and the episodes that new weights overtook."""
+    """Mean and most updates between sampling and training, over turns, and episodes that have several versions."""
     found = [ages(episode, run, step) for group in groups for episode in group]
     turns = [age for episode in found for age in episode]
     if not turns:

@@ -1,76 +1,135 @@
-"""What a step leaves behind: its row, its per-token numbers, a line for people, alerts, and what went wrong."""
+"""What a step and a run leave behind: rows, per-token numbers, a line for people, alerts, and how the run ended."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import NotFound, RunFailed, StoreError, TrainingStopped
 from agentrl_cli.learning.advantages import compares_groups
 from agentrl_cli.learning.update import Update
+from agentrl_cli.policies.protocols import TrainablePolicy
+from agentrl_cli.rollout.rehearse import Finding
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.threads import THREADS
 from agentrl_cli.trainer.alerts import Health
+from agentrl_cli.trainer.checkpoints import retain
+from agentrl_cli.trainer.metrics import Clock, step_metrics
+from agentrl_cli.trainer.prefetch import age_metrics
+from agentrl_cli.trainer.sampler import Collector
 from agentrl_cli.types import Episode, Fact, Outcome
 
-Metrics = dict[str, float]
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did."""
+
+    step: int
+    """Counted from 0."""
+    episodes: Sequence[Episode]
+    facts: Mapping[str, Fact]
+    """Disposition of each episode, by its id."""
+    update: Update
+    metrics: dict[str, float]
+    foreign: str
+    """What to set if the parser does not read the model's calls; empty if it does."""
+
+    @classmethod
+    def collect(
+        cls,
+        step: int,
+        groups: Sequence[Sequence[Episode]],
+        facts: Mapping[str, Fact],
+        update: Update,
+        clock: Clock,
+        collector: Collector,
+        policy: TrainablePolicy,
+    ) -> StepReport:
+        """Gather the metrics of a step; counts that are taken here start again from zero."""
+        config, rollout = collector.config, collector.rollout
+        packs, sandbox = rollout.context.packs, rollout.context.sandbox
+        episodes = [episode for group in groups for episode in group]
+        drift = [rollout.drift.pop(episode.id, "") for episode in episodes]
+        primaries = {name: pack.primary for name, pack in packs.items()}
+        metrics = step_metrics(groups, facts, drift, packs, primaries) | update.metrics
+        metrics |= collector.metrics(groups) | THREADS.metrics()
+        if config.rollout.async_staleness:
+            metrics |= age_metrics(groups, collector.run.name, step)
+        if sandbox is not None:
+            metrics |= sandbox.take_counts()
+        if not config.deterministic:  # there memory is fixed, and a resumed step has the numbers of a whole one
+            metrics |= policy.take_metrics()
+        metrics |= clock.metrics() | {"time/drift_guard": rollout.take_guard_seconds()}
+        return cls(step, episodes, facts, update, metrics, rollout.foreign)
+
+    @property
+    def line(self) -> str:
+        """The numbers that people look at first."""
+        shown = {"reward": "reward", "solved": "solved", "tool calls": "tools/call_frequency"}
+        numbers = [f"{name} {self.metrics[key]:.3f}" for name, key in shown.items() if key in self.metrics]
+        mixed = [key for key in self.metrics if key.startswith("packs/") and key.endswith("/solved")]
+        if mixed:
+            each = (f"{key.split('/')[1]} {self.metrics[key]:.3f}" for key in mixed)
+            numbers.append("solved by pack " + ", ".join(each))
+        return "  ".join([*(numbers or ["nothing graded"]), f"{self.metrics['time/step']:.1f} s"])
 
 
 class Reporter:
     """Writes the steps of one run."""
 
-    def __init__(self, config: Config, store: Store, run_id: str, narrate: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, store: Store, run: RunRow, narrate: Callable[[str], None]) -> None:
         self.config = config
         self.store = store
-        self.run_id = run_id
+        self.run = run
+        self.run_id = run.id
         self.narrate = narrate
         self.health = Health(config.train.stop_on, config.train.stop_patience, compares_groups(config.algo))
-        self.told = False
-        """Whether it was said that the template rewrites what the model wrote: once a run is enough."""
-        self.warned = False
-        """Whether it was said that the parser does not read the model's calls."""
-        self.first = ""
-        """What was said of the last step in which episodes could not be graded."""
-        self.lost = 0
-        """Steps in a row in which nothing could be graded."""
+        self._once: set[str] = set()
+        """What is reported once a run, and was."""
+        self._engine = ""
+        self._ungraded = ""
+        """The line about the last step with ungraded episodes."""
+        self._lost = 0
+        """Steps in a row without a graded episode."""
 
-    def step(
-        self,
-        step: int,
-        episodes: Sequence[Episode],
-        facts: Mapping[str, Fact],
-        update: Update,
-        metrics: Metrics,
-    ) -> str:
-        """Store a step (counted from 0) and tell of it. Returns the alert that stops the run, "" where none does."""
+    def step(self, report: StepReport) -> str:
+        """Store a step and report it. Returns the name of the alert that stops the run, "" if none does.
+
+        Raises TrainingStopped after two steps in a row without a graded episode.
+        """
         with self.store.transaction():
-            self.store.marks.set_facts((e.id, str(facts[e.id]), update.advantages.get(e.id)) for e in episodes)
-            for episode_id, signals in update.signals.items():
+            advantages = report.update.advantages
+            self.store.marks.set_facts((e.id, str(report.facts[e.id]), advantages.get(e.id)) for e in report.episodes)
+            for episode_id, signals in report.update.signals.items():
                 self.store.signals.add(episode_id, signals)
-            self.store.runs.add_step(self.run_id, step + 1, metrics)
-        shown = {"reward": "reward", "solved": "solved", "tool calls": "tools/call_frequency"}
-        numbers = [f"{name} {metrics[key]:.3f}" for name, key in shown.items() if key in metrics]
-        each = [key for key in metrics if key.startswith("packs/") and key.endswith("/solved")]  # where packs are mixed
-        if each:
-            numbers.append("solved by pack " + ", ".join(f"{key.split('/')[1]} {metrics[key]:.3f}" for key in each))
-        total, seconds = self.config.train.steps, metrics["time/step"]
-        line = "  ".join([f"step {step + 1}/{total}", *(numbers or ["nothing graded"]), f"{seconds:.1f} s"])
-        self.store.journal.add_log(self.run_id, "info", line)
-        self.narrate(line)
-        if metrics.get("drift/by_design") and not self.told:
-            self.told = True
+            self.store.runs.add_step(self.run_id, report.step + 1, report.metrics)
+        self._log("info", f"step {report.step + 1}/{self.config.train.steps}  {report.line}")
+        if report.metrics.get("drift/by_design") and self._first("rewritten"):
             text = "The chat template rewrites earlier turns by design; the sampled tokens are trained as they were."
-            self.store.journal.add_log(self.run_id, "info", text)
-            self.narrate(text)
-        before = self.health.steps
-        since = int(before.pop()["step"]) if before else 0  # its evaluation came after it
-        before += [row for row in self.store.runs.steps(self.run_id, since) if row["step"] <= step]
-        alerts, stop = self.health.look({**metrics, "step": step + 1}, len(update.signals))
-        for alert in alerts:
-            found = (alert.level, alert.name, alert.value, alert.threshold, alert.text)
-            self.store.journal.add_alert(self.run_id, *found, step=step + 1)
-            if alert.name == stop:
-                self.narrate(f"stopping: {alert.name} {alert.value:.4g}. {alert.text}")
+            self._log("info", text)
+        stop = self._alerts(report)
+        self._errors(report.episodes)
+        if report.foreign and self._first("foreign"):
+            self.store.journal.add_log(self.run_id, "warn", report.foreign)
+            self.narrate(f"warning: {report.foreign}")
         return stop
+
+    def engine(self, description: str) -> None:
+        """Log what runs the model, and again if it changes: CUDA graphs may be given up during the run."""
+        if description != self._engine:
+            self._engine = description
+            self.store.journal.add_log(self.run_id, "info", f"engine {description}")
+
+    def rehearsal(self, findings: Sequence[Finding]) -> None:
+        """Report what a model may write that this run would skip as drift."""
+        for finding in findings:
+            self.narrate(f"warning: {finding}.")
+        if findings:
+            text = "; ".join(map(str, findings)) + ". drift.structural=train trains them all the same."
+            self.store.journal.add_alert(self.run_id, "warn", "drift", float(len(findings)), 0.0, text, step=0)
 
     def stopped(self, step: int, error: TrainingStopped) -> None:
         """The alert of a step (counted from 0) whose update stopped the run: no rule sees its metrics."""
@@ -78,34 +137,67 @@ class Reporter:
         text = f"{text[:1].upper()}{text[1:]} {error.hint}"
         self.store.journal.add_alert(self.run_id, "bad", name, 1.0, 0.0, text, step=step + 1)
 
-    def foreign(self, text: str) -> None:
-        """Say once that the model writes calls which the parser does not read; empty where it does not."""
-        if text and not self.warned:
-            self.warned = True
-            self.store.journal.add_log(self.run_id, "warn", text)
-            self.narrate(f"warning: {text}")
+    def end(self, error: BaseException | None, step: int, stopping: str) -> None:
+        """Store how the run ended. Raises the cause if that fails and nothing else ended the run."""
+        if error is None:
+            status, text = ("stopped", stopping) if stopping else ("finished", "")
+        else:
+            cancelled = isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
+            status = "stopped" if cancelled or isinstance(error, TrainingStopped) else "failed"
+            text = "stopped at once" if cancelled else str(error)
+        try:
+            self.store.runs.update(self.run_id, status=status, error=text, ended=time.time(), step=step)
+            retain(self.store, self.run_id, self.config)
+            self.store.flush()
+        except (StoreError, NotFound) as problem:
+            cause = cause_of(problem, self.store, self.run)
+            if error is None:
+                raise cause from problem
+            if not isinstance(error, StoreError) and str(cause) != str(error):
+                self.narrate(str(cause))  # `error`, which the caller raises, says more than this failed write
 
-    def errors(self, episodes: Sequence[Episode]) -> None:
-        """Say what went wrong with episodes that ended in an error of ours; two steps of nothing else end the run."""
+    def _alerts(self, report: StepReport) -> str:
+        """Store the alerts of a step. Returns the name of the one that stops the run."""
+        before = self.health.steps
+        since = int(before.pop()["step"]) if before else 0  # its evaluation came after it
+        before += [row for row in self.store.runs.steps(self.run_id, since) if row["step"] <= report.step]
+        alerts, stop = self.health.look({**report.metrics, "step": report.step + 1}, len(report.update.signals))
+        for alert in alerts:
+            found = (alert.level, alert.name, alert.value, alert.threshold, alert.text)
+            self.store.journal.add_alert(self.run_id, *found, step=report.step + 1)
+            if alert.name == stop:
+                self.narrate(f"stopping: {alert.name} {alert.value:.4g}. {alert.text}")
+        return stop
+
+    def _errors(self, episodes: Sequence[Episode]) -> None:
+        """Report episodes that ended in an infrastructure error; two steps of nothing else end the run."""
         broken = [
             e for e in episodes if e.outcome is not None and (e.outcome.is_error or e.outcome is Outcome.TOO_LONG)
         ]
         if broken:
             first = next((e.error for e in broken if e.error), "") or "nothing was graded"
-            text = f"{len(broken)} of {len(episodes)} episodes ended as {broken[0].outcome}: {first}"
-            self.store.journal.add_log(self.run_id, "error", text)
-            self.narrate(text)
-            self.first = text
-        self.lost = self.lost + 1 if len(broken) == len(episodes) else 0
-        if self.lost >= 2:
+            self._ungraded = f"{len(broken)} of {len(episodes)} episodes ended as {broken[0].outcome}: {first}"
+            self._log("error", self._ungraded)
+        self._lost = self._lost + 1 if len(broken) == len(episodes) else 0
+        if self._lost >= 2:
             raise TrainingStopped(
-                f"nothing_graded: no episode of the last two steps could be graded. The last: {self.first}",
+                f"nothing_graded: no episode of the last two steps could be graded. The last: {self._ungraded}",
                 hint="`agentrl replay last` shows one; the run's log has the first error of each step.",
             )
 
+    def _first(self, what: str) -> bool:
+        """True the first time that it is asked of something."""
+        fresh = what not in self._once
+        self._once.add(what)
+        return fresh
 
-def what_ended(problem: BaseException, store: Store, run: RunRow) -> BaseException:
-    """The error that ended a run: "it was deleted" says more than the write that was refused because of it."""
+    def _log(self, level: str, text: str) -> None:
+        self.store.journal.add_log(self.run_id, level, text)
+        self.narrate(text)
+
+
+def cause_of(problem: BaseException, store: Store, run: RunRow) -> BaseException:
+    """The error that ended a run: that it was deleted says more than the write that failed because of it."""
     if isinstance(problem, (StoreError, NotFound)):
         try:
             store.runs.get(run.id)

@@ -1,30 +1,31 @@
-"""Which groups a training step is made of: the order of the tasks, what the store has of them, what is sampled again.
+"""The groups of a training step: the order of the tasks, what the store has of them, what is sampled again.
 
 Everything is a function of the seed, the step and what earlier steps and rounds left in the store, so a resume that
-walks through the same steps picks the same tasks. Why a group was picked, where it was not simply its turn, is kept
-with it (`groups.why`) and shown by `agentrl show` and replay.
-
-Not here: what is then trained and what is skipped (learning/dispositions.py).
+walks through the same steps picks the same tasks. The reason for a group out of turn is stored with it (`groups.why`)
+and shown by `agentrl show` and replay. What is then trained and what is skipped: learning/dispositions.py.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl_cli.chat.drift import KINDS
 from agentrl_cli.config import Config
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.evaluate import pick_tasks
 from agentrl_cli.learning.advantages import drops_equal, has_signal
 from agentrl_cli.learning.dispositions import decide
 from agentrl_cli.rollout import Job, Rollout, seed_of
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Fact, Outcome, Task
 
 FADE = 0.5
 """Weight of a task's attempts against those of its next visit: the policy has changed since."""
 FLOOR = 0.01
-"""Least weight of a task in the curriculum: what was solved always, or never, is still looked at now and then."""
+"""Least weight of a task in the curriculum: tasks solved always, or never, are still attempted now and then."""
 HARD, EASY = 1 / 3, 2 / 3
 """Solve rates below and above which a task counts as hard and as easy."""
 
@@ -38,7 +39,7 @@ class Record:
 
     @property
     def rate(self) -> float:
-        """Estimated solve rate, from one half where nothing is known (one solved and one failed attempt before)."""
+        """Estimated solve rate, from a prior of one solved and one failed attempt."""
         return (self.solved + 1) / (self.tried + 2)
 
     @property
@@ -54,7 +55,7 @@ class Record:
 
 
 Pick = tuple[int, str]
-"""(index of a task, why it was picked; empty where it was its turn)"""
+"""(index of a task, why it was picked; empty if it was its turn)"""
 
 
 class Collector:
@@ -67,21 +68,24 @@ class Collector:
         tasks: Sequence[Task],
         store: Store,
         rollout: Rollout,
+        vocabulary: int | None = None,
         narrate: Callable[[str], None] = lambda text: None,
     ) -> None:
+        """`vocabulary`: ids that the trained model has a row for; None: any id can be trained."""
         self.config = config
         self.run = run
         self.tasks = tasks
         self.store = store
         self.rollout = rollout
+        self.vocabulary = vocabulary
         self.narrate = narrate
         self.rounds: dict[int, int] = {}
         """Rounds of each step, counted from 1: one round without dynamic sampling."""
 
     async def sample(self, step: int) -> list[list[Episode]]:
-        """The groups of a step: from the store what is finished there, the rest from the policy.
+        """The groups of a step: finished episodes from the store, the rest from the policy.
 
-        With `rollout.resample_rounds` further groups are sampled, at most so many times, while fewer than
+        With `rollout.resample_rounds` further groups are sampled, at most that many times, while fewer than
         `rollout.prompts_per_step` carry signal (dynamic sampling, https://arxiv.org/abs/2503.14476 section 3.2).
         """
         wanted = self.config.rollout.prompts_per_step
@@ -101,7 +105,7 @@ class Collector:
         return groups
 
     def metrics(self, groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
-        """What dynamic sampling did in a step; nothing where it is off."""
+        """What dynamic sampling did in a step; empty if it is off."""
         if not self.config.rollout.resample_rounds:
             return {}
         signal = sum(self._has_signal(group) for group in groups)
@@ -129,16 +133,20 @@ class Collector:
             groups.setdefault(job.group_id or "", []).append(known[job.group_id, job.sample])
         return list(groups.values())
 
-    def _has_signal(self, group: Sequence[Episode]) -> bool:
-        drifted = self.config.drift.structural == "train"
-        facts = decide(
-            [group],
+    def dispositions(self, groups: Sequence[Sequence[Episode]], stale: Collection[str] = ()) -> dict[str, Fact]:
+        """What is trained and what is skipped, by episode id; `stale` are the ids of episodes that are too old."""
+        return decide(
+            groups,
             drift=self.rollout.drift,
-            train_drifted=drifted,
+            train_drifted=self.config.drift.structural == "train",
             drop_zero_variance=drops_equal(self.config.algo),
             mask_overlong=self.config.algo.mask_overlong,
-            vocabulary=self.rollout.vocabulary,
+            stale=stale,
+            vocabulary=self.vocabulary,
         )
+
+    def _has_signal(self, group: Sequence[Episode]) -> bool:
+        facts = self.dispositions([group])
         return has_signal(self.config.algo, [episode for episode in group if facts[episode.id] is Fact.TRAINED])
 
     # --- which tasks -------------------------------------------------------------------------------------------------
@@ -155,11 +163,11 @@ class Collector:
         return jobs
 
     def ranking(self, step: int) -> list[Pick]:
-        """Every task in the order in which a step draws them, with the reason where there is one to tell."""
+        """Every task in the order in which a step draws them, each with the reason for its place."""
         return ORDERS[self.config.task.order](self, step)
 
     def records(self, step: int) -> list[Record]:
-        """How each task fared in the steps before this one, those excepted that may be sampled beside it."""
+        """Each task's record over the steps before this one, without those that may be sampled at the same time."""
         found: dict[tuple[str, str], Record] = {}
         until = step - self.config.rollout.async_staleness
         for pack, task, _, solved, tried in self.store.stats.task_results(self.run.id, until):
@@ -168,7 +176,7 @@ class Collector:
         return [found.get((task.pack, task.id), Record()) for task in self.tasks]
 
     def finished(self, step: int, jobs: Sequence[Job]) -> dict[tuple[str | None, int], Episode]:
-        """What the store has of a step, where it is an attempt at the very task: the data may have changed since."""
+        """The stored attempts of a step at these very tasks: the data may have changed since."""
         wanted = {(job.group_id, job.sample): (job.task.id, job.seed) for job in jobs}
         found: dict[tuple[str | None, int], Episode] = {}
         for episode_id in self.store.episodes.finished(self.run.id, step + 1).values():
@@ -187,8 +195,22 @@ def group_name(step: int, place: int) -> str:
     return f"{step + 1:06d}-{place:03d}"
 
 
+def find_tasks(config: Config, packs: Mapping[str, Pack], store: Store) -> list[Task]:
+    """The tasks of the training split, at most `task.limit` of each pack, which the store then has.
+
+    Raises ConfigError without any.
+    """
+    split, limit = config.task.split_train, config.task.limit
+    found = pick_tasks(packs, [split], families=config.task.families)
+    tasks = [task for pack in packs for task in [task for task in found if task.pack == pack][:limit]]
+    if not tasks:
+        raise ConfigError(f"There are no tasks to train on in split {split!r}.")
+    store.tasks.add(tasks)
+    return tasks
+
+
 def shuffled(collector: Collector, step: int) -> list[Pick]:
-    """Every task once in an epoch, in a new order each; what is sampled again comes from the others, at random."""
+    """Every task once in an epoch, in a new order each; resampled groups come from the other tasks, at random."""
     seed, count = collector.config.seed, len(collector.tasks)
     wanted = collector.config.rollout.prompts_per_step
     first = []
@@ -202,7 +224,7 @@ def shuffled(collector: Collector, step: int) -> list[Pick]:
 
 
 def curriculum(collector: Collector, step: int) -> list[Pick]:
-    """Drawn by p·(1 − p) of each task's solve rate p: the variance of a reward of 0 or 1, so what can be learned now.
+    """Drawn by p·(1 − p) of each task's solve rate p: the variance of a reward of 0 or 1.
 
     https://arxiv.org/abs/2502.12272. Without replacement, by the keys of Efraimidis and Spirakis (2006).
     """
@@ -214,7 +236,7 @@ def curriculum(collector: Collector, step: int) -> list[Pick]:
 
 
 def balanced(collector: Collector, step: int) -> list[Pick]:
-    """One task of each difficulty in turn (new, hard, medium, easy, as far as there are any), each at random."""
+    """One task of each difficulty in turn (new, hard, medium, easy, if there are any), each at random."""
     rng = random.Random(seed_of(collector.config.seed, "balanced", step))
     records = collector.records(step)
     order = list(range(len(records)))

@@ -1,6 +1,6 @@
-"""The tasks that a training evaluates on: neither trained on nor, where that can be, those that `agentrl eval` reports.
+"""The tasks that a training evaluates on: not trained on, and if possible not those that `agentrl eval` reports.
 
-The best checkpoint is chosen by them, so an evaluation of it on the same tasks would be too good.
+The best checkpoint is chosen by them, so its evaluation on the same tasks would be too good.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Task
 
 HELD_OUT = "held_out"
-"""The event that keeps which tasks a run holds out: a resume holds out the same ones, whatever its settings are."""
+"""The event with the tasks that a run holds out: a resume holds out the same ones, whatever its settings are."""
 SHARE = 10
-"""One of so many training tasks is held out."""
+"""One in this many training tasks is held out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The training tasks that are left, and the tasks of an evaluation during training; none: not before it is due."""
+    """The training tasks that remain, and the tasks of an evaluation during training; empty until one is due."""
 
     train: list[Task]
     tasks: list[Task]
@@ -37,7 +37,7 @@ def validation(
     run: RunRow,
     narrate: Callable[[str], None],
 ) -> Validation:
-    """The split `train.eval_split`; of a pack without one, a seeded tenth of its training tasks, held out."""
+    """The split `train.eval_split`; for a pack without it, a seeded tenth of its training tasks, held out."""
     kept = [str(task) for event in store.journal.events(run.id, limit=1_000_000) for task in _tasks_of(event)]
     if not kept and run.step == 0 and config.train.eval_every:
         kept = _draw(config, packs, train)
@@ -55,7 +55,7 @@ def validation(
 
 
 def fallback(config: Config, packs: Mapping[str, Pack], narrate: Callable[[str], None]) -> list[Task]:
-    """Tasks of `eval.split`, where there are no others. Raises NotFound where no pack has that split."""
+    """Tasks of `eval.split`, if there are no others. Raises NotFound if no pack has that split."""
     narrate(
         f"the best checkpoint is chosen on the split {config.eval.split!r}, which `agentrl eval` reports too: there is"
         f" no split {config.train.eval_split!r} (train.eval_split), and no training task was held out"
@@ -71,7 +71,7 @@ def _of_split(config: Config, packs: Mapping[str, Pack]) -> list[Task]:
 
 
 def _draw(config: Config, packs: Mapping[str, Pack], train: Sequence[Task]) -> list[str]:
-    """Ids of the tasks to hold out: of every pack without the split a tenth, at most an evaluation's tasks."""
+    """Ids of the tasks to hold out: a tenth of every pack without the split, at most an evaluation's tasks."""
     held: list[str] = []
     for name, pack in packs.items():
         own = [task.id for task in train if task.pack == name]

@@ -298,7 +298,7 @@ async def test_an_env_of_a_pack(tmp_path: Path) -> None:
     assert episode.outcome is Outcome.SOLVED
     # What its steps gave adds up to the part `env`, which counts as the configuration says.
     assert episode.reward == pytest.approx(1.0 + 0.9)
-    assert rollout.packs["guess"].module.Guess.closed == 1
+    assert rollout.context.packs["guess"].module.Guess.closed == 1
 
 
 async def test_an_env_may_cut_an_episode_off(tmp_path: Path) -> None:

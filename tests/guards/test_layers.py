@@ -50,7 +50,6 @@ AGAINST = {
 CIRCLES: set[frozenset[str]] = {
     frozenset({"commands.tools", "commands.tools_serve"}),
     frozenset({"rewards", "rewards.adapt"}),
-    frozenset({"rollout.attempt", "rollout.run"}),
     frozenset({"tools", "tools.base"}),
 }
 """Circles that are still to be dissolved. Nothing is added here."""

@@ -74,7 +74,7 @@ async def test_captured_steps_of_sixteen_ragged_episodes(kind: str) -> None:
     """Rows join and leave between steps; turns come back to their blocks; windows are shorter than conversations."""
     policy = await check_against_generate(tiny(kind), runner=taped)
     runner = graphs(policy)
-    assert policy.engine_line == "paged with CUDA graphs" and not runner.why
+    assert policy.describe() == "paged with CUDA graphs" and not runner.why
     assert runner.captures >= 3 and runner.replays > 0
 
 
@@ -113,7 +113,7 @@ async def test_what_cannot_be_captured_runs_as_it_is(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING):
         said = await policy.generate("a", [7] * 40, Sampling(temperature=0, max_new_tokens=6))
     assert said.ids.tolist() == forced(model, [7] * 40, 6, said=said.ids.tolist())[0]
-    assert "capturing a step failed (RuntimeError: no more)" in policy.engine_line and "slower" in caplog.text
+    assert "capturing a step failed (RuntimeError: no more)" in policy.describe() and "slower" in caplog.text
     await policy.close()
 
 

@@ -172,7 +172,7 @@ async def test_an_engine_that_differs_from_the_model_is_not_used(caplog: pytest.
     with caplog.at_level(logging.WARNING):
         policy = await check_against_generate(tiny(), count=2, runner=Wrong)
     assert policy.engine == "fallback" and "nats from the model's own forward" in policy.engine_why
-    assert policy.engine_line == f"fallback ({policy.engine_why})" and policy.engine_why in caplog.text
+    assert policy.describe() == f"fallback ({policy.engine_why})" and policy.engine_why in caplog.text
 
 
 def test_what_the_attention_does_not_know_is_refused() -> None:
@@ -268,7 +268,7 @@ async def test_what_is_kept_stays_within_what_the_plan_counts(shared: bool | Non
     """
     told = {"response_tokens": 192} if shared is None else {}
     sizes = {"group_size": 8, "prompts_per_step": 1, "max_tokens": 256, "max_new_tokens": 100, **told}
-    policy, _ = make_policy(tiny(), Config.model_validate({"rollout": sizes}), "base", None, True)
+    policy = make_policy(tiny(), Config.model_validate({"rollout": sizes}), "base", None, True)
     position, seen = 2 * 2 * 2 * 8 * 4, [0]  # keys and values, layers, heads, dim, float32
     rng = np.random.default_rng(4)
     begins = [rng.integers(0, VOCAB, 64).tolist() for _ in range(8)]

@@ -262,7 +262,7 @@ def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
         limits = {"group_size": 4, "prompts_per_step": 1, "max_new_tokens": 16, "max_tokens": 500, "max_turns": 3}
         async with trainer_of(project, folder, rollout=limits, train={"steps": 2, "checkpointing": "on"}) as trainer:
             directed: Any = Directed(trainer.loaded.policy, trainer.loaded.chat, ["one", "two"])
-            trainer.rollout.policy = directed
+            trainer.rollout.context = replace(trainer.rollout.context, policy=directed)
             row = await trainer.train()
             assert row.status == "finished", row.error
             gaps = [m["sampling/sampling_logp_difference/max"] for m in trainer.store.runs.steps(row.id)]

@@ -76,7 +76,6 @@ async def test_sampling_ahead_on_a_server(tmp_path: Path, model: Path) -> None:
     async with serving("sglang", model) as (_, remote):
         more: dict[str, Any] = {"rollout": {"async_staleness": 1}, "train": {"steps": 3}}
         async with trainer_of(tmp_path, model, remote=remote, **more) as trainer:
-            assert trainer.loaded.sampler is None
             run = await trainer.train()
             metrics = {row["step"]: row for row in trainer.store.runs.steps(run.id)}
     assert max(m["staleness/max"] for m in metrics.values()) == 1
@@ -85,7 +84,7 @@ async def test_sampling_ahead_on_a_server(tmp_path: Path, model: Path) -> None:
 async def test_a_server_with_other_weights_is_told_and_refused(model: Path) -> None:
     async with serving("sglang", model) as (stand_in, remote):
         policy = SGLangPolicy(remote["url"], "base", api_key="k")
-        await policy.publish(model, "run@1")
+        await policy.load_weights(model, "run@1")
         assert (await policy.generate("a", [9, 10], Sampling(max_new_tokens=2))).weights_version == "run@1"
 
         async def lies(path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -108,7 +107,7 @@ async def test_a_server_that_refuses_weights_keeps_its_version(model: Path) -> N
     async with server(refuses) as url:
         policy = SGLangPolicy(url.removesuffix("/v1"), "base")
         with pytest.raises(PolicyError, match=r"did not take the weights.*shape mismatch"):
-            await policy.publish(model, "run@1")
+            await policy.load_weights(model, "run@1")
         assert policy.weights_version == "base"
         await policy.close()
 

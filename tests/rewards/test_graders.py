@@ -211,7 +211,7 @@ async def test_a_deadline_cuts_off_whatever_hangs() -> None:
         grader, _ = rollout_of(Reward("slow", lambda episode, ctx: let.wait(20)), episode_timeout=0.3)
         hook, _ = rollout_of(hooks=(Stuck(),), episode_timeout=0.3)
         world, _ = rollout_of(episode_timeout=0.3)
-        object.__setattr__(world.packs["p"], "module", SimpleNamespace(make_env=lambda task: World()))
+        object.__setattr__(world.context.packs["p"], "module", SimpleNamespace(make_env=lambda task: World()))
         for rollout in (grader, hook, world):
             (episode,) = await rollout.run(jobs[:1])
             assert episode.outcome is Outcome.TIMEOUT and episode.reward is None
@@ -255,7 +255,7 @@ async def test_a_world_of_plain_functions_runs_in_a_thread() -> None:
             return Step(reward=1.0, terminated=True)
 
     rollout, jobs = rollout_of()
-    object.__setattr__(rollout.packs["p"], "module", SimpleNamespace(make_env=lambda task: World()))
+    object.__setattr__(rollout.context.packs["p"], "module", SimpleNamespace(make_env=lambda task: World()))
     (episode,) = await rollout.run(jobs[:1])
     assert episode.outcome is Outcome.SOLVED and len(seen) == 2 and threading.get_ident() not in seen
     assert RewardPart("env", 1.0, 0.0) in episode.reward_parts

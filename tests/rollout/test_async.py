@@ -24,7 +24,7 @@ from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.models.adapter import add_adapter, copy_trained, twin
 from agentrl_cli.models.load import load_model
 from agentrl_cli.policies.load import load_policy
-from agentrl_cli.trainer.prefetch import Ahead, age_metrics, apart, stale
+from agentrl_cli.trainer.prefetch import Prefetcher, age_metrics, run_in_thread, stale
 from agentrl_cli.types import Episode, Outcome, Sampling, Turn
 from tests.helpers.train import TASK_PY, episodes_of, trainer_of, write_model, write_pack
 
@@ -101,7 +101,7 @@ async def test_no_forward_sees_half_updated_weights(model: Path, kind: str) -> N
 
         for number in range(1, 4):
             await asyncio.sleep(0.01)
-            await apart(update)
+            await run_in_thread(update)
             versions[f"v{number}"] = copy.deepcopy(trained)
             await policy.swap(f"v{number}", lambda: copy_trained(trained, sampler))
             trained.train()  # as an update leaves it: the engine does not touch what is being trained
@@ -139,7 +139,7 @@ async def test_without_staleness_it_is_the_synchronous_algorithm_bit_by_bit(tmp_
     weights = []
     async with trainer_of(tmp_path, model, deterministic=True, train={"steps": 3}) as trainer:
         await trainer.train()
-        assert trainer.loaded.sampler is None
+        assert isinstance(trainer.policy, LocalPolicy) and trainer.policy.source is None
         weights.append({name: w.clone() for name, w in trainer.loaded.model.state_dict().items()})
     async with trainer_of(tmp_path, model, deterministic=True, train={"steps": 3}) as trainer:
         for step in range(3):
@@ -247,7 +247,7 @@ async def test_ahead_begins_no_step_twice_and_none_beyond_the_last() -> None:
             raise TrainingStopped("no more")
         return [[episode_of(f"r@{step}")]]
 
-    ahead = Ahead(sample, Config.model_validate({"rollout": {"async_staleness": 2}, "train": {"steps": 3}}))
+    ahead = Prefetcher(sample, Config.model_validate({"rollout": {"async_staleness": 2}, "train": {"steps": 3}}))
     assert (await ahead.take(0))[0][0].id == "er@0" and begun == [0, 1, 2]
     assert (await ahead.take(1))[0][0].id == "er@1" and begun == [0, 1, 2]
     with pytest.raises(TrainingStopped):
@@ -276,7 +276,7 @@ def test_there_is_one_copy_of_the_weights_to_sample_from(model: Path, dtype: str
     loaded = load_policy(None, Config.model_validate(settings), base=model, trainable=True)
     policy = loaded.policy
     assert isinstance(policy, LocalPolicy) and policy.engine == "paged"
-    assert (loaded.sampler is None) == policy.copies_weights == (dtype == "float32")
+    assert (policy.source is None) == policy.copies_weights == (dtype == "float32")
     asyncio.run(policy.close())
 
 

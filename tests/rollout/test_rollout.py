@@ -520,7 +520,7 @@ def test_seed_of_depends_on_all_its_parts() -> None:
 async def test_a_task_of_an_unknown_pack() -> None:
     pack = pack_of()
     rollout = rollout_of(pack, ["5"])
-    rollout.packs = {"sumz": pack}
+    rollout = rollout.with_(packs={"sumz": pack})
     with pytest.raises(NotFound, match="sums"):
         await rollout.run([job_of(pack)])
 
@@ -551,7 +551,7 @@ async def test_structural_drift_is_found_at_its_turn(tmp_path: Path) -> None:
             return "5" if len(found) == 3 else call("add", a=2, b=3)
 
         rollout = rollout_of(pack, ScriptedPolicy(replies, BYTES), store=store)
-        rollout.chat = Lossy(BYTES)
+        rollout = rollout.with_(chat=Lossy(BYTES))
         episode = await rollout.episode(job_of(pack))
         rows = [(row.kind, row.turn) for row in store.marks.drift(episode.id)]
     assert " ".join(turn.role for turn in episode.turns) == "system user assistant tool assistant tool assistant"
@@ -565,8 +565,9 @@ async def test_structural_drift_is_found_at_its_turn(tmp_path: Path) -> None:
 async def test_a_training_episode_ends_at_its_first_structural_drift(structural: str, outcome: Outcome) -> None:
     pack = pack_of()
     rollout = rollout_of(pack, ScriptedPolicy(lambda key, ids: call("add", a=2, b=3), BYTES), max_turns=3)
-    rollout.config = rollout.config.model_copy(update={"drift": DriftConfig.model_validate({"structural": structural})})
-    rollout.chat = Lossy(BYTES)
+    drift = DriftConfig.model_validate({"structural": structural})
+    config = rollout.context.config.model_copy(update={"drift": drift})
+    rollout = rollout.with_(config=config, chat=Lossy(BYTES))
     episode = await rollout.episode(replace(job_of(pack), kind="train"))
     turns = 1 if structural == "skip" else 3
     assert episode.outcome is outcome and sum(turn.role == "assistant" for turn in episode.turns) == turns
@@ -599,8 +600,8 @@ async def test_stops_bad_tokens_and_a_hook_reach_the_policy() -> None:
     pack = pack_of()
     policy = Noting([call("add", a=1, b=1), "5"], BYTES)
     rollout = rollout_of(pack, policy, stop=["Done."], bad_tokens=["<think>", "z"])
-    rollout.hooks = HookList([Draws()])
-    assert rollout.config.rollout.truncates
+    rollout = rollout.with_(hooks=HookList([Draws()]))
+    assert rollout.context.config.rollout.truncates
     await rollout.episode(job_of(pack))
     assert [s.stop_strings for s in seen] == [("Done.",)] * 2
     assert [s.bad_ids for s in seen] == [(BYTES.id_of("<think>"), ord("z"))] * 2
@@ -616,6 +617,6 @@ async def test_a_sampling_hook_that_fails_masks_its_episode() -> None:
 
     pack = pack_of()
     rollout = rollout_of(pack, ["5"])
-    rollout.hooks = HookList([Wrong()])
+    rollout = rollout.with_(hooks=HookList([Wrong()]))
     episode = await rollout.episode(job_of(pack))
     assert episode.outcome is Outcome.ENV_ERROR and "it returned str; a Sampling or None" in episode.error

@@ -23,7 +23,6 @@ from agentrl_cli.models.checksums import CHECKSUMS, damage
 from agentrl_cli.models.load import load_model
 from agentrl_cli.models.merge import merge
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.trainer.checkpoints import restore
 from tests.helpers.train import spawn, trainer_of, write_model, write_project
 
 PPO = {"advantage": "gae", "drop_zero_variance": False}
@@ -94,10 +93,10 @@ def resume(project: Path, model: Path, run: RunRow, **sections: Any) -> tuple[in
         said: list[str] = []
         async with trainer_of(project, model, run=run, algo=PPO, train={"save_every": 1}, **sections) as trainer:
             held, learner = trainer.loaded.model, trainer.learner
-            folder = trainer.folder / "checkpoints"
-            found, state = restore(trainer.store, run.id, folder, said.append, held, learner)
+            trainer.checkpoints.narrate = said.append
+            state = trainer.checkpoints.restore()
             now = {"weights": _bytes(held.state_dict()), "learner": _bytes(learner.state())}
-            return int(state["step"]) if found else 0, said, now
+            return int(state.get("step", 0)), said, now
 
     return asyncio.run(go())
 

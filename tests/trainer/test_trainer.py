@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import re
 import signal
 from dataclasses import replace
@@ -390,6 +391,23 @@ async def test_stop_now_does_not_wait_for_the_step(tmp_path: Path, model: Path) 
         assert (run.status, run.error, run.step) == ("stopped", "stopped at once", 0)
         assert [row["kind"] for row in trainer.store.journal.events(run.id)] == ["control:stop"]
         assert not trainer.store.controls.waiting(run.id)
+
+
+async def test_an_interrupt_before_the_first_step_stops_the_run(tmp_path: Path, model: Path) -> None:
+    """Twice Ctrl-C while the run starts: its status is written."""
+
+    class Interrupt:
+        async def on_run_start(self, **_: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(300)
+
+    async with trainer_of(tmp_path, model, [Interrupt()]) as trainer:
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.create_task(trainer.train()), 60)
+        run = trainer.store.runs.get(trainer.run.id)
+        assert (run.status, run.error, run.step) == ("stopped", "stopped at once", 0) and run.ended
 
 
 async def test_a_paused_run_waits(tmp_path: Path, model: Path) -> None:

@@ -1,7 +1,7 @@
-"""What a server answered, checked before anything is made of it. Raises BadAnswer, which is tried again.
+"""Checks of a server's answer. They raise BadAnswer, upon which the request is tried again.
 
-A 200 proves nothing: it may be a proxy's page, another program's JSON, or ids that no model of ours has. What passes
-here can be stored and trained on.
+A 200 proves nothing: it may be a proxy's page, another program's JSON, or ids outside the vocabulary. What
+passes can be stored and trained on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentrl_cli.types import Float32, Sampling
 
 Answer = dict[str, Any]
 ABOVE_ZERO = 1e-3
-"""A log-probability may be so far above 0 by rounding."""
+"""A log-probability may be this far above 0 by rounding."""
 SHOWN = 80
 """Characters of an answer that a message repeats."""
 
@@ -63,7 +63,7 @@ def items(value: Any, name: str) -> list[Any]:
 
 
 def token_ids(values: Sequence[Any], sampling: Sampling, vocabulary: int | None) -> list[int]:
-    """Sampled ids: at least one, inside the vocabulary, no more than were asked for."""
+    """Sampled ids: at least one, inside the vocabulary, no more than requested."""
     limit = vocabulary or np.iinfo(np.int32).max
     for id_ in values:
         if not isinstance(id_, int) or isinstance(id_, bool) or not 0 <= id_ < limit:
@@ -88,9 +88,9 @@ def log_probabilities(values: Sequence[Any], count: int) -> Float32:
 def alternatives(
     rows: Sequence[Any], count: int, read: Callable[[Any], Sequence[tuple[Any, Any]]], vocabulary: int | None
 ) -> list[list[tuple[int, float]]]:
-    """The likeliest (id, log-probability) at each token; `read` takes a row apart.
+    """The likeliest (id, log-probability) at each token; `read` splits a row into pairs.
 
-    None are fine, and one without a probability is left out. An id of −1 is a token that has no id.
+    There may be none, and one without a probability is left out. An id of −1 stands for a token without an id.
     """
     if rows and len(rows) != count:
         raise BadAnswer(f"sent the likeliest tokens of {len(rows)} places for {count} tokens")
@@ -110,7 +110,7 @@ def alternatives(
 
 
 def finish(value: Any, known: Mapping[str, str]) -> str:
-    """Why the server stopped: `known` has its words for it."""
+    """Why the server stopped; `known` maps its reasons to this package's."""
     if not isinstance(value, str) or value not in known:
         raise BadAnswer(f"sent the finish reason {shown(value)}; {', '.join(sorted(known))} are known")
     return known[value]

@@ -1,23 +1,22 @@
-"""JSON over HTTP to a server that samples: retries, a key, and what to do when the server was restarted meanwhile.
+"""JSON over HTTP to a server: retries, an API key, and recovery after the server was restarted.
 
-Requests run in threads of their own (urllib), so that no HTTP library is needed. A request that nobody waits for any
-more (an episode's time is over, the run was stopped) has its connection closed: the server stops sampling for it, and
-no thread is left waiting for the answer.
+A request that is cancelled (an episode's time is over, the run was stopped) closes its connection, so that the server
+stops sampling for it. A connection serves one request: nothing of it outlives the event loop that made it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
+import os
 import socket
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from functools import cache
+from ssl import SSLContext
 from typing import Any, TypeVar
+
+import httpx2
 
 from agentrl_cli.errors import BadAnswer, PolicyError
 from agentrl_cli.policies.remote.checked import decoded
@@ -27,14 +26,12 @@ T = TypeVar("T")
 RETRY_STATUS = {408, 409, 425, 429, 500, 502, 503, 504}
 MAX_BODY = 500
 """Characters of a server's error that a message repeats."""
-MAX_READ = 16384
-"""Bytes of an error that are read, to find its message."""
 LONGEST_PAUSE = 10.0
 """Seconds between two attempts, at most."""
 CONNECTING = 10.0
 """Seconds that a connection may take to be made."""
 REACH = 4.0
-"""Seconds that a server has to answer anything at all where somebody waits for it."""
+"""Seconds that a server has to answer anything at all if a person waits for it."""
 
 
 class ServerError(PolicyError):
@@ -45,11 +42,21 @@ class ServerError(PolicyError):
         self.status = status
 
 
+def check_address(url: str) -> None:
+    """Raise PolicyError unless `url` is an HTTP address."""
+    try:
+        valid = url.startswith(("http://", "https://")) and bool(httpx2.URL(url).host)
+    except httpx2.InvalidURL:
+        valid = False
+    if not valid:
+        raise PolicyError(f"{url!r} is no HTTP address.", hint="Write it as http://127.0.0.1:8000/v1.")
+
+
 class Endpoint:
     """One server. `close` it.
 
     A connection that was refused or broke off may mean that the server starts again, without the weights that it was
-    given: then `mend` is called once before the next request goes on.
+    given: then `mend` is called once before the next request is sent.
     """
 
     def __init__(
@@ -65,39 +72,44 @@ class Endpoint:
     ) -> None:
         """`url` ends before the paths of requests (`http://host:8000/v1`). `timeout` in seconds, of one attempt.
 
-        Failing requests are tried `retries` times more; a server that cannot be reached for `patience` seconds.
-        `start`: how one is started, for those who have none.
+        Failing requests are tried `retries` times more, and an unreachable server for `patience` seconds.
+        `start`: how to start one, for the hint of an error. Raises PolicyError if `url` is not an HTTP address.
         """
-        if not url.startswith(("http://", "https://")):
-            raise PolicyError(f"{url!r} is no HTTP address.", hint="Write it as http://127.0.0.1:8000/v1.")
+        check_address(url)
         self.url = url.rstrip("/")
         self.timeout = timeout
         self.retries = retries
         self.patience = patience
         self._start = f" {start}" if start else ""
         self.watched = False
-        """Whether somebody sits and waits: then a silent server is asked every `REACH` seconds if it is there."""
+        """True if a person waits: a silent server is then asked every `REACH` seconds if it is there."""
         self.mend: Callable[[], Awaitable[None]] | None = None
         self._lost = False
         self._mending = asyncio.Lock()
-        self._headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json"}
         if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="agentrl-remote")
-        self._calls: set[Call] = set()
+            headers["Authorization"] = f"Bearer {api_key}"
+        self._client = httpx2.AsyncClient(
+            headers=headers,
+            verify=_tls(),
+            timeout=httpx2.Timeout(timeout, connect=min(CONNECTING, timeout), pool=None),
+            limits=httpx2.Limits(max_connections=concurrency, max_keepalive_connections=0),
+            follow_redirects=True,
+        )
+        self._calls: set[asyncio.Task[httpx2.Response]] = set()
         self._closed = False
 
     @property
     def root(self) -> str:
-        """The address without the version of the API: where a server's own paths are."""
+        """The address without the version of the API, to which a server's own paths are appended."""
         return self.url.removesuffix("/v1")
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The JSON answer. Busy and failing servers are tried again; raises PolicyError with what the server said."""
+        """The JSON answer. Busy and failing servers are tried again; raises PolicyError with the server's message."""
         return await self.ask(path, body, lambda answer: answer)
 
     async def ask(self, path: str, body: Mapping[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
-        """What `read` makes of the JSON answer. One that it cannot use (BadAnswer) is asked for again, too."""
+        """What `read` makes of the JSON answer. If it raises BadAnswer, the request is tried again, too."""
         return await self._request(f"{self.url}{path}", json.dumps(body).encode(), lambda data: read(decoded(data)))
 
     async def get(self, path: str) -> dict[str, Any]:
@@ -106,35 +118,33 @@ class Endpoint:
 
     async def command(self, url: str, body: Mapping[str, Any]) -> str:
         """Post to a whole address; the answer as text, which some servers give to commands. `mend` may use it."""
-        return await self._request(
-            url, json.dumps(body).encode(), lambda data: data.decode(errors="replace"), mending=True
-        )
+        data = json.dumps(body).encode()
+        return await self._request(url, data, lambda answer: answer.decode(errors="replace"), mending=True)
 
     def watch(self) -> None:
-        """Somebody sits and waits from now on: a server that is not there is told of within seconds."""
+        """A person waits from now on: a server that is not there is reported within seconds."""
         self.watched, self.patience = True, 0.0
 
     async def reach(self) -> None:
         """Raises PolicyError unless the server answers a request for its models, with anything, within `REACH` s."""
         try:
-            await self._once(Call(f"{self.url}/models", None, self._headers, REACH), None)
-        except urllib.error.HTTPError as error:
-            error.close()  # it is there; whether it serves what is asked of it shows when it is asked
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            if isinstance(reason, TimeoutError):
-                raise PolicyError(
-                    f"{self.url} cannot be reached: no answer for {REACH:g} s.",
-                    hint="It hangs, still loads its model, or a firewall drops what is sent to it: its log says which.",
-                ) from error
-            raise self._unreached(self.url, reason) from error
+            await self._once(self._client.build_request("GET", f"{self.url}/models", timeout=REACH))
+        except httpx2.TimeoutException as error:
+            raise PolicyError(
+                f"{self.url} cannot be reached: no answer for {REACH:g} s.",
+                hint="It hangs, still loads its model, or a firewall drops what is sent to it: its log says which.",
+            ) from error
+        except httpx2.RequestError as error:
+            raise self._unreached(self.url, error) from error
 
-    def close(self) -> None:
-        """Break off what runs."""
+    async def close(self) -> None:
+        """Cancel running requests and close their connections."""
         self._closed = True
-        for call in list(self._calls):
-            call.abort()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await self._client.aclose()
 
     async def _request(self, url: str, data: bytes | None, read: Callable[[bytes], T], *, mending: bool = False) -> T:
         started, attempt = time.monotonic(), 0
@@ -142,28 +152,26 @@ class Endpoint:
             try:
                 if not mending:
                     await self._mended()
-                return read(await self._answer(Call(url, data, self._headers, self.timeout)))
+                method = "GET" if data is None else "POST"
+                answer = await self._answer(self._client.build_request(method, url, content=data))
+                if answer.is_success:
+                    return read(answer.content)
+                if answer.status_code not in RETRY_STATUS or attempt >= self.retries:
+                    raise _refused(url, answer, attempt + 1)
             except BadAnswer as error:
                 if attempt >= self.retries or self._closed:
                     tried = f"; tried {attempt + 1} times" if attempt else ""
                     raise BadAnswer(f"{url} {error.message}{tried}.", hint=error.hint) from error
-            except urllib.error.HTTPError as error:
-                with error:
-                    said = _said(error.read(MAX_READ).decode(errors="replace"))
-                if error.code not in RETRY_STATUS or attempt >= self.retries:
-                    what = f"{url} answered {error.code}: {said[:MAX_BODY]}"
-                    raise ServerError(what, error.code, hint=_hint(error.code, attempt + 1)) from error
-            except (OSError, http.client.HTTPException) as error:  # URLError is one, and a broken connection
-                reason = getattr(error, "reason", error)
-                self._lost |= not isinstance(reason, TimeoutError)
+            except httpx2.RequestError as error:
+                self._lost |= not isinstance(error, httpx2.TimeoutException)
                 late = attempt >= self.retries and time.monotonic() - started >= self.patience
                 if late or self._closed:
-                    raise self._unreached(url, reason) from error
+                    raise self._unreached(url, error) from error
             await asyncio.sleep(min(0.2 * 2 ** min(attempt, 10), LONGEST_PAUSE))
             attempt += 1
 
     async def _mended(self) -> None:
-        """After a lost connection: give the server back what it had, once for all who wait."""
+        """After a lost connection: give the server back what it had, once for all waiting requests."""
         if self.mend is None or not (self._lost or self._mending.locked()):
             return
         async with self._mending:
@@ -175,11 +183,11 @@ class Endpoint:
                     self._lost = True
                     raise
 
-    async def _answer(self, call: Call) -> bytes:
-        """The answer; where somebody waits and it takes long, only as long as the server is there."""
+    async def _answer(self, request: httpx2.Request) -> httpx2.Response:
+        """The answer; if a person waits and it takes long, only as long as the server is there."""
         if not self.watched:
-            return await self._once(call, self._threads)
-        answer = asyncio.ensure_future(self._once(call, self._threads))
+            return await self._once(request)
+        answer = asyncio.ensure_future(self._once(request))
         try:
             while not (await asyncio.wait([answer], timeout=REACH))[0]:
                 await self.reach()
@@ -187,89 +195,59 @@ class Endpoint:
         finally:
             answer.cancel()
 
-    async def _once(self, call: Call, threads: ThreadPoolExecutor | None) -> bytes:
+    async def _once(self, request: httpx2.Request) -> httpx2.Response:
+        """One attempt, in a task of its own that `close` can cancel."""
+        self._require_open(request)
+        call = asyncio.ensure_future(self._client.send(request))
         self._calls.add(call)
         try:
-            return await asyncio.get_running_loop().run_in_executor(threads, call.run)
+            return await call
         except asyncio.CancelledError:
-            call.abort()
+            current = asyncio.current_task()
+            if current is not None and not current.cancelling():  # this task was not cancelled: `close` was called
+                self._require_open(request)
             raise
         finally:
             self._calls.discard(call)
 
-    def _unreached(self, url: str, reason: object) -> PolicyError:
-        if isinstance(reason, TimeoutError):
+    def _require_open(self, request: httpx2.Request) -> None:
+        if self._closed:
+            raise httpx2.ConnectError("the client was closed", request=request)
+
+    def _unreached(self, url: str, error: httpx2.RequestError) -> PolicyError:
+        if isinstance(error, httpx2.TimeoutException):
             return PolicyError(
                 f"{url} did not answer within {self.timeout:g} s.",
                 hint="Raise remote.timeout, or lower rollout.concurrency or rollout.max_new_tokens.",
             )
-        said = getattr(reason, "strerror", None) or reason
         return PolicyError(
-            f"{url} cannot be reached: {said}.", hint=f"Is the server running? Is this its address?{self._start}"
+            f"{url} cannot be reached: {_reason(error)}.",
+            hint=f"Is the server running? Is this its address?{self._start}",
         )
 
 
-class Call:
-    """One attempt of one request, in a thread: `run` there, `abort` from anywhere."""
-
-    def __init__(self, url: str, data: bytes | None, headers: Mapping[str, str], timeout: float) -> None:
-        self._request = urllib.request.Request(url, data, dict(headers), method="GET" if data is None else "POST")
-        self._timeout = timeout
-        self._aborted = False
-        self._sockets: list[socket.socket] = []
-
-    def run(self) -> bytes:
-        """The answer's body. Raises OSError, HTTPException."""
-        if self._aborted:
-            raise ConnectionAbortedError("nobody waits any more")
-        opener = urllib.request.build_opener(_Plain(self), _Secure(self))
-        with opener.open(self._request, timeout=self._timeout) as response:
-            body: bytes = response.read()
-            return body
-
-    def abort(self) -> None:
-        """Close the connection, where there is one: `run` ends at once with an error."""
-        self._aborted = True
-        for one in self._sockets:
-            with suppress(OSError):  # the other side was faster
-                one.shutdown(socket.SHUT_RDWR)
-
-    def connected(self, connection: http.client.HTTPConnection) -> None:
-        """A connection was made."""
-        connection.sock.settimeout(self._timeout)
-        self._sockets.append(connection.sock)
-        if self._aborted:
-            self.abort()
+@cache
+def _tls() -> SSLContext:
+    """One for all clients: making it reads every certificate authority of the system."""
+    return httpx2.create_ssl_context()
 
 
-def _connection(call: Call, kind: type[http.client.HTTPConnection]) -> type[http.client.HTTPConnection]:
-    """A connection class that tells `call` of its sockets, and gives up early where nothing answers at all."""
-
-    class Connection(kind):  # type: ignore[misc, valid-type]  # plain or secure
-        def connect(self) -> None:
-            self.timeout = min(CONNECTING, call._timeout)
-            super().connect()
-            call.connected(self)
-
-    return Connection
-
-
-class _Plain(urllib.request.HTTPHandler):
-    def __init__(self, call: Call) -> None:
-        super().__init__()
-        self._kind = _connection(call, http.client.HTTPConnection)
-
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._kind, req)
+def _reason(error: BaseException) -> str:
+    """The system's own words for a failed connection ("Connection refused"), else the client's."""
+    found, cause = str(error) or type(error).__name__, error.__cause__ or error.__context__
+    while cause is not None:
+        if isinstance(cause, BaseExceptionGroup):  # of several addresses, the first one's
+            cause = cause.exceptions[0]
+        if isinstance(cause, OSError) and cause.errno:
+            found = str(cause.strerror) if isinstance(cause, socket.gaierror) else os.strerror(cause.errno)
+        cause = cause.__cause__ or cause.__context__
+    return found
 
 
-class _Secure(urllib.request.HTTPSHandler):
-    def __init__(self, call: Call) -> None:
-        super().__init__()
-        self._kind = _connection(call, http.client.HTTPSConnection)
-
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._kind, req)
+def _refused(url: str, answer: httpx2.Response, tries: int) -> ServerError:
+    said = _message(answer.text)[:MAX_BODY]
+    status = answer.status_code
+    return ServerError(f"{url} answered {status}: {said}", status, hint=_hint(status, tries))
 
 
 def _hint(status: int, tries: int) -> str:
@@ -282,8 +260,8 @@ def _hint(status: int, tries: int) -> str:
     return ""
 
 
-def _said(text: str) -> str:
-    """What a server's error says: its message, where it is JSON with one, else the text as it is."""
+def _message(text: str) -> str:
+    """The message in a server's error if it is JSON with one, else the text as it is."""
     try:
         answer = json.loads(text)
     except ValueError:

@@ -1,8 +1,8 @@
 """Policies behind HTTP: a vLLM server (token ids in and out), and any OpenAI-compatible endpoint (text only).
 
-Text is not enough to train on. What comes back as text is encoded again here, so its ids need not be the ones that
-were sampled, and log-probabilities belong to other tokens: `OpenAIPolicy` serves eval and chat and is refused for
-training, with that reason. `VLLMPolicy` sends and receives ids.
+Text is not enough to train on. A text is encoded again here, so its ids need not be the ones that were sampled, and
+log-probabilities belong to other tokens: `OpenAIPolicy` serves eval and chat and is refused for training, with that
+reason. `VLLMPolicy` sends and receives ids.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.errors import BadAnswer, PolicyError
-from agentrl_cli.policies.protocols import OnToken, generation
+from agentrl_cli.policies.protocols import OnToken, PolicySource, generation
+from agentrl_cli.policies.remote.base import RemotePolicy, connection
 from agentrl_cli.policies.remote.checked import (
     alternatives,
     choice_of,
@@ -28,7 +29,7 @@ from agentrl_cli.policies.remote.checked import (
     token_ids,
 )
 from agentrl_cli.policies.remote.http import Endpoint, ServerError
-from agentrl_cli.policies.remote.token_ids import Answer, IdServer, narrowed
+from agentrl_cli.policies.remote.token_ids import NO_IMAGES, Answer, IdServer, narrowed
 from agentrl_cli.types import TOP_K, Generation, Int32, Message, Sampling, StopReason, ToolSchema
 
 ID = "token_id:"
@@ -40,7 +41,7 @@ TEXT_FINISH = {
 }
 """Those of OpenAI's own endpoint, and of others that follow it."""
 LOOSELY = 8
-"""A text may have so many times the tokens that were asked for: the server counted its own."""
+"""A text may have this many times the requested tokens: the server counts with its own tokenizer."""
 VLLM = "0.32"
 """The release of vLLM that this client is tested with; the extra `vllm` brings it."""
 
@@ -48,11 +49,11 @@ VLLM = "0.32"
 class VLLMPolicy(IdServer):
     """A vLLM server: prompt ids in, sampled ids and their log-probabilities out.
 
-    vLLM reports log-probabilities of the raw logits unless it was started with `--logprobs-mode processed_logprobs`;
-    say which by `processed`. What cannot be known from its report is NaN, and the trainer computes it.
+    vLLM reports log-probabilities of the raw logits unless it was started with `--logprobs-mode processed_logprobs`,
+    which `processed` states. What its report does not determine is NaN, and the trainer computes it.
 
     Adapters need `--enable-lora` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, whole weights VLLM_SERVER_DEV_MODE=1
-    (`/collective_rpc`, whose `reload_weights` knows a path from vLLM 0.14 on). The server must read the folder.
+    (`/collective_rpc`, whose `reload_weights` takes a path since vLLM 0.14). The server must read the folder.
     """
 
     name = "vllm"
@@ -74,7 +75,7 @@ class VLLMPolicy(IdServer):
         except ServerError as error:
             if error.status != 404 or self.model == self._base:
                 raise
-            await self._mend()  # it was restarted, between two requests, and knows nothing of the adapter
+            await self._mend()  # it was restarted between two requests, and has no adapter
             return await self.endpoint.ask("/completions", {"model": self.model, **body}, partial(self._read, sampling))
 
     def _read(self, sampling: Sampling, answer: dict[str, Any]) -> Answer:
@@ -90,12 +91,11 @@ class VLLMPolicy(IdServer):
     async def load_adapter(self, path: str, version: str) -> None:
         """Serve a new LoRA adapter from now on."""
         self.lora = True
-        await self.publish(path, version)
+        await self.load_weights(path, version)
 
     async def _take(self, folder: Path, version: str, old: str) -> None:
         root, url = self.endpoint.root, self.endpoint.url
         if self.lora:
-            # Answers are plain text here.
             await self._load_adapter(f"{url}/load_lora_adapter", folder, version)
             if old:
                 await self.endpoint.command(f"{url}/unload_lora_adapter", {"lora_name": old})
@@ -105,7 +105,7 @@ class VLLMPolicy(IdServer):
         await self.endpoint.command(f"{root}/reset_prefix_cache", {})
 
 
-class OpenAIPolicy:
+class OpenAIPolicy(RemotePolicy):
     """Any OpenAI-compatible endpoint. Text only: for eval and chat, refused for training.
 
     `mode` "completions" sends the prompt's exact text; "chat" sends messages (`observe` them before each turn) and lets
@@ -113,7 +113,6 @@ class OpenAIPolicy:
     """
 
     name = "openai"
-    trainable = False
     untrainable = (
         "an OpenAI-compatible endpoint returns text; the ids of what was sampled and their log-probabilities are "
         "unknown, and encoding the text again would train on other tokens. Use a local model or a vLLM server"
@@ -137,6 +136,14 @@ class OpenAIPolicy:
         self.chat, self.mode, self.context_length = chat, mode, context_length
         self._seen: dict[str, tuple[list[Message], list[ToolSchema]]] = {}
 
+    @classmethod
+    def of(cls, source: PolicySource) -> OpenAIPolicy:
+        """As the configuration describes the endpoint. Raises ConfigError, or PolicyError for a bad address."""
+        remote = source.config.remote
+        model, arguments = remote.model or source.config.model.name, connection(source.config)
+        length = source.context_length
+        return cls(model=model, chat=source.chat, mode=remote.mode, context_length=length, **arguments)
+
     def observe(self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
         """The conversation so far, for "chat" mode: call it before `generate`."""
         self._seen[key] = (list(messages), list(tools))
@@ -149,8 +156,11 @@ class OpenAIPolicy:
         *,
         group: str = "",
         on_token: OnToken | None = None,
+        images: Sequence[bytes] = (),
     ) -> Generation:
-        """One turn, encoded here; log-probabilities are NaN. Raises PolicyError where the server fails."""
+        """One turn, encoded here; log-probabilities are NaN. Raises PolicyError if the server fails."""
+        if images:
+            raise PolicyError(NO_IMAGES)
         started = time.perf_counter()
         body: dict[str, Any] = {
             "model": self.model,
@@ -182,12 +192,9 @@ class OpenAIPolicy:
     async def release(self, key: str) -> None:
         self._seen.pop(key, None)
 
-    async def close(self) -> None:
-        self.endpoint.close()
-
     async def _chat(self, key: str, body: dict[str, Any], sampling: Sampling) -> tuple[list[int], str]:
         if key not in self._seen:
-            raise PolicyError('In "chat" mode the messages have to be given first, by observe().')
+            raise PolicyError('In "chat" mode `observe` must be called with the messages first.')
         messages, tools = self._seen[key]
         body = {**body, "messages": [_wire(message) for message in messages]}
         if tools:
@@ -195,13 +202,13 @@ class OpenAIPolicy:
         return await self.endpoint.ask("/chat/completions", body, partial(self._read, sampling))
 
     def _read(self, sampling: Sampling, answer: dict[str, Any]) -> tuple[list[int], str]:
-        """What was said, encoded here, and why the server stopped. Raises BadAnswer."""
+        """The answer's text, encoded here, and why the server stopped. Raises BadAnswer."""
         choice = choice_of(answer)
         said = _message(choice) if self.mode == "chat" else choice.get("text")
         if said is None or not isinstance(said, (str, dict)):
             raise BadAnswer(f"sent the text {shown(said)}")
         out = self.chat.assistant_ids(said)
-        if len(out) > LOOSELY * sampling.max_new_tokens + LOOSELY:  # its tokens are not ours, but not so different
+        if len(out) > LOOSELY * sampling.max_new_tokens + LOOSELY:  # its tokenizer is another, but not so different
             raise BadAnswer(f"sent a text of {len(out)} tokens where {sampling.max_new_tokens} were asked for")
         return out, finish(choice.get("finish_reason"), TEXT_FINISH)
 
@@ -218,7 +225,7 @@ def _wire(message: Message) -> Message:
 
 
 def _message(choice: dict[str, Any]) -> Message:
-    """The assistant's message of a chat completion, without what is null."""
+    """The assistant's message of a chat completion, without null fields."""
     message = {name: value for name, value in part(choice, "message").items() if value is not None}
     calls = items(message.get("tool_calls"), "tool_calls")
     content = message.get("content", "")
@@ -245,14 +252,14 @@ def _sampled(choice: dict[str, Any], logprobs: dict[str, Any]) -> list[Any]:
 
 
 def _named(top: Any) -> list[tuple[Any, Any]]:
-    """(id, log-probability) of alternatives that are called `token_id:N`; -1 for another name."""
+    """(id, log-probability) of alternatives named `token_id:N`; -1 for another name."""
     if not isinstance(top, dict):
         raise BadAnswer(f"sent {shown(top)} in place of the likeliest tokens")
     return [(_id_of(text) if text.startswith(ID) else -1, logp) for text, logp in top.items()]
 
 
 def _id_of(text: str) -> int | str:
-    """N of `token_id:N`; the text itself, which is no id, for anything else."""
+    """N of `token_id:N`; the text itself, which the check of ids refuses, for anything else."""
     number = text.removeprefix(ID)
     return int(number) if number.isascii() and number.isdigit() and len(number) < 12 else text
 

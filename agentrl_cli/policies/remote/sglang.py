@@ -2,7 +2,7 @@
 
 https://docs.sglang.ai/basic_usage/native_api.html. Its log-probabilities are those of the distribution at the sampling
 temperature, with penalties, before top-p, top-k and min-p. Every answer names the weights that made it, so a server
-that went back to others is noticed: it gets them again, and what was sampled with the others is not used.
+that returned to others is noticed: it loads them again, and the answer is not used.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class SGLangPolicy(IdServer):
         found, made_with = await self.endpoint.ask(
             "/generate", self._body(ids, sampling), partial(self._read, sampling)
         )
-        if not self._ours(made_with):
+        if not self._current(made_with):
             await self._mend()
             again = partial(self._read, sampling)
             found, made_with = await self.endpoint.ask("/generate", self._body(ids, sampling), again)
-            if not self._ours(made_with):
+            if not self._current(made_with):
                 raise PolicyError(
                     f"The server samples with the weights {made_with!r} and was given {self.weights_version!r}.",
                     hint="Does another trainer write into the same server?",
@@ -59,9 +59,9 @@ class SGLangPolicy(IdServer):
             raise BadAnswer("sends no token ids with log-probabilities, so it cannot be trained with")
         pairs = _pairs(meta["output_token_logprobs"])
         out = token_ids([id_ for id_, _ in pairs], sampling, self.vocabulary)
-        told = answer.get("output_ids")
-        if told is not None and told != out:
-            raise BadAnswer(f"sent other ids ({shown(told)}) than it sent log-probabilities of")
+        named = answer.get("output_ids")
+        if named is not None and named != out:
+            raise BadAnswer(f"sent other ids ({shown(named)}) than it sent log-probabilities of")
         logps = log_probabilities([logp for _, logp in pairs], len(out))
         tops = items(meta.get("output_top_logprobs"), "output_top_logprobs")
         found = alternatives(tops, len(out), _pairs, self.vocabulary)
@@ -88,13 +88,13 @@ class SGLangPolicy(IdServer):
             if old:
                 await self.endpoint.command(f"{root}/unload_lora_adapter", {"lora_name": old})
             return
-        # It drops its prefix cache by itself with the old weights.
+        # The server drops its prefix cache with the old weights.
         body = {"model_path": str(folder), "weight_version": version, "flush_cache": True}
         url = f"{root}/update_weights_from_disk"
         _check(url, await self.endpoint.command(url, body))
 
-    def _ours(self, made_with: str) -> bool:
-        """Whether an answer was made with the weights that we gave; adapters are asked for by name."""
+    def _current(self, made_with: str) -> bool:
+        """Whether an answer was made with the published weights; adapters are requested by name."""
         return self.lora or self._folder is None or made_with in ("", self.weights_version)
 
     def _meaning(self, logps: Float32, sampling: Sampling) -> tuple[Float32, Float32]:

@@ -1,36 +1,40 @@
-"""Servers that take and give token ids: what vLLM and SGLang have in common.
+"""Servers that take and return token ids: what vLLM and SGLang have in common.
 
-A policy of this kind can be trained with: after an update the trainer writes the weights (or the adapter) into a folder
-that the server can read, too, and `publish` lets the server take them. That waits for the turns that are running, so a
-turn has one version; a server that was restarted gets them again.
+A policy of this kind can be trained with: after an update `publish` writes the weights (or the adapter) into a folder
+that the server can read, too, and lets the server load them. That waits for running turns, so a turn has one version; a
+server that was restarted loads them again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from agentrl_cli.errors import PolicyError
-from agentrl_cli.policies.protocols import OnToken
+from agentrl_cli.policies.protocols import OnToken, PolicySource
+from agentrl_cli.policies.remote.base import RemotePolicy, connection
 from agentrl_cli.policies.remote.http import Endpoint, ServerError
 from agentrl_cli.types import TOP_K, Float32, Generation, Int32, Sampling, StopReason
 
+NO_IMAGES = "Servers are sent token ids alone, without images."
 Answer = tuple[list[int], Float32, list[list[tuple[int, float]]], StopReason]
 """Ids, their log-probabilities as reported, the likeliest (id, log-probability) at each, why it stopped."""
 
 
-class IdServer:
-    """Base of the policies. A subclass says how its server is asked (`_ask`) and given weights (`_take`)."""
+class IdServer(RemotePolicy):
+    """Base of the policies. A subclass implements how its server samples (`_ask`) and loads weights (`_take`)."""
 
     name = "remote"
-    trainable = True
+    untrainable = ""
+    separate_weights = True
     start = ""
-    """How such a server is started, for those who have none."""
+    """How to start such a server, for the hint of an error."""
 
     def __init__(
         self,
@@ -42,13 +46,16 @@ class IdServer:
         processed: bool = False,
         lora: bool = False,
         vocabulary: int | None = None,
+        save: Callable[[Path], None] | None = None,
+        sync_dir: Path | None = None,
         **connection: Any,
     ) -> None:
         """`vocabulary`: ids that the model has; None: as many as there are integers.
 
         `processed`: log-probabilities are those of the distribution that is sampled from; else of temperature 1.
 
-        `lora`: published folders are adapters. `connection`: see Endpoint.
+        `lora`: published folders are adapters. `save` writes the weights, or the adapter, into a folder; `sync_dir`
+        holds the folders for the server. `connection`: see Endpoint.
         """
         self.endpoint = Endpoint(url, **{"start": self.start, **connection})
         self.endpoint.mend = self._mend
@@ -58,11 +65,33 @@ class IdServer:
         self.processed = processed
         self.lora = lora
         self.vocabulary = vocabulary
+        self.save = save
+        self.sync_dir = sync_dir
         self._base = model
         self._folder: Path | None = None
         self._running = 0
         self._idle = asyncio.Condition()
         self._held = False
+
+    @classmethod
+    def of(cls, source: PolicySource) -> Self:
+        """As the configuration describes the server. Raises ConfigError, or PolicyError for a bad address."""
+        config, tokenizer = source.config, source.chat.tokenizer
+        arguments = connection(config)
+        vocabulary = max([tokenizer.vocab_size, *(token.id + 1 for token in tokenizer.added)])
+        if source.trainable:  # only the ids that the trained model has a row for can be trained
+            model: Any = source.model()
+            vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        return cls(
+            model=config.remote.model or config.model.name,
+            context_length=source.context_length,
+            processed=config.remote.processed_logprobs,
+            lora=config.adapter.enabled,
+            vocabulary=vocabulary,
+            save=source.save,
+            sync_dir=(source.base / (config.remote.sync_dir or "runs/remote")).resolve(),
+            **arguments,
+        )
 
     async def generate(
         self,
@@ -72,8 +101,11 @@ class IdServer:
         *,
         group: str = "",
         on_token: OnToken | None = None,
+        images: Sequence[bytes] = (),
     ) -> Generation:
-        """One turn. Raises PolicyError where the server fails, BadAnswer where what it sends cannot be used."""
+        """One turn. Raises PolicyError if the server fails, BadAnswer if its answer cannot be used."""
+        if images:
+            raise PolicyError(NO_IMAGES)
         async with self._idle:
             await self._idle.wait_for(lambda: not self._held)
             self._running += 1
@@ -87,7 +119,7 @@ class IdServer:
         sampled, own = self._meaning(logps, sampling)
         top_ids, top_logps = _alternatives(tops, len(out))
         for id_ in out if on_token is not None else ():
-            on_token(id_)  # type: ignore[misc]  # the loop is empty where there is none
+            on_token(id_)  # type: ignore[misc]  # the loop is empty if it is None
         return Generation(
             ids=np.asarray(out, np.int32),
             logp_sampled=sampled,
@@ -100,10 +132,29 @@ class IdServer:
             seconds=time.perf_counter() - started,
         )
 
-    async def publish(self, folder: str | Path, version: str) -> None:
-        """Let the server take the weights in `folder` as `version`, between two turns.
+    async def publish(self, version: str) -> None:
+        """Write the weights, or the adapter, and let the server load them.
 
-        Raises PolicyError where it does not; then the old version goes on.
+        Only the newest folder stays: a server that was restarted loads it again.
+        """
+        assert self.save is not None and self.sync_dir is not None, "made without what is trained"
+        name, _, step = version.rpartition("@")
+        folder = self.sync_dir / f"{name}-{step}"
+        beside = self.sync_dir / f".{folder.name}"
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        self.save(beside)
+        shutil.rmtree(folder, ignore_errors=True)
+        beside.rename(folder)
+        await self.load_weights(folder, version)
+        for old in self.sync_dir.glob(f"{name}-*"):
+            if old != folder and old.name.removeprefix(f"{name}-").isdigit():
+                shutil.rmtree(old, ignore_errors=True)
+
+    async def load_weights(self, folder: str | Path, version: str) -> None:
+        """Let the server load the weights in `folder` as `version`, between two turns.
+
+        Raises PolicyError if it refuses; it then continues with the old version.
         """
         async with self._idle:
             self._held = True
@@ -117,28 +168,31 @@ class IdServer:
                 self._idle.notify_all()
 
     async def release(self, key: str) -> None:
-        """Nothing to forget: the server keeps its own prefix cache."""
+        """Nothing to forget: the server has a prefix cache of its own."""
 
     def rest(self) -> None:
-        """Nothing to free here."""
+        """Nothing to free in this process."""
 
-    async def close(self) -> None:
-        self.endpoint.close()
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
+    def describe(self) -> str:
+        return self.name
 
     async def _ask(self, ids: list[int], sampling: Sampling) -> Answer:
         raise NotImplementedError
 
     async def _take(self, folder: Path, version: str, old: str) -> None:
-        """Give the server new weights, or an adapter, and drop what the old ones computed. `old`: "" for none."""
+        """Let the server load weights, or an adapter, and drop what the old ones computed. `old`: "" for none."""
         raise NotImplementedError
 
     async def _mend(self) -> None:
-        """The server was lost: it may be a new process with its first weights."""
+        """After a lost connection: the server may be a new process with its first weights."""
         if self._folder is not None:
             await self._take(self._folder, self.weights_version, "")
 
     async def _load_adapter(self, url: str, folder: Path, version: str) -> str:
-        """Both servers' command for an adapter; its answer, "" where the server has it already."""
+        """Both servers' command for an adapter; its answer, "" if the server has it already."""
         try:
             said = await self.endpoint.command(url, {"lora_name": version, "lora_path": str(folder)})
         except ServerError as error:
@@ -149,7 +203,7 @@ class IdServer:
         return "" if "already" in said else said
 
     def _meaning(self, logps: Float32, sampling: Sampling) -> tuple[Float32, Float32]:
-        """(logp_sampled, logp_policy) of what the server reported; NaN where it does not say."""
+        """(logp_sampled, logp_policy) of what the server reported; NaN if unknown."""
         unknown = np.full_like(logps, np.nan)
         if self.processed:
             return logps, unknown if sampling.truncated else logps.copy()
@@ -159,9 +213,9 @@ class IdServer:
 
 
 def narrowed(sampling: Sampling) -> dict[str, Any]:
-    """What both servers call alike. Raises PolicyError for what no server can be asked.
+    """The parameters that both servers name alike. Raises PolicyError for what no server supports.
 
-    All of it is said, also where it is at rest: what is not said a server takes from the model's own
+    All of them are sent, neutral values too: a server takes a missing one from the model's own
     `generation_config.json` (Qwen2.5's has a repetition penalty of 1.1), and samples from another distribution.
     """
     if sampling.problem:
@@ -186,7 +240,7 @@ def narrowed(sampling: Sampling) -> dict[str, Any]:
 
 
 def _alternatives(tops: Sequence[Sequence[tuple[int, float]]], n: int) -> tuple[Int32, Float32]:
-    """[n, TOP_K] ids (-1 where there is none) and log-probabilities (NaN), best first."""
+    """[n, TOP_K] ids (-1 if absent) and log-probabilities (NaN), best first."""
     ids = np.full((n, TOP_K), -1, np.int32)
     logps = np.full((n, TOP_K), np.nan, np.float32)
     for row, top in enumerate(tops[:n]):

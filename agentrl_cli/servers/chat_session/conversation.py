@@ -20,7 +20,7 @@ from agentrl_cli.chat.rendered import Rendered
 from agentrl_cli.chat.tool_choice import forced_text
 from agentrl_cli.envs.tool_env import AssistantTurn, Env, Step
 from agentrl_cli.errors import UsageError
-from agentrl_cli.policies.protocols import Policy
+from agentrl_cli.policies.protocols import MessagePolicy, Policy
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import seed_of
 from agentrl_cli.types import (
@@ -227,12 +227,10 @@ class Conversation:
         def heard(token: int) -> None:  # may come from the policy's thread
             loop.call_soon_threadsafe(self.emit, {"ev": "token", "id": token})
 
-        observe = getattr(self.policy, "observe", None)
-        if observe is not None:  # a server that renders the messages itself
-            observe(self.id, self.messages, self.env.schemas)
+        if isinstance(self.policy, MessagePolicy):
+            self.policy.observe(self.id, self.messages, self.env.schemas)
         images = self.episode().images
-        seen: dict[str, Any] = {"images": images} if images else {}
-        generation = await self.policy.generate(self.id, ids, sampling, on_token=heard, **seen)
+        generation = await self.policy.generate(self.id, ids, sampling, on_token=heard, images=images)
         await asyncio.sleep(0)  # tokens that were heard are told before the turn they make
         return generation, forced
 

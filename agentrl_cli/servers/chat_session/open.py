@@ -20,9 +20,9 @@ from agentrl_cli.config import Config, load_config
 from agentrl_cli.envs.tool_env import Env, ToolEnv, as_env_error, tool_env
 from agentrl_cli.errors import ConfigError, NotFound, PolicyError, SandboxUnavailable, UsageError
 from agentrl_cli.paths import PROJECT_FILE, bundled_model, find_project
-from agentrl_cli.policies.protocols import Policy
+from agentrl_cli.policies import Policy, backend_name
+from agentrl_cli.policies.remote.base import RemotePolicy
 from agentrl_cli.policies.remote.http import Endpoint
-from agentrl_cli.policies.remote.load import is_remote
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.servers.chat_session.session import Emit, Session
 from agentrl_cli.tasks import Pack, load_pack
@@ -306,8 +306,8 @@ def _replies(script: Path) -> list[str]:
 
 
 async def reachable(name: str | None, config: Config) -> None:
-    """Asks the server that is to sample, if one is, whether it is there, before anything loads. Raises PolicyError."""
-    if not is_remote(name, config):
+    """Ask the server that will sample, if any, whether it is there, before anything loads. Raises PolicyError."""
+    if backend_name(name, config) == "local" or not config.remote.url:
         return
     endpoint = Endpoint(config.remote.url)
     try:
@@ -316,7 +316,7 @@ async def reachable(name: str | None, config: Config) -> None:
         hint = f"{error.hint} remote.url names the server; --model tiny is the bundled model, which needs none."
         raise PolicyError(error.message, hint=hint) from error
     finally:
-        endpoint.close()
+        await endpoint.close()
 
 
 def _loaded(name: str | None, config: Config, db: Path, base: Path) -> tuple[Policy, Chat]:
@@ -328,7 +328,6 @@ def _loaded(name: str | None, config: Config, db: Path, base: Path) -> tuple[Pol
     else:
         with Store.open(db, readonly=True) as store:
             loaded = load_policy(name, config, base=base, store=store)
-    endpoint = getattr(loaded.policy, "endpoint", None)
-    if isinstance(endpoint, Endpoint):
-        endpoint.watch()
+    if isinstance(loaded.policy, RemotePolicy):
+        loaded.policy.endpoint.watch()
     return loaded.policy, loaded.chat

@@ -1,0 +1,40 @@
+"""What all policies on a server share: the connection, as the section `remote` of the configuration describes it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.policies.remote.http import Endpoint
+
+
+class RemotePolicy:
+    """A policy that asks a server."""
+
+    endpoint: Endpoint
+
+    async def close(self) -> None:
+        await self.endpoint.close()
+
+
+def connection(config: Config) -> dict[str, Any]:
+    """The arguments of Endpoint. Raises ConfigError if the address or the API key's variable is missing."""
+    remote = config.remote
+    if not remote.url:
+        raise ConfigError("remote.backend needs remote.url.", hint="vllm and openai: http://host:8000/v1.")
+    key = os.environ.get(remote.api_key_env, "") if remote.api_key_env else ""
+    if remote.api_key_env and not key:
+        raise ConfigError(
+            f"remote.api_key_env names {remote.api_key_env}, and there is no such environment variable.",
+            hint="Export it, or set remote.api_key_env to the one that holds the key.",
+        )
+    return {
+        "url": remote.url,
+        "api_key": key,
+        "concurrency": config.rollout.concurrency,
+        "timeout": remote.timeout,
+        "retries": remote.retries,
+        "patience": remote.patience,
+    }

@@ -1,0 +1,64 @@
+"""What an attempt needs of the rollout it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.config import Config
+from agentrl_cli.envs.tool_env import Env, tool_env
+from agentrl_cli.hooks import HookList
+from agentrl_cli.policies.protocols import Policy
+from agentrl_cli.rollout.job import Job
+from agentrl_cli.tasks import Pack
+from agentrl_cli.threads import call, contained
+from agentrl_cli.types import Episode
+
+if TYPE_CHECKING:
+    from agentrl_cli.sandbox import Sandbox
+    from agentrl_cli.store import RunRow, Store
+
+
+@dataclass(frozen=True)
+class RolloutContext:
+    """The policy, its chat template, the packs' tools and rewards, and where episodes are stored."""
+
+    policy: Policy
+    chat: Chat
+    packs: Mapping[str, Pack]
+    config: Config
+    temperature: float
+    bad_ids: tuple[int, ...]
+    """Ids that are never sampled (`rollout.bad_tokens`)."""
+    sandbox: Sandbox | None
+    store: Store | None
+    hooks: HookList
+    with_tools: bool
+    run: RunRow | None
+
+    async def make_env(self, pack: Pack, job: Job) -> Env:
+        """The environment of an episode: the pack's own `make_env(task)` if it has one, else its tools."""
+        own = getattr(pack.module, "make_env", None)
+        if own is not None:
+            with contained("make_env"):
+                env: Env = await call(own, job.task)
+                return env
+        tools = pack.tools_of(job.task) if self.with_tools else ()
+        session = pack.open_session(self.sandbox, job.seed)
+        user = pack.interaction_of(job.task)
+        return tool_env(self.config.rollout, tools, job.task, open_session=session, interaction=user, seed=job.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempted:
+    """An attempt that ended."""
+
+    episode: Episode
+    drift: str = ""
+    """The worst kind of drift in it; empty if there is none."""
+    guard_seconds: float = 0.0
+    """Time that the drift guard took."""
+    foreign: str = ""
+    """Name of a parser whose syntax a turn's calls have and the chat's own parser does not read; empty if none."""

@@ -1,0 +1,115 @@
+"""An episode's turns and tokens while it is being made: appended in memory, stored, checked for drift."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.chat.drift import Drift, worst
+from agentrl_cli.chat.drift_guard import DriftGuard
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.rendered import Rendered
+from agentrl_cli.rollout.flags import flag_names
+from agentrl_cli.types import AgentState, Episode, Message, Outcome, RewardPart, Tokens, ToolResult, Turn
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import Store
+
+
+class Transcript:
+    """The context that the model sees, token by token, with the messages and turns it came from."""
+
+    def __init__(self, episode: Episode, chat: Chat, store: Store | None) -> None:
+        self.episode = episode
+        self.chat = chat
+        self.store = store
+        self.messages: list[Message] = []
+        self.turns: list[Turn] = []
+        self.parts: list[Tokens] = []
+        """Tokens of each turn."""
+        self.ids: list[int] = []
+        self.images: list[bytes] = []
+        """Images in the context, in order."""
+        self.guard = DriftGuard(chat)
+        self.guard_seconds = 0.0
+
+    @property
+    def answers(self) -> int:
+        """Assistant turns so far."""
+        return sum(turn.role == "assistant" for turn in self.turns)
+
+    @property
+    def drift(self) -> str:
+        """The worst kind of drift found; empty if there is none."""
+        return worst(self.guard.found) if self.guard.found else ""
+
+    def so_far(self) -> Episode:
+        return self.episode.with_(turns=tuple(self.turns), tokens=Tokens.concat(self.parts))
+
+    def turn(self, role: str, messages: tuple[Message, ...], tokens: Tokens, **fields: Any) -> None:
+        """Append a turn; `fields` are those of Turn."""
+        start = len(self.ids)
+        turn = Turn(len(self.turns), role, messages, start, start + len(tokens), **{"started": time.time(), **fields})
+        self.turns.append(turn)
+        self.parts.append(tokens)
+        self.ids += tokens.ids.tolist()
+        if self.store is not None:
+            self.store.episodes.add_turn(self.episode.id, turn, tokens, later=True)
+
+    def extend(
+        self,
+        rendered: Rendered,
+        messages: Sequence[Message],
+        results: tuple[ToolResult, ...] = (),
+        reward: float | None = None,
+    ) -> None:
+        """Append rendered messages, a turn for each run of messages of one role; `reward` comes with the last."""
+        left = len(messages)
+        for role, own, tokens in rendered.by_role(messages):
+            left -= len(own)
+            fields: dict[str, Any] = {"results": results} if role == "tool" else {}
+            self.turn(role, own, tokens, **fields, reward=None if left else reward)
+
+    def reward_last(self, reward: float | None) -> None:
+        """Give the last turn a reward that came without a message."""
+        if reward is not None and self.turns:
+            self.turns[-1] = replace(self.turns[-1], reward=reward)
+            if self.store is not None:
+                self.store.episodes.add_turn(self.episode.id, self.turns[-1], self.parts[-1], later=True)
+
+    def check(self, new: Sequence[Message], delta_ids: Sequence[int]) -> Drift | None:
+        """The drift guard at a turn boundary; findings are stored at once. Returns a structural one, if any."""
+        turn = self.turns[-1]
+        started = time.perf_counter()
+        found = self.guard.turn(self.ids[turn.start :], delta_ids, [turn.messages[0], *new], turn.index, turn.start)
+        self.guard_seconds += time.perf_counter() - started
+        self._store_drift(found)
+        return next((drift for drift in found if drift.kind == "structural"), None)
+
+    def live(self, state: AgentState, text: str) -> None:
+        """Let the screens see what the episode is doing."""
+        if self.store is not None:
+            self.store.live.set(self.episode.id, state, self.answers, text)
+
+    def start(self, split: str) -> None:
+        if self.store is not None:
+            self.store.episodes.start(self.episode, split=split, tokenizer=self.chat.tokenizer.hash)
+
+    def finish(self, outcome: Outcome, error: str, rewards: tuple[RewardPart, ...]) -> Episode:
+        """The ended episode, stored. The whole conversation is compared with the template's rendering once."""
+        ended = self.so_far().with_(outcome=outcome, error=error, reward_parts=rewards, ended=time.time())
+        started = time.perf_counter()
+        late = [] if outcome.is_error else self.guard.end(ended)
+        self.guard_seconds += time.perf_counter() - started
+        ended = ended.with_(flags=flag_names(ended, [drift.kind for drift in self.guard.found]))
+        self._store_drift(late)  # before its end: whatever kills this process, an episode that has ended is whole
+        if self.store is not None:
+            self.store.episodes.finish(ended, later=True)
+        return ended
+
+    def _store_drift(self, found: Sequence[Drift]) -> None:
+        if self.store is not None:
+            for drift in found:
+                self.store.marks.add_drift(self.episode.id, **drift.row)
