@@ -17,9 +17,12 @@ from agentrl_cli.store.episode_sql import PUT_GROUP, write_end, write_turn
 from agentrl_cli.store.file import Part, StoreFile, batches
 from agentrl_cli.store.filters import compile_filter, compile_sort
 from agentrl_cli.store.live_episode import LiveEpisode
+from agentrl_cli.store.marks import Signals
 from agentrl_cli.store.rows import EpisodeRow
 from agentrl_cli.types import AgentState, Episode, Fact, Outcome, Tokens, Turn
 
+CANDIDATES = 32
+"""Episodes whose tokens are read to find the most pushed one."""
 MANY = 10_000
 """Groups that are remembered as added."""
 
@@ -209,12 +212,14 @@ class Episodes(Part):
         typical = "flags NOT IN ('', '[]'), coalesce(advantage, 0) = 0, abs(coalesce(advantage, 0))"
         queries: dict[str, tuple[str, list[Any]]] = {
             "last": (f"SELECT id FROM episodes e WHERE {scope} ORDER BY outcome IS NULL, started DESC", params),
-            # Of equally good ones the typical: without flags, trained on, and not the only success of its group
-            # (whose advantage is large); the newest of these.
+            # Where nothing was trained: of equally good ones the typical, without flags and not the only success of
+            # its group (whose advantage is large); the newest of these.
             "best": (f"{graded} ORDER BY reward DESC, {typical}, started DESC", [*params, *errors]),
             # Of equally bad ones the one that pushed the weights most.
             "worst": (f"{graded} ORDER BY reward, {pushed}, started DESC", [*params, *errors]),
         }
+        if name == "best" and (best := self._most_pushed(scope, params)) is not None:
+            return best
         if name in queries:
             sql, values = queries[name]
             row = self.file.select_one(f"{sql} LIMIT 1", values)
@@ -228,6 +233,12 @@ class Episodes(Part):
         if wanted and found and (len(found) == 1 or found[0][0] == wanted):
             return str(found[0][0])
         raise self._no_episode(wanted, several=len(found) > 1)
+
+    def _most_pushed(self, scope: str, params: list[Any]) -> str | None:
+        """Of the trained and solved episodes with the largest advantages the one that was pushed most."""
+        sql = f"SELECT id FROM episodes e WHERE {scope} AND fact=? AND outcome=? ORDER BY advantage DESC, started DESC"
+        rows = self.file.select(f"{sql} LIMIT ?", [*params, str(Fact.TRAINED), str(Outcome.SOLVED), CANDIDATES])
+        return Signals(self.file).most_pushed(row[0] for row in rows)
 
     def _no_episode(self, wanted: str, *, several: bool) -> NotFound:
         """NotFound with the nearest ids: those around it, as ids are ordered by time."""

@@ -13,13 +13,16 @@ from agentrl_cli.store.codec import blob_floats, bytes_blob, clean, decoding, fl
 from agentrl_cli.store.episode_sql import PUT_DRIFT
 from agentrl_cli.store.file import Part
 from agentrl_cli.store.rows import DriftRow
-from agentrl_cli.types import Float32, TrainSignals
+from agentrl_cli.types import Fact, Float32, TrainSignals
 
 _SET_FACT = "UPDATE episodes SET fact=?, advantage=coalesce(?, advantage) WHERE id=?"
 _NUMBERS = ("advantage", "logp_train", "ratio", "weight", "logp_ref", "value", "returns")
 _SET_SIGNALS = (
     f"UPDATE turn_tokens SET {', '.join(f'{name}=?' for name in _NUMBERS)}, clipped=? WHERE episode_id=? AND idx=?"
 )
+_TRAINED = str(Fact.TRAINED)
+SAMPLED = 64
+"""Episodes that are read to find a run's push scale."""
 _SIGNALS = "n, advantage, logp_train, ratio, clipped, weight, logp_ref, value, returns"
 
 
@@ -76,6 +79,28 @@ class Signals(Part):
             value=optional(7),
             returns=optional(8),
         )
+
+    def push_scale(self, run_id: str | None) -> float:
+        """The 95th percentile of |push| over the run's trained tokens, 0 if there are none.
+
+        Reads at most SAMPLED episodes, evenly spaced in time, so that it costs the same for every length of run.
+        """
+        rows = self.file.select(
+            "SELECT id FROM episodes WHERE run_id IS ? AND fact=? ORDER BY rowid", (run_id, _TRAINED)
+        )
+        every = -(-len(rows) // SAMPLED) if rows else 1
+        found = [push[np.isfinite(push)] for row in rows[::every] if len(push := self._push(row[0]))]
+        known = np.abs(np.concatenate(found)) if found else np.empty(0, np.float32)
+        return float(np.quantile(known, 0.95)) if len(known) else 0.0
+
+    def most_pushed(self, episode_ids: Iterable[str]) -> str | None:
+        """The episode whose tokens were pushed most in sum of |push|; the first of equals, None of none."""
+        sums = {episode: float(np.nansum(np.abs(self._push(episode)))) for episode in episode_ids}
+        return max(sums, key=sums.__getitem__, default=None)
+
+    def _push(self, episode_id: str) -> Float32:
+        signals = self.get(episode_id)
+        return np.empty(0, np.float32) if signals is None else signals.push
 
 
 class Marks(Part):

@@ -27,3 +27,13 @@ class TrainSignals:
     logp_ref: Float32 | None = None
     value: Float32 | None = None
     returns: Float32 | None = None
+
+    @property
+    def push(self) -> Float32:
+        """[n] float32: weight × (1 − p), NaN where untrained; what a step moves the sampled token's own logit by.
+
+        The gradient of log softmax for the sampled token's logit is 1 − p, so a token that was certain is hardly moved
+        whatever its advantage. p is the probability before the first optimizer step.
+        """
+        with np.errstate(invalid="ignore", over="ignore"):
+            return np.asarray(self.weight * -np.expm1(np.minimum(self.logp_train, 0)), np.float32)

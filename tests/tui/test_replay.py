@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from agentrl_cli.tui.common.episode_table import EpisodeTable
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.runs.episodes import EpisodesScreen
-from agentrl_cli.types import Episode, Outcome, RewardPart, Tokens, Turn
+from agentrl_cli.types import Episode, Origin, Outcome, RewardPart, Tokens, TrainSignals, Turn
 from tests.helpers import tui_demo as demo
 from tests.helpers.tui import until, until_text, visible
 
@@ -301,7 +303,7 @@ def test_plain_prints_the_same(db: Path) -> None:
         "! BADARG",
     ):
         assert shown in out, shown
-    assert "=====" in out
+    assert "eeeeee" in out and "abcdefg down" in out
 
 
 def test_plain_needs_no_textual_and_a_pipe_is_plain(db: Path) -> None:
@@ -332,14 +334,14 @@ def test_without_colours_the_glyphs_say_the_same(db: Path, tmp_path: Path) -> No
     command = [sys.executable, "-m", "agentrl_cli", "replay", EP, "--svg", str(picture), "--db", str(db)]
     subprocess.run(command, env={**os.environ, "NO_COLOR": "1"}, check=True, capture_output=True)
     text = picture.read_text("utf-8")
-    assert "=====" in text and "~~~~" in text
+    assert "eeeeee" in text and "~~~~" in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["replay", "zzz"], "No episode named 'zzz'"),
-        (["replay", EP, "--plain", "--layer", "nope"], "weight, advantage"),
+        (["replay", EP, "--plain", "--layer", "nope"], "push, advantage"),
         (["replay", EP, "--filter", "rewrd:<1", "--svg", "x.svg"], "reward"),
     ],
 )
@@ -390,6 +392,51 @@ async def test_the_screen_says_what_else_failed_so_and_how_the_task_went_by_step
     assert title.plain.startswith("BY STEP  this task in evaluations") and line.plain.split() == [
         "60:0.60", "70:0.70", "80:0.80", "90:0.90"
     ]  # fmt: skip
+
+
+def test_best_is_the_most_pushed_of_the_solved_and_never_of_a_skipped_group(tmp_path: Path) -> None:
+    def tried(name: str, weight: float, p: float, **changes: Any) -> None:
+        tokens = Tokens.given(list(range(6)), [Origin.USER] * 2 + [Origin.MODEL] * 4)
+        part = (RewardPart("r", 1.0, primary=True),)
+        episode = Episode(
+            name, "t", turns=(Turn(0, "assistant", (), 0, 6),), tokens=tokens, reward_parts=part,
+            outcome=Outcome.SOLVED, fact="trained", advantage=weight,
+        ).with_(**changes)  # fmt: skip
+        store.episodes.finish(episode)
+        nan, span = np.full(2, np.nan), np.ones(4)
+        whole = [np.concatenate([nan, span * number]).astype(np.float32) for number in (weight, math.log(p), 1.0)]
+        store.signals.add(name, TrainSignals(whole[0], whole[1], whole[2], np.zeros(6, np.int8), whole[0]))
+        store.flush()
+
+    with Store.open(tmp_path / "b.db") as store:
+        tried("certain", 2.0, 0.99)
+        tried("pushed", 0.5, 0.2)
+        tried("failed", 9.0, 0.1, outcome=Outcome.FAILED)
+        tried("skipped", 9.0, 0.1, fact="skipped:zero_variance")
+        assert store.episodes.resolve("best") == "pushed"
+        assert store.signals.push_scale(None) == pytest.approx(9.0 * 0.9, rel=0.2)  # the failed one trained too
+        assert store.signals.push_scale("nosuch") == 0.0
+
+
+async def test_escape_goes_back_and_never_quits(db: Path) -> None:
+    app = replay(db)
+    async with app.run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "DIFF with")
+        await pilot.press("i")
+        await until(pilot, lambda: type(app.screen).__name__ == "EpisodesScreen")
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, ReplayScreen))
+        await pilot.press("escape")
+        await until_text(pilot, "q quits")
+        assert app.is_running and app.return_value is None
+
+
+async def test_a_small_terminal_has_the_legend_and_the_reward(db: Path) -> None:
+    async with replay(db).run_test(size=(80, 24)) as pilot:
+        text = await until_text(pilot, "1234567 up")
+        assert "reward 0.00" in text and "abcdefg down" in text
+        await pilot.press("3")
+        assert "p ≥ .9" in await until_text(pilot, "logp .")
 
 
 def test_best_is_what_is_typical_and_not_a_fluke(tmp_path: Path) -> None:

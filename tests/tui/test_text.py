@@ -79,9 +79,26 @@ def test_visible_shows_what_is_not_printable() -> None:
 def test_weight_layer_tells_direction_strength_and_clipping() -> None:
     tokens = model_tokens([0, 4, 4, 4, 4, 4, 3])
     found = LAYERS["weight"].classify(
-        tokens, signals(7, weight=[math.nan, 1.0, 0.2, -0.2, -0.9, 0.0, math.nan], clipped=[0, 0, 0, 0, 0, 1, 0])
+        tokens, signals(7, weight=[math.nan, 1.0, 0.2, -0.2, -0.9, 0.0, math.nan], clipped=[0, 0, 0, 0, 0, 1, 0]), 0
     )
     assert "".join(LAYERS["weight"].levels[level].glyph for level in found) == ".#+-=~."
+
+
+def test_push_layer_shows_what_the_step_moved_and_not_the_advantage_again() -> None:
+    tokens = model_tokens([0, 4, 4, 4, 4, 4, 4, 4])
+    probabilities = [1.0, 0.998, 0.5, 0.75, 0.5, 0.1, 0.5, 0.5]
+    given = signals(
+        8,
+        weight=[math.nan, 1.0, 1.0, 1.0, -1.0, 4.0, -0.02, 1.0],
+        logp_train=[math.log(p) for p in probabilities],
+        clipped=[0, 0, 0, 0, 0, 0, 0, 1],
+    )
+    assert given.push[1:6].tolist() == pytest.approx([0.002, 0.5, 0.25, -0.5, 3.6], abs=1e-6)
+    layer = LAYERS["push"]
+    shown = "".join(layer.levels[level].glyph for level in layer.classify(tokens, given, 0.5))
+    assert shown == ".076g7a~"  # p .998 is pale, half the scale is a step less, above the scale is the top
+    quiet = "".join(layer.levels[level].glyph for level in layer.classify(tokens, given, 5.0))
+    assert quiet == ".032c60~"  # the same numbers in a run that pushes ten times as hard
 
 
 def test_every_layer_survives_missing_numbers_and_has_one_glyph_per_class() -> None:
@@ -89,18 +106,18 @@ def test_every_layer_survives_missing_numbers_and_has_one_glyph_per_class() -> N
     for layer in LAYERS.values():
         assert len({level.glyph for level in layer.levels}) == len(layer.levels), layer.name
         for given in (None, signals(4)):
-            found = layer.classify(tokens, given)
+            found = layer.classify(tokens, given, 1.0)
             assert found.shape == (4,) and found.max() < len(layer.levels), layer.name
 
 
 def test_logp_layer_bins_by_probability() -> None:
     tokens = model_tokens([4, 4, 4, 4, 4, 0], [math.log(p) for p in (0.95, 0.6, 0.2, 0.05, 0.001)] + [math.nan])
-    found = LAYERS["logp"].classify(tokens, None)
+    found = LAYERS["logp"].classify(tokens, None, 0)
     assert "".join(LAYERS["logp"].levels[level].glyph for level in found) == "_-=#!."
 
 
 def test_mask_layer_finds_weight_on_a_token_that_was_not_sampled() -> None:
-    found = LAYERS["mask"].classify(model_tokens([0, 4, 5]), signals(3, weight=[0.1, 0.1, math.nan]))
+    found = LAYERS["mask"].classify(model_tokens([0, 4, 5]), signals(3, weight=[0.1, 0.1, math.nan]), 0)
     assert "".join(LAYERS["mask"].levels[level].glyph for level in found) == "XTf"
 
 

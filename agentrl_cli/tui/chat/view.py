@@ -109,7 +109,7 @@ def token_text(event: dict[str, Any], decoder: TokenTexts, lens: str, width: int
     """Every token of a turn with the layer's colour behind and its glyph under it."""
     view = turn_view(event, decoder)
     layer = LAYERS[lens]
-    classes = layer.classify(view.tokens, None)
+    classes = view.classes(layer)
     layout = Layout(view, max(width - 2, 20), glyphs="all")
     lines = []
     for kind, a, b in layout.lines:

@@ -50,6 +50,13 @@ class AgentScreen(Screen[None]):
         else:
             self.app.exit(0)
 
+    def action_leave(self) -> None:
+        """Returns to the screen below; on the first screen it says how to quit, so that escape never ends anything."""
+        if len(self.app.screen_stack) > 2:
+            self.action_back()
+        else:
+            self.notify("q quits", timeout=2)
+
     def write_file(self, path: Path, text: str) -> None:
         """Writes a file and shows where it is, or what went wrong."""
         try:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from agentrl_cli.store.images import short_runs
+from agentrl_cli.tui.common.layers import Classes, Layer
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.types import TOP_K, Episode, Int32, Tokens, TrainSignals, Turn
 
@@ -98,6 +99,12 @@ class EpisodeView:
     """The folder with its images."""
     temperature: float | None = None
     """The sampling temperature of its run, if known."""
+    push_scale: float = 0.0
+    """The 95th percentile of |push| over the run's trained tokens; 0 if nothing was trained."""
+
+    def classes(self, layer: Layer) -> Classes:
+        """[n] the class of every token in a layer."""
+        return layer.classify(self.tokens, self.signals, self.push_scale)
 
     @property
     def tokens(self) -> Tokens:
@@ -248,6 +255,7 @@ def make_view(
     scores: Sequence[ScoreLine] = (),
     live: str = "",
     images: Path | None = None,
+    push_scale: float = 0.0,
     temperature: float | None = None,
 ) -> EpisodeView:
     """Builds a view; repairs lengths, never raises on odd arrays."""
@@ -267,6 +275,7 @@ def make_view(
         scores=tuple(scores),
         live=live,
         images=images,
+        push_scale=push_scale,
         temperature=temperature,
     )
     return replace(view, reasons=reasons_of(view, flags))

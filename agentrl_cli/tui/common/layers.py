@@ -1,8 +1,8 @@
 """Layers: one number per token becomes a class, a class has a glyph, a colour and a meaning. Pure numpy, no textual.
 
 Every colour has a glyph too, so a layer survives NO_COLOR and any kind of colour blindness (blue against orange, and
-never red against green). In plain GRPO the advantage is one constant per episode, so the default layer is the
-effective gradient weight.
+never red against green). In plain GRPO the advantage is one constant per episode, so the default layer is the push:
+what the step moved each token's logit by, on a scale that is fixed for the run.
 """
 
 from __future__ import annotations
@@ -37,12 +37,18 @@ class Layer:
     name: str
     title: str
     levels: tuple[Level, ...]
-    classify: Callable[[Tokens, TrainSignals | None], Classes]
+    classify: Callable[[Tokens, TrainSignals | None, float], Classes]
+    """Of (tokens, signals, the run's push scale)."""
+    text: str
+    """One line: what the glyphs show."""
     everywhere: bool = False
     """Whether tokens that were not sampled have a meaning too, so that their lines get a glyph row as well."""
 
 
+PUSH_STEPS = 7
+"""Classes of the push in each direction; each one is twice the one below."""
 UP2, UP1, DOWN1, DOWN2 = "#1f5fbf", "#16395f", "#5f3a10", "#b86a10"
+BACKGROUND = "#101014"
 SEQ = ("", "#24303c", "#4a4420", "#7a5a14", "#b86a10")
 CLIP = "#5a3a6a"
 
@@ -80,8 +86,16 @@ def palette_name() -> str:
 
 
 def shade(color: str) -> str:
-    """A level's colour in the palette in use."""
-    return _palette.get(color, color)
+    """A level's colour in the palette in use; `#rrggbb*k` is step k of PUSH_STEPS on the way to that colour."""
+    full, _, step = color.partition("*")
+    full = _palette.get(full, full)
+    return _blend(full, int(step) / PUSH_STEPS) if step else full
+
+
+def _blend(color: str, share: float) -> str:
+    """A colour mixed with the screen's background."""
+    pairs = zip(bytes.fromhex(BACKGROUND[1:]), bytes.fromhex(color[1:]), strict=True)
+    return "#" + "".join(f"{round(dark + (full - dark) * share):02x}" for dark, full in pairs)
 
 
 _SIGNED = (
@@ -93,6 +107,34 @@ _SIGNED = (
     Level("=", DOWN2, "down, strong"),
     Level("~", CLIP, "clipped"),
 )
+
+
+_PUSH = (
+    Level(".", "", "not trained"),
+    Level("0", "", "hardly moved"),
+    *(Level(str(step), f"{UP2}*{step}", "up, doubling") for step in range(1, PUSH_STEPS + 1)),
+    *(Level("abcdefg"[step - 1], f"{DOWN2}*{step}", "down") for step in range(1, PUSH_STEPS + 1)),
+    Level("~", CLIP, "clipped"),
+)
+"""Class 1 is a push too small to matter; then the steps up, the steps down, and the clipped tokens."""
+
+
+def _push(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
+    """The top class holds pushes of at least the scale, each class below half as much, down to scale / 64."""
+    out = np.zeros(len(tokens), np.int8)
+    if signals is None:
+        return out
+    push = signals.push
+    known = tokens.trained_mask & np.isfinite(push)
+    out[known] = 1
+    if scale > 0:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            step = np.floor(np.log2(np.abs(push) / scale) + 1e-6) + PUSH_STEPS
+        seen = known & (step >= 1)
+        size = np.minimum(step[seen], PUSH_STEPS).astype(np.int8)
+        out[seen] = 1 + size + np.where(push[seen] < 0, PUSH_STEPS, 0).astype(np.int8)
+    out[known & (signals.clipped > 0)] = len(_PUSH) - 1
+    return out
 
 
 def _signed(values: Float32, trained: NDArray[np.bool_], clipped: Int8 | None) -> Classes:
@@ -115,13 +157,13 @@ def _signed(values: Float32, trained: NDArray[np.bool_], clipped: Int8 | None) -
     return out
 
 
-def _weight(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+def _weight(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
     if signals is None:
         return np.zeros(len(tokens), np.int8)
     return _signed(signals.weight, tokens.trained_mask, signals.clipped)
 
 
-def _advantage(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+def _advantage(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
     if signals is None:
         return np.zeros(len(tokens), np.int8)
     return _signed(signals.advantage, tokens.trained_mask, None)
@@ -182,16 +224,16 @@ _KL = (
 )
 
 
-def _logp(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+def _logp(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
     surprise = (-tokens.logp_policy).astype(np.float32)
     return _binned(surprise, (0.1054, 0.6931, 2.3026, 4.6052))
 
 
-def _entropy(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+def _entropy(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
     return _binned(tokens.entropy, (0.1, 0.5, 1.0, 2.0))
 
 
-def _ratio(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+def _ratio(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
     out = np.zeros(len(tokens), np.int8)
     if signals is None:
         return out
@@ -204,7 +246,7 @@ def _ratio(tokens: Tokens, signals: TrainSignals | None) -> Classes:
     return out
 
 
-def _mask(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+def _mask(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
     out = np.where(tokens.trained_mask, 1, 0).astype(np.int8)
     out[tokens.origin == Origin.FORCED] = 2
     if signals is not None:
@@ -213,7 +255,7 @@ def _mask(tokens: Tokens, signals: TrainSignals | None) -> Classes:
     return out
 
 
-def _origin(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+def _origin(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
     return np.clip(tokens.origin, 0, len(_ORIGIN) - 1).astype(np.int8)
 
 
@@ -226,26 +268,40 @@ def reference_kl(tokens: Tokens, signals: TrainSignals | None) -> Float32:
         return np.asarray(np.exp(delta) - delta - 1, np.float32)
 
 
-def _kl(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+def _kl(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
     return _binned(reference_kl(tokens, signals), (0.01, 0.1, 0.5, 2.0))
 
 
-def _plain(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+def _plain(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
     return np.zeros(len(tokens), np.int8)
 
 
 LAYERS: dict[str, Layer] = {
-    "weight": Layer("weight", "gradient weight", _SIGNED, _weight),
-    "advantage": Layer("advantage", "advantage", _SIGNED[:6], _advantage),
-    "logp": Layer("logp", "log-probability", _LOGP, _logp),
-    "entropy": Layer("entropy", "entropy", _ENTROPY, _entropy),
-    "ratio": Layer("ratio", "ratio and clipping", _RATIO, _ratio),
-    "mask": Layer("mask", "trained mask", _MASK, _mask, everywhere=True),
-    "origin": Layer("origin", "origin", _ORIGIN, _origin, everywhere=True),
-    "plain": Layer("plain", "plain", (Level(" ", "", ""),), _plain),
-    "kl": Layer("kl", "KL to the reference", _KL, _kl),
+    layer.name: layer
+    for layer in (
+        Layer("push", "push", _PUSH, _push, "weight × (1 − p): what the step moved this token's logit by"),
+        Layer("advantage", "advantage", _SIGNED[:6], _advantage, "the advantage: GRPO gives one to a whole episode"),
+        Layer("logp", "log-probability", _LOGP, _logp, "how likely the policy found the token"),
+        Layer("entropy", "entropy", _ENTROPY, _entropy, "how open the choice was, in nats"),
+        Layer("ratio", "ratio and clipping", _RATIO, _ratio, "new policy over old; what was clipped"),
+        Layer("mask", "trained mask", _MASK, _mask, "which tokens the loss may touch", everywhere=True),
+        Layer("origin", "origin", _ORIGIN, _origin, "who wrote the token", everywhere=True),
+        Layer("plain", "plain", (Level(" ", "", ""),), _plain, "the text alone"),
+        Layer("kl", "KL to the reference", _KL, _kl, "how far the policy is from the reference"),
+        Layer("weight", "gradient weight", _SIGNED, _weight, "−∂L/∂log p of the policy's loss"),
+    )
 }
-"""Keys 1 to 9, in this order. `weight` is the default."""
+"""Keys 1 to 9 and 0, in this order."""
+
+
+def default_layer(signals: TrainSignals | None) -> str:
+    """The layer shown first: the push, or the log-probability if nothing was trained."""
+    return "push" if signals is not None else "logp"
+
+
+def layer_key(number: int) -> str:
+    """The key of the layer with an index in LAYERS."""
+    return str((number + 1) % 10)
 
 
 def map_line(classes: Classes, n_levels: int, width: int) -> list[int]:

@@ -10,14 +10,22 @@ from agentrl_cli.tui.common.episode_view import EpisodeView, contrasting_sibling
 from agentrl_cli.tui.common.token_text import TokenTexts, visible
 from agentrl_cli.types import Episode
 
+Scales = dict[str | None, float]
+"""Push scale by run."""
 
-def load_view(store: Store, episode_id: str, decoders: dict[str, TokenTexts] | None = None) -> EpisodeView:
-    """One episode as a view; what is not stored yet is left out. Raises NotFound."""
+
+def load_view(
+    store: Store, episode_id: str, decoders: dict[str, TokenTexts] | None = None, scales: Scales | None = None
+) -> EpisodeView:
+    """One episode as a view; what is not stored yet is left out. `scales`: a cache. Raises NotFound."""
     row = store.episodes.row(episode_id)
     episode = store.episodes.get(row.id)
     run = store.runs.get(row.run_id) if row.run_id else None
     sampling = run.config.get("rollout") if run is not None and episode.kind == "train" else None
     temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
+    scales = {} if scales is None else scales
+    if not scales.get(episode.run_id):  # 0: nothing was trained yet
+        scales[episode.run_id] = store.signals.push_scale(episode.run_id)
     live = ""
     if episode.outcome is None:
         live = next((item.text for item in store.live.all(row.run_id) if item.episode_id == row.id), "")
@@ -34,6 +42,7 @@ def load_view(store: Store, episode_id: str, decoders: dict[str, TokenTexts] | N
         picked=store.episodes.group_reason(row.group_id, row.run_id),
         live=live,
         images=store.path.parent / "images" if isinstance(store.path, Path) else None,
+        push_scale=scales[episode.run_id],
         temperature=float(temperature) if isinstance(temperature, (int, float)) else None,
     )
 

@@ -14,7 +14,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from agentrl_cli.store import Store
 from agentrl_cli.tui.common.episode_view import EpisodeView, Fork, fork_of
-from agentrl_cli.tui.common.load_episode import holds_secret, load_view
+from agentrl_cli.tui.common.load_episode import Scales, holds_secret, load_view
 from agentrl_cli.tui.common.token_text import TokenTexts
 
 P = ParamSpec("P")
@@ -30,6 +30,7 @@ class Reader:
         self._store: Store | None = None
         self._writer: Store | None = None
         self._decoders: dict[str, TokenTexts] = {}
+        self._scales: Scales = {}
 
     async def call(self, function: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of `function(store, …)`, computed in the reader's thread."""
@@ -50,7 +51,7 @@ class Reader:
 
     async def view(self, episode_id: str) -> EpisodeView:
         """Everything of one episode, ready to show. Raises NotFound."""
-        return await self.call(lambda store: load_view(store, episode_id, self._decoders))
+        return await self.call(lambda store: load_view(store, episode_id, self._decoders, self._scales))
 
     async def fork(self, view: EpisodeView, sibling: str) -> Fork | None:
         """The first differing token between the shown episode and a sibling."""

@@ -30,7 +30,7 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
 
     DEFAULT_CSS = "TokenView { scrollbar-size-vertical: 1; overflow-x: hidden; }"
 
-    lens: reactive[str] = reactive("weight", init=False)
+    lens: reactive[str] = reactive("push", init=False)
     """Name of the layer shown (`layer` means something else to Textual)."""
 
     class Moved(Message):
@@ -86,7 +86,7 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         if self.layout_ is None or self.layout_.view is not self.view or made != self._made:
             self.layout_ = Layout(self.view, width, glyphs=glyphs, folded=self.folded, before=self.layout_)
             self._made = made  # another layer mostly has its lines where the last had them
-        self._levels = layer.classify(self.view.tokens, self.view.signals)
+        self._levels = self.view.classes(layer)
         self._painter = Painter(self.view, self.layout_, self.lens, self._levels)
         self._strips.clear()
         self._base = self.rich_style

@@ -46,7 +46,8 @@ class CompareScreen(AgentScreen):
             Binding("enter", "open", "side by side"),
             Binding("m", "metrics", "metrics"),
             Binding("question_mark", "help", "keys"),
-            Binding("q,escape", "back", "back"),
+            Binding("q", "back", "back"),
+            Binding("escape", "leave", show=False),
         ],
     )
 

@@ -16,7 +16,7 @@ from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.bindings import named
 from agentrl_cli.tui.common.episode_view import EpisodeView, Fork, place_of, token_at
-from agentrl_cli.tui.common.layers import LAYERS
+from agentrl_cli.tui.common.layers import LAYERS, layer_key
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, join, num
 from agentrl_cli.tui.common.token_text import visible
 from agentrl_cli.tui.common.token_view import TokenView
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from agentrl_cli.store import EpisodeRow
     from agentrl_cli.tui.common.reader import Reader
 
-KEYS = "tab side  j/k turn  ←/→ token  h/l other checkpoint  v fork  1-9 layer  enter open  ? keys  q back"
+KEYS = "tab side  j/k turn  ←/→ token  h/l other checkpoint  v fork  0-9 layer  enter open  ? keys  q back"
 HELP = """\
 tab          the other side            h l    another checkpoint on this side
 j k          next, previous turn       ← →    next, previous token      ↑ ↓ pgup pgdn  lines
 v            both to the first differing token
-1 … 9        layer, on both sides      enter  open this side in replay
+0 … 9        layer, on both sides      enter  open this side in replay
 q            back
 """
 
@@ -53,10 +53,11 @@ class VersusScreen(AgentScreen):
             Binding("h", "version(-1)", "checkpoint", show=False),
             Binding("l", "version(1)", "checkpoint", show=False),
             Binding("v", "fork", "fork"),
-            *(Binding(str(i + 1), f"layer('{name}')", name, show=False) for i, name in enumerate(LAYERS)),
+            *(Binding(layer_key(i), f"layer('{name}')", name, show=False) for i, name in enumerate(LAYERS)),
             Binding("enter", "open", "open"),
             Binding("question_mark", "help", "keys"),
-            Binding("q,escape", "back", "back"),
+            Binding("q", "back", "back"),
+            Binding("escape", "leave", show=False),
         ],
     )
 
@@ -106,7 +107,7 @@ class VersusScreen(AgentScreen):
                 self.query_one("#head", Static).update(Text(error.message, "bold #ffb454"))
                 return
             self.views[side] = view
-            if view.signals is None and self.tokens(side).lens == "weight":
+            if view.signals is None and self.tokens(side).lens == "push":
                 self.tokens(side).lens = "logp"
             self.tokens(side).show(view, token_at(view, None))
         left, right = self.views

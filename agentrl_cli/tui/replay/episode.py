@@ -176,7 +176,8 @@ class EpisodePanes(Vertical):
             return
         small = self.small
         self._show("head", Text("" if small else "agentrl replay   ", TITLE) + panels.header(view, brief=small))
-        self._show("strip", panels.group_strip(view))
+        legend = panels.legend_strip(self.transcript.lens, max(self.screen.size.width - 2, 20))
+        self._show("strip", panels.group_strip(view), legend)
         self.left.show(view, self.transcript.lens)
         self.right.show(view)
         self.transcript.paint()
@@ -225,6 +226,7 @@ class EpisodePanes(Vertical):
         """Shows the tokens under another layer."""
         self.transcript.use_layer(name)
         self.left.show_layer(self.transcript.lens)
+        self.paint()
 
     def show_marks(self, tags: tuple[str, ...], note: str) -> None:
         """Shows the tags and the note as they are now."""

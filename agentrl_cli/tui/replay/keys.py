@@ -5,13 +5,13 @@ from __future__ import annotations
 from textual.binding import Binding, BindingType
 
 from agentrl_cli.tui.common.bindings import named
-from agentrl_cli.tui.common.layers import LAYERS
+from agentrl_cli.tui.common.layers import LAYERS, layer_key
 
 KEYS = (
-    "j/k turn  J/K ←/→ token  ↑/↓ line  h/l sibling  n/N episode  g/G ends  1-9 layer  / find  . again  ' flagged\n"
+    "j/k turn  J/K ←/→ token  ↑/↓ line  h/l sibling  n/N episode  g/G ends  0-9 layer  / find  . again  ' flagged\n"
     "[ ] step  V checkpoints  R what if  c chat  t tag  m note  b mark  x same flag  f filter  v diff  e export  ? all"
 )
-KEYS_SMALL = "j/k turn ←/→ token h/l sibling 1-9 layer tab pane / find ? keys q back"
+KEYS_SMALL = "j/k turn ←/→ token h/l sibling 0-9 layer tab pane / find ? keys q back"
 
 HELP = """\
 j k  next, previous turn          J K ← →  next, previous token
@@ -34,11 +34,11 @@ P    other colours                space  fold the turn
 tab  the rest of the right pane, or the next pane where one fits
 q    back        mouse: a token, a sibling, a turn, the map
 
-1 gradient weight     2 advantage     3 log-probability
-4 entropy             5 ratio and clipping
-6 mask     7 origin     8 plain     9 KL to the reference
-Glyphs under the text are the layer: + # pushed up (weak, strong)
-- = pushed down    ~ clipped    . not trained
+1 push     2 advantage     3 log-probability     4 entropy
+5 ratio and clipping     6 mask     7 origin     8 plain
+9 KL to the reference     0 gradient weight
+Glyphs under the text are the layer. Push: 1 to 7 up, a to g down,
+each twice the last; 7 and g: the run's strongest 5 %; 0: hardly moved
 Filter: reward:<0.5 step:100..120 task:calc/* tool:calculator
 flag:LOOP text:"4,5" outcome:failed -tag:seen
 """
@@ -59,7 +59,7 @@ _BINDINGS: list[BindingType] = [
     Binding("n", "episode(1)", "next episode", show=False),
     Binding("N", "episode(-1)", "previous episode", show=False),
     *(
-        Binding(str(i + 1), f"layer('{name}')", layer.title, show=False)
+        Binding(layer_key(i), f"layer('{name}')", layer.title, show=False)
         for i, (name, layer) in enumerate(LAYERS.items())
     ),
     Binding("slash", "find", "find"),
@@ -86,7 +86,8 @@ _BINDINGS: list[BindingType] = [
     Binding("P", "palette", "colours"),
     Binding("tab", "pane", "pane", show=False),
     Binding("question_mark", "help", "keys"),
-    Binding("q,escape", "back", "back"),
+    Binding("q", "back", "back"),
+    Binding("escape", "leave", show=False),
 ]
 
 BINDINGS = named("replay", _BINDINGS)

@@ -7,19 +7,20 @@ missing parts.
 from __future__ import annotations
 
 import math
+from itertools import groupby
 
 import numpy as np
 from rich.text import Text
 
 from agentrl_cli.tui.common.episode_view import EpisodeView, Fork
-from agentrl_cli.tui.common.layers import LAYERS, Classes, Layer, map_line, reference_kl, shade
+from agentrl_cli.tui.common.layers import LAYERS, Classes, Layer, layer_key, map_line, reference_kl, shade
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, flag_names, num, wrap
 from agentrl_cli.tui.common.token_text import keep_end, visible
 from agentrl_cli.types import Origin
 
 STATUS = (
     (("logp policy", "logp"), ("trained", "trained")),
-    (("advantage", "adv"), ("weight", "weight"), ("ratio", "ratio"), ("KL ref", "KL"), ("entropy", "entropy")),
+    (("advantage", "adv"), ("push", "push"), ("ratio", "ratio"), ("KL ref", "KL"), ("entropy", "entropy")),
 )
 """The numbers of a token in the two lines of a small terminal, and their names there."""
 SHORT = {"assistant": "asst", "system": "sys"}
@@ -185,6 +186,9 @@ def token_numbers(view: EpisodeView, token: int) -> list[tuple[str, str]]:
         ):
             if array is not None and np.isfinite(array[token]):
                 out.append((name, num(float(array[token]), "+.4g")))
+        push = float(signals.push[token])
+        if math.isfinite(push):
+            out.append(("push", f"{num(push / view.push_scale)} of p95" if view.push_scale else num(push, "+.4g")))
     trained, fact = bool(tokens.trained_mask[token]), view.episode.fact
     kind = view.episode.kind
     why = fact or {"train": "not yet", "eval": "an evaluation", "whatif": "a what-if"}.get(kind, f"a {kind}")
@@ -237,7 +241,7 @@ def token_lines(view: EpisodeView, token: int, width: int = 28) -> list[Text]:
 def _token_room(view: EpisodeView) -> int:
     signals, sampled = view.signals, bool(view.tokens.trained_mask.any())
     optional = (signals.logp_ref, signals.logp_ref, signals.value, signals.returns) if signals is not None else ()
-    trained = 4 + sum(array is not None for array in optional) if signals is not None else 0
+    trained = 5 + sum(array is not None for array in optional) if signals is not None else 0
     return 4 + (3 + trained + 1 + view.tokens.top_ids.shape[1] if sampled else 0)
 
 
@@ -300,21 +304,34 @@ def step_lines(kind: str, steps: list[tuple[int, float, int]], here: int | None,
 def legend_lines(layer: Layer, width: int = 28) -> list[Text]:
     """The layer's classes with their glyphs, and the keys of all layers."""
     lines = [Text(f"LAYER {layer.title}"[:width], TITLE)]
-    for level in layer.levels:
-        if level.label:
-            text = Text(" ")
-            text.append(level.glyph * 2, f"#ffffff on {shade(level.color)}" if level.color else FAINT)
-            text.append(f" {level.label}"[: width - 3], FAINT)
-            lines.append(text)
+    lines += [Text(f" {part}", FAINT) for part in wrap(layer.text, width - 1)]
+    for label, levels in groupby(layer.levels, lambda level: level.label):
+        if label:
+            text = Text(" ", no_wrap=True)
+            for level in (shown := list(levels)):
+                glyph = level.glyph * (2 if len(shown) == 1 else 1)
+                text.append(glyph, f"#ffffff on {shade(level.color)}" if level.color else FAINT)
+            lines.append(text.append(f" {label}", FAINT))
     line = ""
     for index, name in enumerate(LAYERS):
-        word = f"{index + 1} {name}{'*' if name == layer.name else ''}"
+        word = f"{layer_key(index)} {name}{'*' if name == layer.name else ''}"
         if len(line) + len(word) + 1 > width:
             lines.append(Text(line, FAINT))
             line = ""
         line = f"{line} {word}".strip()
     lines.append(Text(line, FAINT))
     return lines
+
+
+def legend_strip(layer: Layer, width: int) -> Text:
+    """The layer's legend in one line, for small terminals."""
+    line = Text(f"{layer.name} ", TITLE, no_wrap=True)
+    for label, levels in groupby(layer.levels, lambda level: level.label):
+        if label and line.cell_len + len(label) + 4 <= width:
+            for level in levels:
+                line.append(level.glyph, f"#ffffff on {shade(level.color)}" if level.color else FAINT)
+            line.append(f" {label}  ", FAINT)
+    return line
 
 
 def map_lines(view: EpisodeView, layer: Layer, classes: Classes, cursor: int, width: int) -> list[Text]:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from agentrl_cli.store import Store
 from agentrl_cli.tui.common.episode_view import EpisodeView, contrasting_sibling, fork_of
-from agentrl_cli.tui.common.layers import LAYERS, Layer
+from agentrl_cli.tui.common.layers import LAYERS, Layer, default_layer
 from agentrl_cli.tui.common.layout import Kind, Layout, head_text
 from agentrl_cli.tui.common.load_episode import load_view
 from agentrl_cli.tui.common.text import BAD, FAINT
@@ -16,16 +16,16 @@ from agentrl_cli.tui.replay import panels
 
 
 def replay_lines(store: Store, episode_id: str, *, layer: str = "", width: int = 100) -> Iterator[Text]:
-    """Everything of one episode as lines. `layer`: by default weight, or logp where nothing was trained."""
+    """Everything of one episode as lines. `layer`: push by default, or logp if nothing was trained."""
     view = load_view(store, episode_id)
-    lens = LAYERS[layer or ("weight" if view.signals is not None else "logp")]
+    lens = LAYERS[layer or default_layer(view.signals)]
     yield panels.header(view)
     yield Text("")
     yield from panels.group_lines(view, width, limit=64)
     yield Text("")
     yield from transcript_lines(view, lens, width)
     yield Text("")
-    yield from panels.map_lines(view, lens, lens.classify(view.tokens, view.signals), 0, width)[:-1]
+    yield from panels.map_lines(view, lens, view.classes(lens), 0, width)[:-1]
     yield from panels.legend_lines(lens, width)[:-1]
     yield Text("")
     sibling = contrasting_sibling(view)
@@ -41,7 +41,7 @@ def transcript_lines(view: EpisodeView, layer: Layer, width: int) -> Iterator[Te
     """The tokens with the layer's glyphs under those that were sampled."""
     glyphs = "none" if layer.name == "plain" else "all" if layer.everywhere else "sampled"
     layout = Layout(view, width, glyphs=glyphs)
-    classes = layer.classify(view.tokens, view.signals)
+    classes = view.classes(layer)
     for kind, a, b in layout.lines:
         if kind == Kind.HEAD:
             yield Text(f"--- {head_text(view.blocks[a], view)} ---"[:width], "bold")
@@ -58,6 +58,7 @@ def token_rows(store: Store, episode_id: str) -> Iterator[dict[str, object]]:
     """One object per token with all stored numbers, NaN for missing ones."""
     view = load_view(store, episode_id)
     tokens, signals = view.tokens, view.signals
+    push = signals.push if signals is not None else ()
     for token in range(len(tokens)):
         row: dict[str, object] = {
             "position": token,
@@ -72,5 +73,7 @@ def token_rows(store: Store, episode_id: str) -> Iterator[dict[str, object]]:
             array = getattr(signals, name) if signals is not None else None
             if array is not None:
                 row[name] = float(array[token])
+        if signals is not None:
+            row["push"] = float(push[token])
         row["top"] = [[text, p] for text, p, _ in panels.top_alternatives(view, token)]
         yield row

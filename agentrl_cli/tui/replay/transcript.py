@@ -61,7 +61,7 @@ class Transcript(Vertical):
     def show(self, view: EpisodeView, token: int, *, keep_scroll: bool = False) -> None:
         """Shows an episode with the cursor on a token; `paint` is to follow."""
         if self.view is None and view.signals is None:
-            self.tokens.lens = "logp"  # nothing was trained here: the weight would be blank
+            self.tokens.lens = "logp"  # nothing was trained here: the push would be blank
         if self.view is None or self.view.episode.id != view.episode.id:
             self.fork = None
         self.view = view

@@ -46,7 +46,8 @@ class EpisodesScreen(AgentScreen):
             Binding("o", "sort", "sort"),
             Binding("r", "reload", "read again"),
             Binding("question_mark", "help", "keys"),
-            Binding("q,escape", "back", "back"),
+            Binding("q", "back", "back"),
+            Binding("escape", "leave", show=False),
         ],
     )
 

@@ -77,7 +77,8 @@ BINDINGS: list[BindingType] = named(
         Binding("D", "delete", "delete"),
         Binding("r", "reload", "read again"),
         Binding("question_mark", "help", "keys"),
-        Binding("q,escape", "back", "quit"),
+        Binding("q", "back", "quit"),
+        Binding("escape", "leave", show=False),
     ],
 )
 

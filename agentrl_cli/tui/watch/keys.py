@@ -66,6 +66,7 @@ BINDINGS: list[BindingType] = named(
         Binding("d", "tab('health')", "health", show=False),
         Binding("ctrl+c", "interrupt", "leave or stop", show=False, priority=True),
         Binding("question_mark", "help", "keys"),
-        Binding("q,escape", "detach", "detach"),
+        Binding("q", "detach", "detach"),
+        Binding("escape", "leave", show=False),
     ],
 )

@@ -44,7 +44,8 @@ class WhatIfScreen(AgentScreen):
             Binding("enter", "open", "open"),
             Binding("i", "list", "what-ifs"),
             Binding("question_mark", "help", "keys"),
-            Binding("q,escape", "back", "back"),
+            Binding("q", "back", "back"),
+            Binding("escape", "leave", show=False),
         ],
     )
 
