@@ -38,6 +38,28 @@ def resolve(kind: str, table: Mapping[str, str | object], name: str, *, base: Pa
     raise NotFound.of(_one(kind), name, sorted({*table, *points}), hint=hint)
 
 
+ADAPTERS = "agentrl_cli.compat:ADAPTERS"
+"""The table of what reads other projects' files. `compat` stands above the rooms that need it, so it is named here."""
+
+
+def adapter(kind: str) -> Any:
+    """What reads a kind of object of other projects (see `compat.ADAPTERS`). Raises NotFound."""
+    return resolve("adapters", _load("adapters", ADAPTERS, None), kind)
+
+
+def dotted_target(name: str, folder: Path) -> str:
+    """A dotted class name as `resolve` takes it: a file beside the configuration goes before a module.
+
+    Two projects may each have a `my_tools.py`; loaded by its path, neither gets the other's.
+    """
+    if ":" in name or "." not in name:
+        return name
+    module, _, attribute = name.rpartition(".")
+    file = f"{module.replace('.', '/')}.py"
+    alone = (folder / file).is_file() and not (folder / file).with_name("__init__.py").is_file()
+    return f"{file if alone else module}:{attribute}"
+
+
 def _one(kind: str) -> str:
     """The singular of a kind: loss of losses, policy of policies, tool of tools."""
     if kind.endswith("ies"):

@@ -12,6 +12,8 @@ Helpers:
     open_project(project=None, db=None, config=None, sets=None, flags=None, required=True) -> Context
         the whole configuration; `flags` maps dotted keys to values (None: not given), e.g. {"model.name": model}
     Context(config: Config, sources: Sources, project: Path, db: Path); .resolve(path) -> Path; .runs -> Path
+    packs_of(context, packs) -> dict[str, Pack]     the named packs, or the project's
+    known_tools(context, packs) -> dict[str, (str, Tool)]        by name, with where each is from
     find_db(project=None, db=None, must_exist=True) -> Path      for readers: imports no pydantic, builds no Config
     data_stdout() context manager                   prints of other code go to stderr; `echo*` still reach stdout
     echo(text), echo_json(value), echo_jsonl(rows)  to stdout
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 
     from agentrl_cli.config import Config, SandboxConfig, Sources
     from agentrl_cli.sandbox import Sandbox
+    from agentrl_cli.tasks import Pack
+    from agentrl_cli.tools import Tool
 
 ProjectOption = Annotated[
     Path | None,
@@ -277,3 +281,23 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (set, frozenset, tuple)):
         return list(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def known_tools(context: Context, packs: list[str] | None) -> dict[str, tuple[str, Tool]]:
+    """Name to origin and tool: those of the project's packs, or of `packs`, then the built-in ones."""
+    from agentrl_cli.tools import TOOLS, as_tool
+
+    found: dict[str, tuple[str, Tool]] = {}
+    for pack in packs_of(context, packs).values():
+        found |= {tool.name: (pack.name, tool) for tool in pack.tools}
+    for name in TOOLS:
+        found.setdefault(name, ("built-in", as_tool(name)))
+    return found
+
+
+def packs_of(context: Context, packs: list[str] | None) -> dict[str, Pack]:
+    """`packs`, or those of the project where there is one."""
+    from agentrl_cli.tasks import load_packs
+
+    names = packs or (context.config.task.packs if (context.project / "agentrl.yaml").is_file() else [])
+    return load_packs(names, base=context.project)

@@ -40,15 +40,21 @@ def print_rows(names: Sequence[str], rows: Sequence[Sequence[Any]], format: Form
 
 
 def aligned(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
-    """Columns separated by two spaces, numbers to the right; the heads are dim on a terminal."""
+    """Columns separated by two spaces, numbers to the right; the heads are dim on a terminal.
+
+    A Chinese character is two cells wide on a terminal, which rich knows.
+    """
+    from rich.cells import cell_len
+
     shown = harmless if sys.stdout.isatty() else str
     names = [shown(name) for name in names]
     texts = [[shown(cell(value)) for value in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(names, *texts, strict=True)]
+    widths = [max(map(cell_len, column)) for column in zip(names, *texts, strict=True)]
     right = [all(isinstance(row[place], int | float | None) for row in rows) for place in range(len(names))]
 
     def line(cells: Sequence[str]) -> str:
-        parts = [text.rjust(w) if r else text.ljust(w) for text, w, r in zip(cells, widths, right, strict=True)]
+        spaces = [" " * (width - cell_len(text)) for text, width in zip(cells, widths, strict=True)]
+        parts = [space + text if r else text + space for text, space, r in zip(cells, spaces, right, strict=True)]
         return "  ".join(parts).rstrip()
 
     head = line(names)

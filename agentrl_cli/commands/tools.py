@@ -20,6 +20,7 @@ from agentrl_cli.commands.common import (
     data_stdout,
     echo,
     echo_json,
+    known_tools,
     narrate,
     open_project,
     warn_unsafe,
@@ -30,7 +31,6 @@ from agentrl_cli.store.images import image_line
 
 if TYPE_CHECKING:
     from agentrl_cli.commands.common import Context
-    from agentrl_cli.tasks import Pack
     from agentrl_cli.tools import Tool
     from agentrl_cli.types import ToolResult
 
@@ -48,7 +48,7 @@ def list_(pack: PackOption = None, project: ProjectOption = None, as_json: JsonO
     """
     context = open_project(project, None, None, None, required=False)
     rows = []
-    for name, (origin, tool) in known(context, pack).items():
+    for name, (origin, tool) in known_tools(context, pack).items():
         rows.append({"name": name, "from": origin, "description": tool.schema["function"]["description"]})
     if as_json:
         echo_json(rows)
@@ -153,33 +153,13 @@ async def _call(context: Context, tool: Tool, arguments: dict[str, Any], seed: i
             await sandbox.close()
 
 
-def known(context: Context, packs: list[str] | None) -> dict[str, tuple[str, Tool]]:
-    """Name to origin and tool: those of the project's packs, or of `packs`, then the built-in ones."""
-    from agentrl_cli.tools import TOOLS, as_tool
-
-    found: dict[str, tuple[str, Tool]] = {}
-    for pack in packs_of(context, packs).values():
-        found |= {tool.name: (pack.name, tool) for tool in pack.tools}
-    for name in TOOLS:
-        found.setdefault(name, ("built-in", as_tool(name)))
-    return found
-
-
-def packs_of(context: Context, packs: list[str] | None) -> dict[str, Pack]:
-    """`packs`, or those of the project where there is one."""
-    from agentrl_cli.tasks import load_packs
-
-    names = packs or (context.config.task.packs if (context.project / "agentrl.yaml").is_file() else [])
-    return load_packs(names, base=context.project)
-
-
 def _find(context: Context, packs: list[str] | None, name: str) -> tuple[str, Tool]:
     from agentrl_cli.registry import resolve
     from agentrl_cli.tools import TOOLS, as_tool
 
     if ":" in name:
         return Path(name.partition(":")[0]).name, as_tool(resolve("tools", TOOLS, name, base=context.project))
-    found = known(context, packs)
+    found = known_tools(context, packs)
     if name not in found:
         raise NotFound.of("tool", name, found)
     return found[name]

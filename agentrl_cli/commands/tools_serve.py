@@ -20,8 +20,10 @@ from agentrl_cli.commands.common import (
     ProjectOption,
     SetOption,
     echo,
+    known_tools,
     narrate,
     open_project,
+    packs_of,
     warn_bare,
     warn_unsafe,
 )
@@ -81,9 +83,7 @@ def serve(
     if no_auth and socket is None and not is_loopback(host):
         raise UsageError("Without a token only this machine may be served.", hint="Leave --no-auth or --host away.")
     context = open_project(project, None, config, sets, required=False)
-    from agentrl_cli.commands.tools import known, packs_of
-
-    tools = {name: tool for name, (_, tool) in known(context, pack).items()}
+    tools = {name: tool for name, (_, tool) in known_tools(context, pack).items()}
     secret = "" if no_auth else token or secrets.token_urlsafe(24)
     path = journal or context.project / "runs" / "tool-server.db"
     options = {"token": secret, "limit": max_calls, "done_if_invalid": done_if_invalid}

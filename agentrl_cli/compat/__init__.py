@@ -1,1 +1,17 @@
 """Other projects' files as they are: one module each, and no word of them elsewhere."""
+
+from __future__ import annotations
+
+ADAPTERS: dict[str, str] = {
+    "modules": "agentrl_cli.compat.verl:Verl",
+    "tool": "agentrl_cli.compat.verl_tool:adapted",
+    "environment": "agentrl_cli.compat.trl:environment_tools",
+    "interaction": "agentrl_cli.compat.verl_interaction:adapted",
+}
+"""Kind to what reads it, for `registry.adapter`.
+
+    modules      context manager (folder): while it is entered, a file may import modules of projects that are missing
+    tool         (class, config, schema, where) to a Tool; None for a class that is not another project's
+    environment  (where, class or classes by name, folder) to a list of Tools
+    interaction  (class, config) to a maker of Interactions; None for a class that is not another project's
+"""

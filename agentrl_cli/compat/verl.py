@@ -188,20 +188,9 @@ class Verl:
             sys.path.remove(self.folder)
 
 
-def target_of(name: str, folder: Path) -> str:
-    """A dotted class name as `registry.resolve` takes it: a file beside the configuration goes before a module.
-
-    Two projects may each have a `my_tools.py`; loaded by its path, neither gets the other's.
-    """
-    if ":" in name or "." not in name:
-        return name
-    module, _, attribute = name.rpartition(".")
-    file = f"{module.replace('.', '/')}.py"
-    alone = (folder / file).is_file() and not (folder / file).with_name("__init__.py").is_file()
-    return f"{file if alone else module}:{attribute}"
-
-
-def wants_verl(kind: type, method: str) -> bool:
+def wants_verl(kind: Any, method: str) -> bool:
     """True for a class of verl's making: one of its bases is from verl, or a stand-in, and it has the method."""
+    if not isinstance(kind, type):
+        return False
     from_verl = any(base in (BaseTool, BaseInteraction) or base.__module__.startswith("verl.") for base in kind.__mro__)
     return from_verl and hasattr(kind, method)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl_cli.compat.verl import OpenAIFunctionToolSchema
+from agentrl_cli.compat.verl import OpenAIFunctionToolSchema, wants_verl
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.tools.base import Tool, ToolContext, as_result, image_bytes
 from agentrl_cli.types import Task, ToolResult
@@ -75,6 +75,11 @@ class VerlTool(Tool):
 
     async def release(self, state: Instance) -> None:
         await self.wrapped.release(state.id, **state.of("release"))
+
+
+def adapted(kind: Any, config: Mapping[str, Any], schema: Any, where: str) -> Tool | None:
+    """The class as a Tool; None if it is not one of verl's."""
+    return VerlTool.of(kind, config, schema, where) if wants_verl(kind, "execute") else None
 
 
 def tools_kwargs(task: Task | None, name: str) -> Mapping[str, Any]:

@@ -12,14 +12,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl_cli.errors import EnvError
+from agentrl_cli.rewards.context import RewardContext, split
 from agentrl_cli.threads import call
-from agentrl_cli.types import Episode, Message, Origin
-
-if TYPE_CHECKING:
-    from agentrl_cli.rewards import RewardContext
+from agentrl_cli.types import Episode, Origin
 
 VERL = {"solution_str", "ground_truth"}
 
@@ -93,13 +91,6 @@ def _of_trl(
         return None if answers[0] is None else (answers[0], ", ".join(f"{k} {v}" for k, v in said.items()))
 
     return reward
-
-
-def split(episode: Episode, ctx: RewardContext) -> tuple[list[Message], list[Message]]:
-    """(prompt, completion) as messages: the completion begins with the first assistant turn."""
-    first = next((n for n, turn in enumerate(episode.turns) if turn.role == "assistant"), len(episode.turns))
-    prompt = [message for turn in episode.turns[:first] for message in turn.messages]
-    return prompt or list(ctx.task.prompt), [message for turn in episode.turns[first:] for message in turn.messages]
 
 
 def _completion_ids(episode: Episode) -> list[int]:

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import ConfigError, EnvError
-from agentrl_cli.rewards.adapt import split
+from agentrl_cli.rewards.context import RewardContext, Scored, split
 from agentrl_cli.rewards.llm_client import KEYS, Asked, ask
 from agentrl_cli.types import Message
 from agentrl_cli.types.content import content_text
 
 if TYPE_CHECKING:
-    from agentrl_cli.rewards import RewardContext, Scored
     from agentrl_cli.types import Episode
 
 PROMPT = """\

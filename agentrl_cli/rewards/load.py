@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.compat.verl import Verl
 from agentrl_cli.errors import ConfigError, NotFound
-from agentrl_cli.registry import resolve
+from agentrl_cli.registry import adapter, resolve
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rewards.adapt import adapted
 from agentrl_cli.threads import stay_in_loop
@@ -57,7 +56,7 @@ def _function(folder: Path, where: str, name: str, value: Mapping[str, Any], fun
             raise NotFound.of(f"reward in {folder / 'task.py'} (REWARDS)", name, functions)
         found = functions[name]
     else:
-        with Verl(folder):
+        with adapter("modules")(folder):
             found = resolve("rewards", {}, str(value["function"]), base=folder)
     if value.get("main_thread"):
         stay_in_loop(found)

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import ConfigError, EnvError, ModelError
-from agentrl_cli.rewards.adapt import split
+from agentrl_cli.rewards.context import RewardContext, Scored, split
 from agentrl_cli.threads import in_thread
 from agentrl_cli.types.content import content_text
 
 if TYPE_CHECKING:
-    from agentrl_cli.rewards import RewardContext, Scored
     from agentrl_cli.types import Episode
 
 KEYS = {"name", "device", "max_tokens", "squash", "revision"}

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrl_cli import trust
 from agentrl_cli.config.yamlfile import load_yaml
-from agentrl_cli.envs.user_simulator import load_interactions
+from agentrl_cli.envs.load import load_interactions
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.paths import find_pack
 from agentrl_cli.registry import load_file, resolve

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from agentrl_cli.tools.base import (
-    FunctionTool,
-    Tool,
-    ToolContext,
-    as_tool,
-    refused,
-    tool,
-    tool_schema,
-    validate_arguments,
-)
+from typing import Any
+
+from agentrl_cli.chat.arguments import validate_arguments
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.registry import resolve
+from agentrl_cli.tools.base import FunctionTool, Tool, ToolContext, refused, tool
+from agentrl_cli.tools.schema import tool_schema
 
 TOOLS: dict[str, str] = {
     "calculator": "agentrl_cli.tools.calculator:TOOL",
@@ -37,3 +34,16 @@ __all__ = [
     "tool_schema",
     "validate_arguments",
 ]
+
+
+def as_tool(value: Any) -> Tool:
+    """A Tool from a Tool, a Tool class, a plain typed function, or a name (see `TOOLS`)."""
+    if isinstance(value, Tool):
+        return value
+    if isinstance(value, str):
+        return as_tool(resolve("tools", TOOLS, value))
+    if isinstance(value, type) and issubclass(value, Tool):
+        return value()
+    if callable(value):
+        return FunctionTool(value)
+    raise ConfigError(f"{value!r} is not a tool.", hint="A tool is a typed function with a docstring, or a Tool.")

@@ -28,8 +28,6 @@ from agentrl_cli.threads import contained, in_thread
 from agentrl_cli.tools.schema import is_context, tool_schema
 from agentrl_cli.types import Task, ToolCall, ToolResult, ToolSchema
 
-__all__ = ["FunctionTool", "Tool", "ToolContext", "as_tool", "refused", "tool", "tool_schema", "validate_arguments"]
-
 MAX_ERROR = 500
 """Characters of an exception's text that the model sees."""
 
@@ -320,22 +318,6 @@ def _is_block(value: Any) -> bool:
     image = value.get("image")
     known = isinstance(image, bytes) or is_image(image)
     return (value.get("type") == "text" and "text" in value) or (value.get("type") == "image" and known)
-
-
-def as_tool(value: Any) -> Tool:
-    """A Tool from a Tool, a Tool class, a plain typed function, or a name (see `tools.TOOLS`)."""
-    if isinstance(value, Tool):
-        return value
-    if isinstance(value, str):
-        from agentrl_cli.registry import resolve
-        from agentrl_cli.tools import TOOLS
-
-        return as_tool(resolve("tools", TOOLS, value))
-    if isinstance(value, type) and issubclass(value, Tool):
-        return value()
-    if callable(value):
-        return FunctionTool(value)
-    raise ConfigError(f"{value!r} is no tool.", hint="A tool is a typed function with a docstring, or a Tool.")
 
 
 def refused(call: ToolCall, names: Mapping[str, Any]) -> ToolResult:

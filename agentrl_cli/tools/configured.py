@@ -29,12 +29,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.compat.verl import Verl, target_of, wants_verl
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError, NotFound
-from agentrl_cli.registry import resolve
-from agentrl_cli.tools import TOOLS
-from agentrl_cli.tools.base import Tool, as_tool
+from agentrl_cli.registry import adapter, dotted_target, resolve
+from agentrl_cli.tools import TOOLS, Tool, as_tool
 from agentrl_cli.types import ToolSchema
 
 LIMITS = ("timeout", "concurrency", "rate", "pure", "external")
@@ -84,9 +82,7 @@ def _entry(where: str, entry: Any, folder: Path, own: Mapping[str, Tool]) -> lis
     if entry.get("mcp") is not None or config.get("type") == "mcp":
         found = _mcp(where, entry, folder)
     elif entry.get("environment") is not None:
-        from agentrl_cli.compat.trl import environment_tools
-
-        found = environment_tools(where, entry["environment"], folder)
+        found = adapter("environment")(where, entry["environment"], folder)
     elif entry.get("class_name") is not None:
         found = [_classed(where, entry, dict(config), folder)]
     else:
@@ -95,14 +91,13 @@ def _entry(where: str, entry: Any, folder: Path, own: Mapping[str, Tool]) -> lis
 
 
 def _classed(where: str, entry: Mapping[str, Any], config: dict[str, Any], folder: Path) -> Tool:
-    """`class_name`: a verl tool, or one of ours that takes the config as keywords."""
+    """`class_name`: another project's tool, or a Tool that takes the config as keywords."""
     name = str(entry["class_name"])
-    with Verl(folder):
-        kind = resolve("tools", {}, target_of(name, folder), base=folder)
-        if isinstance(kind, type) and wants_verl(kind, "execute"):
-            from agentrl_cli.compat.verl_tool import VerlTool
-
-            return VerlTool.of(kind, config, entry.get("tool_schema"), where)
+    with adapter("modules")(folder):
+        kind = resolve("tools", {}, dotted_target(name, folder), base=folder)
+        tool: Tool | None = adapter("tool")(kind, config, entry.get("tool_schema"), where)
+        if tool is not None:
+            return tool
     config.pop("type", None)
     if isinstance(kind, type) and issubclass(kind, Tool):
         return _made(where, kind, config)

@@ -12,11 +12,9 @@ from __future__ import annotations
 import fnmatch
 import http.client
 import ipaddress
-import re
 import socket
 import ssl
 import time
-from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -239,41 +237,18 @@ class _Pinned(http.client.HTTPConnection):
             raise
 
 
-class _Text(HTMLParser):
-    """The readable text of a page."""
-
-    SKIPPED = frozenset({"script", "style", "noscript", "template", "svg", "head"})
-    BLOCKS = frozenset("p div br li tr h1 h2 h3 h4 h5 h6 section article ul ol table pre blockquote hr".split())
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.parts: list[str] = []
-        self._skipping: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in self.SKIPPED:
-            self._skipping.append(tag)
-        elif tag in self.BLOCKS:
-            self.parts.append("\n")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self._skipping:
-            del self._skipping[self._skipping.index(tag) :]
-        elif tag in self.BLOCKS:
-            self.parts.append("\n")
-
-    def handle_data(self, data: str) -> None:
-        if not self._skipping:
-            self.parts.append(data)
-
-
 def html_text(html: str) -> str:
-    """The text of an HTML page: scripts and styles left out, one line a block."""
-    parser = _Text()
-    parser.feed(html)
-    parser.close()
-    lines = [re.sub(r"[ \t\r\f\v]+", " ", line).strip() for line in "".join(parser.parts).split("\n")]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+    """The text of an HTML page, one line a block. Title, scripts, styles and drawings are left out."""
+    from html_text import etree_to_text
+    from lxml import etree
+
+    # huge_tree: text under more than 256 open tags is kept, too. The size of a page is bounded by `kilobytes`.
+    parser = etree.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True)
+    tree = etree.HTML(html.encode("utf-8", "replace"), parser)
+    if tree is None:
+        return ""
+    etree.strip_elements(tree, "head", "noscript", "script", "style", "svg", "template", with_tail=False)
+    return str(etree_to_text(tree))
 
 
 TOOL = FetchTool()

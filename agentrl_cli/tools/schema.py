@@ -8,12 +8,14 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin
+
+from pydantic import Field, PydanticUserError, TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from typing_extensions import TypedDict
 
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.types import ToolSchema
-
-SIMPLE: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
 def tool_schema(function: Callable[..., Any], *, name: str = "", hidden: Sequence[str] = ()) -> ToolSchema:
@@ -66,36 +68,85 @@ def is_context(hint: Any) -> bool:
     return getattr(hint, "__name__", "") == "ToolContext"
 
 
+CARRIED = frozenset(
+    "any none bool int float str literal nullable union default list set tuple dict json-or-python "
+    "typed-dict typed-dict-field definitions definition-ref".split()
+)
+"""pydantic's names of the kinds of types that JSON carries as they are. A date would reach the function as a text."""
+
+
+class _JsonSchema(GenerateJsonSchema):
+    """pydantic's generator, for what JSON carries."""
+
+    def build_schema_type_to_method(self) -> dict[Any, Callable[[Any], JsonSchemaValue]]:
+        methods = super().build_schema_type_to_method()
+        return {kind: method if kind in CARRIED else self._refuse for kind, method in methods.items()}
+
+    def _refuse(self, schema: Any) -> JsonSchemaValue:
+        return self.handle_invalid_for_json_schema(schema, schema["type"])
+
+
 def type_schema(hint: Any, where: str) -> dict[str, Any]:
     """The JSON Schema of a type hint. Raises ConfigError for one that JSON cannot carry."""
+    try:
+        made = TypeAdapter(_readable(hint)).json_schema(schema_generator=_JsonSchema)
+        return _plain(made, made.get("$defs", {}))
+    except (PydanticUserError, NameError, RecursionError) as error:
+        raise ConfigError(
+            f"The type {hint!r} of {where} cannot be written as JSON.",
+            hint="Use str, int, float, bool, list, dict, Literal, Optional or TypedDict.",
+        ) from error
+
+
+def _readable(hint: Any) -> Any:
+    """The hint as pydantic reads it.
+
+    A text in `Annotated[int, "A count."]` is a description. An enum is its values, since its docstring is for
+    programmers. A TypedDict is that of typing_extensions: before Python 3.12 pydantic takes no other.
+    """
     origin, args = get_origin(hint), get_args(hint)
-    if hint is Any or hint is inspect.Parameter.empty:
-        return {}
-    if hint in SIMPLE:
-        return {"type": SIMPLE[hint]}
-    if origin is typing.Annotated:
-        text = next((extra for extra in args[1:] if isinstance(extra, str)), None)
-        return {**type_schema(args[0], where), **({"description": text} if text else {})}
-    if origin is Literal:
-        return _enum(list(args))
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return _enum([member.value for member in hint])
-    if origin in {Union, types.UnionType}:
-        return _union(args, where)
-    if hint in {list, tuple, set} or origin in {list, tuple, set, Sequence}:
-        items = type_schema(args[0], where) if args else {}
-        return {"type": "array", **({"items": items} if items else {})}
-    if hint is dict or origin in {dict, Mapping}:
-        values = type_schema(args[1], where) if args else {}
-        return {"type": "object", **({"additionalProperties": values} if values else {})}
+        return Literal[tuple(member.value for member in hint)]
     if typing.is_typeddict(hint):
-        fields = typing.get_type_hints(hint)
-        properties = {name: type_schema(field, where) for name, field in fields.items()}
-        return {"type": "object", "properties": properties, "required": sorted(hint.__required_keys__)}
-    raise ConfigError(
-        f"The type {hint!r} of {where} cannot be written as JSON.",
-        hint="Use str, int, float, bool, list, dict, Literal, Optional or TypedDict.",
-    )
+        fields = {name: _readable(field) for name, field in typing.get_type_hints(hint, include_extras=True).items()}
+        for name, field in fields.items():
+            if get_origin(field) not in {Required, NotRequired}:
+                fields[name] = Required[field] if name in hint.__required_keys__ else NotRequired[field]
+        return TypedDict(hint.__name__, fields)  # type: ignore[operator]  # made at run time
+    if origin is Annotated:
+        text = next((extra for extra in args[1:] if isinstance(extra, str)), None)
+        return Annotated[_readable(args[0]), Field(description=text), *(e for e in args[1:] if not isinstance(e, str))]
+    if origin is Literal or not args:
+        return hint
+    inner = tuple(map(_readable, args))
+    origin = Union if origin is types.UnionType else origin
+    return origin[inner if len(inner) > 1 else inner[0]]
+
+
+def _plain(made: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """pydantic's schema as models see it: without titles and references, and as short as it can be.
+
+    Trained models know this form to the byte: change nothing in it, the order of the keys included.
+    """
+    schema: dict[str, Any] = {}
+    if "$ref" in made:
+        schema = _plain(definitions[made["$ref"].rpartition("/")[2]], definitions)
+    for key, value in made.items():
+        if key in {"items", "additionalProperties"}:
+            inner = _plain(value, definitions) if isinstance(value, Mapping) else value
+            schema |= {key: inner} if inner not in ({}, True) else {}
+        elif key == "properties":
+            schema[key] = {name: _plain(field, definitions) for name, field in value.items()}
+            schema["required"] = sorted(made.get("required", ()))
+        elif key in {"anyOf", "prefixItems"}:
+            schema[key] = [_plain(option, definitions) for option in value]
+        elif key == "const":
+            schema["enum"] = [value]
+        elif key not in {"$defs", "$ref", "default", "required", "title", "uniqueItems"}:
+            schema[key] = value
+    if all(set(option) == {"type"} for option in schema.get("anyOf", [{}])):
+        schema["type"] = [option["type"] for option in schema.pop("anyOf")]
+    return {key: schema[key] for key in sorted(schema, key=lambda key: (key != "type", key == "description", key))}
 
 
 def docstring_parts(text: str) -> tuple[str, dict[str, str]]:
@@ -115,17 +166,3 @@ def docstring_parts(text: str) -> tuple[str, dict[str, str]]:
         elif current and line.strip():
             texts[current] = f"{texts[current]} {line.strip()}".strip()
     return " ".join(head.split()), texts
-
-
-def _enum(values: list[Any]) -> dict[str, Any]:
-    kinds = {SIMPLE.get(type(value)) for value in values}
-    kind = kinds.pop() if len(kinds) == 1 else None
-    return {**({"type": kind} if kind else {}), "enum": values}
-
-
-def _union(args: tuple[Any, ...], where: str) -> dict[str, Any]:
-    options = [type_schema(arg, where) for arg in args]
-    if all(set(option) == {"type"} for option in options):
-        kinds = [option["type"] for option in options]
-        return {"type": kinds[0] if len(kinds) == 1 else kinds}
-    return {"anyOf": options}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl_cli.commands import main
+from agentrl_cli.commands.tables import aligned
 from agentrl_cli.config import load_config
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.registry import resolve
@@ -185,3 +186,8 @@ async def test_a_call_by_hand_is_saved(tmp_path: Path) -> None:
         made.save(store)
         assert store.episodes.row(saved).note == f"mine\n{first}\n{second}"
         assert len(store.episodes.get(saved).turns) == 2
+
+
+def test_columns_are_aligned_where_a_character_is_two_cells_wide() -> None:
+    lines = list(aligned(["name", "steps"], [["数学", 1], ["calc", 22]]))
+    assert lines == ["name  steps", "数学      1", "calc     22"]

@@ -14,7 +14,8 @@ import pytest
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
-from agentrl_cli.envs.user_simulator import Gsm8k, GuessNumber, Interaction, Reply, Ruled, Scripted, load_interactions
+from agentrl_cli.envs.load import load_interactions
+from agentrl_cli.envs.user_simulator import Gsm8k, GuessNumber, Interaction, Reply, Ruled, Scripted
 from agentrl_cli.errors import ConfigError, EnvError, NotFound
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward, rules

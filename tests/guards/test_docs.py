@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,9 @@ def test_generated_pages_are_current(name: str) -> None:
 def test_every_command_is_documented() -> None:
     page = (DOCS / "cli.md").read_text(encoding="utf-8")
     assert [name for name in COMMANDS if f"\n### agentrl {name}\n" not in page] == []
+
+
+def test_the_table_of_libraries_names_files_that_exist() -> None:
+    page = (DOCS / "libraries.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:agentrl_cli|sandbox|tests)/[^`]*)`", page)
+    assert len(named) > 20 and [name for name in named if not (DOCS.parent / name).exists()] == []

@@ -273,10 +273,27 @@ async def test_a_page_becomes_text(site: Site) -> None:
     html = "<html><head><title>T</title><style>x</style></head><body><h1>Head</h1><p>One &amp; two</p>"
     html += "<script>no()</script>"
     site.pages["/a?b=1"] = (200, {}, f"{html}<ul><li>x<li>y</ul>ü".encode())
-    assert (await fetch(fetcher(site), f"{site.url}/a?b=1#there")).text == "Head\n\nOne & two\n\nx\ny\nü"
+    assert (await fetch(fetcher(site), f"{site.url}/a?b=1#there")).text == "Head\n\nOne & two\n\nx\ny\n\nü"
     site.pages["/t"] = (200, {"Content-Type": "text/plain"}, b"<b>" + b"x" * 50)
     assert (await fetch(fetcher(site, width=10), f"{site.url}/t")).text == "<b>xxxxxxx\n[… cut …]"
-    assert html_text("a<br>b<noscript>c</noscript>d") == "a\nbd"
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ("a<br>b<noscript>c</noscript>d", "a\nbd"),
+        ("<!doctype html><head><title>T</title><body><p>No end of head", "No end of head"),
+        ("<table><tr><td>a<td>b<tr><td>c<td>d</table>", "a b\nc d"),
+        ("<p>one\n  sentence</p><dl><dt>term<dd>meaning</dl>", "one sentence\n\nterm\nmeaning"),
+        ("<?xml version='1.0' encoding='latin-1'?><!-- x --><p>ü&nbsp;&lt;b&gt;</p>", "ü <b>"),
+        ("<div>" * 1000 + "deep", "deep"),
+        ("x" + "<div>" * 20_000 + "too deep", "x"),
+        ("<!-- x -->", ""),
+        ("", ""),
+    ],
+)
+def test_text_of_pages_that_are_not_tidy(html: str, text: str) -> None:
+    assert html_text(html) == text
 
 
 async def test_fetch_is_off_until_a_host_is_allowed(site: Site) -> None:

@@ -131,7 +131,7 @@ async def test_plain_functions_are_tools() -> None:
     tool = as_tool(seed)
     assert tool.schema["function"]["parameters"] == {"type": "object", "properties": {}}
     assert (await call(tool, {}, ToolContext(seed=7))).text == "7"
-    with pytest.raises(ConfigError, match="is no tool"):
+    with pytest.raises(ConfigError, match="is not a tool"):
         as_tool(3)
     with pytest.raises(NotFound) as caught:
         as_tool("calculater")

@@ -1,0 +1,42 @@
+"""A verl `BaseInteraction` as a simulated user, unchanged: its four coroutines around one episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from agentrl_cli.compat.verl import wants_verl
+from agentrl_cli.envs.user_simulator import Interaction, Maker, Reply, kwargs_of
+from agentrl_cli.types import Message, Task
+
+
+class VerlInteraction:
+    """One instance of the class, for one episode."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self.wrapped = wrapped
+        self._id: str | None = None
+        self._kwargs: dict[str, Any] = {}
+
+    async def start(self, task: Task) -> None:
+        self._kwargs = {key: value for key, value in kwargs_of(task).items() if key != "name"}
+        self._id = await self.wrapped.start_interaction(None, **self._kwargs)
+
+    async def reply(self, messages: Sequence[Message]) -> Reply:
+        answer = await self.wrapped.generate_response(self._id, [dict(m) for m in messages], **self._kwargs)
+        ends, text, score, *_ = answer
+        return Reply(str(text) or None, float(score), bool(ends))
+
+    async def stop(self) -> None:
+        if self._id is not None:
+            await self.wrapped.finalize_interaction(self._id)
+
+
+def adapted(kind: type, config: Mapping[str, Any]) -> Maker | None:
+    """Makes an interaction for each episode; None if the class is not one of verl's."""
+    return partial(_make, kind, dict(config)) if wants_verl(kind, "generate_response") else None
+
+
+def _make(kind: type, config: dict[str, Any]) -> Interaction:
+    return VerlInteraction(kind(config))

@@ -1,0 +1,91 @@
+"""`interaction:` of task.yaml to makers of simulated users: a file in verl's form (`interaction.yaml`), or entries.
+
+    interaction:
+      - {name: guess, function: "agentrl_cli.envs.user_simulator:GuessNumber"}
+      - {name: polite, script: ["Please explain.", "Thanks."]}
+      - {name: user, model: {url: "http://127.0.0.1:8000/v1", model: qwen, persona: "You want a refund."}}
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.config.yamlfile import load_yaml
+from agentrl_cli.envs.user_simulator import INTERACTIONS, Maker, Ruled, Scripted, Simulated
+from agentrl_cli.errors import ConfigError, NotFound
+from agentrl_cli.registry import adapter, dotted_target, resolve
+from agentrl_cli.rewards.llm_client import Asked
+
+KEYS = {"name", "class_name", "config", "function", "script", "model", "reward"}
+
+
+def load_interactions(folder: Path, value: Any) -> dict[str, Maker]:
+    """Name to maker from `interaction:` of task.yaml: a file's name, a shipped name, an entry, or a list of entries.
+
+    Raises ConfigError for entries that say too little or too much, NotFound for what they name and is not there.
+    """
+    if value is None:
+        return {}
+    where = folder / "task.yaml"
+    if isinstance(value, str) and value.endswith((".yaml", ".yml")):
+        where = folder / value
+        value = _read(where)
+    if isinstance(value, (str, Mapping)):
+        value = [value]
+    if not isinstance(value, list):
+        raise ConfigError(f"{where}: `interaction` must be a list of entries.")
+    makers: dict[str, Maker] = {}
+    for entry in value:
+        name, maker = _maker(where, {"name": entry, "function": entry} if isinstance(entry, str) else entry)
+        if name in makers:
+            raise ConfigError(f"{where}: two interactions are named {name!r}.")
+        makers[name] = maker
+    return makers
+
+
+def _read(path: Path) -> Any:
+    try:
+        read = load_yaml(path)
+    except NotFound:
+        raise ConfigError(f"There is no {path}.") from None
+    return read.get("interaction") if isinstance(read, dict) and "interaction" in read else read
+
+
+def _maker(where: Path, entry: Any) -> tuple[str, Maker]:
+    if not isinstance(entry, Mapping) or set(entry) - KEYS:
+        raise ConfigError(f"{where}: an interaction has {', '.join(sorted(KEYS))}, not {entry!r}.")
+    config = dict(entry.get("config") or {})
+    target = str(entry.get("class_name") or entry.get("function") or "")
+    name = str(entry.get("name") or target.rpartition(".")[2].removesuffix("Interaction").lower())
+    if not name:
+        raise ConfigError(f"{where}: an interaction needs a name.")
+    if entry.get("script") is not None:
+        return name, partial(Scripted, [str(text) for text in entry["script"]], entry.get("reward"))
+    if entry.get("model") is not None:
+        given = dict(entry["model"])
+        persona, stop_word = str(given.pop("persona", "")), str(given.pop("stop_word", "[DONE]"))
+        return name, partial(Simulated, Asked.of(given, f"{where}: {name}"), persona, stop_word=stop_word)
+    if not target:
+        raise ConfigError(f"{where}: the interaction {name} needs class_name, function, script or model.")
+    return name, _of_object(where, name, target, config)
+
+
+def _of_object(where: Path, name: str, target: str, config: dict[str, Any]) -> Maker:
+    """A class, of this project or another, or a function, by its path."""
+    path = target if target in INTERACTIONS else dotted_target(target, where.parent)
+    with adapter("modules")(where.parent):
+        found = resolve("interactions", INTERACTIONS, path, base=where.parent)
+    if not isinstance(found, type):
+        return partial(Ruled, found)
+    maker: Maker | None = adapter("interaction")(found, {"name": name, **config})
+    if maker is not None:
+        return maker
+    try:
+        inspect.signature(found).bind(**config)
+    except TypeError as error:
+        raise ConfigError(f"{where}: {target} cannot be made with this config: {error}") from error
+    return partial(found, **config)

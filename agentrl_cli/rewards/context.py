@@ -1,0 +1,77 @@
+"""What a reward function may use of the episode that it scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from agentrl_cli.errors import EnvError
+from agentrl_cli.types import Episode, Message, Task
+from agentrl_cli.types.content import content_text
+
+if TYPE_CHECKING:
+    from agentrl_cli.sandbox import GradeResult
+
+
+class Scored(NamedTuple):
+    """The value of a part, and what people should know of it."""
+
+    value: float
+    detail: str = ""
+
+
+@dataclass
+class RewardContext:
+    """What a reward function may use: the task, the final text, the still open sandbox session, the tools' states."""
+
+    task: Task
+    final_text: str
+    """Content of the last assistant turn; empty where there is none."""
+    open_session: Callable[[], Any] | None = None
+    """Coroutine function that gives the episode's sandbox session, opening it if need be."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """What tools left for rewards, `answer` of `submit` for instance."""
+    fakeable: bool = False
+    """Whether `grade` ran tests beside the solution since the current part began."""
+    decode: Callable[[Sequence[int]], str] | None = None
+    """Ids to the text that verl's reward functions see: special tokens left out."""
+
+    def response(self, episode: Episode) -> str:
+        """Everything after the prompt as one text, tool results included."""
+        first = next((turn.start for turn in episode.turns if turn.role == "assistant"), len(episode.tokens))
+        if self.decode is not None:
+            return self.decode(episode.tokens.ids[first:].tolist())
+        answers = [turn for turn in episode.turns if turn.start >= first]
+        return "\n".join(content_text(m.get("content")) for turn in answers for m in turn.messages)
+
+    def part(self, value: float, detail: str = "") -> Scored:
+        """A value with a text for people."""
+        return Scored(value, detail)
+
+    async def session(self) -> Any:
+        """The episode's sandbox session. Raises EnvError where the run has no sandbox."""
+        if self.open_session is None:
+            raise EnvError("This reward runs code, and the run has no sandbox.")
+        return await self.open_session()
+
+    async def grade(self, solution: str, tests: Sequence[Mapping[str, Any] | str], **options: Any) -> GradeResult:
+        """Run hidden tests `{"call", "args", "expect"}` against a solution, in the sandbox and apart from it.
+
+        `options`: `setup` (code that runs first), `wall` and `budget` (seconds of one test, of all), see
+        sandbox/grading.py. Tests that run beside the solution make the part `fakeable`.
+        Raises SandboxFault where the sandbox itself failed.
+        """
+        from agentrl_cli.sandbox import grade
+
+        given = [test if isinstance(test, str) else dict(test) for test in tests]
+        result = await grade(await self.session(), solution, given, **options)
+        self.fakeable |= result.fakeable
+        return result
+
+
+def split(episode: Episode, ctx: RewardContext) -> tuple[list[Message], list[Message]]:
+    """(prompt, completion) as messages: the completion begins with the first assistant turn."""
+    first = next((n for n, turn in enumerate(episode.turns) if turn.role == "assistant"), len(episode.turns))
+    prompt = [message for turn in episode.turns[:first] for message in turn.messages]
+    return prompt or list(ctx.task.prompt), [message for turn in episode.turns[first:] for message in turn.messages]
