@@ -1,11 +1,19 @@
 """Episodes as JSON Lines: one object a line, with everything stored, secrets masked.
 
     {"id", "task_id", …, "reward_parts": [{"name", "value", "weight", "primary", "detail", "fakeable"}],
-     "turns": [{"index", "role", "messages", "start", "end", "calls", "results", …}],
+     "turns": [{"index", "role", "messages", "start", "end", "calls", "results", "parent", …}],
+     "branches": [[turn, …], …],
      "tokens": {"ids", "origin", "logp_sampled", "logp_policy", "entropy", "top_ids", "top_logps"},
      "signals": {"advantage", "logp_train", "ratio", "clipped", "weight", …}}
 
 NaN is null. If a secret was masked, the token ids, which spell it, are left out and `masked` is true.
+
+For trainers `sequence_rows` gives a row per token sequence instead: an episode, or one of its branches.
+
+    {"episode", "branch", "branches", "task_id", "group", "reward", "outcome", "fact", "turns": [turn, …], "input_ids",
+     "loss_mask", "old_log_probs", "advantages"}
+
+`loss_mask` is 1 where a token is trained. What a branch shares with an earlier one is context in it, with a mask of 0.
 """
 
 from __future__ import annotations
@@ -35,11 +43,16 @@ def export_jsonl(
     store: Store, episode_ids: Iterable[str], path: Path, *, tokens: bool = True, masked: bool = True
 ) -> int:
     """Write episodes to a file, which appears only when it is complete. Returns how many. Raises StoreError."""
+    return write_lines(export_lines(store, episode_ids, tokens=tokens, masked=masked), path)
+
+
+def write_lines(lines: Iterable[str], path: Path) -> int:
+    """Write lines to a file, which appears only when it is complete. Returns how many. Raises StoreError."""
     part = path.with_name(path.name + ".part")
     count = 0
     try:
         with part.open("w", encoding="utf-8") as file:
-            for line in export_lines(store, episode_ids, tokens=tokens, masked=masked):
+            for line in lines:
                 file.write(line + "\n")
                 count += 1
         part.replace(path)
@@ -61,12 +74,51 @@ def export_lines(
         yield dumps(_masked(row) if masked else row)
 
 
+def sequence_rows(store: Store, episode_ids: Iterable[str], *, masked: bool = True) -> Iterator[str]:
+    """One JSON text per token sequence. An episode in whose text a secret is masked is left out: its ids spell it."""
+    for episode_id in episode_ids:
+        episode, signals = store.episodes.get(episode_id), store.signals.get(episode_id)
+        if masked and _masked(episode_object(episode, tokens=False))["masked"]:
+            continue
+        for row in sequence_objects(episode, signals):
+            yield dumps(row)
+
+
+def sequence_objects(episode: Episode, signals: TrainSignals | None = None) -> Iterator[dict[str, Any]]:
+    """The token sequences of an episode that train a token, as plain JSON values.
+
+    Log-probabilities and advantages are null where the mask is 0, and advantages everywhere if it was not trained.
+    """
+    branches = episode.sequences
+    for number, branch in enumerate(branches):
+        if not branch.trained.any():
+            continue
+        logps = np.where(branch.trained, episode.tokens.logp_policy[branch.positions], np.float32(np.nan))
+        gains = None if signals is None else signals.advantage[branch.positions]
+        yield {
+            "episode": episode.id,
+            "branch": number,
+            "branches": len(branches),
+            "task_id": episode.task_id,
+            "group": episode.group_id,
+            "reward": episode.reward,
+            "outcome": episode.outcome,
+            "fact": episode.fact,
+            "turns": list(branch.turns),
+            "input_ids": episode.tokens.ids[branch.positions].tolist(),
+            "loss_mask": branch.trained.astype(int).tolist(),
+            "old_log_probs": _array(logps),
+            "advantages": None if gains is None else _array(np.where(branch.trained, gains, np.float32(np.nan))),
+        }
+
+
 def episode_object(episode: Episode, signals: TrainSignals | None = None, *, tokens: bool = True) -> dict[str, Any]:
     """An episode as plain JSON values, unmasked."""
     names = [item.name for item in fields(episode) if item.name not in _APART]
     row: dict[str, Any] = {name: _value(getattr(episode, name)) for name in (*names, "reward", "primary")}
     row["reward_parts"] = [_fields(part) for part in episode.reward_parts]
     row["turns"] = [_turn(turn) for turn in episode.turns]
+    row["branches"] = [list(branch) for branch in episode.branches]
     if tokens:
         row["tokens"] = _fields(episode.tokens)
         row["signals"] = None if signals is None else _fields(signals)

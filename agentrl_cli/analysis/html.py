@@ -94,6 +94,7 @@ def _turns(episode: Episode) -> list[dict[str, Any]]:
     return [
         {
             "role": turn.role,
+            "parent": parent,
             "start": turn.start,
             "end": turn.end,
             "stop": str(turn.stop_reason or ""),
@@ -104,7 +105,7 @@ def _turns(episode: Episode) -> list[dict[str, Any]]:
                       for call in turn.calls],
             "results": [[result.error or "", round(result.seconds * 1000), result.level] for result in turn.results],
         }
-        for turn in episode.turns
+        for turn, parent in zip(episode.turns, episode.parents, strict=True)
     ]  # fmt: skip
 
 

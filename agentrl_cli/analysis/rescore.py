@@ -20,7 +20,7 @@ from agentrl_cli.learning.advantages import drops_equal, needs, options
 from agentrl_cli.learning.advantages import estimate as estimate_advantages
 from agentrl_cli.learning.dispositions import CUT, decide
 from agentrl_cli.learning.estimator_inputs import AdvantageInput, turn_lengths
-from agentrl_cli.learning.turn_advantages import token_rewards
+from agentrl_cli.learning.turn_advantages import token_paths
 from agentrl_cli.registry import resolve
 from agentrl_cli.rewards import Reward, RewardContext, finite, score
 from agentrl_cli.rollout.greedy import KIND, SUFFIX
@@ -106,7 +106,8 @@ async def rescore_parts(
         return tuple(parts)
     if task is None:
         raise NotFound(f"The store has no task {episode.task_id!r}, which a reward function needs.")
-    said = [str(t.messages[0].get("content") or "") for t in episode.turns if t.role == "assistant" and t.messages]
+    main = episode.chain(episode.main)
+    said = [str(t.messages[0].get("content") or "") for t in main.turns if t.role == "assistant" and t.messages]
     calls = [call for turn in episode.turns for call in turn.calls if call.arguments]
     answers = [call.arguments["answer"] for call in calls if call.arguments and "answer" in call.arguments]
     state = {"answer": answers[-1]} if answers else {}
@@ -206,11 +207,15 @@ def _kl_coef(episode: Episode, config: Config, store: Store) -> float:
 def _left_in(
     x: AdvantageInput, returns: Sequence[np.ndarray[Any, np.dtype[np.float64]]], episodes: Sequence[Episode]
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """[N] value of the last state of truncated episodes, from the last stored return = r + gamma · value."""
+    """[N] value of the last state of truncated episodes, from the last stored return = r + gamma · value.
+
+    Of an episode that branches, the last branch was cut.
+    """
     out = np.zeros(x.size)
-    for i, (rewards, target, episode) in enumerate(zip(token_rewards(x), returns, episodes, strict=True)):
-        if episode.outcome in CUT and len(rewards) and x.gamma:
-            out[i] = (target[-1] - rewards[-1]) / x.gamma
+    for i, (target, episode) in enumerate(zip(returns, episodes, strict=True)):
+        last = token_paths(x, i)[-1:]
+        if episode.outcome in CUT and last and len(last[0].tokens) and x.gamma:
+            out[i] = (target[last[0].tokens[-1]] - last[0].rewards[-1]) / x.gamma
     return out
 
 

@@ -82,6 +82,8 @@ class ReplayResult(NamedTuple):
 async def rerun_calls(episode: Episode, env: Env, until: int | None = None) -> ReplayResult:
     """Run the assistant turns before turn `until` (None: all) again, in order, in an env that was reset.
 
+    Of an episode that branches those of all branches, as they were made; see `chain_to` for those of one.
+
     Tool calls are run; a turn without one is sent to the simulated user or environment. Afterwards the environment is
     in the state that the conversation left. Raises EnvError.
     """
@@ -89,6 +91,7 @@ async def rerun_calls(episode: Episode, env: Env, until: int | None = None) -> R
     earned: float | None = None
     said = calls = 0
     over = False
+    parents = episode.parents
     for place, turn in enumerate(episode.turns):
         if turn.role != "assistant" or (until is not None and turn.index >= until):
             continue
@@ -96,7 +99,7 @@ async def rerun_calls(episode: Episode, env: Env, until: int | None = None) -> R
             step = await step_of(env, AssistantTurn(_content(turn), turn.calls, said))
             earned = earned if step.reward is None else (earned or 0.0) + step.reward
             over = step.terminated or not step.messages
-            answers = episode.turns[place + 1] if place + 1 < len(episode.turns) else None
+            answers = next((episode.turns[n] for n, parent in enumerate(parents) if parent == place), None)
             if turn.calls:
                 out += _again(turn, results_of(step), answers, calls)
                 calls += len(turn.calls)
@@ -197,7 +200,7 @@ async def rescore(
     `weights`: as configured, over the pack's. `earned`: sum of the environment's step rewards.
     Raises EnvError, SandboxFault.
     """
-    said = [_content(turn) for turn in episode.turns if turn.role == "assistant"]
+    said = [_content(turn) for turn in episode.chain(episode.main).turns if turn.role == "assistant"]
     tools = getattr(env, "context", None)
     session = tools.session if sandboxed and tools is not None else None
     context = RewardContext(
@@ -213,8 +216,20 @@ async def rescore(
     return tuple(finite(replace(part, weight=given.get(part.name, part.weight))) for part in parts)
 
 
+def chain_to(episode: Episode, turn: int) -> tuple[Episode, int, tuple[int, ...]]:
+    """The branch on which a turn lies as an episode, the turn's index there, and the index of each of its turns here.
+
+    Of an episode with one branch itself. A turn on several branches is taken on the first; the turn after the last is
+    the next of its branch.
+    """
+    if episode.linear or not 0 <= turn <= len(episode.turns):
+        return episode, turn, tuple(range(len(episode.turns)))
+    branch = next((one for one in episode.sequences if turn in one.turns), episode.sequences[-1])
+    return episode.chain(branch), (*branch.turns, turn).index(turn), branch.turns
+
+
 def turns_before(episode: Episode, turn: int) -> tuple[list[Turn], list[Tokens]]:
-    """The turns before turn `turn` with their tokens: ids, origins and numbers as stored.
+    """The turns before turn `turn` of a chain with their tokens: ids, origins and numbers as stored.
 
     Raises UsageError if the turn is out of range, or not the model's.
     """

@@ -10,14 +10,19 @@ The ids are trained either way; this finds and classifies the differences. Four 
   never sees again: this raises an alert, and such episodes are skipped unless `drift.structural: train`.
 
 `check_delta` compares one turn and what was appended after it, at a cost that does not grow with the conversation;
-`check_episode` renders the whole conversation once. `DriftGuard` (drift_guard.py) does both for a running episode.
+`check_episode` renders the whole conversation once, or each branch of it. `DriftGuard` (drift_guard.py) does both for a
+running episode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.render import Chat
@@ -26,6 +31,8 @@ from agentrl_cli.chat.template_syntax import Tools
 from agentrl_cli.chat.thinking import MARKERS, same_but_thinking
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Episode, Int8, Int32, Message, Origin
+
+Int64 = NDArray[np.int64]
 
 KINDS = ("resegmented", "reserialised", "by_design", "structural")
 """Mildest first."""
@@ -91,11 +98,31 @@ def check_delta(
     ]
 
 
-def check_episode(episode: Episode, chat: Chat, tools: Tools = None) -> list[Drift]:
+def check_episode(
+    episode: Episode, chat: Chat, tools: Tools = None, *, others: Mapping[int, Tools] = MappingProxyType({})
+) -> list[Drift]:
     """Compare a finished episode with one rendering of its whole conversation: a Drift per block that differs.
 
-    An episode may end before the template's text does: that is not drift.
+    An episode may end before the template's text does: that is not drift. Each branch is a conversation of its own;
+    what several share is reported once. `others`: tools of the contexts that have other ones, by their first turn.
     """
+    found: dict[tuple[str, int, int], Drift] = {}
+    for branch in episode.sequences:
+        own = others.get(branch.turns[0], tools) if branch.turns else tools
+        for drift in _check_chain(episode.chain(branch), chat, own):
+            turn, position = _at(branch.turns, drift.turn), _at(branch.positions, drift.position)
+            found.setdefault((drift.kind, turn, position), replace(drift, turn=turn, position=position))
+    return list(found.values())
+
+
+def _at(places: Sequence[int] | Int64, index: int) -> int:
+    """A branch's number in the episode's; one past the end is one past the last; −1 stays."""
+    if index < 0 or not len(places):
+        return index
+    return int(places[index]) if index < len(places) else int(places[-1]) + 1
+
+
+def _check_chain(episode: Episode, chat: Chat, tools: Tools) -> list[Drift]:
     messages = episode.messages
     if not messages:
         return []

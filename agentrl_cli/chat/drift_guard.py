@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 
 from agentrl_cli.chat.audit import audit
 from agentrl_cli.chat.drift import Drift, check_delta, check_episode
@@ -56,10 +57,13 @@ class DriftGuard:
             return False
         return all(drift.kind != "structural" for drift in found)
 
-    def end(self, episode: Episode) -> list[Drift]:
-        """Check the whole episode. Returns what no turn had shown and adds it to `found`."""
+    def end(self, episode: Episode, others: Mapping[int, Tools] = MappingProxyType({})) -> list[Drift]:
+        """Check the whole episode. Returns what no turn had shown and adds it to `found`.
+
+        `others`: tools of the contexts that have other ones than the first, by the index of their first turn.
+        """
         known = {(drift.kind, drift.turn) for drift in self.found}
-        found = check_episode(episode, self.chat, self.tools)
+        found = check_episode(episode, self.chat, self.tools, others=others)
         if self.chat.append_only and not audit(self.chat).append_only:
             found = [_accepted(drift) for drift in found]
         found = [drift for drift in found if (drift.kind, drift.turn) not in known]

@@ -29,6 +29,7 @@ class Kind(StrEnum):
 
     jsonl = "jsonl"
     html = "html"
+    sequences = "sequences"
 
 
 def command(
@@ -42,9 +43,10 @@ def command(
     group: Annotated[bool, typer.Option("--group", help="The whole group of each episode.")] = False,
     tokens: Annotated[bool, typer.Option("--tokens/--no-tokens", help="Ids and numbers of every token.")] = True,
     mask: Annotated[bool, typer.Option("--mask/--no-mask", help="Mask what looks like a secret.")] = True,
-    format: Annotated[Kind, typer.Option("--format", help="jsonl, or html: one page that needs nothing else.")] = (
-        Kind.jsonl
-    ),
+    format: Annotated[
+        Kind,
+        typer.Option("--format", help="jsonl; html: one page that needs nothing else; sequences: rows for trainers."),
+    ] = Kind.jsonl,
     json: JsonOption = False,
     project: ProjectOption = None,
     db: DbOption = None,
@@ -53,8 +55,11 @@ def command(
 
     Where a secret was masked, the token ids, which spell it, are left out. With --out, --json prints
     {"path", "episodes"}.
+
+    --format sequences writes a row per token sequence, {"episode", "branch", "reward", "input_ids", "loss_mask",
+    "old_log_probs", "advantages", …}: an episode, or each of its branches, where what an earlier one trains is context.
     """
-    from agentrl_cli.analysis.export import export_jsonl, export_lines
+    from agentrl_cli.analysis.export import export_lines, sequence_rows, write_lines
     from agentrl_cli.store import Store
 
     if out is not None and out.exists() and not force:
@@ -63,16 +68,20 @@ def command(
         ids = _choose(store, episodes or [], filter, run, group)
         if format is Kind.html:
             count = _html(store, ids, out, mask)
-        elif out is None:
-            for line in export_lines(store, ids, tokens=tokens, masked=mask):
-                echo(line)
-            return
         else:
-            count = export_jsonl(store, ids, out, tokens=tokens, masked=mask)
+            lines = export_lines(store, ids, tokens=tokens, masked=mask)
+            if format is Kind.sequences:
+                lines = sequence_rows(store, ids, masked=mask)
+            if out is None:
+                for line in lines:
+                    echo(line)
+                return
+            count = write_lines(lines, out)
+    what = "sequence" if format is Kind.sequences else "episode"
     if json:
-        echo_json({"path": out, "episodes": count})
+        echo_json({"path": out, f"{what}s": count})
     else:
-        narrate(f"{count:,} episode{'' if count == 1 else 's'} written to {out}.")
+        narrate(f"{count:,} {what}{'' if count == 1 else 's'} written to {out}.")
 
 
 def _html(store: Store, ids: list[str], out: Path | None, mask: bool) -> int:

@@ -42,9 +42,9 @@ def command(
 ) -> None:
     """List episodes (the default), runs, tasks, checkpoints, evaluations or tags.
 
-    Filter fields: reward primary adv step turns tokens model_tokens calls errors sample seed seconds (numbers: <0.5,
-    1..3, none), task pack family split outcome fact kind group parent id level error weights run tool flag tag note
-    ckpt drift (names: * and ? match), text. Terms are joined by and; a comma means or; - in front negates.
+    Filter fields: reward primary adv step turns branches tokens model_tokens calls errors sample seed seconds (numbers:
+    <0.5, 1..3, none), task pack family split outcome fact kind group parent id level error weights run tool flag tag
+    note ckpt drift (names: * and ? match), text. Terms are joined by and; a comma means or; - in front negates.
 
     --json prints [{"id", "run_id", "task_id", "reward", "outcome", "flags", …}] with every column of an episode.
     """

@@ -77,6 +77,7 @@ def _find(store: Store, name: str, run: str | None) -> str | RunRow:
 
 def _head(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
     from agentrl_cli.store.rows import episode_state
+    from agentrl_cli.tui.common.tree import spans
 
     run = next((item for item in store.runs.all() if item.id == row.run_id), None)
     step = f"step {row.step}" if row.step is not None else ""
@@ -90,14 +91,19 @@ def _head(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
     )
     facts = {"started": clock(row.started), "weights": row.weights_version, "sandbox": row.level, "error": row.error}
     facts |= {"tags": " ".join(row.tags), "note": row.note, "parent": row.parent_id or ""}
+    facts |= {"branches": "" if episode.linear else ", ".join(map(spans, episode.branches))}
     facts |= {"task": store.episodes.group_reason(row.group_id, row.run_id)}
     yield "   ".join(f"{name} {value}" for name, value in facts.items() if value)
 
 
 def _turn(turn: Turn, episode: Episode, signals: TrainSignals | None, texts: TokenTexts | None) -> Iterator[str]:
+    from agentrl_cli.tui.common.tree import continues
+
     yield ""
     span = episode.tokens.slice(turn.start, turn.end)
+    link = continues(episode, turn.index)
     facts = [
+        *([link] if link else []),
         f"{len(span)} tokens",
         f"{int(span.trained_mask.sum())} sampled" if span.trained_mask.any() else "not trained",
     ]

@@ -58,7 +58,8 @@ class AlgoConfig(Section):
     aggregation: str = Field(
         default="auto",
         description="token_mean, seq_mean, seq_mean_norm, seq_mean_token_sum, episode_mean, verl's name of one"
-        " (seq-mean-token-sum …), or module:object; auto: that of the loss's or the estimator's paper, else token_mean",
+        " (seq-mean-token-sum …), or module:object; auto: that of the loss's or the estimator's paper, else token_mean."
+        " If an agent's episodes branch, token_mean weighs tokens, seq_* branches, episode_mean rollouts",
     )
     kl_coef: float = Field(default=0.0, ge=0, description="weight of the KL to the reference model; 0 loads none")
     kl: Literal["k1", "k2", "k3", "abs"] = Field(

@@ -29,7 +29,7 @@ from agentrl_cli.learning.estimator_inputs import (
     spread,
     whiten,
 )
-from agentrl_cli.learning.turn_advantages import discounted, token_rewards
+from agentrl_cli.learning.turn_advantages import rewards_to_go
 from agentrl_cli.registry import resolve
 from agentrl_cli.types import Episode, Float32
 
@@ -61,7 +61,7 @@ def rloo(x: AdvantageInput) -> list[Float32]:
 
 def reinforce_pp(x: AdvantageInput) -> list[Float32]:
     """Discounted return of each token, whitened over the batch's tokens. https://arxiv.org/abs/2501.03262."""
-    return whiten([discounted(r, x.gamma) for r in token_rewards(x)])
+    return whiten(rewards_to_go(x, x.gamma))
 
 
 def reinforce_pp_baseline(x: AdvantageInput) -> list[Float32]:
@@ -77,8 +77,7 @@ def remax(x: AdvantageInput) -> list[Float32]:
     """
     need(x.baseline, "the greedy attempt's reward (baseline)", "remax")
     assert x.baseline is not None
-    to_go = (discounted(rewards, 1.0) for rewards in token_rewards(x))
-    return [(r - base).astype(np.float32) for r, base in zip(to_go, x.baseline, strict=True)]
+    return [(r - base).astype(np.float32) for r, base in zip(rewards_to_go(x, 1.0), x.baseline, strict=True)]
 
 
 def opo(x: AdvantageInput) -> list[Float32]:

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from agentrl_cli.errors import DataError
+from agentrl_cli.learning.packing import Segment, segments_of
 from agentrl_cli.types import Episode, Float32
+from agentrl_cli.types.branches import split_trained
 
 _LEFT = ("prompts",)
 _RIGHT = ("responses", "response_mask", "advantages", "old_log_probs")
@@ -28,9 +30,10 @@ _RIGHT = ("responses", "response_mask", "advantages", "old_log_probs")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B episodes, P the longest prompt, R the longest response. `batch[1:3]`, `batch[[4, 0]]` and `batch[mask]` select.
+    """B sequences, P the longest prompt, R the longest response. `batch[1:3]`, `batch[[4, 0]]`, `batch[mask]` select.
 
-    A response begins at the first sampled token: tool results in it are there, with a response_mask of 0.
+    A sequence is an episode, or one of its branches that train a token. A response begins at its first trained token:
+    tool results in it are there, with a response_mask of 0, and what an earlier branch trains is in the prompt.
     """
 
     prompts: Tensor
@@ -38,7 +41,7 @@ class Batch:
     responses: Tensor
     """[B, R] int64, padded on the right."""
     response_mask: Tensor
-    """[B, R] int64: 1 on tokens that the model sampled, which are the trained ones."""
+    """[B, R] int64: 1 on the trained tokens: those that the model sampled, each in the first branch that has it."""
     input_ids: Tensor
     """[B, P + R] int64: prompt and response side by side."""
     attention_mask: Tensor
@@ -58,7 +61,7 @@ class Batch:
         return self.prompts.shape[0]
 
     def __getitem__(self, which: int | slice | Sequence[int] | Tensor) -> Batch:
-        """The chosen episodes, padding kept; an integer gives a batch of one."""
+        """The chosen sequences, padding kept; an integer gives a batch of one."""
         rows = torch.arange(len(self))[[which] if isinstance(which, int) else which]
         tensors: dict[str, Any] = {name: tensor[rows.to(tensor.device)] for name, tensor in self.items()}
         ids = tuple(self.episode_ids[int(i)] for i in rows) if self.episode_ids else ()
@@ -75,7 +78,7 @@ class Batch:
                 yield each.name, value
 
     def split(self, size: int) -> list[Batch]:
-        """Consecutive batches of at most `size` episodes."""
+        """Consecutive batches of at most `size` sequences."""
         return [self[start : start + size] for start in range(0, len(self), size)]
 
     def to(self, device: str | torch.device) -> Batch:
@@ -132,38 +135,39 @@ class Batch:
         cls, episodes: Sequence[Episode], *, advantages: Sequence[Float32] | None = None, pad_id: int = 0
     ) -> Batch:
         """Episodes to tensors; `advantages` as an estimator returns them, N arrays over the trained tokens."""
-        starts = [_first_sampled(e) for e in episodes]
+        rows = [(n, branch, segment) for n, e in enumerate(episodes) for branch, segment in segments_of(e)]
+        starts = [_first_trained(segment) for _, _, segment in rows]
         prompt = max(starts, default=0)
-        response = max((len(e.tokens) - s for e, s in zip(episodes, starts, strict=True)), default=0)
-        n = len(episodes)
-        whole = np.full((n, prompt + response), pad_id, np.int64)
+        response = max((len(s.ids) - start for (_, _, s), start in zip(rows, starts, strict=True)), default=0)
+        whole = np.full((len(rows), prompt + response), pad_id, np.int64)
         there, mask = np.zeros_like(whole), np.zeros_like(whole)
         logps, gains = np.zeros(whole.shape, np.float32), np.zeros(whole.shape, np.float32)
-        for row, (episode, start) in enumerate(zip(episodes, starts, strict=True)):
-            place = slice(prompt - start, prompt - start + len(episode.tokens))
-            trained = episode.tokens.trained_mask
-            whole[row, place], there[row, place], mask[row, place] = episode.tokens.ids, 1, trained
-            logps[row, place] = np.where(trained, episode.tokens.logp_policy, 0.0)
+        for row, ((n, branch, segment), start) in enumerate(zip(rows, starts, strict=True)):
+            place = slice(prompt - start, prompt - start + len(segment.ids))
+            tokens, trained = episodes[n].tokens, segment.trained
+            whole[row, place], there[row, place], mask[row, place] = segment.ids, 1, trained
+            logps[row, place] = np.where(trained, tokens.logp_policy[branch.positions], 0.0)
             if advantages is not None:
-                gains[row, place][trained] = advantages[row]
+                (gains[row, place][trained],) = split_trained([branch], tokens.trained_mask, advantages[n])
         tensors = {
             "prompts": torch.from_numpy(whole[:, :prompt].copy()),
             "responses": torch.from_numpy(whole[:, prompt:].copy()),
             "response_mask": torch.from_numpy(mask[:, prompt:].copy()),
             "old_log_probs": torch.from_numpy(logps[:, prompt:].copy()),
             "rewards": torch.tensor(
-                [math.nan if e.reward is None else e.reward for e in episodes], dtype=torch.float32
+                [math.nan if (reward := episodes[n].reward) is None else reward for n, _, _ in rows],
+                dtype=torch.float32,
             ),
         }
         if advantages is not None:
             tensors["advantages"] = torch.from_numpy(gains[:, prompt:].copy())
-        return _assemble(tensors, torch.from_numpy(there), pad_id, tuple(e.id for e in episodes))
+        return _assemble(tensors, torch.from_numpy(there), pad_id, tuple(episodes[n].id for n, _, _ in rows))
 
 
-def _first_sampled(episode: Episode) -> int:
-    """Where the response begins; behind the last token where nothing was sampled."""
-    where = np.flatnonzero(episode.tokens.trained_mask)
-    return int(where[0]) if len(where) else len(episode.tokens)
+def _first_trained(segment: Segment) -> int:
+    """Where the response begins; behind the last token if nothing is trained."""
+    where = np.flatnonzero(segment.trained)
+    return int(where[0]) if len(where) else len(segment.ids)
 
 
 def _assemble(tensors: dict[str, Tensor], there: Tensor, pad_id: int, ids: tuple[str, ...]) -> Batch:

@@ -6,12 +6,16 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from agentrl_cli.types import Episode, Fact, Outcome
+from agentrl_cli.types import ROOT, Episode, Fact, Outcome
 
 _BY_OUTCOME: Mapping[Outcome, Fact] = {
     Outcome.ENV_ERROR: Fact.SKIPPED_ENV_ERROR,
     Outcome.SANDBOX_ERROR: Fact.SKIPPED_SANDBOX_ERROR,
     Outcome.TIMEOUT: Fact.SKIPPED_TIMEOUT,
+    Outcome.AGENT_ERROR: Fact.SKIPPED_AGENT_ERROR,
+    Outcome.AGENT_TIMEOUT: Fact.SKIPPED_AGENT_TIMEOUT,
+    Outcome.NO_CALLS: Fact.SKIPPED_NO_CALLS,
+    Outcome.FOREIGN_TEXT: Fact.SKIPPED_FOREIGN_TEXT,
     Outcome.UNGRADED: Fact.SKIPPED_UNGRADED,
     Outcome.CANCELLED: Fact.SKIPPED_CANCELLED,
     Outcome.TOO_LONG: Fact.SKIPPED_TOO_LONG,
@@ -89,6 +93,16 @@ def _group(good: Sequence[Episode], size: int, drop_zero_variance: bool) -> Fact
     return Fact.TRAINED
 
 
+def _crooked(episode: Episode) -> str:
+    """What is wrong with the tree of turns, or ""."""
+    for index, turn in enumerate(episode.turns):
+        if turn.parent is not None and not ROOT <= turn.parent < index:
+            return f"turn {index} continues turn {turn.parent}, which is not an earlier one"
+    if any(len(branch) and branch.trained[0] for branch in episode.sequences):
+        return "the first token of a sequence counts as sampled, and nothing precedes it"
+    return ""
+
+
 def flaw(episode: Episode, vocabulary: int | None = None) -> str:
     """What is wrong with the tokens, or "". `vocabulary`: number of ids of the model.
 
@@ -105,6 +119,8 @@ def flaw(episode: Episode, vocabulary: int | None = None) -> str:
     ends = [turn.end for turn in episode.turns]
     if ends and (ends != sorted(ends) or ends[-1] != n or any(turn.start > turn.end for turn in episode.turns)):
         return f"the turns end at {ends[-1]} and the tokens at {n}"
+    if problem := _crooked(episode):
+        return problem
     for logps in (tokens.logp_sampled[tokens.trained_mask], tokens.logp_policy[tokens.trained_mask]):
         bad = np.flatnonzero(np.isinf(logps) | (logps > ABOVE_ZERO))
         if len(bad):

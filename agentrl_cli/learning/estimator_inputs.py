@@ -57,6 +57,8 @@ class AdvantageInput:
     """Weight of the turn term beside the episode term (MT-GRPO's turn advantage, GiGPO's omega)."""
     eps: float = 1e-4
     """Added to standard deviations (TRL's 1e-4)."""
+    branches: tuple[tuple[Ints, ...], ...] | None = None
+    """N × branches: numbers of the assistant turns on each, root first. None: every episode has one, of all turns."""
 
     @property
     def size(self) -> int:
@@ -77,6 +79,13 @@ class AdvantageInput:
         if self.turn_lengths is not None:
             return self.turn_lengths
         return tuple(np.array([n], np.int64) for n in self.lengths)
+
+    @property
+    def turn_paths(self) -> tuple[tuple[Ints, ...], ...]:
+        """`branches`, the one of all turns if none were given."""
+        if self.branches is not None:
+            return self.branches
+        return tuple((np.arange(len(counts)),) for counts in self.turn_counts)
 
     @classmethod
     def of(cls, episodes: Sequence[Episode], **fields: Any) -> AdvantageInput:
@@ -100,6 +109,7 @@ class AdvantageInput:
             turn_lengths=tuple(turn_lengths(e) for e in episodes),
             turn_rewards=tuple(turn_rewards(e) for e in episodes),
             turn_states=tuple(anchor_states(e) for e in episodes),
+            branches=None if all(e.linear for e in episodes) else tuple(turn_paths(e) for e in episodes),
             parts=parts,
             part_weights=weights,
         )
@@ -113,26 +123,45 @@ def turn_lengths(episode: Episode) -> Ints:
 
 
 def turn_rewards(episode: Episode) -> Float64:
-    """[K] sum of what tools, user and environment gave to each assistant turn, NaN if nothing."""
+    """[K] sum of what tools, user and environment gave to each assistant turn, NaN if nothing.
+
+    What a turn gave belongs to the nearest assistant turn on its path; forks after one turn add up.
+    """
     out: list[float] = []
-    for turn in episode.turns:
+    asked: list[int] = []
+    """For each turn the number of that assistant turn, −1 if there is none."""
+    for turn, parent in zip(episode.turns, episode.parents, strict=True):
         if turn.role == "assistant":
+            asked.append(len(out))
             out.append(np.nan)
+        else:
+            asked.append(asked[parent] if parent >= 0 else -1)
         given = [reward for reward in (turn.reward, *(r.reward for r in turn.results)) if reward is not None]
-        if out and given:
-            out[-1] = float(np.nansum([out[-1], *given]))
+        if asked[-1] >= 0 and given:
+            out[asked[-1]] = float(np.nansum([out[asked[-1]], *given]))
     return np.array(out, np.float64)
 
 
+def turn_paths(episode: Episode) -> tuple[Ints, ...]:
+    """Numbers of the assistant turns on each branch, root first."""
+    number = np.cumsum([turn.role == "assistant" for turn in episode.turns]) - 1
+    model = [turn.role == "assistant" for turn in episode.turns]
+    return tuple(np.array([number[t] for t in path if model[t]], np.int64) for path in episode.branches)
+
+
 def anchor_states(episode: Episode) -> tuple[Hashable, ...]:
-    """K keys: the token ids of everything between the previous assistant turn and this one (the observation)."""
-    states: list[Hashable] = []
-    start = 0
-    for turn in episode.turns:
-        if turn.role == "assistant":
-            states.append((not states, episode.tokens.ids[start : turn.start].tobytes()))
-            start = turn.end
-    return tuple(states)
+    """K keys: the token ids of everything between the previous assistant turn and this one (the observation).
+
+    The previous turn is that of the path, in the first branch that holds this one.
+    """
+    states: dict[int, Hashable] = {}
+    for branch in episode.sequences:
+        chain, start, first = episode.chain(branch), 0, True
+        for index, turn in zip(branch.turns, chain.turns, strict=True):
+            if turn.role == "assistant":
+                states.setdefault(index, (first, chain.tokens.ids[start : turn.start].tobytes()))
+                start, first = turn.end, False
+    return tuple(states[index] for index in sorted(states))
 
 
 def group_mean(values: Float64, groups: Ints) -> Float64:

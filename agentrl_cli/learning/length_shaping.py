@@ -28,9 +28,9 @@ class Shaping(Hook):
         self.limit = config.rollout.max_tokens
 
     def on_rollout_end(self, rollout: Episode, task: Task) -> list[RewardPart]:
-        """`overlong` and `length`, if they have a weight; both are 0 or less."""
+        """`overlong` and `length`, if they have a weight; both are 0 or less. The longest sequence counts."""
         parts = []
-        algo, length = self.algo, len(rollout.tokens)
+        algo, length = self.algo, max(len(branch) for branch in rollout.sequences)
         if algo.overlong_penalty:
             cut = any(turn.stop_reason is StopReason.LENGTH for turn in rollout.turns)
             value = -1.0 if cut else overlong(length, self.limit, min(algo.overlong_buffer, self.limit))

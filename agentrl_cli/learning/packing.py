@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl_cli.learning.attention import Block
-from agentrl_cli.types import Episode, Float32, Int32
+from agentrl_cli.types import Branch, Episode, Float32, Int32
 
 Bool = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One episode as the forward sees it."""
+    """One token sequence as the forward sees it: an episode, or a branch of one."""
 
     ids: Int32
     """[n] token ids."""
@@ -32,8 +32,22 @@ class Segment:
     """The images that the ids have tokens for, in order."""
 
     @classmethod
-    def of(cls, episode: Episode) -> Segment:
-        return cls(episode.tokens.ids, episode.tokens.trained_mask, episode.images)
+    def of(cls, episode: Episode, branch: Branch | None = None) -> Segment:
+        """One of `episode.sequences`; without a name the only one. Raises ValueError if there are several."""
+        if branch is None:
+            (branch,) = episode.sequences
+        chain = episode.chain(branch)
+        return cls(chain.tokens.ids, branch.trained, chain.images)
+
+
+def segments_of(episode: Episode) -> list[tuple[Branch, Segment]]:
+    """The branches of an episode that train a token, each with its segment; of an episode with one branch that one.
+
+    A branch trains nothing if all it sampled lies on earlier ones: a fork that no answer of the model followed.
+    """
+    branches = episode.sequences
+    kept = [branch for branch in branches if branch.trained.any()] or branches[:1]
+    return [(branch, Segment.of(episode, branch)) for branch in kept]
 
 
 @dataclass(frozen=True, slots=True)

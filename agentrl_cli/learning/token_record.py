@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from agentrl_cli.types import Episode, Float32, TrainSignals
 
 Member = tuple[int, int]
-"""(group, member)"""
+"""(bundle, number within it): a token sequence of a step"""
 
 
 def _nothing() -> Float32:
@@ -20,7 +20,7 @@ def _nothing() -> Float32:
 
 @dataclass
 class TokenRecord:
-    """Per trained token, for one episode; the arrays have its number of trained tokens."""
+    """Per trained token, for one sequence or episode; the arrays have its number of trained tokens."""
 
     advantage: Float32 = field(default_factory=_nothing)
     old: Float32 | None = None
@@ -66,26 +66,22 @@ def signals(episode: Episode, seen: TokenRecord) -> TrainSignals:
     )
 
 
-def gap(groups: Sequence[Sequence[Episode]], seen: Mapping[Member, TokenRecord]) -> dict[str, float]:
+def gap(known: Iterable[tuple[Float32 | None, Float32]]) -> dict[str, float]:
     """How far the sampler's log-probabilities lie from the trainer's: rounding, or weights that were older.
 
     `sampling/kl` estimates KL(sampler || trainer) per token, by k3 with the ratio trainer/sampler
     (http://joschu.net/blog/kl-approx.html). Tokens whose sampler did not report the log-probability do not count;
-    `sampling/unknown` is their share, if there are any.
+    `sampling/unknown` is their share, if there are any. `known`: (trainer's, sampler's) of each sequence.
     """
-    pairs = [
-        (facts.old, groups[g][m].tokens.logp_policy[groups[g][m].tokens.trained_mask])
-        for (g, m), facts in seen.items()
-        if facts.old is not None and len(facts.old)
-    ]
+    pairs = [(old, sampled) for old, sampled in known if old is not None and len(old)]
     if not pairs:
         return {}
     trainer, sampler = (np.concatenate(part).astype(np.float64) for part in zip(*pairs, strict=True))
-    known = np.isfinite(sampler)
-    unknown = {} if known.all() else {"sampling/unknown": float(1 - known.mean())}
-    if not known.any():
+    finite = np.isfinite(sampler)
+    unknown = {} if finite.all() else {"sampling/unknown": float(1 - finite.mean())}
+    if not finite.any():
         return unknown
-    change = trainer[known] - sampler[known]
+    change = trainer[finite] - sampler[finite]
     return unknown | {
         "sampling/sampling_logp_difference/mean": float(np.abs(change).mean()),
         "sampling/sampling_logp_difference/max": float(np.abs(change).max()),

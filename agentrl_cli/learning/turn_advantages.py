@@ -2,12 +2,17 @@
 
 Discounts count trained tokens in `gae` and `discounted`, and assistant turns in the rest; tool tokens in between
 cost no discount, since the policy did not choose them. Not here: what the value head learns (value.py).
+
+Where an episode branches, what follows a token or turn is what follows on its path, and each branch ends with the
+episode's reward. A token or turn on several branches counts as in the first, where it is trained.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,20 +28,65 @@ from agentrl_cli.learning.estimator_inputs import (
 from agentrl_cli.types import Float32
 
 
-def token_rewards(x: AdvantageInput) -> list[Float64]:
-    """N × [lengths_i] reward per token: an episode's at its last, a turn's at the turn's last, less penalties."""
+@dataclass(frozen=True, slots=True)
+class TokenPath:
+    """The trained tokens of an episode that lie on one branch."""
+
+    tokens: Ints
+    """[n] their numbers among the episode's trained tokens."""
+    own: np.ndarray[Any, np.dtype[np.bool_]]
+    """[n] those that no earlier branch has."""
+    rewards: Float64
+    """[n] the episode's at the last, a turn's at the turn's last, less penalties."""
+
+
+def token_paths(x: AdvantageInput, i: int) -> list[TokenPath]:
+    """The branches of episode i as tokens, in order."""
+    counts, n = x.turn_counts[i], int(x.lengths[i])
+    starts = np.cumsum(counts) - counts
+    seen: set[int] = set()
+    out = []
+    for path in x.turn_paths[i]:
+        whole = len(path) == len(counts)
+        tokens = np.arange(n) if whole else _spans(starts[path], counts[path])
+        own = np.ones(n, np.bool_) if not seen else np.repeat([t not in seen for t in path.tolist()], counts[path])
+        r = np.zeros(len(tokens))
+        if x.token_penalty is not None:
+            r -= x.token_penalty[i][tokens]
+        if x.turn_rewards is not None and len(r):
+            np.add.at(r, np.maximum(np.cumsum(counts[path]) - 1, 0), np.nan_to_num(x.turn_rewards[i][path]))
+        if len(r):
+            r[-1] += x.rewards[i]
+        out.append(TokenPath(tokens, own[: len(tokens)], r))
+        seen.update(path.tolist())
+    return out
+
+
+def _spans(starts: Ints, counts: Ints) -> Ints:
+    """The numbers start … start + count − 1 of each span, end to end."""
+    pieces = [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
+    return np.concatenate([np.zeros(0, np.int64), *pieces])
+
+
+def along(x: AdvantageInput, value: Callable[[int, TokenPath, bool], Float64]) -> list[Float64]:
+    """N × [lengths_i] from `value(episode, path, last)`, [n] over a path's tokens, each token from its first branch."""
     out = []
     for i, n in enumerate(x.lengths):
-        r = np.zeros(int(n))
-        if x.token_penalty is not None:
-            r -= x.token_penalty[i]
-        ends = np.cumsum(x.turn_counts[i]) - 1
-        if x.turn_rewards is not None and n:
-            np.add.at(r, np.maximum(ends, 0), np.nan_to_num(x.turn_rewards[i]))
-        if n:
-            r[-1] += x.rewards[i]
-        out.append(r)
+        values, paths = np.zeros(int(n)), token_paths(x, i)
+        for number, path in enumerate(paths, 1):
+            values[path.tokens[path.own]] = value(i, path, number == len(paths))[path.own]
+        out.append(values)
     return out
+
+
+def token_rewards(x: AdvantageInput) -> list[Float64]:
+    """N × [lengths_i] reward per token: an episode's at its last, a turn's at the turn's last, less penalties."""
+    return along(x, lambda i, path, last: path.rewards)
+
+
+def rewards_to_go(x: AdvantageInput, gamma: float) -> list[Float64]:
+    """N × [lengths_i] discounted sum of the rewards from each token on."""
+    return along(x, lambda i, path, last: discounted(path.rewards, gamma))
 
 
 def discounted(rewards: Float64, gamma: float) -> Float64:
@@ -52,14 +102,15 @@ def discounted(rewards: Float64, gamma: float) -> Float64:
 def gae_raw(x: AdvantageInput) -> list[Float64]:
     """N × [lengths_i] A_t = Σ (gamma·lam)^l δ_{t+l}, δ_t = r_t + gamma·V_{t+1} − V_t. https://arxiv.org/abs/1506.02438."""
     need(x.values, "a value head (values)", "gae")
-    assert x.values is not None
-    out = []
-    for i, rewards in enumerate(token_rewards(x)):
-        values = np.asarray(x.values[i], np.float64)
-        last = 0.0 if x.bootstrap is None else float(x.bootstrap[i])
-        delta = rewards + x.gamma * np.append(values[1:], last)[: len(values)] - values
-        out.append(discounted(delta, x.gamma * x.lam))
-    return out
+    given = x.values or ()
+
+    def path_gae(i: int, path: TokenPath, last: bool) -> Float64:
+        values = np.asarray(given[i], np.float64)[path.tokens]
+        after = 0.0 if x.bootstrap is None or not last else float(x.bootstrap[i])
+        delta = path.rewards + x.gamma * np.append(values[1:], after)[: len(values)] - values
+        return discounted(delta, x.gamma * x.lam)
+
+    return along(x, path_gae)
 
 
 def gae(x: AdvantageInput) -> list[Float32]:
@@ -74,16 +125,41 @@ def value_targets(x: AdvantageInput) -> list[Float32]:
 
 
 def _returns_per_turn(x: AdvantageInput) -> list[Float64]:
-    """N × [K_i] discounted return from each assistant turn on; the episode's reward comes with its last turn."""
+    """N × [K_i] discounted return from each assistant turn on; the episode's reward comes with its path's last turn."""
+    ends = [np.full(len(counts), returned) for counts, returned in zip(x.turn_counts, x.returns, strict=True)]
+    return _turns_to_go(x, ends)
+
+
+def _turns_to_go(x: AdvantageInput, ends: Sequence[Float64]) -> list[Float64]:
+    """N × [K_i] discounted turn rewards from each turn on; a path's last turn gets its number of `ends` besides."""
     out = []
-    for i, counts in enumerate(x.turn_counts):
-        r = np.zeros(len(counts))
-        if x.turn_rewards is not None:
-            r += np.nan_to_num(x.turn_rewards[i])
-        if len(r):
-            r[-1] += x.returns[i]
-        out.append(discounted(r, x.gamma))
+    for i, end in enumerate(ends):
+        values, seen = np.zeros(len(end)), set[int]()
+        for path in x.turn_paths[i]:
+            r = np.zeros(len(path))
+            if x.turn_rewards is not None:
+                r += np.nan_to_num(x.turn_rewards[i][path])
+            if len(r):
+                r[-1] += end[path[-1]]
+            for turn, value in zip(path.tolist(), discounted(r, x.gamma), strict=True):
+                if turn not in seen:
+                    values[turn] = value
+            seen.update(path.tolist())
+        out.append(values)
     return out
+
+
+def _by_depth(x: AdvantageInput, rows: Sequence[int]) -> Iterator[list[tuple[int, int, bool]]]:
+    """For each depth of the paths of some episodes (episode, turn, True) of the turns there, each once.
+
+    A path that ended before stands there with its last turn and False; −1 if it has none.
+    """
+    paths = [(i, path.tolist()) for i in rows for path in x.turn_paths[i]]
+    for depth in range(max((len(path) for _, path in paths), default=0)):
+        found = [
+            (i, path[depth], True) if depth < len(path) else (i, path[-1] if path else -1, False) for i, path in paths
+        ]
+        yield list(dict.fromkeys(found))
 
 
 def turn_returns(x: AdvantageInput) -> list[Float32]:
@@ -96,12 +172,12 @@ def turn_returns(x: AdvantageInput) -> list[Float32]:
     returns = _returns_per_turn(x)
     out = [np.zeros(len(r)) for r in returns]
     for group in np.unique(x.groups):
-        rows = [i for i in np.flatnonzero(x.groups == group) if len(returns[i])]
-        for turn in range(max((len(returns[i]) for i in rows), default=0)):
-            column = np.array([returns[i][min(turn, len(returns[i]) - 1)] for i in rows])
-            scaled = normalise(column, np.zeros(len(rows), np.int64), x.eps)
-            for i, a in zip(rows, scaled, strict=True):
-                if turn < len(out[i]):
+        rows = [int(i) for i in np.flatnonzero(x.groups == group) if len(returns[i])]
+        for entries in _by_depth(x, rows):
+            column = np.array([returns[i][turn] for i, turn, _ in entries])
+            scaled = normalise(column, np.zeros(len(column), np.int64), x.eps)
+            for (i, turn, reached), a in zip(entries, scaled, strict=True):
+                if reached:
                     out[i][turn] = a
     return spread_turns(out, x)
 
@@ -117,12 +193,13 @@ def mt_grpo(x: AdvantageInput) -> list[Float32]:
     need(x.turn_rewards, "rewards per turn (turn_rewards)", "mt_grpo")
     assert x.turn_rewards is not None
     episode = normalise(x.returns, x.groups, x.eps)
-    earned = [discounted(np.nan_to_num(rewards), x.gamma) for rewards in x.turn_rewards]
+    earned = _turns_to_go(x, [np.zeros(len(counts)) for counts in x.turn_counts])
     out = [np.full(len(counts), episode[i]) for i, counts in enumerate(x.turn_counts)]
-    for turn in range(max(map(len, earned), default=0)):
-        column = np.array([rewards[turn] if turn < len(rewards) else 0.0 for rewards in earned])
-        for i, a in enumerate(normalise(column, x.groups, x.eps)):
-            if turn < len(out[i]):
+    for entries in _by_depth(x, range(x.size)):
+        column = np.array([earned[i][turn] if reached else 0.0 for i, turn, reached in entries])
+        scaled = normalise(column, x.groups[[i for i, _, _ in entries]], x.eps)
+        for (i, turn, reached), a in zip(entries, scaled, strict=True):
+            if reached:
                 out[i][turn] += x.turn_coef * a
     return spread_turns(out, x)
 

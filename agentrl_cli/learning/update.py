@@ -28,6 +28,7 @@ from agentrl_cli.learning.losses import LossInput, Objective, Totals, find, mark
 from agentrl_cli.learning.optimizers import learning_rate, make_optimizer, move_state, trainable
 from agentrl_cli.learning.packing import Packed, Segment, chosen, micro_batches, pack
 from agentrl_cli.learning.settings import find_aggregation, loss_config
+from agentrl_cli.learning.step import Source, Step
 from agentrl_cli.learning.token_record import Member, TokenRecord, gap, signals
 from agentrl_cli.learning.turn_advantages import value_targets
 from agentrl_cli.learning.value import Critic, explained_variance
@@ -41,26 +42,6 @@ class Update:
     metrics: dict[str, float] = field(default_factory=dict)
     signals: dict[str, TrainSignals] = field(default_factory=dict)
     advantages: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass
-class _Step:
-    """The groups of one update, their segments, and the record of their tokens."""
-
-    number: int
-    groups: Sequence[Sequence[Episode]]
-    segments: list[list[Segment]]
-    seen: dict[Member, TokenRecord]
-
-    @classmethod
-    def of(cls, number: int, groups: Sequence[Sequence[Episode]]) -> _Step:
-        segments = [[Segment.of(episode) for episode in group] for group in groups]
-        members = [(g, m) for g, group in enumerate(groups) for m in range(len(group))]
-        return cls(number, groups, segments, {member: TokenRecord() for member in members})
-
-    @property
-    def episodes(self) -> list[Episode]:
-        return [episode for group in self.groups for episode in group]
 
 
 class Learner:
@@ -131,7 +112,7 @@ class Learner:
         result = Update()
         if not any(groups):
             return result
-        now, algo = _Step.of(step, groups), self.config.algo
+        now, algo = Step.of(step, groups), self.config.algo
         self.model.eval()  # no dropout in what the ratio and the KL are relative to
         in_reward = bool(algo.kl_coef) and algo.kl_in == "reward"
         if algo.epochs * algo.minibatches > 1 or self.critic is not None or in_reward:
@@ -148,52 +129,53 @@ class Learner:
         sums: dict[str, list[float]] = {}
         for epoch in range(algo.epochs):
             for number, batch in enumerate(_minibatches(len(groups), algo.minibatches)):
-                for name, value in self._minibatch(now, batch, lr, (epoch, number)).items():
+                for name, value in self._minibatch(now, now.batch(batch), lr, (epoch, number)).items():
                     sums.setdefault(name, []).append(value)
         self.model.eval()
         self._rest()
         result.metrics = {name: float(np.mean(values)) for name, values in sums.items()} | {"learning_rate": lr}
-        result.metrics |= self.coefficients.metrics() | _explained(list(now.seen.values())) | gap(groups, now.seen)
+        result.metrics |= self.coefficients.metrics() | _explained(list(now.seen.values()))
+        result.metrics |= gap((one.old, now.sources[m].sampled("logp_policy")) for m, one in now.seen.items())
         self.coefficients.adapt(result.metrics, sum(episode.trained_tokens for episode in now.episodes))
-        for episode, seen in zip(now.episodes, now.seen.values(), strict=True):
+        for episode, seen in now.records():
             result.signals[episode.id] = signals(episode, seen)
             result.advantages[episode.id] = float(seen.advantage.mean()) if len(seen.advantage) else 0.0
         return result
 
-    def _advantages(self, now: _Step, baselines: Mapping[str, float] | None, in_reward: bool) -> None:
+    def _advantages(self, now: Step, baselines: Mapping[str, float] | None, in_reward: bool) -> None:
         """Fill in every token's advantage, and with a value head its return."""
-        episodes, seen = now.episodes, list(now.seen.values())
+        episodes = now.episodes
         fields = advantages.options(self.config.algo)
         if baselines is not None and self.needs == "baseline":
             fields["baseline"] = np.array([baselines[e.group_id or ""] for e in episodes], np.float64)
         if self.critic is not None:
-            fields["values"] = tuple(np.asarray(s.value, np.float64) for s in seen)
-            fields["bootstrap"] = np.array([s.after for s in seen], np.float64)
+            fields["values"] = tuple(np.asarray(values, np.float64) for values in now.joined("value"))
+            fields["bootstrap"] = np.array(now.after(), np.float64)
         if in_reward:
             estimate = KL[self.config.algo.kl]
-            pairs = [(torch.from_numpy(s.old), torch.from_numpy(s.ref)) for s in seen]
+            both = zip(now.joined("old"), now.joined("ref"), strict=True)
+            pairs = [(torch.from_numpy(old), torch.from_numpy(ref)) for old, ref in both]
             fields["token_penalty"] = tuple(
                 self.coefficients.kl * estimate(old, ref).numpy().astype(np.float64) for old, ref in pairs
             )
         x = AdvantageInput.of(episodes, **fields)
-        for one, advantage in zip(seen, self.estimator(x), strict=True):
-            one.advantage = advantage
+        now.give("advantage", self.estimator(x))
         if self.critic is not None:
-            for one, target in zip(seen, value_targets(x), strict=True):
-                one.returns = target
+            now.give("returns", value_targets(x))
 
     # --- a mini-batch ------------------------------------------------------------------------------------------------
 
-    def _minibatch(self, now: _Step, batch: Sequence[int], lr: float, place: tuple[int, int]) -> dict[str, float]:
-        """One optimizer step over some groups; metrics add up over its micro-batches."""
-        picked = [now.segments[g] for g in batch]
-        sizes = [int(s.trained.sum()) for group in picked for s in group]
-        totals = Totals(sum(sizes), len(sizes), self.config.rollout.max_tokens)
+    def _minibatch(self, now: Step, batch: Sequence[int], lr: float, place: tuple[int, int]) -> dict[str, float]:
+        """One optimizer step over some bundles; metrics add up over its micro-batches."""
+        picked = [now.segments[b] for b in batch]
+        sizes = [int(s.trained.sum()) for bundle in picked for s in bundle]
+        episodes = len({now.sources[member].number for member in now.in_batch(batch)})
+        totals = Totals(sum(sizes), len(sizes), self.config.rollout.max_tokens, episodes)
         if self.marks:
             self._mark(now, batch, seed=hash((now.number, *place)) % 2**31)
         metrics: dict[str, float] = {}
         for row in micro_batches(picked, self.config.train.token_budget):
-            for name, value in self._microbatch(now, picked, [(batch[g], m) for g, m in row], row, totals).items():
+            for name, value in self._microbatch(now, picked, [(batch[b], m) for b, m in row], row, totals).items():
                 metrics[name] = metrics.get(name, 0.0) + value
         norm = float(nn.utils.clip_grad_norm_(self.trained, self.config.train.max_grad_norm))
         if not math.isfinite(norm) or not math.isfinite(metrics.get("loss", 0.0)):
@@ -211,14 +193,14 @@ class Learner:
         return {**metrics, "grad_norm": norm}
 
     def _microbatch(
-        self, now: _Step, picked: list[list[Segment]], members: list[Member], row: Sequence[Member], totals: Totals
+        self, now: Step, picked: list[list[Segment]], members: list[Member], row: Sequence[Member], totals: Totals
     ) -> dict[str, float]:
         """One packed row forward and backward: its part of the gradient and of the metrics."""
         facts = [now.seen[member] for member in members]
         packed = pack(chosen(picked, row))
         temperature = self.config.rollout.temperature
         out = logprobs(self.model, packed, temperature=temperature, checkpoint=self.checkpoint)
-        x = self._input(packed, out, facts, [now.groups[g][m] for g, m in members])
+        x = self._input(packed, out, facts, now, members)
         found = objective(x, self.coefficients.apply(self.loss_config), totals, self.loss, self.aggregation)
         loss, metrics = found.loss, dict(found.metrics)
         if self.critic is not None:
@@ -230,7 +212,7 @@ class Learner:
         return {"loss": float(loss.detach()), **metrics}
 
     def _input(
-        self, packed: Packed, out: Logprobs, facts: Sequence[TokenRecord], episodes: Sequence[Episode]
+        self, packed: Packed, out: Logprobs, facts: Sequence[TokenRecord], now: Step, members: Sequence[Member]
     ) -> LossInput:
         device = out.logp.device
 
@@ -240,8 +222,7 @@ class Learner:
         old, marked = given("old"), given("marked")
         sampled = None
         if self.loss_config.correction != "none":
-            arrays = [e.tokens.logp_sampled[e.tokens.trained_mask] for e in episodes]
-            sampled = _tensor(packed.gather(arrays), device)
+            sampled = _tensor(packed.gather([now.sources[m].sampled("logp_sampled") for m in members]), device)
             # Unknown log-probabilities of a remote sampler are not corrected; `sampling/unknown` is their share.
             sampled = torch.where(sampled.isnan(), out.logp.detach() if old is None else old, sampled)
         return LossInput(
@@ -253,11 +234,12 @@ class Learner:
             ref=given("ref"),
             sampled=sampled,
             marked=None if marked is None else marked.bool(),
+            episode_tokens=torch.tensor(now.sizes(members), device=device) if now.branched else None,
         )
 
-    def _mark(self, now: _Step, batch: Sequence[int], seed: int) -> None:
+    def _mark(self, now: Step, batch: Sequence[int], seed: int) -> None:
         """Let the loss choose tokens over the whole mini-batch."""
-        members = [(g, m) for g in batch for m in range(len(now.groups[g]))]
+        members = now.in_batch(batch)
         self.model.eval()
         self._before(now, "now", self.model, batch)
         self.model.train()
@@ -282,12 +264,12 @@ class Learner:
     # --- other forwards ----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _before(self, now: _Step, name: str, model: nn.Module, batch: Sequence[int] | None = None) -> None:
+    def _before(self, now: Step, name: str, model: nn.Module, batch: Sequence[int] | None = None) -> None:
         """Log-probabilities of trained tokens under a model, without gradient; with `old` come the values."""
-        groups = range(len(now.segments)) if batch is None else batch
-        segments = [now.segments[g] for g in groups]
+        bundles = range(len(now.segments)) if batch is None else batch
+        segments = [now.segments[b] for b in bundles]
         if name == "old" and self.critic is not None and self.config.algo.value_bootstrap:
-            segments = [[_beyond(*each) for each in zip(now.groups[g], now.segments[g], strict=True)] for g in groups]
+            segments = [[_beyond(now.sources[b, m], s) for m, s in enumerate(now.segments[b])] for b in bundles]
         for row in micro_batches(segments, self.config.train.token_budget):
             packed = pack(chosen(segments, row))
             out = logprobs(model, packed, temperature=self.config.rollout.temperature)
@@ -295,14 +277,14 @@ class Learner:
             if name == "old" and self.critic is not None:
                 columns["value"] = self.critic.values(out.states)
             for column, flat in columns.items():
-                for (g, m), values in zip(row, packed.split(flat.cpu().numpy()), strict=True):
-                    one = now.seen[groups[g], m]
-                    trained = int(now.segments[groups[g]][m].trained.sum())
+                for (b, m), values in zip(row, packed.split(flat.cpu().numpy()), strict=True):
+                    one = now.seen[bundles[b], m]
+                    trained = int(now.segments[bundles[b]][m].trained.sum())
                     setattr(one, column, values[:trained])
                     if column == "value" and len(values) > trained:
                         one.after = float(values[-1])
 
-    def _reference(self, now: _Step) -> None:
+    def _reference(self, now: Step) -> None:
         """Reference log-probabilities: the same weights with the adapter off, or the reference model."""
         off = getattr(self.model, "disable_adapter", None)
         if self.reference is not None:
@@ -314,9 +296,9 @@ class Learner:
             raise ConfigError("algo.kl_coef is set without a reference model.")
 
 
-def _beyond(episode: Episode, segment: Segment) -> Segment:
-    """A truncated episode with one more position, whose value is that of the state it was left in."""
-    if episode.outcome not in CUT:
+def _beyond(source: Source, segment: Segment) -> Segment:
+    """A truncated sequence with one more position, whose value is that of the state it was left in."""
+    if source.episode.outcome not in CUT or not source.last:
         return segment
     return replace(segment, ids=np.append(segment.ids, segment.ids[-1:]), trained=np.append(segment.trained, True))
 

@@ -94,6 +94,7 @@ def _of_trl(
 
 
 def _completion_ids(episode: Episode) -> list[int]:
+    episode = episode.chain(episode.main)
     first = next((turn.start for turn in episode.turns if turn.role == "assistant"), len(episode.tokens))
     ids = episode.tokens.ids[first:]
     return [int(id_) for id_, origin in zip(ids, episode.tokens.origin[first:], strict=True) if origin == Origin.MODEL]

@@ -38,7 +38,8 @@ class RewardContext:
     """Ids to the text that verl's reward functions see: special tokens left out."""
 
     def response(self, episode: Episode) -> str:
-        """Everything after the prompt as one text, tool results included."""
+        """Everything after the prompt as one text, tool results included; of an episode that branches its main one."""
+        episode = episode.chain(episode.main)
         first = next((turn.start for turn in episode.turns if turn.role == "assistant"), len(episode.tokens))
         if self.decode is not None:
             return self.decode(episode.tokens.ids[first:].tolist())
@@ -71,7 +72,8 @@ class RewardContext:
 
 
 def split(episode: Episode, ctx: RewardContext) -> tuple[list[Message], list[Message]]:
-    """(prompt, completion) as messages: the completion begins with the first assistant turn."""
+    """(prompt, completion) as messages: the completion begins with the first assistant turn of the main branch."""
+    episode = episode.chain(episode.main)
     first = next((n for n, turn in enumerate(episode.turns) if turn.role == "assistant"), len(episode.turns))
     prompt = [message for turn in episode.turns[:first] for message in turn.messages]
     return prompt or list(ctx.task.prompt), [message for turn in episode.turns[first:] for message in turn.messages]

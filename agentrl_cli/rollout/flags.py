@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -63,16 +63,27 @@ def flag_names(episode: Episode, drift: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 def _answered(episode: Episode) -> Iterator[tuple[Turn, ToolCall | None, ToolResult]]:
-    """Every result with the call it answers and the turn that asked."""
-    asked: Turn | None = None
-    answers = 0
-    for turn in episode.turns:
-        if turn.calls:
-            asked, answers = turn, 0
+    """Every result with the call it answers and the turn that asked, the nearest on its path."""
+    states: list[tuple[Turn | None, int]] = []
+    """After each turn the last one with calls, and how many of them are answered."""
+    for turn, parent in zip(episode.turns, episode.parents, strict=True):
+        asked, answers = (turn, 0) if turn.calls else states[parent] if parent >= 0 else (None, 0)
         for result in turn.results:
             known = asked is not None and answers < len(asked.calls)
             yield asked or turn, asked.calls[answers] if asked is not None and known else None, result
             answers += 1
+        states.append((asked, answers))
+
+
+def _by_branch(rule: Callable[[Episode], Iterator[Flag]]) -> Callable[[Episode], Iterator[Flag]]:
+    """A rule about what follows what, over each branch as an episode of its own."""
+
+    def over_branches(episode: Episode) -> Iterator[Flag]:
+        for branch in episode.sequences:
+            for flag in rule(episode.chain(branch)):
+                yield flag if flag.turn is None else replace(flag, turn=branch.turns[flag.turn])
+
+    return over_branches
 
 
 def _bad_arguments(episode: Episode) -> Iterator[Flag]:
@@ -174,9 +185,9 @@ def _diverged(episode: Episode) -> Iterator[Flag]:
 RULES: dict[str, Callable[[Episode], Iterator[Flag]]] = {
     "BADARG": _bad_arguments,
     "NOTOOL": _no_tool,
-    "LOOP": _loop,
+    "LOOP": _by_branch(_loop),
     "TRUNC": _truncated,
-    "AFTERERR": _after_error,
+    "AFTERERR": _by_branch(_after_error),
     "MALFORMED": _malformed,
     "DIVERGED": _diverged,
     "MASK": _mask,

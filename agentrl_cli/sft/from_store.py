@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from agentrl_cli.errors import NotFound, UsageError
-from agentrl_cli.learning.packing import Segment
+from agentrl_cli.learning.packing import Segment, segments_of
 from agentrl_cli.store import EpisodeRow, Store
 from agentrl_cli.types import Episode
 
@@ -36,14 +37,14 @@ def choose(store: Store, filter: str, tokenizer: str, *, best_of: int | None = N
         )
     ranked = rows if best_of is None else sorted(rows, key=_worth)
     found: dict[str, Episode] = {}
-    seen: set[tuple[str, str, bytes]] = set()
+    seen: set[tuple[Any, ...]] = set()
     counts: dict[tuple[str, str], int] = {}
     for row in ranked:
         task = (row.pack, row.task_id)
         if best_of is not None and counts.get(task, 0) >= best_of:
             continue
         episode = store.episodes.get(row.id)
-        same = (*task, episode.tokens.ids.tobytes())
+        same = (*task, episode.tokens.ids.tobytes(), () if episode.linear else episode.branches)
         if same not in seen and episode.tokens.trained_mask.any():
             seen.add(same)
             counts[task] = counts.get(task, 0) + 1
@@ -62,7 +63,10 @@ def _worth(row: EpisodeRow) -> tuple[bool, float, int]:
 
 
 def batches(episodes: Sequence[Episode], rows: int, seed: int) -> Iterator[list[list[Segment]]]:
-    """Endless batches of `rows` episodes, each once an epoch in a new order; those of a task share their prompt."""
+    """Endless batches of `rows` episodes, each once an epoch in a new order; those of a task share their prompt.
+
+    An episode that branches is several segments, in which each of its sampled tokens is trained once.
+    """
     epoch, order = 0, list(range(len(episodes)))
     queue: list[int] = []
     while True:
@@ -74,5 +78,6 @@ def batches(episodes: Sequence[Episode], rows: int, seed: int) -> Iterator[list[
         groups: dict[tuple[str, str], list[Segment]] = {}
         for number in batch:
             episode = episodes[number]
-            groups.setdefault((episode.pack, episode.task_id), []).append(Segment.of(episode))
+            segments = [segment for _, segment in segments_of(episode)]
+            groups.setdefault((episode.pack, episode.task_id), []).extend(segments)
         yield list(groups.values())

@@ -95,7 +95,7 @@ def read_turns(file: StoreFile, episode_id: str) -> list[Turn]:
             results.setdefault(answered, []).append(_result(file, row[7:]))
     rows = file.select(
         "SELECT idx, role, messages, token_start, token_end, stop_reason, weights_version, started, seconds,"
-        " reward, diverged FROM turns WHERE episode_id=? ORDER BY idx",
+        " reward, diverged, parent FROM turns WHERE episode_id=? ORDER BY idx",
         (episode_id,),
     )
     return [
@@ -113,8 +113,9 @@ def read_turns(file: StoreFile, episode_id: str) -> list[Turn]:
             seconds=seconds,
             reward=reward,
             diverged=bool(diverged),
+            parent=parent,
         )
-        for index, role, messages, start, end, reason, version, started, seconds, reward, diverged in rows
+        for index, role, messages, start, end, reason, version, started, seconds, reward, diverged, parent in rows
     ]
 
 

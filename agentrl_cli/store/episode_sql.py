@@ -58,7 +58,7 @@ END_EPISODE = _end_episode()
 PUT_GROUP = "INSERT OR IGNORE INTO groups (id, run_id, task_id, step, at, why) VALUES (?,?,?,?,?,?)"
 PUT_LIVE = "INSERT OR REPLACE INTO live VALUES (?,?,?,?,?,?,?)"
 DROP_UNFINISHED = "DELETE FROM episodes WHERE key=? AND kind=? AND outcome IS NULL AND id<>?"
-PUT_TURN = f"INSERT OR REPLACE INTO turns VALUES ({marks(12)})"
+PUT_TURN = f"INSERT OR REPLACE INTO turns VALUES ({marks(13)})"
 PUT_TOKENS = (
     "INSERT OR REPLACE INTO turn_tokens"
     " (episode_id, idx, n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps)"
@@ -78,6 +78,17 @@ PUT_WHOLE_CALL = (
     f" {','.join(RESULT)}) VALUES ({marks(8 + len(RESULT))})"
 )
 NO_RESULT = (None,) * len(RESULT)
+CALLING = """
+WITH RECURSIVE path (idx) AS (
+    SELECT coalesce(parent, idx - 1) FROM turns WHERE episode_id=:episode AND idx=:turn
+    UNION ALL
+    SELECT coalesce(t.parent, t.idx - 1) FROM turns t JOIN path ON t.episode_id=:episode AND t.idx=path.idx
+    WHERE coalesce(t.parent, t.idx - 1) < t.idx
+)
+SELECT coalesce(max(c.turn), :turn - 1) FROM path JOIN tool_calls c ON c.episode_id=:episode AND c.turn=path.idx
+    AND c.call_id IS NOT NULL
+"""
+"""The nearest turn with calls before turn `:turn`, which is stored; without any the turn before it."""
 PUT_PART = "INSERT INTO reward_parts VALUES (?,?,?,?,?,?,?,?)"
 PUT_DRIFT = "INSERT INTO drift (episode_id, kind, turn, position, expected, got) VALUES (?,?,?,?,?,?)"
 SET_COUNTS = (
@@ -113,6 +124,7 @@ def turn_values(episode_id: str, turn: Turn) -> tuple[Any, ...]:
         dumps(turn.messages),
         turn.reward,
         turn.diverged,
+        turn.parent,
     )
 
 
@@ -263,11 +275,8 @@ def _put_turn(conn: sqlite3.Connection, episode_id: str, turn: Turn, tokens: Tok
 
 
 def _put_results(conn: sqlite3.Connection, episode_id: str, turn: Turn) -> None:
-    """Store results in the rows of the calls they answer: those of the last earlier turn with calls."""
-    calling = conn.execute(
-        "SELECT coalesce(max(turn), ?) FROM tool_calls WHERE episode_id=? AND turn<? AND call_id IS NOT NULL",
-        (turn.index - 1, episode_id, turn.index),
-    ).fetchone()[0]
+    """Store results in the rows of the calls they answer: those of the nearest turn with calls on their path."""
+    calling = conn.execute(CALLING, {"episode": episode_id, "turn": turn.index}).fetchone()[0]
     first = conn.execute(
         "SELECT count(*) FROM tool_calls WHERE episode_id=? AND turn=? AND result_turn<>?",
         (episode_id, calling, turn.index),

@@ -26,6 +26,10 @@ NUMBERS: dict[str, str] = {
     "adv": "e.advantage",
     "step": "e.step",
     "turns": "e.n_turns",
+    "branches": (
+        "(SELECT count(*) FROM turns t WHERE t.episode_id=e.id AND NOT EXISTS (SELECT 1 FROM turns n"
+        " WHERE n.episode_id=t.episode_id AND coalesce(n.parent, n.idx - 1)=t.idx))"
+    ),
     "tokens": "e.n_tokens",
     "model_tokens": "e.n_model_tokens",
     "calls": "e.n_calls",

@@ -8,6 +8,7 @@ after. Nothing about an episode that is kept here has to be looked up in the fil
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +61,8 @@ class LiveEpisode:
     """The newest version of every turn that is not written."""
     spans: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Token start and end of every turn."""
+    parents: dict[int, int] = field(default_factory=dict)
+    """The turn that every turn continues; −1 for none."""
     drift: list[tuple[Any, ...]] = field(default_factory=list)
     """Parameters of `PUT_DRIFT` that are not written: drift decides what is trained, so it comes with the end."""
     calling: list[int] = field(default_factory=list)
@@ -85,13 +88,21 @@ class LiveEpisode:
         """Add a turn, or a newer version of one. Raises ValueError if span and tokens differ in length."""
         check_span(self.episode.id, turn, tokens)
         self.spans[turn.index] = (turn.start, turn.end)
+        self.parents[turn.index] = turn.index - 1 if turn.parent is None else turn.parent
         self.waiting[turn.index] = (turn, tokens)
         if turn.calls and turn.index not in self.calling:
             self.calling.append(turn.index)
         if turn.results:
-            asked = max((index for index in self.calling if index < turn.index), default=turn.index - 1)
+            asked = next((index for index in self._path(turn) if index in self.calling), turn.index - 1)
             before = [end for index, (asked_, end) in self.answers.items() if asked_ == asked and index != turn.index]
             self.answers[turn.index] = (asked, max(before, default=0) + len(turn.results))
+
+    def _path(self, turn: Turn) -> Iterator[int]:
+        """The turns before a turn on its branch, nearest first."""
+        index = turn.index
+        while index in self.parents and self.parents[index] < index:
+            index = self.parents[index]
+            yield index
 
     def end(self, episode: Episode, split: str, tokenizer: str) -> None:
         """Keep the finished episode. Turns that changed or were never buffered are taken from it."""

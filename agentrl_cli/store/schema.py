@@ -208,6 +208,17 @@ CREATE VIEW v_groups AS
 """
 """Before this, ungraded episodes had a reward of 0."""
 
+_TURN_PARENT = """
+ALTER TABLE turns ADD COLUMN parent INTEGER;
+DROP VIEW v_turns;
+CREATE VIEW v_turns AS
+    SELECT t.episode_id AS episode, t.idx AS turn, coalesce(t.parent, t.idx - 1) AS parent, t.role,
+        t.token_end - t.token_start AS tokens, t.stop_reason, t.seconds, c.name AS tool, c.arguments,
+        coalesce(c.call_error, c.result_error) AS error, c.result, t.messages
+    FROM turns t LEFT JOIN tool_calls c ON c.episode_id = t.episode_id AND c.turn = t.idx
+    ORDER BY t.episode_id, t.idx, c.idx;
+"""
+
 MIGRATIONS: tuple[Migration, ...] = (
     ("m001_initial", _INITIAL),
     ("m002_group_why", _GROUP_WHY),
@@ -219,6 +230,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     ("m008_claim", _CLAIM),
     ("m009_relative_paths", make_relative),
     ("m010_ungraded", _UNGRADED),
+    ("m011_turn_parent", _TURN_PARENT),
 )
 """(name, statements separated by `;` at a line's end, or a function of the connection), oldest first."""
 

@@ -87,7 +87,7 @@ TABLES: dict[str, str] = {
         ended: time; 0 while it runs
         key: `run/step/group/sample`, the same after a resume; NULL outside steps
         error: message of the error that ended it""",
-    "turns": f"""One message of an episode with its span of tokens.
+    "turns": f"""One message of an episode with its span of tokens. Where an agent changed its history, turns branch.
         {_EPISODE}
         idx: from 0
         role: `system`, `user`, `assistant`, `tool`
@@ -99,7 +99,8 @@ TABLES: dict[str, str] = {
         seconds: duration of sampling or of the tools
         messages: chat messages, JSON
         reward: reward of the environment for this turn
-        diverged: 1 if a user or environment answered otherwise in a rerun""",
+        diverged: 1 if a user or environment answered otherwise in a rerun
+        parent: the turn that it continues; NULL for the turn before it, −1 for a turn that begins another context""",
     "tool_calls": f"""A tool call and its result.
         {_EPISODE}
         turn: assistant turn of the call
@@ -269,6 +270,7 @@ TABLES: dict[str, str] = {
     "v_turns": """View: turns with their tool calls, one row per call.
         episode: id of the episode
         turn: index of the turn
+        parent: the turn that it continues; −1 for none
         role: as in `turns`
         tokens: tokens of the turn
         stop_reason: as in `turns`

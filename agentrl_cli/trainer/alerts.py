@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from agentrl_cli.types import FAULTS
+
 Metrics = Mapping[str, float]
 
 ENTROPY_FLOOR = 0.002
@@ -183,8 +185,9 @@ def _mismatch(s: Series) -> Alert | None:
 
 
 def _errors(s: Series) -> Alert | None:
-    broken = sum(s.now.get(f"outcomes/{name}", 0.0) for name in ("env_error", "sandbox_error", "timeout"))
-    text = "Episodes ended in an infrastructure error and were masked. agentrl ls -f 'outcome:*_error' lists them."
+    counts = {name: count for name in FAULTS if (count := s.now.get(f"outcomes/{name}", 0.0))}
+    broken, named = sum(counts.values()), ",".join(counts)
+    text = f"Episodes ended in an error and were masked. agentrl ls -f outcome:{named} lists them."
     return Alert("bad", "errors", broken, 0.0, text) if broken else None
 
 

@@ -59,7 +59,9 @@ def _graded(good: Sequence[Episode], rewards: Sequence[Sequence[float]]) -> dict
     spread = [float(np.std(r, ddof=1)) if len(r) > 1 else 0.0 for r in rewards]
     lengths = [e.trained_tokens for e in good]
     calls = sum(e.tool_calls for e in good)
-    return {
+    branches = [len(e.branches) for e in good if not e.linear]
+    forked = {"branches/mean": (sum(branches) + len(good) - len(branches)) / len(good)} if branches else {}
+    return forked | {
         "reward": _mean([e.graded_reward for e in good]),
         "reward_std": _mean(spread),
         "frac_reward_zero_std": _mean([float(s < 1e-8) for s in spread]),

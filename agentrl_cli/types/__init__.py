@@ -2,7 +2,8 @@
 
 Not here: behaviour. Lengths, returns and finished-ness are derived, never stored twice. An episode is an
 append-only list of token ids; what a model sampled is stored with its log-probability and never decoded and
-encoded again. Every token carries its origin, and the loss mask follows from the origin.
+encoded again. Every token carries its origin, and the loss mask follows from the origin. Where an agent changed its
+history, the turns branch; what that means for tokens and masks is in branches.py.
 Nothing in this module imports torch; arrays are numpy.
 """
 
@@ -10,16 +11,28 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from enum import IntEnum, StrEnum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from agentrl_cli.types.branches import Branch as Branch
+from agentrl_cli.types.branches import is_chain, leaf_paths, parents_of, tree_branches
+from agentrl_cli.types.outcomes import FAULTS as FAULTS
+from agentrl_cli.types.outcomes import Fact as Fact
+from agentrl_cli.types.outcomes import Outcome as Outcome
 from agentrl_cli.types.sampling import Sampling as Sampling
 from agentrl_cli.types.signals import TrainSignals as TrainSignals
+from agentrl_cli.types.tokens import TOP_K as TOP_K
+from agentrl_cli.types.tokens import Float32 as Float32
+from agentrl_cli.types.tokens import Generation as Generation
+from agentrl_cli.types.tokens import Int8 as Int8
+from agentrl_cli.types.tokens import Int32 as Int32
+from agentrl_cli.types.tokens import Origin as Origin
+from agentrl_cli.types.tokens import StopReason as StopReason
+from agentrl_cli.types.tokens import Tokens as Tokens
 
 Message = dict[str, Any]
 """An OpenAI chat message: `role`, `content` and, where they apply, `tool_calls`, `tool_call_id`, `name`."""
@@ -27,12 +40,8 @@ Message = dict[str, Any]
 ToolSchema = dict[str, Any]
 """An OpenAI function schema: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
-Int32 = NDArray[np.int32]
-Int8 = NDArray[np.int8]
-Float32 = NDArray[np.float32]
-
-TOP_K = 5
-"""How many alternatives are stored per sampled token."""
+ROOT = -1
+"""`Turn.parent` of a turn that continues no other."""
 
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -43,31 +52,6 @@ def new_id() -> str:
     return "".join(_BASE32[(number >> shift) & 31] for shift in range(65, -1, -5))
 
 
-class Origin(IntEnum):
-    """Where a token came from. Only MODEL tokens are ever trained."""
-
-    TEMPLATE = 0
-    """Written by the chat template: role markers, separators, generation prompts."""
-    SYSTEM = 1
-    USER = 2
-    TOOL = 3
-    MODEL = 4
-    """Sampled by the policy (the stop token included)."""
-    FORCED = 5
-    """Written in the model's turn by us, a closed truncated turn for instance: never trained."""
-
-
-class StopReason(StrEnum):
-    """Why a generation ended."""
-
-    STOP = "stop"
-    """The model sampled a stop token; it is part of the ids."""
-    STOP_STRING = "stop_string"
-    LENGTH = "length"
-    """The token limit of this turn or of the episode was reached."""
-    CANCELLED = "cancelled"
-
-
 class AgentState(StrEnum):
     """The states of the agent loop (rollout.py)."""
 
@@ -76,139 +60,6 @@ class AgentState(StrEnum):
     PROCESSING_TOOLS = "processing_tools"
     INTERACTING = "interacting"
     TERMINATED = "terminated"
-
-
-class Outcome(StrEnum):
-    """How an episode ended; every episode ends with exactly one."""
-
-    SOLVED = "solved"
-    """The pack's primary reward part is 1."""
-    FAILED = "failed"
-    TRUNCATED_TURNS = "truncated_turns"
-    TRUNCATED_TOKENS = "truncated_tokens"
-    TOO_LONG = "too_long"
-    """The prompt does not fit into the context."""
-    TIMEOUT = "timeout"
-    ENV_ERROR = "env_error"
-    """A tool server, a hook or a grader crashed: never scored, never trained."""
-    SANDBOX_ERROR = "sandbox_error"
-    UNGRADED = "ungraded"  # the primary reward is None: it does not apply, and nothing says what the episode is worth
-    DRIFT = "drift"  # what was appended is not what the template writes, and such turns are not trained
-    CANCELLED = "cancelled"
-
-    @property
-    def is_error(self) -> bool:
-        """True where the fault is ours, or nothing was graded: such an episode is masked, never scored zero."""
-        ours = (Outcome.ENV_ERROR, Outcome.SANDBOX_ERROR, Outcome.CANCELLED, Outcome.TIMEOUT)
-        return self in (*ours, Outcome.DRIFT, Outcome.UNGRADED)
-
-
-class Fact(StrEnum):
-    """What a training step did with an episode (`episodes.fact`)."""
-
-    TRAINED = "trained"
-    SKIPPED_ZERO_VARIANCE = "skipped:zero_variance"
-    SKIPPED_ENV_ERROR = "skipped:env_error"
-    SKIPPED_SANDBOX_ERROR = "skipped:sandbox_error"
-    SKIPPED_TIMEOUT = "skipped:timeout"
-    SKIPPED_CANCELLED = "skipped:cancelled"
-    SKIPPED_TOO_LONG = "skipped:too_long"
-    SKIPPED_OVERLONG = "skipped:overlong"
-    SKIPPED_DRIFT = "skipped:drift"
-    SKIPPED_STALE = "skipped:stale"
-    SKIPPED_UNGRADED = "skipped:ungraded"
-    SKIPPED_BAD_TOKENS = "skipped:bad_tokens"  # no model can have sampled what is stored (learning/sound.py)
-    SKIPPED_NO_MODEL_TOKENS = "skipped:no_model_tokens"
-    SKIPPED_GROUP_TOO_SMALL = "skipped:group_too_small"
-    SKIPPED_BASELINE = "skipped:baseline"  # a greedy attempt to compare with: evaluated, never trained
-    SKIPPED_NO_BASELINE = "skipped:no_baseline"  # the greedy attempt at the same task could not be graded
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """What a policy sampled for one turn of one episode. All arrays have length n, top ones [n, TOP_K]."""
-
-    ids: Int32
-    logp_sampled: Float32
-    """log-prob under the distribution really sampled (after penalties, forbidden tokens, top-k, top-p, min-p)."""
-    logp_policy: Float32
-    """log-prob under the policy at the sampling temperature, untruncated; ratios use this one."""
-    entropy: Float32
-    """Entropy in nats of the untruncated distribution at the sampling temperature."""
-    top_ids: Int32
-    top_logps: Float32
-    stop_reason: StopReason
-    weights_version: str
-    seconds: float = 0.0
-    forced: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None
-    """True where the token was the only one that `Sampling.allow` allowed; None: nowhere."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Parallel per-token arrays of one span. NaN in the float arrays where a token was not sampled."""
-
-    ids: Int32
-    origin: Int8
-    logp_sampled: Float32
-    logp_policy: Float32
-    entropy: Float32
-    top_ids: Int32
-    """[n, TOP_K]; -1 where there is none."""
-    top_logps: Float32
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @property
-    def trained_mask(self) -> NDArray[np.bool_]:
-        """[n] bool: the tokens a loss may touch, which are the sampled ones."""
-        return np.asarray(self.origin == Origin.MODEL)
-
-    def slice(self, start: int, end: int) -> Tokens:
-        """The tokens of a span."""
-        return Tokens(*(getattr(self, item.name)[start:end] for item in fields(self)))
-
-    @classmethod
-    def empty(cls) -> Tokens:
-        return cls.given([], [])
-
-    @classmethod
-    def given(cls, ids: Sequence[int] | Int32, origin: Sequence[int] | Int8) -> Tokens:
-        """Tokens that were not sampled (template, system, user, tool)."""
-        n = len(ids)
-        nan = np.full(n, np.nan, np.float32)
-        return cls(
-            np.asarray(ids, np.int32),
-            np.asarray(origin, np.int8),
-            nan,
-            nan.copy(),
-            nan.copy(),
-            np.full((n, TOP_K), -1, np.int32),
-            np.full((n, TOP_K), np.nan, np.float32),
-        )
-
-    @classmethod
-    def sampled(cls, generation: Generation) -> Tokens:
-        """The tokens of a generation, of origin MODEL but for the forced ones."""
-        origin = np.full(len(generation.ids), Origin.MODEL, np.int8)
-        if generation.forced is not None:
-            origin[generation.forced] = Origin.FORCED
-        return cls(
-            generation.ids,
-            origin,
-            generation.logp_sampled,
-            generation.logp_policy,
-            generation.entropy,
-            generation.top_ids,
-            generation.top_logps,
-        )
-
-    @classmethod
-    def concat(cls, parts: Sequence[Tokens]) -> Tokens:
-        if not parts:
-            return cls.empty()
-        return cls(*(np.concatenate([getattr(part, item.name) for part in parts]) for item in fields(cls)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +102,8 @@ class ToolResult:
 class Turn:
     """One block of the conversation: the system and user messages of the prompt, an assistant turn, tool results.
 
-    `start` and `end` are the span of its tokens in the episode.
+    `start` and `end` are the span of its tokens in the episode. The turns of an episode form a tree: where the history
+    of a request differs from what was recorded, its new turns continue an earlier one.
     """
 
     index: int
@@ -270,6 +122,8 @@ class Turn:
     reward: float | None = None
     """What user or environment gave for the assistant turn before this one; where nothing was said, for this one."""
     diverged: bool = False  # run again for a what-if, user or environment said otherwise (of a model's turn: spoke up)
+    parent: int | None = None
+    """Index of the turn that this one continues; None: the turn before it. `ROOT`: none, it begins another context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +157,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One attempt at a task. Reward is the weighted sum of its parts, derived, never set; None, not 0, if ungraded."""
+    """One attempt at a task. Reward is the weighted sum of its parts, derived, never set; None, not 0, if ungraded.
+
+    `tokens` holds the spans of the turns in turn order. If the turns are a chain, that is the sequence that the model
+    saw; if they branch, each of `sequences` is.
+    """
 
     id: str
     task_id: str
@@ -373,7 +231,51 @@ class Episode:
 
     @property
     def messages(self) -> tuple[Message, ...]:
+        """Of all turns in the order in which they were made; `chain` gives the conversation of one branch."""
         return tuple(message for turn in self.turns for message in turn.messages)
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """For each turn the index of the one that it continues, or `ROOT`."""
+        return parents_of([turn.parent for turn in self.turns])
+
+    @property
+    def linear(self) -> bool:
+        """Whether each turn continues the one before it: there is one branch."""
+        return is_chain([turn.parent for turn in self.turns])
+
+    @property
+    def branches(self) -> tuple[tuple[int, ...], ...]:
+        """Turn indices from a root to each leaf, in the order of the leaves."""
+        return leaf_paths(self.parents)
+
+    @property
+    def sequences(self) -> tuple[Branch, ...]:
+        """The token sequence of each branch; a sampled token on several is trained in the first of them."""
+        mask = self.tokens.trained_mask
+        if self.linear:
+            return (Branch(tuple(range(len(self.turns))), np.arange(len(mask)), mask),)
+        n = len(mask)
+        spans = [(min(turn.start, n), min(turn.end, n)) for turn in self.turns]  # a half-written run has fewer tokens
+        return tree_branches(self.branches, spans, mask)
+
+    @property
+    def main(self) -> Branch:
+        """The last branch that begins with the first turn: the conversation as the agent left it."""
+        return [branch for branch in self.sequences if branch.turns[:1] in ((), (0,))][-1]
+
+    def chain(self, branch: Branch) -> Episode:
+        """A branch as an episode whose turns are a chain; turn `n` is `branch.turns[n]` here. Rewards are kept."""
+        if self.linear:
+            return self
+        kept: list[Turn] = []
+        start = 0
+        for index in branch.turns:
+            turn = self.turns[index]
+            end = start + turn.end - turn.start
+            kept.append(replace(turn, index=len(kept), start=start, end=end, parent=None))
+            start = end
+        return replace(self, turns=tuple(kept), tokens=self.tokens.take(branch.positions))
 
     @property
     def images(self) -> tuple[bytes, ...]:

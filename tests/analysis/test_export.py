@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from agentrl_cli.analysis.export import export_jsonl
+from agentrl_cli.commands import main
 from agentrl_cli.errors import StoreError, UsageError
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.mask_secrets import mask, mask_text
@@ -27,6 +28,8 @@ from agentrl_cli.types import (
     TrainSignals,
     Turn,
 )
+from tests.helpers.trees import episode as tree_episode
+from tests.helpers.trees import fork, three_leaves
 
 SECRET = "sk-" + "a1B2" * 8
 
@@ -56,6 +59,25 @@ def store(tmp_path: Path) -> Iterator[Store]:
                 )
             )
         yield opened
+
+
+def test_sequences_are_a_row_per_branch_with_shared_tokens_as_context(
+    store: Store, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one = tree_episode(fork(), "tree", 0.5)
+    store.episodes.add([one, tree_episode(three_leaves()[:1], "bare")])
+    column = np.where(one.tokens.trained_mask, np.float32(0.25), np.float32(np.nan))
+    store.signals.add("tree", TrainSignals(column, column, column, np.zeros(len(column), np.int8), column))
+    store.flush()
+    out = tmp_path / "rows.jsonl"
+    given = ["export", "tree", "bare", "--format", "sequences", "--db", str(store.path)]
+    assert main([*given, "--out", str(out)]) == 0
+    first, second = (json.loads(line) for line in out.read_text().splitlines())
+    assert (first["branch"], first["branches"], first["turns"], first["reward"]) == (0, 2, [0, 1, 2, 3], 0.5)
+    assert second["input_ids"] == [10, 11, 12, 20, 21, 31, 32, 25] and second["turns"] == [0, 1, 4, 5]
+    assert second["loss_mask"] == [0] * 7 + [1] and second["old_log_probs"] == [None] * 7 + [-1.5]
+    assert first["loss_mask"] == [0, 0, 0, 1, 1, 0, 1, 1, 1] and first["advantages"][-1] == 0.25
+    assert main(given) == 0 and len(capfd.readouterr().out.splitlines()) == 2
 
 
 def test_export_holds_everything_and_is_json_for_everybody(store: Store, tmp_path: Path) -> None:

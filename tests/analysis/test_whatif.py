@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from textual.widgets import Input
 
-from agentrl_cli.analysis.whatif import advantages, same_answer, turns_before
+from agentrl_cli.analysis.whatif import advantages, chain_to, same_answer, turns_before
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.commands import main
@@ -29,6 +29,7 @@ from agentrl_cli.tui.whatif.client import whatif_arguments
 from agentrl_cli.tui.whatif.screen import WhatIfScreen
 from agentrl_cli.tui.whatif.view import event_lines
 from agentrl_cli.types import Origin, Outcome, ToolResult
+from tests.helpers.trees import grafted
 from tests.helpers.tui import until, until_text, visible
 
 PACK = load_pack("calc-task")
@@ -164,6 +165,28 @@ async def test_a_reroll_keeps_the_stored_ids_and_stores_children(made: tuple[Pat
         assert kept.outcome is Outcome.FAILED and kept.turns[2].messages[0]["content"] == "It is 3."
         assert len(store.episodes.siblings(kept.id)) == 3
         assert [item.sample for item in store.episodes.siblings(episode)] == [0, 1]
+
+
+async def test_a_reroll_of_a_branch_continues_its_path(made: tuple[Path, str], script: Path) -> None:
+    db, episode = made
+    with Store.open(db) as store:
+        parent = store.episodes.get(episode)
+        tree = grafted(parent, parent, 2).with_(id="tree", kind="rollout", group_id=None)
+        store.episodes.add([tree], tokenizer=ByteTokenizer().hash)
+    turn = len(parent.turns)
+    given = ["--turn", str(turn + 2), "--samples", "1", "--model", "scripted", "--script", str(script)]
+    code, events = await child(db, "tree", *given)
+    assert code == 0, events
+    (made_,) = [event for event in events if event["ev"] == "child"]
+    with Store.open(db, readonly=True) as store:
+        row, kept = store.episodes.row(made_["episode"]), store.episodes.get(made_["episode"])
+    assert (row.parent_id, row.parent_turn) == ("tree", turn + 2) and kept.linear
+    before = parent.turns[4].start
+    assert kept.tokens.ids[:before].tolist() == parent.tokens.ids[:before].tolist() and len(kept.turns) == 5
+    chain, at, places = chain_to(tree, turn + 2)
+    assert (at, places) == (4, (0, 1, *range(turn, len(tree.turns)))) and chain.linear
+    code, events = await child(db, "tree", "--verify")
+    assert code == 0 and all(event["same"] for event in events if event["ev"] == "rerun")
 
 
 async def test_an_edited_turn_is_forced_and_its_calls_run(made: tuple[Path, str], script: Path) -> None:

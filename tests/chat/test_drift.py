@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,9 @@ from agentrl_cli.chat.audit import audit
 from agentrl_cli.chat.drift import check_delta, check_episode, worst
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
-from agentrl_cli.types import Episode, Message, Origin, StopReason, Tokens, Turn
+from agentrl_cli.types import ROOT, Episode, Message, Origin, StopReason, Tokens, Turn
 from tests.helpers.chat import bpe_json, schema
+from tests.helpers.trees import grafted
 
 TOOLS = [schema("run_python", {"code": "string"})]
 PROMPT: list[Message] = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
@@ -112,6 +115,38 @@ def test_a_lost_separator_is_structural(chat: Chat) -> None:
         position=50,
     )
     assert [(d.kind, d.turn, d.position) for d in found] == [("structural", 1, 52)]
+
+
+def test_each_branch_is_compared_with_a_rendering_of_its_own(chat: Chat) -> None:
+    one = episode(chat, [chat.assistant_ids(CALL), chat.assistant_ids("x")], ["1"])
+    other = episode(chat, [chat.assistant_ids(CALL), chat.assistant_ids("y")], ["2"])
+    tree = grafted(one, other, 2)
+    assert check_episode(tree, chat, TOOLS) == []
+    apart = grafted(one, episode(chat, [chat.assistant_ids("z")], []), 0, parent=ROOT)
+    assert check_episode(apart, chat, TOOLS) == []
+    flat = apart.with_(turns=tuple(replace(turn, parent=None) for turn in apart.turns))
+    assert check_episode(flat, chat, TOOLS) != []  # as a chain it is not a conversation that the template writes
+    # a fault in what two branches share is reported once, and one in the second branch where it stands
+    place = tree.turns[4].start
+    broken = replace(tree.tokens, ids=np.where(np.arange(len(tree.tokens)) == place, 5, tree.tokens.ids))
+    (drift,) = check_episode(tree.with_(tokens=broken), chat, TOOLS)
+    assert (drift.kind, drift.turn, drift.position) == ("structural", 4, place)
+    shared = replace(tree.tokens, ids=np.where(np.arange(len(tree.tokens)) == 1, 5, tree.tokens.ids))
+    assert [drift.turn for drift in check_episode(tree.with_(tokens=shared), chat, TOOLS)] == [0]
+
+
+def test_a_context_may_have_tools_of_its_own(chat: Chat) -> None:
+    one = episode(chat, [chat.assistant_ids("x")], [])
+    prompt = chat.prompt(PROMPT)
+    bare = Episode(
+        "b",
+        "t",
+        turns=(Turn(0, "user", tuple(PROMPT), 0, len(prompt)),),
+        tokens=Tokens.given(prompt.ids, prompt.origin),
+    )
+    tree = grafted(one, bare, 0, parent=ROOT)
+    assert [drift.kind for drift in check_episode(tree, chat, TOOLS)] == ["structural"]
+    assert check_episode(tree, chat, TOOLS, others={2: None}) == []
 
 
 def test_a_lost_stop_token_or_role_is_structural(chat: Chat) -> None:

@@ -20,6 +20,7 @@ from agentrl_cli.types import (
     ToolResult,
     Turn,
 )
+from tests.helpers.trees import grafted
 
 
 def sampled(ids: list[int]) -> Tokens:
@@ -122,6 +123,18 @@ def test_drift_comes_from_outside_or_from_the_fact() -> None:
     assert flag_names(CLEAN, drift=["resegmented"]) == ()
     assert flag_names(CLEAN, drift=["by_design", "structural"]) == ("DRIFT",)
     assert flag_names(CLEAN.with_(fact="skipped:drift")) == ("DRIFT",)
+
+
+def test_branches_are_read_one_by_one() -> None:
+    asked, failed = [call(expr="1+1")], [ToolResult("no", error="timeout")]
+    one, other = episode((asked, [OK]), (asked, [OK])), episode((asked, failed), ([], []))
+    # the same call twice in a row is a loop, in two branches it is not; the failed one is answered in the second alone
+    tree = grafted(episode((asked, [OK]), ([], [])), other, 1)
+    assert flag_names(one) == ("LOOP",) and flag_names(tree) == ("AFTERERR",)
+    (flag,) = find_flags(tree)
+    assert flag.turn == 4 and tree.branches == ((0, 1, 2), (0, 3, 4))
+    bad = grafted(tree, episode((asked, [ToolResult("?", error="bad_arguments")])), 1)
+    assert find_flags(bad)[0].evidence == "1×, first calculator: ?"
 
 
 def test_mask_bugs() -> None:

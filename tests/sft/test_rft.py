@@ -23,6 +23,7 @@ from agentrl_cli.sft.train import _backward
 from agentrl_cli.store import Store
 from agentrl_cli.types import Outcome
 from tests.helpers.train import episodes_of, trainer_of, write_model, write_project
+from tests.helpers.trees import episode, three_leaves
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def hash_of(store: Store) -> str:
     return store.episodes.rows(store.episodes.ids("", limit=1))[0].tokenizer
+
+
+def test_branches_of_an_episode_are_segments_that_train_each_token_once() -> None:
+    one = episode(three_leaves())
+    ((segments,),) = (next(batches([one], 1, 0)),)
+    assert [s.ids[s.trained].tolist() for s in segments] == [[20, 21, 22], [23, 24], [25]]
 
 
 def test_the_best_of_each_task(project: Path) -> None:

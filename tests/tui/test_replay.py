@@ -144,7 +144,7 @@ async def test_filter_typo_is_reported_and_a_filter_opens_its_first_episode(db: 
     async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "TOKEN 1/64")
         await pilot.press("f")
-        assert "fields: adv calls ckpt" in await until_text(pilot, "enter: go")  # the dialog lists the fields
+        assert "fields: adv branches calls" in await until_text(pilot, "enter: go")  # the dialog lists the fields
         await pilot.press(*"rewar:<1", "enter")
         await until_text(pilot, "Did you mean reward")
         assert isinstance(pilot.app.screen, Prompt)  # a typo does not get past the dialog

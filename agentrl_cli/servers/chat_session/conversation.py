@@ -83,6 +83,8 @@ class Conversation:
     id: str = field(default_factory=new_id)
     parent: Episode | None = None
     """The episode that this one goes on from, after `resume`."""
+    places: tuple[int, ...] = ()
+    """After `resume` the index of each of the parent's turns in the stored episode: others where that branches."""
     kind: str = "chat"
     sample: int = 0
     group_id: str | None = None
@@ -166,11 +168,12 @@ class Conversation:
 
     @property
     def branch(self) -> int | None:
-        """The first turn that is not the parent's."""
+        """The first turn that is not the parent's, as an index of the stored episode."""
         if self.parent is None:
             return None
         old = self.parent.turns
-        return next((n for n, turn in enumerate(self.turns) if n >= len(old) or turn is not old[n]), len(self.turns))
+        own = next((n for n, turn in enumerate(self.turns) if n >= len(old) or turn is not old[n]), len(self.turns))
+        return self.places[own] if own < len(self.places) else max(self.places, default=-1) + 1 + own - len(self.places)
 
     @property
     def _answers(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl_cli.analysis.whatif import (
     ReplayResult,
+    chain_to,
     marked,
     opened,
     rescore,
@@ -54,7 +55,9 @@ class Session(Conversation):
 
         Token ids are the stored ones; results whose calls answer otherwise now are marked. `there`: the world has gone
         there before, and nothing is run. Raises UsageError where the model is not to speak there.
+        Of an episode that branches, the turns before it are those on its path.
         """
+        episode, turn, self.places = chain_to(episode, turn)
         if there is None:
             await opened(self.env, self.task)
         else:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from agentrl_cli.analysis.whatif import ReplayResult, Rerun, advantages, opened, rerun_calls, rescore, was_cut
+from agentrl_cli.analysis.whatif import ReplayResult, Rerun, advantages, chain_to, opened, rerun_calls, rescore, was_cut
 from agentrl_cli.errors import AgentRLError, UsageError
 from agentrl_cli.rollout import seed_of
 from agentrl_cli.rollout.flags import flag_names
@@ -182,7 +182,8 @@ class WhatIf:
         env = lane.env or make_env(past.config, past.pack, past.task, sandbox, past.episode.seed, keep=limits.max_turns)
         lane.env = env
         temperature = limits.temperature if given.temperature is None else given.temperature
-        said = sum(turn.role == "assistant" and turn.index < given.turn for turn in past.episode.turns)
+        chain, at, places = chain_to(past.episode, given.turn)
+        said = sum(turn.role == "assistant" and turn.index < at for turn in chain.turns)
         session = Session(
             policy, chat, env, lambda event: None, past.task, past.pack.rewards, past.config.rewards,
             kind="whatif", sample=sample,
@@ -195,11 +196,11 @@ class WhatIf:
             for item in lane.world.reruns:
                 if not item.same and (item.turn, item.call) not in self.diverged:
                     self.diverged.add((item.turn, item.call))
-                    self.emit({"ev": "diverged", **rerun_object(item)})
+                    self.emit({"ev": "diverged", **rerun_object(replace(item, turn=places[item.turn]))})
             try:
                 await (session.as_model(given.edit) if given.edit is not None else session.reply())
             except UsageError:
-                if len(session.turns) <= given.turn:  # there was no room at all
+                if len(session.turns) <= at:  # there was no room at all
                     raise
             episode = session.episode()
             parts = await rescore(

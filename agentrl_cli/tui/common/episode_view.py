@@ -16,6 +16,7 @@ import numpy as np
 from agentrl_cli.store.images import short_runs
 from agentrl_cli.tui.common.layers import Classes, Layer
 from agentrl_cli.tui.common.token_text import TokenTexts
+from agentrl_cli.tui.common.tree import on_path, place_in, spans
 from agentrl_cli.types import TOP_K, Episode, Int32, Tokens, TrainSignals, Turn
 
 
@@ -71,6 +72,8 @@ class Fork:
     p_here: float | None
     p_there: float | None
     """Probability of the other's token at the fork under this policy, if it is among the stored alternatives."""
+    other_position: int
+    """The place in the other episode: another one where either branches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,21 +192,27 @@ def token_probability(tokens: Tokens, position: int, token: int) -> float | None
 
 
 def fork_of(view: EpisodeView, other: Episode) -> Fork | None:
-    """The first differing token between the shown episode and another, with a line of text around it."""
-    mine, theirs = view.tokens.ids, other.tokens.ids
+    """The first differing token between the shown episode and another, with a line of text around it.
+
+    Of episodes that branch the main branches are compared: only what precedes a token there led to it.
+    """
+    main = view.episode.main
+    tokens, theirs = view.episode.chain(main).tokens, other.chain(other.main).tokens.ids
+    mine = tokens.ids
     at = first_difference(mine, theirs)
     if at is None:
         return None
-    p_here = token_probability(view.tokens, at, int(mine[at])) if at < len(mine) else None
-    p_there = token_probability(view.tokens, at, int(theirs[at])) if at < len(theirs) else None
+    p_here = token_probability(tokens, at, int(mine[at])) if at < len(mine) else None
+    p_there = token_probability(tokens, at, int(theirs[at])) if at < len(theirs) else None
     return Fork(
         other.id,
         other.sample,
-        at,
+        at if view.episode.linear else place_in(main, at),
         view.decoder.text(mine[at : at + 40]),
         view.decoder.text(theirs[at : at + 40]),
         p_here,
         p_there,
+        at if other.linear else place_in(other.main, at),
     )
 
 
@@ -221,6 +230,9 @@ def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[Rea
         spread = float(np.std(rewards))
         signal = "has signal" if spread > 1e-9 else "no signal: all rewards equal"
         out.append(Reason("." if spread > 1e-9 else "!", f"group {signal}, sd {spread:.2f}"))
+    if not view.episode.linear:
+        paths = ", ".join(spans(branch) for branch in view.episode.branches)
+        out.append(Reason(".", f"{len(view.episode.branches)} branches, B: turns {paths}"))
     if view.episode.fact.startswith("skipped"):
         out.append(Reason("!", view.episode.fact))
     tokens, signals = view.tokens, view.signals
@@ -321,8 +333,28 @@ def next_flagged(view: EpisodeView, after: int) -> int | None:
 def whatif_turn(view: EpisodeView, token: int) -> int | None:
     """The assistant turn to continue from: the cursor's, else the next one; None if none follows."""
     here = view.block_of(token)
-    turns = [block.turn.index for block in view.blocks[here:] if block.turn is not None and block.role == "assistant"]
-    return turns[0] if turns else None
+    blocks = [block for block in view.blocks[here:] if block.turn is not None]
+    first = _index(view.blocks[here]) if view.blocks else None
+    turns = [block.turn.index for block in blocks if block.turn is not None and block.role == "assistant"]
+    return next((turn for turn in turns if first is None or on_path(view.episode, first, turn)), None)
+
+
+def off_branch(view: EpisodeView, number: int) -> frozenset[int]:
+    """Numbers of the blocks whose turns are not on a branch."""
+    turns = set(view.episode.branches[number])
+    return frozenset(block.number for block in view.blocks if _index(block) not in turns)
+
+
+def own_token(view: EpisodeView, number: int) -> int:
+    """The first token that a branch does not share with an earlier one."""
+    branches = view.episode.branches
+    earlier = {turn for branch in branches[:number] for turn in branch}
+    own = [turn for turn in branches[number] if turn not in earlier]
+    return next((block.start for block in view.blocks if own and _index(block) == own[0]), 0)
+
+
+def _index(block: Block) -> int | None:
+    return None if block.turn is None else block.turn.index
 
 
 def text_of_turn(view: EpisodeView, turn: int) -> str:

@@ -16,6 +16,7 @@ from rich.cells import cell_len
 
 from agentrl_cli.store.images import image_line
 from agentrl_cli.tui.common.episode_view import Block, EpisodeView
+from agentrl_cli.tui.common.tree import continues
 from agentrl_cli.types import ToolCall, Turn
 from agentrl_cli.types.content import images_of
 
@@ -288,6 +289,8 @@ def head_text(block: Block, view: EpisodeView) -> str:
     turn, n = block.turn, len(block)
     last = len(view.blocks) - 1
     parts = [f"TURN {block.number}/{last} {block.role}", f"{n} tok"]
+    if turn is not None and (link := continues(view.episode, turn.index)):
+        parts.insert(1, link)
     if turn is None:
         return "  ".join([*parts, "no turn stored for these tokens"])
     if turn.role == "assistant":

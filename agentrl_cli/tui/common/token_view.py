@@ -130,6 +130,11 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         self._relayout()
         self._cursor_moved()
 
+    def unfold_but(self, blocks: frozenset[int]) -> None:
+        """Folds these blocks and unfolds all others."""
+        self.folded = blocks
+        self._relayout()
+
     # -- painting -------------------------------------------------------------------------------------------------
 
     def render_line(self, y: int) -> Strip:

@@ -171,8 +171,8 @@ class VersusScreen(AgentScreen):
 
     def action_fork(self) -> None:
         if self.fork is not None:
-            for side in (0, 1):
-                self.tokens(side).move_to(self.fork.position)
+            self.tokens(0).move_to(self.fork.position)
+            self.tokens(1).move_to(self.fork.other_position)
 
     def action_open(self) -> None:
         view = self.views[self.side]

@@ -18,6 +18,7 @@ from agentrl_cli.tui.common.episode_view import EpisodeView, contrasting_sibling
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import ALARM, BAD, FAINT, HERE, TITLE
 from agentrl_cli.tui.common.token_view import TokenView
+from agentrl_cli.tui.common.tree import branch_title
 from agentrl_cli.tui.replay import menus, panels, related
 from agentrl_cli.tui.replay.panes import GroupPane, InspectorPane, Panel, SiblingChosen, TokenChosen
 from agentrl_cli.tui.replay.transcript import Transcript
@@ -191,6 +192,8 @@ class EpisodePanes(Vertical):
         if self.browse.ids is not None:
             text += f"   {len(self.browse.ids):,} episodes in the list"
         marks = ["FOLLOWING the newest episode"] if self.following else []
+        branch = self.transcript.branch
+        marks += [branch_title(self.view.episode, branch)] if branch is not None else []
         marks += [f"TAGS {', '.join(self.view.tags)}"] if self.view.tags else []
         marks += [f"NOTE {self.view.note}"] if self.view.note else []
         marks += [f"{self._children} WHAT-IFS (R 4)"] if self._children else []
@@ -238,6 +241,16 @@ class EpisodePanes(Vertical):
         """Reads the list in another order; the episode stays."""
         if self.view is not None:
             self._load_rest(self.view)
+
+    def next_branch(self) -> bool:
+        """Folds the turns outside the next branch, after the last branch none; False if there is one branch."""
+        hidden = self.transcript.next_branch()
+        if hidden is None:
+            return False
+        self.left.show_branch(hidden)
+        self._show_cursor(self.cursor)
+        self._paint_subhead()
+        return True
 
     @work(exclusive=True, group="browse", exit_on_error=False)
     async def follow(self) -> None:

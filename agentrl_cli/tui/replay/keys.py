@@ -31,6 +31,7 @@ t m b  tags, note, bookmark (tag:mark lists them)
 e    export: JSON lines, HTML page (episode or group), SVG
 s    this screen as SVG           y  copy token, turn, link
 P    other colours                space  fold the turn
+B    the next branch alone, after the last all of them
 tab  the rest of the right pane, or the next pane where one fits
 q    back        mouse: a token, a sibling, a turn, the map
 
@@ -83,6 +84,7 @@ _BINDINGS: list[BindingType] = [
     Binding("m", "note", "note"),
     Binding("b", "bookmark", "bookmark"),
     Binding("L", "follow", "follow the newest episode"),
+    Binding("B", "branch", "next branch"),
     Binding("P", "palette", "colours"),
     Binding("tab", "pane", "pane", show=False),
     Binding("question_mark", "help", "keys"),

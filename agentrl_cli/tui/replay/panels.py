@@ -7,6 +7,7 @@ missing parts.
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from itertools import groupby
 
 import numpy as np
@@ -16,6 +17,7 @@ from agentrl_cli.tui.common.episode_view import EpisodeView, Fork
 from agentrl_cli.tui.common.layers import LAYERS, Classes, Layer, layer_key, map_line, reference_kl, shade
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, flag_names, num, wrap
 from agentrl_cli.tui.common.token_text import keep_end, visible
+from agentrl_cli.tui.common.tree import indentation
 from agentrl_cli.types import Origin
 
 STATUS = (
@@ -43,6 +45,8 @@ def header(view: EpisodeView, position: str = "", *, brief: bool = False) -> Tex
     else:
         text.append(f"   reward {num(e.reward, '.2f')}", GOOD if e.solved else BAD)
         text.append(f"   {e.outcome}")
+    if not e.linear:
+        text.append(f"   {len(e.branches)} branches", HERE)
     if e.advantage is not None:
         text.append(f"   adv {num(e.advantage)}")
     if e.fact:
@@ -109,9 +113,12 @@ def group_strip(view: EpisodeView) -> Text:
     return text
 
 
-def turn_lines(view: EpisodeView, current: int, width: int = 28, limit: int = TURN_ROWS) -> list[Text]:
-    """The list of turns, the cursor's marked."""
+def turn_lines(
+    view: EpisodeView, current: int, width: int = 28, limit: int = TURN_ROWS, hidden: Container[int] = ()
+) -> list[Text]:
+    """The list of turns as a tree, the cursor's marked. `hidden`: blocks that are not on the branch that is shown."""
     lines = [Text("TURNS", TITLE)]
+    before = indentation(view.episode)
     if not view.blocks:
         return [*lines, Text(" none yet", FAINT)]
     first = first_row(current, len(view.blocks), limit)
@@ -122,11 +129,16 @@ def turn_lines(view: EpisodeView, current: int, width: int = 28, limit: int = TU
             kind += " !call" if any(call.error for call in turn.calls) else " +tool"
         if turn is not None and any(result.error for result in turn.results):
             kind += " ERR"
+        if turn is not None:
+            kind = before[turn.index] + kind
         mask = "masked" if block.role != "assistant" else "trained" if view.episode.fact == "trained" else "sampled"
         mark = ">" if block.number == current else " "
         mask = mask if width >= 27 else {"masked": ".", "trained": "T", "sampled": "s"}[mask]
-        text = Text(f"{mark}{block.number:>2} {kind:<10}{len(block):>4}t {mask}"[:width], no_wrap=True)
-        text.stylize(HERE if block.number == current else "" if block.role == "assistant" else FAINT)
+        text = Text(f"{mark}{block.number:>2} {kind:<10.10}{len(block):>4}t {mask}"[:width], no_wrap=True)
+        if block.number in hidden:
+            text.stylize("dim strike" if block.number != current else HERE)
+        else:
+            text.stylize(HERE if block.number == current else "" if block.role == "assistant" else FAINT)
         lines.append(text)
     if view.running:
         lines.append(Text("  … still running", FAINT))

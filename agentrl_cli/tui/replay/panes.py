@@ -75,6 +75,7 @@ class GroupPane(Pane):
     def show(self, view: EpisodeView, layer: Layer) -> None:
         """Shows an episode; `show_cursor` is to follow."""
         self.view, self._block = view, -1
+        self._hidden: frozenset[int] = frozenset()
         self.group.show(panels.group_lines(view, self.inner))
         self.show_layer(layer)
 
@@ -91,7 +92,11 @@ class GroupPane(Pane):
         """Marks the turn of the token under the cursor."""
         if self.view is not None and self.view.block_of(token) != self._block:
             self._block = self.view.block_of(token)
-            self.turns.show(panels.turn_lines(self.view, self._block, self.inner))
+            self.turns.show(panels.turn_lines(self.view, self._block, self.inner, hidden=self._hidden))
+
+    def show_branch(self, hidden: frozenset[int]) -> None:
+        """Marks the turns that are not on the branch that is shown; `show_cursor` is to follow."""
+        self._block, self._hidden = -1, hidden
 
     @on(Panel.Chosen, "#group")
     def choose_sibling(self, event: Panel.Chosen) -> None:

@@ -128,6 +128,12 @@ class ReplayScreen(AgentScreen):
     def action_layer(self, name: str) -> None:
         self.panes.use_layer(name)
 
+    def action_branch(self) -> None:
+        """Shows the next branch alone, after the last one all of them."""
+        self.panes.stop_following()
+        if not self.panes.next_branch():
+            self.notify("This episode has one branch.", timeout=2)
+
     def action_fold(self) -> None:
         self.tokens.fold()
 

@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Static
 
-from agentrl_cli.tui.common.episode_view import EpisodeView, Fork, next_flagged
+from agentrl_cli.tui.common.episode_view import EpisodeView, Fork, next_flagged, off_branch, own_token
 from agentrl_cli.tui.common.layers import LAYERS, Layer
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.replay import panels
@@ -25,6 +25,8 @@ class Transcript(Vertical):
     """Where a sibling differs; None until it was read, and if it is identical."""
     beside = ""
     """The episode beside which a sibling is shown."""
+    branch: int | None = None
+    """The branch that is shown alone; None: all."""
     steps: Sequence[Text] = ()
     needle = ""
     """The text that was looked for last."""
@@ -64,7 +66,7 @@ class Transcript(Vertical):
             self.tokens.lens = "logp"  # nothing was trained here: the push would be blank
         if self.view is None or self.view.episode.id != view.episode.id:
             self.fork = None
-        self.view = view
+        self.view, self.branch = view, None
         self.tokens.show(view, token, keep_scroll=keep_scroll)
 
     def show_fork(self, fork: Fork | None) -> None:
@@ -115,6 +117,20 @@ class Transcript(Vertical):
     def use_layer(self, name: str) -> None:
         """Shows both sides under another layer."""
         self.tokens.lens = self.other.lens = name
+
+    def next_branch(self) -> frozenset[int] | None:
+        """Folds the turns outside the next branch, after the last branch none; moves to what is the branch's own.
+
+        Returns the folded blocks; None if the episode has one branch.
+        """
+        if self.view is None or self.view.episode.linear:
+            return None
+        number = 0 if self.branch is None else self.branch + 1
+        self.branch = number if number < len(self.view.episode.branches) else None
+        hidden = frozenset[int]() if self.branch is None else off_branch(self.view, self.branch)
+        self.tokens.unfold_but(hidden)
+        self.tokens.move_to(self.tokens.cursor if self.branch is None else own_token(self.view, self.branch))
+        return hidden
 
     def to_fork(self) -> bool:
         """Moves to where a sibling differs; False if none does."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.tui.common.charts import short
-from agentrl_cli.types import Fact
+from agentrl_cli.types import FAULTS, Fact
 
 if TYPE_CHECKING:
     from agentrl_cli.store import EpisodeRow, EvalRow, LiveRow, RunRow, Store
@@ -364,10 +364,10 @@ def _counted(data: WatchData) -> list[Health]:
     """Rules over counts that should be zero, and over free disk space."""
     out: list[Health] = []
     row = data.steps[-1] if data.steps else {}
-    errors = sum(float(row.get(f"outcomes/{name}") or 0) for name in ("env_error", "sandbox_error", "timeout"))
+    errors = sum(float(row.get(f"outcomes/{name}") or 0) for name in FAULTS)
     if errors:
-        text = f"{errors:.0f} episodes ended in an infrastructure error"
-        out.append(Health("bad", "errors", text, "agentrl ls -f 'outcome:*_error,timeout' lists them"))
+        text = f"{errors:.0f} episodes ended in an error and were masked"
+        out.append(Health("bad", "errors", text, f"agentrl ls -f outcome:{','.join(FAULTS)} lists them"))
     drifted = float(row.get("drift/structural") or 0)
     if drifted:
         out.append(Health("bad", "drift", f"{drifted:.0f} episodes drifted in structure", "agentrl doctor --template"))

@@ -20,7 +20,7 @@ from agentrl_cli.tui.watch.panels import alert_lines, health_lines, log_lines
 from agentrl_cli.tui.watch.recent import GroupLine, Recent
 
 TOKEN_METRICS = r"completions|num_tokens|entropy|clip|logp|mismatch|approx_kl|^kl|ratio|drift|length|cut"
-TOOL_METRICS = r"tool|turns"
+TOOL_METRICS = r"tool|turns|branches"
 GROUP_HEAD = 2
 """Lines above the first group."""
 

@@ -15,6 +15,7 @@ from agentrl_cli.tui.common.charts import bar, chart, short, span, sparkline
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, flag_names, num, wrap
 from agentrl_cli.tui.common.token_text import keep_end
 from agentrl_cli.tui.watch.data import WatchData
+from agentrl_cli.types import FAULTS
 
 CURVES = (
     ("reward", "REWARD", True),
@@ -211,7 +212,7 @@ ABOUT = {
     "truncated": "flag:TRUNC",
     "mask": "flag:MASK",
     "drift": "flag:DRIFT",
-    "errors": "outcome:env_error,sandbox_error,timeout,drift",
+    "errors": f"outcome:{','.join(FAULTS)},drift",
     "ungraded": "outcome:ungraded",
     "bad_tokens": "fact:skipped:bad_tokens",
 }

@@ -1,0 +1,78 @@
+"""The tree of an episode's turns for lists and headers: how deep a turn lies, what it continues. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentrl_cli.types import ROOT, Branch, Episode
+
+DEEPEST = 4
+"""Columns that indentation takes at most."""
+
+
+def fork_depths(parents: Sequence[int]) -> list[int]:
+    """For each turn how many forks lead to it: the first that continues a turn stays at its depth, others lie deeper.
+
+    A context that begins after the first turn lies one deeper.
+    """
+    depths: list[int] = []
+    continued: set[int] = set()
+    for index, parent in enumerate(parents):
+        if parent == ROOT:
+            depths.append(int(index > 0))
+        else:
+            depths.append(depths[parent] + (parent in continued))
+            continued.add(parent)
+    return depths
+
+
+def indentation(episode: Episode) -> dict[int, str]:
+    """By turn index what stands before it in a list: nothing in the trunk, `└` where a fork or a context starts."""
+    depths = fork_depths(episode.parents)
+    before = [depths[parent] if parent >= 0 else 0 for parent in episode.parents]
+    return {
+        turn.index: "" if not depth else " " * (min(depth, DEEPEST) - 1) + ("└" if depth > above else " ")
+        for turn, depth, above in zip(episode.turns, depths, before, strict=True)
+    }
+
+
+def continues(episode: Episode, turn: int) -> str:
+    """`continues turn 1` or `another context`; empty if a turn continues the one before it."""
+    parent = _parent(episode, turn)
+    if parent == turn - 1:
+        return ""
+    return "another context" if parent == ROOT else f"continues turn {parent}"
+
+
+def branch_title(episode: Episode, number: int) -> str:
+    """`BRANCH 2 of 3: turns 0-1 4-5`."""
+    branches = episode.branches
+    return f"BRANCH {number + 1} of {len(branches)}: turns {spans(branches[number])}"
+
+
+def spans(turns: Sequence[int]) -> str:
+    """Numbers as runs: `0-1 4-5`."""
+    runs: list[list[int]] = []
+    for turn in turns:
+        if runs and turn == runs[-1][1] + 1:
+            runs[-1][1] = turn
+        else:
+            runs.append([turn, turn])
+    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def on_path(episode: Episode, turn: int, later: int) -> bool:
+    """Whether `later` continues `turn`, over any number of turns."""
+    while later > turn:
+        later = _parent(episode, later)
+    return later == turn
+
+
+def _parent(episode: Episode, turn: int) -> int:
+    """The turn that a turn continues; the one before it in a half-written run that lacks turns."""
+    return episode.parents[turn] if turn < len(episode.turns) else turn - 1
+
+
+def place_in(branch: Branch, at: int) -> int:
+    """The token of the episode at a position of a branch; behind its last token the last."""
+    return int(branch.positions[min(at, len(branch) - 1)]) if len(branch) else 0

@@ -1,0 +1,90 @@
+"""Trees of turns: root-to-leaf paths, and the token sequence and training mask of each.
+
+Turns are known here by their index in the episode and by their spans of tokens. `Episode` has the properties that
+people use; this module holds what they compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Spans = Sequence[tuple[int, int]]
+Bool = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One path of an episode's turns from a root to a leaf: exactly what the model saw when it wrote the leaf."""
+
+    turns: tuple[int, ...]
+    """Indices of its turns, root first."""
+    positions: NDArray[np.int64]
+    """[n] place of each of its tokens in `Episode.tokens`."""
+    trained: Bool
+    """[n] the sampled tokens that no earlier branch has."""
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+def parents_of(given: Sequence[int | None]) -> tuple[int, ...]:
+    """Parent of each turn from `Turn.parent`; −1 for a root.
+
+    What cannot be a parent, as in a half-written run, counts as none: `Turn.parent` must be smaller than the index.
+    """
+    return tuple(
+        index - 1 if parent is None else parent if 0 <= parent < index else -1 for index, parent in enumerate(given)
+    )
+
+
+def is_chain(given: Sequence[int | None]) -> bool:
+    """Whether each turn continues the one before it, and the first begins."""
+    return all(parent is None or parent == index - 1 for index, parent in enumerate(given))
+
+
+def path_to(parents: Sequence[int], index: int) -> tuple[int, ...]:
+    """Indices from the root to a turn, itself included."""
+    path = []
+    while index >= 0:
+        path.append(index)
+        index = parents[index]
+    return tuple(reversed(path))
+
+
+def leaf_paths(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The path to each turn that no other continues, in the order of these turns."""
+    continued = set(parents)
+    return tuple(path_to(parents, index) for index in range(len(parents)) if index not in continued)
+
+
+def tree_branches(paths: Sequence[tuple[int, ...]], spans: Spans, sampled: Bool) -> tuple[Branch, ...]:
+    """The token sequence of each path; a turn's sampled tokens are trained on the first path that has it."""
+    seen: set[int] = set()
+    out = []
+    for path in paths:
+        positions = [np.arange(*spans[index]) for index in path]
+        trained = [sampled[spans[index][0] : spans[index][1]] & (index not in seen) for index in path]
+        out.append(Branch(path, np.concatenate(positions), np.concatenate(trained)))
+        seen.update(path)
+    return tuple(out)
+
+
+def split_trained(branches: Sequence[Branch], sampled: Bool, values: NDArray[Any]) -> list[NDArray[Any]]:
+    """Values of an episode's sampled tokens, in token order, as one array per branch over its trained tokens."""
+    whole = np.empty(len(sampled), values.dtype)
+    whole[sampled] = values
+    return [whole[branch.positions[branch.trained]] for branch in branches]
+
+
+def join_trained(branches: Sequence[Branch], sampled: Bool, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Values of an episode's sampled tokens in token order, from arrays over each branch's trained tokens."""
+    whole = np.zeros(len(sampled), parts[0].dtype if parts else np.float32)
+    for branch, values in zip(branches, parts, strict=True):
+        whole[branch.positions[branch.trained]] = values
+    joined: NDArray[Any] = whole[sampled]
+    return joined

@@ -1,0 +1,273 @@
+"""Learning from episodes whose turns branch: gradients of hand-built sequences, weights of tokens, values, metrics."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl_cli.config import Config
+from agentrl_cli.learning.batch import Batch
+from agentrl_cli.learning.dispositions import decide, flaw
+from agentrl_cli.learning.estimator_inputs import AdvantageInput, anchor_states, turn_paths, turn_rewards
+from agentrl_cli.learning.forward import trained_logprobs
+from agentrl_cli.learning.length_shaping import Shaping
+from agentrl_cli.learning.packing import Segment
+from agentrl_cli.learning.turn_advantages import gae_raw, gigpo, mt_grpo, rewards_to_go, turn_returns
+from agentrl_cli.learning.update import Learner
+from agentrl_cli.types import Episode, Fact, Outcome, Task, ToolResult
+from tests.helpers.train import write_model
+from tests.helpers.trees import Said, chain, episode, fork, sub_agent, three_leaves, with_logps
+
+TREES = {"fork": fork(), "sub_agent": sub_agent(), "three_leaves": three_leaves()}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(write_model(tmp_path_factory.mktemp("model") / "random"))
+    return model.eval()
+
+
+def config(**sections: Any) -> Config:
+    base: dict[str, Any] = {"train": {"lr": 1.0, "warmup_steps": 0, "max_grad_norm": 1e9}}
+    for name, values in sections.items():
+        base[name] = {**base.get(name, {}), **values}
+    return Config.model_validate(base)
+
+
+def sequences(one: Episode) -> list[Segment]:
+    """The sequences that train something, written down without `Episode.sequences`: walk up from each leaf."""
+    leaves = [t.index for t in one.turns if all(p != t.index for p in one.parents)]
+    done: set[int] = set()
+    out = []
+    for leaf in leaves:
+        path: list[int] = []
+        at = leaf
+        while at >= 0:
+            path.insert(0, at)
+            at = one.parents[at]
+        ids: list[int] = []
+        trained: list[bool] = []
+        for index in path:
+            turn = one.turns[index]
+            ids += one.tokens.ids[turn.start : turn.end].tolist()
+            trained += [turn.role == "assistant" and index not in done] * (turn.end - turn.start)
+        done.update(path)
+        out.append(Segment(np.array(ids, np.int32), np.array(trained)))
+    return out
+
+
+def group(model: Any, *shapes: list[Said], rewards: tuple[float, ...]) -> list[Episode]:
+    """Episodes of one group with the model's own log-probabilities."""
+    out = []
+    for n, (said, reward) in enumerate(zip(shapes, rewards, strict=True)):
+        one = episode(said, f"e{n}", reward, sample=n)
+        whole = np.zeros(len(one.tokens), np.float32)
+        for branch in one.sequences:
+            with torch.no_grad():
+                _, made = trained_logprobs(model, [[Segment.of(one, branch)]])
+            whole[branch.positions[branch.trained]] = made.logp.numpy()
+        out.append(with_logps(one, whole[one.tokens.trained_mask]))
+    return out
+
+
+def step(start: Any, episodes: list[Episode], **sections: Any) -> tuple[Any, Any]:
+    """A model after one step of plain gradient descent at a rate of 1, and the update."""
+    model = copy.deepcopy(start)
+    learner: Any = Learner(model, config(**sections))
+    learner.optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    return model, learner.update([episodes], 0)
+
+
+def moved(start: Any, model: Any) -> torch.Tensor:
+    """What gradient descent at a rate of 1 changed: minus the gradient."""
+    pairs = zip(start.parameters(), model.parameters(), strict=True)
+    return torch.cat([(after - before).detach().flatten() for before, after in pairs])
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "episode_mean", "seq_mean"])
+@pytest.mark.parametrize("budget", [4096, 8])
+@pytest.mark.parametrize("shape", sorted(TREES))
+def test_the_gradient_is_that_of_the_hand_built_sequences(
+    start: Any, shape: str, aggregation: str, budget: int
+) -> None:
+    episodes = group(start, TREES[shape], chain(), rewards=(1.0, 0.0))
+    algo = {"advantage": "dr_grpo", "aggregation": aggregation}
+    model, _ = step(start, episodes, algo=algo, train={"token_budget": budget})
+    by_hand = copy.deepcopy(start)
+    total, count = sum(e.trained_tokens for e in episodes), sum(len(sequences(e)) for e in episodes)
+    loss = torch.zeros(())
+    for one, advantage in zip(episodes, (0.5, -0.5), strict=True):
+        for segment in sequences(one):
+            _, out = trained_logprobs(by_hand, [[segment]])
+            own = len(out.logp)
+            each = {"token_mean": total, "episode_mean": one.trained_tokens * 2, "seq_mean": own * count}[aggregation]
+            loss = loss - (advantage * out.logp / each).sum()
+    loss.backward()  # type: ignore[no-untyped-call]  # torch's
+    gradient = torch.cat([(p.grad if p.grad is not None else p * 0).flatten() for p in by_hand.parameters()])
+    assert torch.allclose(moved(start, model), -gradient, rtol=0, atol=1e-6)
+    assert gradient.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "episode_mean"])
+def test_a_tree_weighs_as_much_as_the_same_episode_in_a_chain(start: Any, aggregation: str) -> None:
+    algo = {"advantage": "dr_grpo", "aggregation": aggregation}
+    found = {}
+    for name, said in (("tree", fork()), ("chain", chain())):
+        _, update = step(start, group(start, said, chain(), rewards=(1.0, 0.0)), algo=algo)
+        signals = update.signals["e0"]
+        mask = ~np.isnan(signals.weight)
+        found[name] = signals.weight[mask]
+        assert update.advantages == {"e0": 0.5, "e1": -0.5}
+    each = 0.5 / 12  # advantage by 12 tokens, or by 6 tokens and 2 episodes: both have 6 of the 12
+    assert found["tree"] == pytest.approx([each] * 6) and np.allclose(found["chain"], found["tree"])
+
+
+def test_seq_mean_weighs_branches_and_episode_mean_rollouts(start: Any) -> None:
+    """Three branches of 3, 2 and 1 trained tokens beside a chain of 6."""
+    weights = {}
+    for aggregation in ("seq_mean", "episode_mean", "token_mean"):
+        algo = {"advantage": "dr_grpo", "aggregation": aggregation}
+        _, update = step(start, group(start, three_leaves(), chain(), rewards=(1.0, 0.0)), algo=algo)
+        signals = update.signals["e0"]
+        weights[aggregation] = signals.weight[~np.isnan(signals.weight)] / 0.5
+    assert weights["seq_mean"] == pytest.approx([1 / 12, 1 / 12, 1 / 12, 1 / 8, 1 / 8, 1 / 4])
+    assert weights["episode_mean"] == pytest.approx([1 / 12] * 6)
+    assert weights["token_mean"] == pytest.approx([1 / 12] * 6)
+
+
+def test_explicit_parents_of_a_chain_change_nothing_at_all(start: Any) -> None:
+    named = [Said(s.role, s.ids, n - 1) for n, s in enumerate(chain())]
+    plain, _ = step(start, group(start, chain(), fork(), rewards=(1.0, 0.0)))
+    other, _ = step(start, group(start, named, fork(), rewards=(1.0, 0.0)))
+    assert torch.equal(moved(start, plain), moved(start, other))
+
+
+def test_what_is_recorded_of_a_token_is_recorded_where_it_stands(start: Any) -> None:
+    """Log-probabilities, reference and values of shared tokens are those of the first branch."""
+    one, other = group(start, sub_agent(), chain(), rewards=(1.0, 0.0))
+    algo = {"advantage": {"name": "gae", "gamma": 0.9}, "kl_coef": 0.1, "minibatches": 1}
+    model = copy.deepcopy(start)
+    learner = Learner(model, config(algo=algo, train={"lr": 1e-3}), reference=copy.deepcopy(start))
+    signals = learner.update([[one, other]], 0).signals["e0"]
+    mask = one.tokens.trained_mask
+    assert np.allclose(signals.logp_train[mask], one.tokens.logp_policy[mask], atol=1e-5)
+    assert signals.logp_ref is not None and np.allclose(signals.logp_ref[mask], signals.logp_train[mask], atol=1e-5)
+    assert np.isnan(signals.logp_train[~mask]).all() and (signals.value is not None) and (signals.returns is not None)
+    # a head of zeros: the return of a token is the discounted reward at the end of its branch
+    assert np.allclose(signals.returns[mask], [0.9**3, 0.9**2, 0.9, 1, 0.9, 1], atol=1e-6)
+
+
+def test_a_correction_reads_the_sampler_of_the_same_tokens(start: Any) -> None:
+    episodes = group(start, three_leaves(), chain(), rewards=(1.0, 0.0))
+    shifted = episodes[0].tokens.logp_policy - np.arange(len(episodes[0].tokens), dtype=np.float32) / 10
+    episodes[0] = episodes[0].with_(tokens=replace(episodes[0].tokens, logp_sampled=shifted.astype(np.float32)))
+    algo = {"advantage": "dr_grpo", "aggregation": "token_mean", "correction": "tis", "correction_cap": 9.0}
+    _, update = step(start, episodes, algo=algo)
+    found = update.signals["e0"].weight
+    mask = episodes[0].tokens.trained_mask
+    expected = 0.5 / 12 * np.exp(np.flatnonzero(mask) / 10)
+    assert np.allclose(found[mask], expected, rtol=1e-4)
+
+
+# --- advantages -------------------------------------------------------------------------------------------------------
+
+
+def test_credit_follows_the_path_by_hand() -> None:
+    """`three_leaves`: turns 0 → 1 → {2, 3 are assistants 1 and 2}, and a second answer to the prompt."""
+    one = episode(three_leaves(), reward=2.0)
+    one = one.with_(turns=tuple(replace(t, reward=0.5) if t.index in (2, 4) else t for t in one.turns))
+    assert [path.tolist() for path in turn_paths(one)] == [[0, 1], [0, 2], [3]]
+    assert turn_rewards(one)[0] == 1.0 and np.isnan(turn_rewards(one)[1:]).all()  # both answers to the first turn
+    x = AdvantageInput.of([one], gamma=0.5)
+    # tokens: 20 21 | 22 | 23 24 | 25; the turn reward 1.0 lies at the end of the first turn, 2.0 at each branch's end
+    assert rewards_to_go(x, 0.5)[0].tolist() == [1.0, 2.0, 2.0, 1.0, 2.0, 2.0]
+    values = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    x = AdvantageInput.of([one], gamma=1.0, lam=0.0, values=(values,), bootstrap=np.array([7.0]))
+    # δ = r + V(next on the path) − V; the last branch was left in a state of value 7
+    assert gae_raw(x)[0].tolist() == [0 + 2 - 1, 1 + 3 - 2, 2 - 3, 5 - 4, 2 - 5, 2 + 7 - 6]
+
+
+def test_anchor_states_are_read_along_the_path() -> None:
+    states = anchor_states(episode(fork()))
+    ids = [np.frombuffer(key[1], np.int32).tolist() for key in states]  # type: ignore[index]
+    assert [key[0] for key in states] == [True, False, False]  # type: ignore[index]
+    assert ids == [[10, 11, 12], [30], [31, 32]]
+    apart = anchor_states(episode(sub_agent()))
+    assert [key[0] for key in apart] == [True, True, False]  # type: ignore[index]
+    assert np.frombuffer(apart[2][1], np.int32).tolist() == [33]  # type: ignore[index]
+
+
+def test_turns_are_compared_at_the_same_depth_of_their_paths() -> None:
+    tree, line = episode(three_leaves(), "tree", 1.0), episode(chain()[:2], "line", 0.0)
+    x = AdvantageInput.of([tree, line], eps=0.0)
+    # depth 0: assistants 0 and 3 of the tree (returns 1, 1) and the line's only turn (0); depth 1: assistants 1 and 2,
+    # the branch that ended with assistant 3, and the line's end
+    first = np.array([1.0, 1.0, 0.0])
+    later = np.array([1.0, 1.0, 1.0, 0.0])
+    one = (1 - first.mean()) / first.std(ddof=1)
+    two = (1 - later.mean()) / later.std(ddof=1)
+    assert turn_returns(x)[0] == pytest.approx([one, one, two, two, two, one])
+    graded = tree.with_(turns=tuple(replace(t, reward=1.0) if t.index == 3 else t for t in tree.turns))
+    x = AdvantageInput.of([graded, line], eps=0.0)
+    # earned from there on: assistants 0 (through the first branch) and 1 one each, 3 and 2 nothing, the line nothing
+    base = 0.5**0.5
+    depth0, depth1 = np.array([1.0, 0.0, 0.0]), np.array([1.0, 0.0, 0.0, 0.0])
+    high0, low0 = (1 - 1 / 3) / depth0.std(ddof=1), -1 / 3 / depth0.std(ddof=1)
+    high1, low1 = 0.75 / depth1.std(ddof=1), -0.25 / depth1.std(ddof=1)
+    expected = [base + high0] * 2 + [base + high1] + [base + low1] * 2 + [base + low0]
+    assert mt_grpo(x)[0] == pytest.approx(expected)
+    assert len(gigpo(x)[0]) == tree.trained_tokens
+
+
+def test_a_result_rewards_the_turn_that_asked_on_its_path() -> None:
+    one = episode(sub_agent())
+    answer = ToolResult("33", reward=2.0)
+    one = one.with_(turns=tuple(replace(t, results=(answer,)) if t.index == 4 else t for t in one.turns))
+    assert turn_rewards(one)[0] == 2.0 and np.isnan(turn_rewards(one)[1:]).all()
+
+
+def test_overlong_is_about_the_longest_sequence() -> None:
+    algo = {"overlong_penalty": 1.0, "overlong_buffer": 5}
+    shaping = Shaping(config(rollout={"max_tokens": 10, "max_new_tokens": 5}, algo=algo))
+    (part,) = shaping.on_rollout_end(episode(fork()), Task("t", "p", "f", "train", ()))
+    assert part.value == pytest.approx(-0.8) and part.detail.startswith("9 of 10")  # branches of 9 and 8, 12 in all
+
+
+# --- dispositions and batches -----------------------------------------------------------------------------------------
+
+
+def test_a_crooked_tree_is_not_trained() -> None:
+    good = episode(fork(), "good")
+    late = good.with_(turns=tuple(replace(t, parent=9) if t.index == 2 else t for t in good.turns), id="late")
+    bare = episode([Said("user", (1, 2)), Said("assistant", (3,)), Said("assistant", (4, 5), parent=-1)], "bare")
+    assert flaw(good) == "" and "turn 2 continues turn 9" in flaw(late)
+    assert "first token" in flaw(bare)
+    facts = decide([[good, late, bare, episode(chain(), "line", 0.0)]], drift={})
+    assert facts["late"] is facts["bare"] is Fact.SKIPPED_BAD_TOKENS and facts["good"] is Fact.TRAINED
+
+
+@pytest.mark.parametrize("name", ["agent_error", "agent_timeout", "no_calls", "foreign_text"])
+def test_what_is_no_answer_of_the_policy_is_masked(name: str) -> None:
+    one = episode(chain(), "e", 1.0, outcome=Outcome(name))
+    assert one.reward is None and Outcome(name).is_error
+    assert decide([[one]], drift={}) == {"e": Fact(f"skipped:{name}")}
+
+
+def test_a_padded_batch_has_a_row_per_branch_with_shared_tokens_as_context() -> None:
+    one = episode(fork(), reward=0.5)
+    batch = Batch.from_episodes([one], advantages=[np.arange(6, dtype=np.float32)])
+    assert len(batch) == 2 and batch.episode_ids == ("e", "e") and batch.rewards is not None
+    assert batch.rewards.tolist() == [0.5, 0.5]
+    there = batch.attention_mask.bool()
+    assert batch.input_ids[0][there[0]].tolist() == [10, 11, 12, 20, 21, 30, 22, 23, 24]
+    assert batch.input_ids[1][there[1]].tolist() == [10, 11, 12, 20, 21, 31, 32, 25]
+    assert batch.responses[batch.response_mask.bool()].tolist() == [20, 21, 22, 23, 24, 25]
+    assert batch.advantages is not None
+    assert batch.advantages[batch.response_mask.bool()].tolist() == [0, 1, 2, 3, 4, 5]
