@@ -1,5 +1,5 @@
-# make demo    from nothing to a trained agent        make test    the whole suite
-# Both make .venv themselves. `make help` lists the rest.
+# make demo    train and evaluate an agent        make test    the whole suite
+# Both create .venv. `make help` lists the rest.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -41,7 +41,7 @@ types: $(VENV)/.dev  ## mypy --strict
 
 check: lint types test  ## everything that .ci/run checks
 
-docs: $(VENV)/.docs  ## the documentation into site/, its generated pages made anew
+docs: $(VENV)/.docs  ## the documentation in site/, with its generated pages
 	$(BIN)/python docs/make_cli.py && $(BIN)/python docs/make_config.py && $(BIN)/python docs/make_store.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
@@ -55,13 +55,13 @@ clean:  ## remove .venv, the demo, caches and builds (runs/ stays)
 need:
 	@$(NEED) python3 python3-venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Python 3.11 or newer is needed; make PYTHON=python3.12 … names another." >&2; exit 1; }
+	  { echo "Python 3.11 or newer is needed; choose one with make PYTHON=python3.12 …" >&2; exit 1; }
 
-# Without bubblewrap the demo goes on at a level that needs no package, if `agentrl init` finds it strong enough.
+# Without bubblewrap the demo continues at a level that needs no package, if `agentrl init` finds it strong enough.
 need-sandbox: need
 	@$(NEED) bubblewrap || true
 
-# Chat templates of other projects, for tests that skip without them: fetched once, tried again where that failed.
+# Chat templates of other projects, for tests that skip without them: fetched once, retried after a failure.
 $(TEMPLATES): tests/helpers/template.py | $(VENV)/.dev
 	@$(BIN)/python -m tests.helpers.template && touch $@ || true
 

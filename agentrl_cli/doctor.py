@@ -1,6 +1,6 @@
-"""What this machine has (Python, packages, torch, memory, disk, sandbox, model, store), and a chat template's audit.
+"""Checks of this machine (Python, packages, torch, memory, disk, sandbox, model, store) and of chat templates.
 
-Torch is looked at in a child process: doctor never imports it, and a broken installation cannot take doctor along.
+Torch is checked in a child process: doctor never imports it, so a broken installation cannot crash doctor.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ GIB = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of doctor's report."""
+    """One entry of doctor's report."""
 
     name: str
     status: str
-    """ok | warn (works, with less) | fail (something will not work)"""
+    """ok | warn (works with limits) | fail (something will not work)"""
     detail: str
     fix: str = ""
     """What to do about it."""
@@ -55,10 +55,10 @@ def check_machine(
     base: Path | None = None,
     remote: RemoteConfig | None = None,
 ) -> Iterator[Check]:
-    """Every check of the machine, each as soon as it is known; the slow ones (torch, engine: seconds) come last.
+    """Yields the checks of the machine as they finish; the slow ones (torch, engine: seconds) come last.
 
-    `db` is the path of the store, which need not exist; `sandbox` and `model` are those of the project, whose folder is
-    `base`; `remote` its server: it is asked where there is one.
+    `db` is the path of the store, which need not exist; `sandbox` and `model` are the project's settings, `base` its
+    folder; `remote` its inference server, which is contacted if configured.
     """
     yield _python()
     yield _packages()
@@ -75,9 +75,9 @@ def check_machine(
 
 
 def sandbox_level() -> tuple[str | None, str, str]:
-    """The strongest isolation that starts here (a key of sandbox.STRENGTH), why nothing stronger does, and its fix.
+    """The strongest isolation that starts here (a key of sandbox.STRENGTH), why no stronger one does, and a fix.
 
-    None where not even `bare` starts. A weaker level than `ns` is tried only here, never chosen for a run.
+    None if not even `bare` starts. Levels weaker than `ns` are only tried here, never chosen for a run.
     """
     from agentrl_cli.config import SandboxConfig
 
@@ -90,13 +90,13 @@ def sandbox_level() -> tuple[str | None, str, str]:
         try:
             return asyncio.run(_started(settings)), reason, fix
         except AgentRLError as error:
-            if not reason:  # why the strongest failed is what a user can mend
+            if not reason:  # the reason why the strongest failed is what a user can fix
                 reason, fix = error.message, error.hint
     return None, reason, fix
 
 
 async def _started(settings: SandboxConfig) -> str:
-    """The level that starts with these settings. Raises AgentRLError where none does."""
+    """The level that starts with these settings. Raises AgentRLError if none does."""
     from agentrl_cli.sandbox import Sandbox
 
     async with await Sandbox.open(settings) as sandbox:
@@ -104,9 +104,9 @@ async def _started(settings: SandboxConfig) -> str:
 
 
 def check_sandbox(level: str | None = None) -> tuple[str, list[Check]]:
-    """Attacks the strongest sandbox that starts here, or just `level`, for about ten seconds.
+    """Attacks the strongest sandbox that starts here, or `level`, for about ten seconds.
 
-    Returns the level and one line for each guarantee, with a fix where it is not held. Raises SandboxUnavailable.
+    Returns the level and a check for each guarantee, with a fix if it does not hold. Raises SandboxUnavailable.
     """
     from agentrl_cli.config import SandboxConfig
     from agentrl_cli.sandbox import Sandbox, cgroup
@@ -115,8 +115,10 @@ def check_sandbox(level: str | None = None) -> tuple[str, list[Check]]:
     strongest, _, fix = (level, "", "") if level else sandbox_level()
     found = strongest or "ns"
     if found == "bare":
-        fix = fix or "`agentrl doctor` names the strongest level that starts here; leave --level bare away."
-        return found, [Check("everything", "fail", "bare holds nothing and is not attacked: it is this machine", fix)]
+        fix = fix or "`agentrl doctor` names the strongest level that starts here; remove --level bare."
+        return found, [
+            Check("everything", "fail", "bare isolates nothing, so it is not attacked", fix)
+        ]
 
     async def attacked() -> list[Check]:
         settings = SandboxConfig.model_validate({"workers": 1, "backend": found, "min_level": found})
@@ -132,9 +134,9 @@ def check_sandbox(level: str | None = None) -> tuple[str, list[Check]]:
 
 
 def audit_template(folder: Path) -> AuditReport:
-    """Audit the chat template of a model folder: can turns be appended, is the stop token trained, what is skipped?
+    """Audit a model folder's chat template: can turns be appended, is the stop token trained, what is skipped?
 
-    Raises ModelError, TemplateError where there is no tokenizer or template to audit.
+    Raises ModelError, TemplateError if the folder, tokenizer or template is missing.
     """
     from agentrl_cli.chat.audit import append_only_without, audit
     from agentrl_cli.chat.render import Chat
@@ -142,7 +144,7 @@ def audit_template(folder: Path) -> AuditReport:
     from agentrl_cli.rollout.rehearse import rehearse
 
     if not folder.is_dir():
-        raise ModelError(f"There is no model folder {folder}.", hint="Name a local folder with a tokenizer.json.")
+        raise ModelError(f"No model folder {folder}.", hint="Name a local folder with a tokenizer.json.")
     chat = Chat(Tokenizer.load(folder), "auto")
     found = tuple(map(str, asyncio.run(rehearse(chat))))
     return replace(audit(chat), append_only_without=append_only_without(chat), would_skip=found)
@@ -156,7 +158,7 @@ def _python() -> Check:
 
 
 def _packages() -> Check:
-    """Every dependency that our own distribution names is installed."""
+    """Whether every dependency of the distribution is installed."""
     try:
         requires = distribution("agentrl-cli").requires or []
     except PackageNotFoundError:
@@ -172,7 +174,7 @@ def _packages() -> Check:
             missing.append(name)
     if missing:
         return Check("packages", "fail", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
-    return Check("packages", "ok", f"agentrl-cli {version('agentrl-cli')} and everything it needs")
+    return Check("packages", "ok", f"agentrl-cli {version('agentrl-cli')} and all its dependencies")
 
 
 def _memory() -> Check:
@@ -189,14 +191,14 @@ def _disk(db: Path) -> Check:
     free = shutil.disk_usage(folder).free / GIB
     detail = f"{free:.1f} GiB free at {folder}"
     if not os.access(folder, os.W_OK):
-        return Check("disk", "fail", f"{folder} cannot be written", "--db names a store somewhere else.")
+        return Check("disk", "fail", f"{folder} cannot be written", "Name a store elsewhere with --db.")
     if free < 2:
         return Check("disk", "warn", detail, "A run of the tiny model takes a few hundred MiB, others more.")
     return Check("disk", "ok", detail)
 
 
 def _sandbox(settings: SandboxConfig | None) -> Check:
-    """What code gets with the project's own settings; where they start nothing, why, and what would start here."""
+    """The isolation under the project's settings; if none starts, the reason, and what would start here."""
     from agentrl_cli.config import SandboxConfig
     from agentrl_cli.sandbox import STRENGTH
 
@@ -207,7 +209,7 @@ def _sandbox(settings: SandboxConfig | None) -> Check:
         strongest, minimum = sandbox_level()[0], settings.min_level
         if strongest is None:
             return Check("sandbox", "fail", f"none starts: {problem.message}", problem.hint)
-        if STRENGTH[strongest] >= STRENGTH[minimum]:  # the settings, not the machine
+        if STRENGTH[strongest] >= STRENGTH[minimum]:  # the settings are the cause, not the machine
             return Check("sandbox", "fail", problem.message, problem.hint)
         accept = f"or accept it: sandbox.min_level: {strongest}" + " and sandbox.backend: bare" * (strongest == "bare")
         detail = f"only {strongest}, sandbox.min_level is {minimum}: {problem.message}"
@@ -230,7 +232,7 @@ def _model() -> Check:
     folder = bundled_model()
     weights = list(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or not weights:
-        return Check("model", "fail", f"it is not in {folder}", "Install again; `agentrl sft` makes it, too.")
+        return Check("model", "fail", f"missing in {folder}", "Reinstall; or make it with `agentrl sft`.")
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) / 1e6
     cache = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return Check("model", "ok", f"tiny ({size:.1f} MB); Hugging Face cache in {cache}")
@@ -250,7 +252,7 @@ def _store(db: Path) -> Check:
 
 
 def _server(remote: RemoteConfig) -> Check:
-    """Whether the server that samples answers, and whether a vLLM of this environment is the release that is tested."""
+    """Whether the inference server answers, and whether this environment's vLLM is the tested release."""
     from agentrl_cli.policies.remote.http import Endpoint
     from agentrl_cli.policies.remote.policy import VLLM, VLLMPolicy
 
@@ -268,27 +270,27 @@ def _server(remote: RemoteConfig) -> Check:
     detail = f"{remote.backend} answers at {remote.url}"
     try:
         found = version("vllm") if remote.backend == "vllm" else ""
-    except PackageNotFoundError:  # it runs from another environment, or on another machine
+    except PackageNotFoundError:  # vLLM runs in another environment, or on another machine
         found = ""
     if found and not found.startswith(f"{VLLM}."):
         fix = "pip install 'agentrl-cli[vllm]'"
-        return Check("server", "warn", f"{detail}; vLLM {found} is installed here, {VLLM} is what is tested", fix)
+        return Check("server", "warn", f"{detail}; vLLM {found} is installed here, tested is {VLLM}", fix)
     return Check("server", "ok", detail)
 
 
 def _engine(model: ModelConfig | None, base: Path) -> Check:
-    """Which engine would sample from the project's model, by its configuration."""
+    """The engine for the project's model, by its configuration."""
     from agentrl_cli.config.models import ModelConfig as Default
     from agentrl_cli.inference.served import unserved
 
     settings = model or Default()
     folder = bundled_model() if settings.name == "tiny" else base / Path(settings.name).expanduser()
     if not (folder / "config.json").is_file():
-        return Check("engine", "ok", f"known when {settings.name} is loaded: it is no folder here")
+        return Check("engine", "ok", f"known when {settings.name} is loaded: it is not a local folder")
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
-        return Check("engine", "fail", f"{settings.name}: {error}", "Mend model.name, or copy its folder again.")
+        return Check("engine", "fail", f"{settings.name}: {error}", "Correct model.name, or copy its folder again.")
     why = "it reads images" if config.get("vision_config") else unserved(config.get("text_config") or config)
     return Check("engine", "ok", f"fallback for {settings.name}: {why}" if why else f"paged for {settings.name}")
 
@@ -299,7 +301,7 @@ def _torch() -> Check:
             [sys.executable, "-c", TORCH_PROBE], capture_output=True, text=True, timeout=120, check=False
         )
     except subprocess.TimeoutExpired:
-        return Check("torch", "fail", "its import took more than two minutes", "Is the machine or the disk busy?")
+        return Check("torch", "fail", "importing it took more than two minutes", "Is the machine or the disk busy?")
     if child.returncode != 0:
         last = (child.stderr.strip().splitlines() or ["no message"])[-1]
         return Check("torch", "fail", last, "pip install torch")

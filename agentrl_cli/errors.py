@@ -1,10 +1,10 @@
-"""One error tree. A user's mistake never shows a traceback; each class carries its exit code.
+"""One error tree. A user's mistake never shows a traceback; each class has its exit status.
 
     AgentRLError                    base; exit 1
-    ├── RunFailed                   a run that could not go on; exit 1
+    ├── RunFailed                   a run that could not continue; exit 1
     │   ├── EnvError                a task's code, a tool, a hook or a grader crashed
-    │   ├── PolicyError             a model could not generate (out of memory, server gone)
-    │   │   └── BadAnswer           a server's answer could not be used: masks its episode, and the run goes on
+    │   ├── PolicyError             a model could not generate (out of memory, server unreachable)
+    │   │   └── BadAnswer           an unusable answer of a server: masks its episode, and the run continues
     │   └── TrainingStopped         stopped itself with a named reason (NaN, entropy collapse)
     ├── UsageError                  exit 2
     │   ├── ConfigError             unknown key, bad value, no configuration
@@ -14,7 +14,7 @@
     │   └── ModelError              a missing or corrupt model folder, no chat template
     ├── EnvironmentProblem          exit 3: this machine lacks something
     │   ├── SandboxUnavailable      weaker isolation than the configured minimum
-    │   ├── SandboxFault            our fault while running code: retried, then masked, never scored zero
+    │   ├── SandboxFault            the sandbox itself failed: retried, then masked, never scored zero
     │   ├── StoreError              newer version, locked, full disk, corrupt
     │   └── MissingDependency       an extra is not installed
     └── GateNotMet                  exit 4: `eval --fail-under`
@@ -43,7 +43,7 @@ class AgentRLError(Exception):
 
 
 class RunFailed(AgentRLError):
-    """A run that could not go on."""
+    """A run that could not continue."""
 
 
 class EnvError(RunFailed):
@@ -55,7 +55,7 @@ class PolicyError(RunFailed):
 
 
 class BadAnswer(PolicyError):
-    """A server that samples answered what cannot be used."""
+    """An inference server returned an unusable answer."""
 
 
 class TrainingStopped(RunFailed):
@@ -63,7 +63,7 @@ class TrainingStopped(RunFailed):
 
 
 class UsageError(AgentRLError):
-    """The user asked for something that cannot be."""
+    """An invalid request of the user."""
 
     exit_code = 2
 
@@ -108,11 +108,11 @@ class EnvironmentProblem(AgentRLError):
 
 
 class SandboxUnavailable(EnvironmentProblem):
-    """Only weaker isolation than the configured minimum is to be had here."""
+    """This machine offers only weaker isolation than the configured minimum."""
 
 
 class SandboxFault(EnvironmentProblem):
-    """Our fault while running code: retried once, then the episode is masked."""
+    """The sandbox itself failed: retried once, then the episode is masked."""
 
 
 class StoreError(EnvironmentProblem):
@@ -129,13 +129,13 @@ class GateNotMet(AgentRLError):
     exit_code = 4
 
 
-KEPT = "Free some space; what was finished before is kept, and `agentrl train --resume last` goes on."
+KEPT = "Free some space; finished work is kept, and `agentrl train --resume last` continues it."
 
 
 def disk_problem(error: BaseException, what: str = "", hint: str = "") -> StoreError | None:
-    """One sentence for an error of a disk that is full or cannot be written to; None for any other error.
+    """A StoreError for an error of a full or read-only disk; None for any other error.
 
-    Libraries hide the system's error in texts of their own, or behind a later one: the whole chain is looked at.
+    Libraries hide the system's error in their own messages or behind a later one, so the whole chain is searched.
     """
     found: BaseException | None = error
     while found is not None:
@@ -152,14 +152,14 @@ def disk_problem(error: BaseException, what: str = "", hint: str = "") -> StoreE
 
 
 def _number_in(text: str) -> int | None:
-    """The number of the system's error in the text of a library that is written in Rust."""
+    """The errno in the message of a library written in Rust."""
     number = re.search(r"\(os error (\d+)\)|Os \{ code: (\d+)", text)
     return None if number is None else int(number[1] or number[2])
 
 
 @contextmanager
 def writing(what: str, hint: str = "") -> Iterator[None]:
-    """Turns an error of the disk under `what` into a StoreError with one sentence."""
+    """Turns an OSError in the block into a StoreError about `what`."""
     try:
         yield
     except Exception as error:

@@ -1,8 +1,8 @@
-"""Where things are: the packs and the sandbox runner, the bundled model, the project, its runs and its store.
+"""Paths: the packs and the sandbox runner, the bundled model, the project, its runs and its store.
 
 A wheel carries `tasks/` and `sandbox/` of the checkout as `agentrl_cli/_data/…`; a checkout (and so an editable
-install) has them beside the package. The packaged folder counts only beside this very file: hatchling leaves a stale
-copy in site-packages of an editable install, and that one is never looked at.
+install) has them beside the package. The packaged folder is used only beside this file: hatchling leaves a stale copy
+in site-packages of an editable install, which must be ignored.
 
 Nothing is created at import, and nothing here creates a folder.
 """
@@ -32,7 +32,7 @@ def sandbox_dir() -> Path:
 
 
 def models_dir() -> Path:
-    """The folder of the models that ship with the package."""
+    """The folder of the bundled models."""
     return _PACKAGE / "models"
 
 
@@ -44,7 +44,7 @@ def bundled_model() -> Path:
 def pack_path(name: str, base: Path | None = None) -> Path | None:
     """The folder of a pack by its name, or by a path relative to `base` (default: the working folder).
 
-    None where there is no such folder with a `task.yaml`.
+    None without such a folder with a `task.yaml`.
     """
     if "/" not in name and not name.startswith("."):
         shipped = packs_dir() / name
@@ -55,28 +55,28 @@ def pack_path(name: str, base: Path | None = None) -> Path | None:
 
 
 def find_pack(name: str, base: Path | None = None) -> Path:
-    """The folder of a pack, as `pack_path`. Raises NotFound: for a path it says which file or folder is missing."""
+    """The folder of a pack, as in `pack_path`. Raises NotFound, for a path with the missing file or folder."""
     found = pack_path(name, base)
     if found is not None:
         return found
     given = (base or Path.cwd()) / Path(name).expanduser()
-    hint = "`agentrl init --list` shows the packs that ship; a folder with a task.yaml is one, too."
+    hint = "`agentrl init --list` lists the built-in packs; any folder with a task.yaml is a pack."
     if given.is_dir():
-        raise NotFound(f"There is no task.yaml in {given.resolve()}, so it is not a pack.", hint=hint)
+        raise NotFound(f"{given.resolve()} has no task.yaml, so it is not a pack.", hint=hint)
     if "/" in name or name.startswith("."):
         raise NotFound(f"The pack folder {given} does not exist.", hint=hint)
     raise NotFound.of("pack", name, pack_names(), hint=hint)
 
 
 def pack_names() -> list[str]:
-    """The names of the packs that ship, sorted."""
+    """The names of the built-in packs, sorted."""
     return sorted(path.parent.name for path in packs_dir().glob("*/task.yaml"))
 
 
 def find_project(start: Path | None = None, override: Path | None = None) -> Path | None:
     """The project folder: `override`, or the nearest folder with an agentrl.yaml from `start` (default: here) upwards.
 
-    Raises ConfigError where `override` is given and is no project.
+    Raises ConfigError if `override` is given and is not a project.
     """
     if override is not None:
         folder = override.expanduser().resolve()
@@ -84,7 +84,7 @@ def find_project(start: Path | None = None, override: Path | None = None) -> Pat
             folder = folder.parent
         if not (folder / PROJECT_FILE).is_file():
             raise ConfigError(
-                f"{override} is no project: there is no {PROJECT_FILE} in it.",
+                f"{override} is not a project: it has no {PROJECT_FILE}.",
                 hint=f"`agentrl init code-task {override}` makes one.",
             )
         return folder
@@ -93,19 +93,19 @@ def find_project(start: Path | None = None, override: Path | None = None) -> Pat
 
 
 def runs_dir(project: Path | None) -> Path:
-    """The folder of the runs: `runs/` of the project, or of the working folder where there is none."""
+    """The folder of the runs: `runs/` of the project, or of the working folder without a project."""
     return (project or Path.cwd()) / "runs"
 
 
 def default_db(project: Path | None) -> Path:
-    """The store of a project unless `--db`, AGENTRL_DB or `store.path` says otherwise."""
+    """The store of a project, unless `--db`, AGENTRL_DB or `store.path` names another."""
     return runs_dir(project) / "agentrl.db"
 
 
 def portable(value: Any, projects: Sequence[Path]) -> Any:
-    """A setting, with every path inside one of these project folders relative to it; also in lists and mappings.
+    """A setting with every path inside one of these project folders made relative to it; also in lists and mappings.
 
-    A path that a project's files name so means the same after the project was moved or copied.
+    Relative paths stay valid after the project is moved or copied.
     """
     if isinstance(value, Mapping):
         return {key: portable(inner, projects) for key, inner in value.items()}

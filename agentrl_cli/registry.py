@@ -1,6 +1,6 @@
-"""Names to objects: a literal dict, a `module:object` or `file.py:object` path, or an entry point.
+"""Resolves names to objects: a literal dict, a `module:object` or `file.py:object` path, or an entry point.
 
-Built-ins come through the same door as everybody else's. No decorator registers anything.
+Built-in objects are resolved in the same way as everyone else's. No decorator registers anything.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def resolve(kind: str, table: Mapping[str, str | object], name: str, *, base: Pa
     `kind` is the plural noun, which is also the entry-point group: "tools" is `agentrl.tools`. In order: a key of
     `table` (the value is the object, or a "module:object" string that is loaded now), "module:object" or
     "file.py:object" (relative to `base`, default the working folder), an entry point.
-    Raises NotFound with the nearest names, EnvError where somebody's code fails to import.
+    Raises NotFound with the nearest names, EnvError if the user's code fails to import.
     """
     if name in table:
         value = table[name]
@@ -75,7 +75,7 @@ def names(kind: str, table: Mapping[str, str | object]) -> list[str]:
 def load_file(path: Path) -> ModuleType:
     """Import a Python file by its path, once per path and content change.
 
-    Raises NotFound where the file is missing, EnvError where its code fails (file and line).
+    Raises NotFound if the file is missing, EnvError if its code fails (file and line).
     """
     path = path.expanduser().resolve()
     if not path.is_file():
@@ -87,14 +87,14 @@ def load_file(path: Path) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise NotFound(f"{path} is no Python file.")
+        raise NotFound(f"{path} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look a class's module up by name
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise EnvError(_import_failure(path, error), hint="The file is imported as it is; mend it there.") from error
+        raise EnvError(_import_failure(path, error), hint="Fix the file: it is imported unchanged.") from error
     return module
 
 
@@ -118,7 +118,7 @@ def _import(kind: str, name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            raise  # a dependency of that module: the boundary in `main` says which one to install
+            raise  # a dependency of that module: `main` reports which one to install
         raise NotFound(
             f"No module named {name!r}, wanted as one of the {kind}.",
             hint='A file is written with its ending: "my_code.py:thing".',

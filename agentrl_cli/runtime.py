@@ -32,11 +32,11 @@ M_ARENA_MAX = -8
 
 @dataclass
 class Runtime:
-    """Everything open at once."""
+    """The open parts of a run."""
 
     config: Config
     base: Path
-    """The project folder: relative paths start here."""
+    """The project folder, to which relative paths refer."""
     packs: dict[str, Pack]
     loaded: Loaded
     store: Store
@@ -55,7 +55,7 @@ async def open_runtime(
     packs: Sequence[Pack] | None = None,
     hooks: Sequence[object] = (),
 ) -> AsyncIterator[Runtime]:
-    """Open what a configuration names; `packs` and `hooks` are objects that a script brings along.
+    """Open the parts that a configuration names; `packs` and `hooks` are objects of a script.
 
     The sandbox is opened first and checked: a run that needs one fails at once if none is strong enough, and packs
     with `sandbox: false` need none. Raises AgentRLErrors for everything a user can get wrong.
@@ -92,8 +92,8 @@ async def open_runtime(
 def one_heap() -> None:
     """Let all threads of this process share glibc's main heap; no effect on other systems. Call before torch loads.
 
-    Else the thread that samples has heaps of its own, in which the buffers of every decode step, between small objects
-    that stay, leave holes: 490 MB more for 64 rows of 512 tokens of a 3M model. https://man7.org/linux/man-pages/man3/mallopt.3.html
+    Otherwise the sampling thread has its own heaps, which decode buffers between small long-lived objects fragment:
+    490 MB more for 64 sequences of 512 tokens of a 3M model. https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -101,7 +101,7 @@ def one_heap() -> None:
 
 
 def conversations(packs: Iterable[Pack], split: str) -> Conversations:
-    """What the conversations of these packs can hold: a chat template is judged by that.
+    """The kinds of messages that these packs' conversations can contain, for the audit of a chat template.
 
     An environment of a pack's own may write anything. The rows of `split` may bring system texts of their own.
     """
@@ -135,7 +135,7 @@ async def _served(packs: dict[str, Pack], config: Config) -> AsyncIterator[dict[
 
 
 def to_stderr(text: str) -> None:
-    """Print a line for people."""
+    """Print one line for people to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -148,12 +148,12 @@ def train(
     db: str | Path | None = None,
     narrate: Callable[[str], None] = to_stderr,
 ) -> RunRow:
-    """Train from a script, with packs and hooks as objects; returns the run's row, which names its folder.
+    """Train from a script, with packs and hooks as objects; returns the run's row.
 
-    `narrate` gets a line for each step, by default on stderr: stdout is the script's own.
-    Everything goes into `runs/` of `project`, as `agentrl train` does it: `agentrl replay` and `watch` work there.
+    `narrate` gets one line per step, by default on stderr: stdout belongs to the script.
+    Everything goes into `runs/` of `project`, as with `agentrl train`: `agentrl replay` and `watch` work there.
     Must not be called inside a running event loop (use `open_runtime` and `Trainer` there).
-    Raises what a user can get wrong as AgentRLErrors.
+    Raises AgentRLErrors for every mistake of a user.
     """
     base = Path(project).absolute()
     settings = inside(config or Config(), base)

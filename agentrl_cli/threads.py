@@ -1,11 +1,11 @@
-"""Code of a project in threads, and what it may raise.
+"""Runs a project's code in threads, and contains what it raises.
 
-A grader, a tool or a hook that is a plain function runs in a daemon thread, so it never holds the event loop, and the
-deadline of its episode cuts it off. A function cannot be stopped from outside: after its deadline it is abandoned. Its
-thread runs on unheard, is counted, and is never waited for when the process ends.
+A synchronous grader, tool or hook runs in a daemon thread, so it never blocks the event loop, and the deadline of its
+episode cuts it off. A function cannot be stopped from outside: after its deadline it is abandoned. Its thread keeps
+running, is counted, and is not joined when the process exits.
 
-Not in asyncio's pool: that has a few threads more than there are cores, so sixty waiting graders would queue up in it,
-and Python waits for its threads at exit. Here a call takes an idle thread or starts one, and never waits for one.
+asyncio's own pool has only a few more threads than cores, so sixty waiting graders would queue in it, and Python joins
+its threads at exit. Here a call takes an idle thread or starts one, and never waits for one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CALL = "__call__"
 IDLE = 30.0
 """Seconds after which an idle thread ends."""
 LOOP_ONLY = ("signal only works in main thread", "no running event loop", "no current event loop")
-"""What Python says where code needs the main thread or its event loop."""
+"""Python's messages if code needs the main thread or its event loop."""
 
 log = logging.getLogger("agentrl.threads")
 
@@ -66,27 +66,27 @@ class _Call:
 
 
 def _result(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """(what it returns, what it raises). Knows nothing of the call: an exception keeps alive the frames it has seen."""
+    """(return value, exception). Has no reference to the call: an exception keeps its frames alive."""
     try:
         return function(), None
-    except Exception as error:  # noqa: BLE001 - handed to whoever waits
+    except Exception as error:  # noqa: BLE001 - passed to the caller
         return None, RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
-    except BaseException as error:  # noqa: BLE001 - a thread gets no Ctrl-C: whatever this is, the code raised it
+    except BaseException as error:  # noqa: BLE001 - a thread gets no Ctrl-C, so the code itself raised it
         return None, Quit(_words(error), error)
 
 
 class Threads:
-    """Daemon threads, used again while they are idle. As many as there are calls at once."""
+    """Daemon threads, reused when idle; as many as there are concurrent calls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
-        self._told = False
+        self._reported = False
         self.abandoned = 0
-        """Threads that run on after the deadline of what they were called for."""
+        """Number of threads still running after their call's deadline."""
 
     async def run(self, function: Callable[[], Any], name: str) -> Any:
-        """What `function` returns or raises. Cancelled, it leaves the thread to itself."""
+        """Returns or raises what `function` does. If cancelled, abandons the thread."""
         call = _Call(function, asyncio.get_running_loop())
         with self._lock:
             worker = self._idle.pop() if self._idle else None
@@ -106,7 +106,7 @@ class Threads:
         return {"threads/abandoned": float(self.abandoned)} if self.abandoned else {}
 
     def forget(self) -> None:
-        """In the child of a fork, which has none of the threads."""
+        """Called in a forked child, which has none of the threads."""
         self._lock, self._idle, self.abandoned = threading.Lock(), [], 0
 
     def _abandon(self, call: _Call, name: str) -> None:
@@ -115,10 +115,10 @@ class Threads:
                 return
             call.abandoned = True
             self.abandoned += 1
-            first, self._told = not self._told, True
+            first, self._reported = not self._reported, True
         if first:
             log.warning(
-                "%s had not returned when its episode was over and runs on in its thread, unheard;"
+                "%s had not returned when its episode was over and keeps running in its thread;"
                 " the metric threads/abandoned counts such threads, and the process does not wait for them",
                 name,
             )
@@ -130,7 +130,7 @@ class Threads:
             self._idle.append(worker)
 
     def _leave(self, worker: _Worker) -> bool:
-        """Take an idle worker out. False if a call is on its way to it."""
+        """Remove an idle worker. False if a call is already assigned to it."""
         with self._lock:
             if worker not in self._idle:
                 return False
@@ -161,14 +161,14 @@ class _Worker(threading.Thread):
 
 
 THREADS = Threads()
-"""Those of this process."""
+"""The threads of this process."""
 os.register_at_fork(after_in_child=THREADS.forget)
 
 
 async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """What a synchronous function returns, run in a thread with the caller's context variables.
+    """Runs a synchronous function in a thread with the caller's context variables; returns its result.
 
-    Raises Quit where it raises SystemExit, KeyboardInterrupt or CancelledError.
+    Raises Quit if it raises SystemExit, KeyboardInterrupt or CancelledError.
     """
     call = partial(contextvars.copy_context().run, partial(function, *args, **kwargs))
     value: T = await THREADS.run(call, name_of(function))
@@ -176,10 +176,10 @@ async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
 
 
 async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """What a function of a project returns: a coroutine function in the loop, any other in a thread.
+    """Calls a project's function: a coroutine function in the loop, any other in a thread; returns its result.
 
-    A function that needs the main thread or the loop (`signal.alarm`, a task of its own) fails with Python's words for
-    that; it is called again there, where no deadline cuts it off. Raises Quit as `in_thread` does.
+    A function that needs the main thread or the loop (`signal.alarm`, an own task) fails with Python's message for
+    that; it is called again there, where no deadline cuts it off. Raises Quit like `in_thread`.
     """
     if is_async(function):
         return await function(*args, **kwargs)
@@ -209,12 +209,12 @@ def stay_in_loop(function: Callable[..., Any]) -> None:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives a coroutine; also for objects with an asynchronous `__call__`."""
+    """Whether calling it returns a coroutine; also for objects with an asynchronous `__call__`."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(type(function), CALL, None))
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """A function's name for people."""
+    """A function's name for messages."""
     while isinstance(function, partial):
         function = function.func
     return str(getattr(function, "__qualname__", type(function).__name__))
@@ -222,7 +222,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 @contextlib.contextmanager
 def contained(what: str) -> Iterator[None]:
-    """Around code of a project: what it raises to end the process or its task becomes an EnvError of its own.
+    """Wraps a project's code: SystemExit and the like, raised by the code itself, become an EnvError.
 
     A Ctrl-C of the user and a cancellation from outside pass through.
     """
@@ -247,7 +247,7 @@ def _from_outside(error: BaseException) -> bool:
     while isinstance(handler, partial):
         handler = handler.func
     code = _code(handler)
-    if code is None:  # Python's own handler leaves no trace of itself
+    if code is None:  # Python's own handler leaves no frame
         return handler is signal.default_int_handler
     trace = error.__traceback__
     while trace is not None:
@@ -274,7 +274,7 @@ def _code(function: Any) -> CodeType | None:
 
 
 def _needs_loop(error: BaseException | None) -> bool:
-    """Whether it, or what it was raised from, says that the code has to run in the main thread."""
+    """Whether the exception, or its cause, reports that the code must run in the main thread."""
     while error is not None:
         if isinstance(error, (ValueError, RuntimeError)) and any(text in str(error) for text in LOOP_ONLY):
             return True

@@ -1,7 +1,7 @@
-"""A pack is code: who loads one runs its task.py, with all rights and the whole environment. Said once a project.
+"""A pack is code: loading one runs its task.py, with all rights and the whole environment. Warns once per project.
 
-The mark that a project was met lies in its `runs/` and holds the number that this machine's file system gave the
-folder, so that no mark that came with a project counts.
+The mark of a known project is in its `runs/` and holds the folder's device and inode numbers, so that a mark copied
+with a project does not count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _said: set[Path] = set()
 
 @contextmanager
 def saying(say: Callable[[str], None]) -> Iterator[None]:
-    """Meanwhile `say` gets one line for every project, or pack outside of one, that was not met before."""
+    """Inside the block, `say` gets one line for every new project, or pack outside a project."""
     global _say
     before, _say = _say, say
     _said.clear()
@@ -30,7 +30,7 @@ def saying(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def meet(folder: Path) -> None:
-    """A pack's code is about to run."""
+    """Called before a pack's code runs; warns if it is new."""
     if _say is None or folder.is_relative_to(packs_dir()):
         return
     project = find_project(folder)
@@ -44,7 +44,7 @@ def meet(folder: Path) -> None:
 
 
 def _remember(project: Path) -> None:
-    with suppress(OSError):  # it may be read-only: then it is said again
+    with suppress(OSError):  # read-only: the warning is repeated next time
         runs_dir(project).mkdir(exist_ok=True)
         (runs_dir(project) / MARK).write_text(_number(project), encoding="utf-8")
 

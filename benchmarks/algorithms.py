@@ -2,16 +2,16 @@
 
     python benchmarks/algorithms.py [--work DIR] [--names GRPO PPO] [--seeds 0 1 2] [--steps 80]
 
-One run at a time, each as a user would start it: `agentrl init code-task`, `agentrl train --set …`, then `agentrl
+One run at a time, each started like a user's: `agentrl init code-task`, `agentrl train --set …`, then `agentrl
 eval` of the last checkpoint on every task of the test split, 4 attempts each at temperature 1, and of the base model
-once a seed. A run passes where base is at most 0.5 and the trained model reaches 0.8. STEPS was fixed before the first
+once a seed. A run passes if base is at most 0.5 and the trained model reaches 0.8. STEPS was fixed before the first
 of these runs, after exploratory ones of PPO and GSPO with a seed that is not in the table (`--seeds 7 --steps 100`:
 0.92 and 0.92 held-out, and 0.9 of the training attempts solved at step 30) and GRPO's curves in results/learning.json.
 
 GRPO, Dr.GRPO, RLOO and REINFORCE++ make one optimizer step of a step's episodes, so their ratio is 1; CISPO, GSPO and
-PPO make two, of half the groups each, since with one their clips would never be met.
+PPO make two, of half the groups each, since with one their clips would have no effect.
 
-Writes benchmarks/results/algorithms.json after every run; with --work a second call goes on where the first stopped.
+Writes benchmarks/results/algorithms.json after every run; with --work a second call resumes where the first stopped.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {
     "GSPO": ("algo.loss=gspo", "algo.loss.clip_low=0.03", "algo.loss.clip_high=0.04", TWO),
     "PPO": ("algo.advantage=gae", TWO),
 }
-"""What is set besides the pack's own settings; a sequence's mean ratio moves less than a token's, so GSPO's clip is
+"""Settings besides the pack's own; a sequence's mean ratio moves less than a token's, so GSPO's clip is
 narrower."""
 
 
 def project_of(work: Path, name: str, seed: int) -> Path:
-    """The project of one run, made where it is not there."""
+    """The project of one run, created if missing."""
     project = work / f"{name.lower().replace('+', 'p').replace('.', '')}-{seed}"
     if not project.is_dir():
         agentrl("init", "code-task", str(project), cwd=work)
@@ -59,7 +59,7 @@ def project_of(work: Path, name: str, seed: int) -> Path:
 
 
 def train(project: Path, seed: int, steps: int, sets: Sequence[str]) -> None:
-    """Train, or go on with a training that was interrupted, unless there is a finished one."""
+    """Train, or resume an interrupted training, unless there is a finished one."""
     db = project / "runs" / "agentrl.db"
     runs = []
     if db.is_file():
@@ -108,7 +108,7 @@ def _smooth(curve: Sequence[Mapping[str, float]]) -> list[float]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Markdown: one line an algorithm, the seeds side by side."""
+    """Markdown: one line per algorithm, the seeds side by side."""
     lines = [
         "| algorithm | settings | base | the base knew | trained, by seed | training attempts reach 0.8 at step | CPU s"
         " | passed |",
@@ -135,8 +135,8 @@ def main() -> None:
     parser.add_argument("--names", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--tasks", type=int, default=1000, help="at most so many tasks of the test split; default: all")
-    parser.add_argument("--work", type=Path, help="keep the projects here and go on with what is there")
+    parser.add_argument("--tasks", type=int, default=1000, help="maximum tasks of the test split; default: all")
+    parser.add_argument("--work", type=Path, help="keep the projects here and resume them")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "algorithms.json")
     args = parser.parse_args()
     results: list[Result] = []

@@ -1,4 +1,4 @@
-"""What breaks under faults: kills, two supervisors, full disks, malformed outputs, and a long run by simulation.
+"""Trials of faults: kills, two supervisors, full disks, malformed outputs, and a long simulated run.
 
     python benchmarks/faults.py kills [--kills 200]         kill -9 at random moments, then resume
     python benchmarks/faults.py supervisors [--minutes 10]  two supervisors that resume one run and kill each other

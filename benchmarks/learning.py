@@ -1,4 +1,4 @@
-"""What training teaches: base against trained, with and without tools, with the settings that `agentrl init` writes.
+"""The effect of training: base against trained, with and without tools, with the settings of `agentrl init`.
 
     python benchmarks/learning.py [--packs code-task calc-task] [--seeds 0 1 2] [--steps N] [--work DIR]
 
@@ -8,7 +8,7 @@ temperature 1, and once more without tools. The best checkpoint is chosen on the
 with these. CPU seconds are those of training with its sandbox, evaluation excluded (`time/cpu` of the steps).
 
 Prints a Markdown table; writes benchmarks/results/learning.json and docs/learning.svg. With --work the projects are
-kept and a second call goes on where the first one stopped.
+kept and a second call resumes where the first one stopped.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from agentrl_cli.store import RunRow, Store  # noqa: E402  # works without an in
 Result = dict[str, Any]
 
 KNOWN = 0.8
-"""Pass@1 from which the base counts as solving a family before it is trained."""
+"""Pass@1 from which the untrained base counts as solving a family."""
 SMOOTH = 5
-"""Steps that a point of the curve is the mean of."""
+"""Steps averaged in a point of the curve."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's: told apart by colour-blind people, too."""
+"""Okabe and Ito's palette for colour-blind readers."""
 
 
 def agentrl(*args: str, cwd: Path) -> str:
-    """Run the command line as a user would; its stdout. Narration goes to our stderr."""
+    """Run the command line like a user; returns its stdout. Narration goes to this process's stderr."""
     print(f"$ agentrl {' '.join(args)}", file=sys.stderr, flush=True)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -84,7 +84,7 @@ def measure(pack: str, seed: int, project: Path, steps: int | None, tasks: int, 
 
 
 def train(project: Path, seed: int, steps: int | None) -> None:
-    """Train, or go on with a training that was interrupted, unless there is a finished one."""
+    """Train, or resume an interrupted training, unless there is a finished one."""
     db = project / "runs" / "agentrl.db"
     runs = []
     if db.is_file():
@@ -123,7 +123,7 @@ def read_curve(project: Path) -> tuple[RunRow, list[dict[str, float]], float]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Markdown: one line a run; pass rates with 95 % intervals."""
+    """Markdown: one line per run; pass rates with 95 % intervals."""
     heads = ["pack", "seed", "steps", "CPU s", "base", "trained", "the base knew", "held-out families"]
     heads += ["tool calls", "without tools"]
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
@@ -175,7 +175,7 @@ def interval(split: Result) -> str:
 
 
 def svg(results: Sequence[Result], width: int = 760, height: int = 400) -> str:
-    """The share of training attempts solved over CPU seconds, a line a run; dots: test split before and after."""
+    """The share of training attempts solved over CPU seconds, one line per run; dots: test split before and after."""
     left, right, top, bottom = 64, 190, 40, 52
     most = max((one["curve"][-1]["cpu"] for one in results if one["curve"]), default=1.0) or 1.0
 
@@ -248,7 +248,7 @@ def machine() -> dict[str, Any]:
 
 
 def write(results: Sequence[Result], out: Path, plot: Path) -> None:
-    """The results so far, after every run: the last of them may take an hour to come."""
+    """Writes the results after every run, since a run may take an hour."""
     out.parent.mkdir(parents=True, exist_ok=True)
     plot.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"machine": machine(), "at": time.strftime("%Y-%m-%d"), "results": results}, indent=1)
@@ -261,9 +261,9 @@ def main() -> None:
     parser.add_argument("--packs", nargs="+", default=["code-task", "calc-task"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of the first pack; others: the first")
     parser.add_argument("--steps", type=int, help="training steps; default: what init writes")
-    parser.add_argument("--tasks", type=int, default=1000, help="at most so many tasks of a split; default: all")
+    parser.add_argument("--tasks", type=int, default=1000, help="at most this many tasks of a split; default: all")
     parser.add_argument("--samples", type=int, default=4, help="attempts at each task")
-    parser.add_argument("--work", type=Path, help="keep the projects here and go on with what is there")
+    parser.add_argument("--work", type=Path, help="keep the projects here and resume them")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "learning.json")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs" / "learning.svg")
     args = parser.parse_args()

@@ -1,17 +1,17 @@
-"""Memory: the phases of a training beside what `train --dry-run` planned; the log-probabilities of a large vocabulary.
+"""Memory: the phases of a training against the plan of `train --dry-run`; log-probabilities of a large vocabulary.
 
     python benchmarks/memory.py [--only plan|head] [--cases 60M wide] [--out FILE]
 
-`plan`: each case is a model of a written configuration with random weights on a CPU, built as a training builds it
+`plan`: each case is a model of a written configuration with random weights on a CPU, built like a training's
 (learner, sampler, reference, optimizer state from a first small update). `rollout` samples a step's episodes to their
-last token; `update` trains on a step of them. Each phase of each case is a process of its own. Its figure is the peak
-resident memory (VmHWM, which ru_maxrss reads; set back before the phase, so that building does not count) above its
-start: what the process had after both phases of a model of 30,000 weights, so with the interpreter, torch and all
-libraries, which the plan calls `runtime`. Beside it stand both sums with that, which is what the dry run prints.
+last token; `update` trains on a step of them. Each phase of each case is a separate process. Its figure is the peak
+resident memory (VmHWM, as in ru_maxrss; reset before the phase, so that building does not count) above its start:
+the process's memory after both phases of a model of 30,000 weights, that is the interpreter, torch and all libraries,
+called `runtime` in the plan. Both sums are also given with it, as the dry run prints them.
 
-`head`: forward and backward of the log-probabilities of 2,048 tokens over 151,936 words from hidden states of 64, ours
-beside the naive [T, V] log_softmax and, where it is installed (benchmarks/peers.txt), TRL's fused head; what the
-process takes above its start.
+`head`: forward and backward of the log-probabilities of 2,048 tokens over 151,936 words from hidden states of 64, for
+AgentRL, the naive [T, V] log_softmax and, if installed (benchmarks/peers.txt), TRL's fused head; memory above the
+process's start.
 
 Writes benchmarks/results/memory.json; cases that were not run now keep their rows.
 """
@@ -36,8 +36,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-PROMPT, TOLD = 64, 128
-"""Tokens of every prompt, which a group shares, and of what a tool answers between the two turns of an episode."""
+PROMPT, ANSWER = 64, 128
+"""Tokens of every prompt, which a group shares, and of the tool's answer between the two turns of an episode."""
 SIZES: dict[str, dict[str, int]] = {
     # Qwen3: hidden, layers, vocabulary, units of the feed-forward part, query heads, key-value heads, width of a head
     "3M": dict(hidden=192, layers=6, vocabulary=2048, inner=576, heads=6, kv=2, dim=32),
@@ -86,7 +86,7 @@ def config_of(settings: Settings, folder: str) -> Any:
 
 
 def write_shape(size: Mapping[str, int], folder: str) -> None:
-    """A model's configuration, without weights: what the plan reads."""
+    """A model's configuration, without weights, for the plan."""
     from transformers import Qwen3Config
 
     make: Any = Qwen3Config
@@ -100,7 +100,7 @@ def write_shape(size: Mapping[str, int], folder: str) -> None:
 
 
 class Training:
-    """What a training has in memory, made in the order in which `agentrl train` makes it."""
+    """A training's objects in memory, created in the order of `agentrl train`."""
 
     def __init__(self, config: Any, folder: str) -> None:
         import copy
@@ -125,15 +125,15 @@ class Training:
             frozen = copy.deepcopy(model).requires_grad_(False).eval()
         checkpoint = plan(config, Path(folder)).checkpointing
         self.learner = Learner(model, config, frozen, checkpoint=checkpoint)
-        self.learner.update(self.groups(2, 1, PROMPT + 16), 0)  # from here on there is the optimizer's state
+        self.learner.update(self.groups(2, 1, PROMPT + 16), 0)  # creates the optimizer's state
         self.publish()
 
     def publish(self) -> None:
-        """The sampler has the new weights."""
+        """Gives the sampler the new weights."""
         self.policy.set_version("next")
 
     def groups(self, size: int, count: int, length: int) -> list[list[Any]]:
-        """Episodes of this length, whose groups have a prompt each."""
+        """Episodes of this length, one prompt per group."""
         import numpy as np
 
         from agentrl_cli.types import Episode, Origin, RewardPart, Tokens
@@ -154,13 +154,13 @@ class Training:
         return found
 
     def update(self) -> None:
-        """A whole step's update, on episodes as long as they may be."""
+        """A whole step's update, on episodes of maximum length."""
         rollout = self.config.rollout
         self.policy.rest()
         self.learner.update(self.groups(rollout.group_size, rollout.prompts_per_step, rollout.max_tokens), 1)
 
     def rollout(self) -> None:
-        """Every episode of a step at once, each to its last token."""
+        """All episodes of a step at once, each to its last token."""
         import numpy as np
 
         from agentrl_cli.types import Sampling
@@ -171,9 +171,9 @@ class Training:
 
         async def episode(n: int) -> None:
             context = prompts[n // rollout.group_size].tolist()
-            first = Sampling(seed=n, max_new_tokens=(rollout.max_tokens - PROMPT - TOLD) // 2)
+            first = Sampling(seed=n, max_new_tokens=(rollout.max_tokens - PROMPT - ANSWER) // 2)
             turn = await self.policy.generate(str(n), context, first)
-            context += [*turn.ids.tolist(), *rng.integers(10, self.vocabulary, TOLD).tolist()]
+            context += [*turn.ids.tolist(), *rng.integers(10, self.vocabulary, ANSWER).tolist()]
             second = Sampling(seed=n, max_new_tokens=rollout.max_tokens - len(context))
             turn = await self.policy.generate(str(n), context, second)
             assert len(context) + len(turn.ids) == rollout.max_tokens
@@ -211,19 +211,19 @@ def phase(case: str, which: str, folder: str) -> dict[str, float]:
 
 
 def trim() -> None:
-    """Give what is free back to the system."""
+    """Return free memory to the system."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
 
 
 def status(name: str) -> float:
-    """Bytes that the kernel tells of this process."""
+    """A field of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024.0 * int(next(line for line in lines if line.startswith(name + ":")).split()[1])
 
 
 def measure_plan(names: list[str]) -> list[dict[str, Any]]:
-    """Both phases of every case: planned, measured, and how far apart."""
+    """Both phases of every case: planned, measured, and the error."""
     from agentrl_cli.analysis.memory_plan import plan
 
     rows = []
@@ -248,7 +248,7 @@ def measure_plan(names: list[str]) -> list[dict[str, Any]]:
 
 
 def row_of(one: Mapping[str, Any]) -> str:
-    """A line of the table."""
+    """A row of the table."""
     both = [one["planned"], one["measured"]]
     whole = [one["planned"] + one["runtime_planned"], one["measured"] + one["runtime_measured"]]
     cells = [one["case"], f"{one['parameters'] / 1e6:.0f} M", one["phase"], *(f"{b / MiB:,.0f}" for b in both)]
@@ -287,7 +287,7 @@ def head(name: str) -> dict[str, float]:
 
 
 def measure_head() -> dict[str, Any]:
-    """Ours beside the naive way."""
+    """AgentRL's head against the naive one."""
     ours, naive = child("ours", "head", ""), child("naive", "head", "")
     theirs = child("trl", "head", "") if find_spec("trl") else None
     assert all(abs(one["logp"] - naive["logp"]) < 1e-3 for one in (ours, theirs) if one is not None)
@@ -304,7 +304,7 @@ def measure_head() -> dict[str, Any]:
 
 
 def child(*arguments: str) -> dict[str, float]:
-    """This file in a process of its own."""
+    """Runs this file in a separate process."""
     run = subprocess.run([sys.executable, __file__, "--child", *arguments], capture_output=True, text=True, check=False)
     if run.returncode:
         raise SystemExit(run.stderr)

@@ -1,16 +1,16 @@
-"""Do the packs with an adapter of their own learn? `sql-task` and `search-task`, three seeds each, with fixed settings.
+"""Do the packs with their own adapter learn? `sql-task` and `search-task`, three seeds each, with fixed settings.
 
     python benchmarks/packs.py [--work DIR] [--packs sql-task search-task] [--seeds 0 1 2]
 
-Each run as a user would start it: `agentrl init PACK`, `agentrl train --seed S` with the pack's own settings, `agentrl
+Each run like a user's: `agentrl init PACK`, `agentrl train --seed S` with the pack's own settings, `agentrl
 eval` of base and best checkpoint (chosen on the validation split) on every task of the test split, 4 attempts each at
-temperature 1, and once more without tools. A run passes where the base is at most 0.5 and the trained model at least
+temperature 1, and once more without tools. A run passes if the base is at most 0.5 and the trained model at least
 0.8. The packs' settings (60 updates at 1e-3) were fixed before the first of these runs, after one exploratory run each
 with seed 7: search-task reached 0.99, sql-task 0.93 from an earlier adapter whose base was at 0.49: too near to 0.5, so
 that adapter was made again with more wrong demonstrations.
 
 Writes benchmarks/results/packs.json after every run, and the table and the curves between the `packs` markers of
-benchmarks/README.md and into docs/packs.svg; with --work a second call goes on where the first one stopped.
+benchmarks/README.md and into docs/packs.svg; with --work a second call resumes where the first one stopped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def passed(one: Result) -> bool:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Markdown: one line a run, and how many of each pack passed."""
+    """Markdown: one line per run, and how many of each pack passed."""
     heads = ["pack", "seed", "updates", "CPU s", "base", "trained", "the base knew", "without tools", "tool calls"]
     heads += ["curve", "passed"]
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
@@ -93,12 +93,12 @@ def main() -> None:
     parser.add_argument("--packs", nargs="+", default=["sql-task", "search-task"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, help="training steps; default: what init writes")
-    parser.add_argument("--tasks", type=int, default=1000, help="at most so many tasks of a split; default: all")
-    parser.add_argument("--work", type=Path, help="keep the projects here and go on with what is there")
+    parser.add_argument("--tasks", type=int, default=1000, help="at most this many tasks of a split; default: all")
+    parser.add_argument("--work", type=Path, help="keep the projects here and resume them")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "packs.json")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs" / "packs.svg")
     parser.add_argument(
-        "--readme", type=Path, default=README, help="the file whose table between the markers is renewed"
+        "--readme", type=Path, default=README, help="the file whose table between the markers is replaced"
     )
     args = parser.parse_args()
     results: list[Result] = []

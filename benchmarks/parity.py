@@ -3,15 +3,15 @@
     python -m venv /tmp/peers && /tmp/peers/bin/pip install -r benchmarks/peers.txt
     /tmp/peers/bin/python benchmarks/parity.py [--batches 20] [--only NAME]
 
-On TRL's side nothing is written again: a real GRPOTrainer (RLOOTrainer for RLOO) is given rollouts, computes
+TRL's side is TRL's own code: a real GRPOTrainer (RLOOTrainer for RLOO) is given rollouts, computes
 advantages, old and reference log-probabilities and sampler corrections itself (`_generate_and_score_completions`), its
-model is moved a little so that ratios differ from 1, and then its `_compute_loss` is called and differentiated. On
-ours: the settings that a user would write, the packed forward with shared prompts, the estimator, the loss and the
-aggregation. Episodes are of several lengths, and tool tokens lie between sampled ones.
+model is changed a little so that ratios differ from 1, and then its `_compute_loss` is called and differentiated.
+AgentRL's side: a user's settings, the packed forward with shared prompts, the estimator, the loss and the
+aggregation. Episodes have several lengths, with tool tokens between sampled ones.
 
 Errors are relative: advantages to their largest, gradients to their norm. The loss, nearly 0 because advantages
 cancel, to the same sum without signs: TRL's head works in float32, and so are both sides' advantages. Prints a table
-and what differs and why; writes benchmarks/results/parity.json. Exit code 1 where a pair is not within 1e-5.
+and the known differences; writes benchmarks/results/parity.json. Exits with 1 if a pair is not within 1e-5.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ WEIGHTS = (1.0, 0.5)
 
 @dataclass(frozen=True)
 class Pair:
-    """One thing that both define: TRL's settings and ours."""
+    """A feature of both: TRL's settings and AgentRL's."""
 
     name: str
     trl: Mapping[str, Any]
@@ -61,7 +61,7 @@ class Pair:
     what: tuple[str, ...] = ("advantage", "loss", "gradient")
     trainer: str = "grpo"
     sampler: bool = False
-    """The sampler's log-probabilities are off and corrected for."""
+    """The sampler's log-probabilities are perturbed and corrected for."""
 
 
 LOSS: Mapping[str, Any] = {"loss_type": "grpo", "epsilon": 0.2, "epsilon_high": 0.2}
@@ -129,34 +129,34 @@ PAIRS = (
 )
 
 DIFFERENCES = (
-    ("entropy bonus with loss_type grpo, sapo, dr_grpo", "TRL averages entropy over tokens whatever the loss does; ours"
-     " takes the loss's own aggregation, so that the bonus and the policy term weigh an episode alike."),
+    ("entropy bonus with loss_type grpo, sapo, dr_grpo", "TRL averages entropy over tokens for every loss; ours"
+     " uses the loss's own aggregation, so that the bonus and the policy term weigh an episode alike."),
     ("cispo", "TRL bounds the ratio above only, and epsilon_high is the bound itself; ours bounds both sides at"
      " 1 - clip_low and 1 + clip_high (clip_low=1 and clip_high=epsilon_high-1 give TRL's)."),
     ("loss_type grpo and sapo under gradient accumulation", "TRL averages the means of micro-batches; ours divides by"
      " the mini-batch's own totals, so its gradient does not depend on how micro-batches are cut."),
-    ("RLOO's loss", "TRL clips the product of a sequence's ratios; ours takes any of our losses with RLOO's"
-     " advantage, per token by default. TRL also normalises RLOO advantages over the batch if told to; ours never."),
-    ("KL", "TRL weighs it with the ratio unless told not to (use_bias_correction_kl), ours if told to (kl_unbiased);"
-     " only ours takes it off the reward for every estimator, and as k1, k2 or k3."),
+    ("RLOO's loss", "TRL clips the product of a sequence's ratios; ours uses any loss with RLOO's"
+     " advantage, per token by default. TRL can also normalise RLOO advantages over the batch; ours never does."),
+    ("KL", "TRL weighs it with the ratio by default (use_bias_correction_kl), ours with kl_unbiased;"
+     " only ours subtracts it from the reward for every estimator, and as k1, k2 or k3."),
     ("luspo, vespo, off_policy_mask_threshold, top_entropy_quantile", "not in ours."),
     ("pass_at_k, OPO, ReMax, REINFORCE++, GAE, turn_returns, mt_grpo, GiGPO, clip-cov, kl-cov, k1, k2", "not in TRL's"
      " GRPOTrainer: tested by hand-computed numbers in tests/learning/test_advantages.py and test_losses.py."),
-    ("group of one, groups of equal rewards", "both give 0, but ours then skips the episodes and says so."),
+    ("group of one, groups of equal rewards", "both give 0, but ours then skips and reports the episodes."),
 )  # fmt: skip
-"""What does not mean the same in both, and why."""
+"""Features that differ, and why."""
 
 
 @dataclass
 class Rollouts:
-    """What both sides are given: GROUPS × SIZE episodes, a prompt and rewards of each."""
+    """The input of both sides: GROUPS × SIZE episodes, with prompts and rewards."""
 
     prompts: list[list[int]]
     completions: list[list[int]]
     masks: list[list[int]]
     rewards: np.ndarray[Any, np.dtype[np.float64]]
     noise: list[list[float]]
-    """How far off the sampler's log-probabilities are."""
+    """Perturbation of the sampler's log-probabilities."""
     segments: list[list[Segment]] = field(default_factory=list)
 
     @classmethod
@@ -184,7 +184,7 @@ class Rollouts:
 
 
 class Peer:
-    """A trainer of TRL's with these settings, whose rollouts are given."""
+    """A TRL trainer with these settings and given rollouts."""
 
     def __init__(self, pair: Pair, folder: Path) -> None:
         from datasets import Dataset
@@ -246,7 +246,7 @@ class Peer:
         return g.prompts, g.completions, g.masks, ["y"] * len(prompts), sampled, {}, None, []
 
     def inputs(self, given: Rollouts, sampled: list[list[float]]) -> dict[str, Any]:
-        """TRL's own scoring of the rollouts, with the weights that they were sampled with."""
+        """TRL's own scoring of the rollouts, with the weights that sampled them."""
         self.given, self.sampled = given, sampled
         self.model.load_state_dict(self.start)
         self.model.train()
@@ -254,7 +254,7 @@ class Peer:
         return found
 
     def loss(self, inputs: dict[str, Any]) -> tuple[float, Tensor]:
-        """Its loss and the gradient by all weights, with the weights as they are now."""
+        """Its loss and the gradient of all weights, at the current weights."""
         self.model.zero_grad(set_to_none=True)
         loss = self.trainer._compute_loss(self.model, inputs)
         loss.backward()
@@ -266,7 +266,7 @@ class Peer:
 
 @dataclass
 class Ours:
-    """What we make of the same rollouts, with the weights that they were sampled with."""
+    """AgentRL's scoring of the same rollouts, with the weights that sampled them."""
 
     algo: AlgoConfig
     packed: Packed
@@ -296,7 +296,7 @@ class Ours:
         return cls(algo, packed, old, ref, estimate(algo, x))
 
     def loss(self, model: Any, given: Rollouts) -> tuple[float, Tensor, float]:
-        """Our loss, its gradient by all weights as they are now, and the sum of coefficient · |advantage|."""
+        """The loss, its gradient of all weights at the current weights, and the sum of coefficient · |advantage|."""
         config = Config(algo=self.algo)
         config.rollout.temperature = TEMPERATURE
         out = forward(model, self.packed)
@@ -331,7 +331,7 @@ def flat_gradient(model: Any) -> Tensor:
 
 
 def move(model: Any, scale: float, seed: int) -> None:
-    """Weights a little elsewhere: ratios, KL and clipping then count."""
+    """Changes the weights a little, so that ratios, KL and clipping count."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for tensor in model.parameters():
@@ -339,7 +339,7 @@ def move(model: Any, scale: float, seed: int) -> None:
 
 
 def sampled_logps(ours: Ours, given: Rollouts) -> list[list[float]]:
-    """What the sampler claims, per completion token; what is not sampled has none that counts."""
+    """The sampler's log-probabilities per completion token; arbitrary for tokens that are not sampled."""
     out = []
     for logps, mask, noise in zip(ours.packed.split(ours.old.numpy()), given.masks, given.noise, strict=True):
         row = np.zeros(len(mask))
@@ -403,7 +403,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def merged(out: Path, results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The new results and, of pairs that were not run now, those that the file has."""
+    """The new results, and the file's results of the other pairs."""
     known = json.loads(out.read_text(encoding="utf-8"))["results"] if out.is_file() else []
     found = {one["pair"]: one for one in [*known, *results]}
     return [found[pair.name] for pair in PAIRS if pair.name in found]

@@ -1,4 +1,4 @@
-"""The rollout engine beside transformers' `generate` and TRL's generation phase; cost per turn; memory.
+"""The rollout engine against transformers' `generate` and TRL's generation phase; cost per turn; memory.
 
     python benchmarks/rollout.py generate|turns|memory [--model 3M|60M] [--rounds N] [--device cpu|cuda] [--out FILE]
     python benchmarks/rollout.py turns --plot FILE.svg                               (rollout_plot.py)
@@ -6,14 +6,14 @@
 
 `generate`: 64 episodes in groups of 8, prompts of 128 tokens, each stopped after its own number of tokens (uniform in
 16..128), sampled at temperature 1 with log-probabilities; both engines in this process, one thread, rounds
-interleaved. transformers keeps each step's logits (`output_logits`) and takes the log-probabilities from them: that is
-how its `generate` gives them. A token counts where an episode wanted it: what is computed behind a stop does not.
-`turns`: what one turn costs after 0 to 15 turns before it, attention told apart. `memory`: peak bytes of keys and
+interleaved. transformers keeps each step's logits (`output_logits`) and computes log-probabilities from them, as its
+`generate` does. Only tokens up to an episode's stop count.
+`turns`: the cost of a turn after 0 to 15 earlier turns, with attention separately. `memory`: peak bytes of keys and
 values against live tokens.
 On a GPU (`--device cuda`) models are bf16, the engine is measured with and without CUDA graphs, transformers'
-continuous batching beside it (on a CPU with `--batching`), and a Qwen2-0.5B-shaped model (`--model 0.5B`) at 64 and 256
+continuous batching as well (on a CPU with `--batching`), and a Qwen2-0.5B-shaped model (`--model 0.5B`) at 64 and 256
 episodes is the case of interest; rollout_steps.py measures single steps. On a CPU `--fixed` adds the engine with steps
-of fixed shapes, unrecorded: what a GPU would record.
+of fixed shapes, not captured, as a GPU would capture them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from agentrl_cli.inference.cuda_graphs import CudaCapture, GraphRunner
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.models.device import free_memory
 from agentrl_cli.types import Sampling
-from benchmarks.rollout_plot import svg, told_apart
+from benchmarks.rollout_plot import split_costs, svg
 
 GROUP = 8
 PROMPT = 128
@@ -65,14 +65,14 @@ def make_model(name: str, device: str = "cpu", **changes: Any) -> Any:
 
 
 def work(vocabulary: int, episodes: int, seed: int = 0) -> tuple[list[list[int]], list[int]]:
-    """Prompts, the same within a group, and how many tokens each episode makes."""
+    """Prompts, the same within a group, and the number of tokens of each episode."""
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(10, vocabulary, PROMPT).tolist() for _ in range(episodes // GROUP)]
     return [prompts[n // GROUP] for n in range(episodes)], rng.integers(16, NEW + 1, episodes).tolist()
 
 
 def measured(action: Callable[[], int], device: str) -> dict[str, float]:
-    """CPU and wall seconds of an action, and the tokens that it says it made."""
+    """CPU and wall seconds of an action, and the number of tokens that it returns."""
     cpu, wall = time.process_time(), time.perf_counter()
     tokens = action()
     if device != "cpu":
@@ -84,7 +84,7 @@ def measured(action: Callable[[], int], device: str) -> dict[str, float]:
 
 
 def ours(model: Any, prompts: list[list[int]], wanted: list[int]) -> int:
-    """One rollout by the local policy, a new one, as a training step begins with."""
+    """One rollout by a new local policy, as at the start of a training step."""
 
     async def go() -> int:
         policy = LocalPolicy(model, context_length=4096, rows=len(prompts))
@@ -100,8 +100,8 @@ def ours(model: Any, prompts: list[list[int]], wanted: list[int]) -> int:
     return asyncio.run(go())
 
 
-class Recorded:
-    """Rollouts by one policy whose steps are recorded: it stays, as in a training, and so do its recordings."""
+class Captured:
+    """Rollouts by one policy whose steps are captured; it and its graphs stay, as in a training."""
 
     def __init__(self, model: Any, device: str, episodes: int) -> None:
         capture = partial(CudaCapture, model.device) if device != "cpu" else as_they_are
@@ -113,7 +113,7 @@ class Recorded:
     def __call__(self, model: Any, prompts: list[list[int]], wanted: list[int]) -> int:
         async def go() -> int:
             self.rounds += 1
-            self.policy.set_version(str(self.rounds))  # prompts are computed anew
+            self.policy.set_version(str(self.rounds))  # prompts are computed again
             every = await asyncio.gather(
                 *(
                     self.policy.generate(f"e{n}", ids, Sampling(max_new_tokens=wanted[n], seed=n))
@@ -126,18 +126,18 @@ class Recorded:
         return asyncio.run(go())
 
     def close(self) -> str:
-        """The engine, and why it records nothing where it does not."""
+        """The engine, and why it captures no graphs, if it does not."""
         asyncio.run(self.policy.close())
         return self.policy.describe()
 
 
 def as_they_are() -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Steps of fixed shapes, not recorded."""
+    """Steps of fixed shapes, not captured."""
     return lambda step: step
 
 
 def theirs(model: Any, prompts: list[list[int]], wanted: list[int], **options: Any) -> int:
-    """One `generate`, its stops by a criterion that knows each row's length, log-probabilities of what was sampled."""
+    """One `generate`, stopped by a criterion with each sequence's length, with log-probabilities of sampled tokens."""
     from transformers import StoppingCriteriaList
 
     ends = torch.tensor(wanted, device=model.device) + PROMPT
@@ -170,7 +170,7 @@ def theirs(model: Any, prompts: list[list[int]], wanted: list[int], **options: A
 def their_batching(model: Any, prompts: list[list[int]], wanted: list[int]) -> int:
     """transformers' continuous batching with log-probabilities, each request stopped after its own number of tokens.
 
-    Its manager stays for the next round, with what it recorded and found out about the memory, as our policy does.
+    Its manager stays for the next round, with its graphs and memory estimates, like AgentRL's policy.
     """
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
@@ -199,7 +199,7 @@ def their_batching(model: Any, prompts: list[list[int]], wanted: list[int]) -> i
 
 
 def bandwidth(device: str, size: int = 2**28) -> float:
-    """Bytes a second that a copy of a large tensor moves, read and written ones together; the best of five."""
+    """Bytes per second of a copy of a large tensor, reads and writes together; the best of five."""
     source = torch.empty(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     times = []
@@ -213,9 +213,9 @@ def bandwidth(device: str, size: int = 2**28) -> float:
 
 
 def bandwidth_limit(model: Any, episodes: int, moved: float) -> float:
-    """Tokens a second if decoding did nothing but read the weights once a step, and every row's keys and values.
+    """Tokens per second if decoding only read the weights and every sequence's keys and values once per step.
 
-    Of `generate`'s work: all rows live, contexts of mean length. Stops and prompts make the true limit lower.
+    For `generate`'s work: all sequences live, contexts of mean length. Stops and prompts make the true limit lower.
     """
     weights = sum(w.numel() * w.element_size() for w in model.parameters())  # tied ones once
     step = weights + episodes * (PROMPT + NEW / 2) * position_bytes(model)
@@ -234,7 +234,7 @@ def bench_generate(arguments: argparse.Namespace) -> dict[str, Any]:
     model = make_model(arguments.model, arguments.device)
     prompts, wanted = work(model.config.vocab_size, arguments.episodes)
     engines: dict[str, Callable[..., int]] = {"agentrl": ours, "transformers generate": theirs}
-    recorded = Recorded(model, arguments.device, len(prompts)) if arguments.device != "cpu" or arguments.fixed else None
+    recorded = Captured(model, arguments.device, len(prompts)) if arguments.device != "cpu" or arguments.fixed else None
     if recorded is not None:
         engines["agentrl, CUDA graphs" if arguments.device != "cpu" else "agentrl, fixed shapes"] = recorded
     if arguments.device != "cpu" or arguments.batching:
@@ -269,7 +269,7 @@ def bench_generate(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def bench_turns(arguments: argparse.Namespace) -> dict[str, Any]:
-    """16 episodes of 16 turns, 32 tokens made and 32 read in each: CPU milliseconds of each turn, all episodes."""
+    """16 episodes of 16 turns, 32 tokens sampled and 32 read in each: CPU milliseconds of each turn, all episodes."""
     model = make_model(arguments.model, arguments.device)
     rng = np.random.default_rng(0)
 
@@ -291,7 +291,7 @@ def bench_turns(arguments: argparse.Namespace) -> dict[str, Any]:
 
     every = [asyncio.run(go()) for _ in range(arguments.rounds)]
     times = np.min(every, axis=0).round(1).tolist()
-    fit = told_apart(times, [PROMPT + 64 * turn + 16 for turn in range(16)])  # in the middle of what a turn says
+    fit = split_costs(times, [PROMPT + 64 * turn + 16 for turn in range(16)])  # in the middle of a turn
     if arguments.plot is not None:
         title = f"CPU milliseconds of turn 1 to 16: {arguments.model}, 16 episodes at once"
         arguments.plot.write_text(svg(times, fit, title), encoding="utf-8")
@@ -299,7 +299,7 @@ def bench_turns(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def bench_memory(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Most positions that there was memory for, against the tokens alive and against rows times the longest."""
+    """Peak positions with memory, against live tokens and against sequences times the longest."""
     model = make_model(arguments.model, arguments.device)
     rng = np.random.default_rng(0)
     cases = {
@@ -338,7 +338,7 @@ def main() -> None:
     parser.add_argument("--fixed", action="store_true", help="measure steps of fixed shapes on a CPU, too")
     parser.add_argument("--batching", action="store_true", help="measure their continuous batching on a CPU, too")
     parser.add_argument("--out", type=Path, help="a JSON file for the result")
-    parser.add_argument("--plot", type=Path, help="turns: an SVG file of what each turn costs")
+    parser.add_argument("--plot", type=Path, help="turns: an SVG file of each turn's cost")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     result = BENCHES[arguments.what](arguments)

@@ -1,8 +1,8 @@
-"""What a turn costs after other turns, told apart: a part that is the same for every turn, and attention.
+"""Splits the cost of a turn after other turns into a constant part and attention.
 
 Attention reads every position before a token, so its part is proportional to the context: the measured milliseconds are
 fitted by `fixed + slope · context` (least squares over turns 2 to the last; the first also reads its whole prompt).
-What the fit leaves over is what would grow in another way. `svg` draws it, with nothing but text.
+The residual shows growth of any other kind. `svg` draws it, as plain text.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 360, 60, 48, 56
 FIXED, ATTENTION, MEASURED = "#8da0cb", "#fc8d62", "#222222"
 
 
-def told_apart(milliseconds: Sequence[float], contexts: Sequence[float]) -> dict[str, Any]:
+def split_costs(milliseconds: Sequence[float], contexts: Sequence[float]) -> dict[str, Any]:
     """The fit. `contexts`: mean positions that the tokens of each turn attend to.
 
-    Returns the fixed milliseconds, those per 1,000 positions of context, per turn attention's share of what was
-    measured, and the largest distance of a turn from the fit, as a share of it.
+    Returns the fixed milliseconds, those per 1,000 positions of context, attention's share of each turn's
+    measurement, and the largest relative residual of a turn.
     """
     y, x = np.asarray(milliseconds, float), np.asarray(contexts, float)
     slope, fixed = np.polyfit(x[1:], y[1:], 1)
@@ -35,7 +35,7 @@ def told_apart(milliseconds: Sequence[float], contexts: Sequence[float]) -> dict
 
 
 def svg(milliseconds: Sequence[float], fit: dict[str, Any], title: str) -> str:
-    """Bars of the two parts for every turn, and what was measured as points."""
+    """Bars of the two parts for every turn, and the measurements as points."""
     contexts = fit["context_by_turn"]
     parts = [(fit["fixed_ms"], fit["attention_ms_per_1000_positions"] * c / 1000) for c in contexts]
     top = 1.1 * max(*milliseconds, *(sum(pair) for pair in parts))

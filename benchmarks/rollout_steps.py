@@ -1,9 +1,9 @@
-"""One decode step of the paged engine on a GPU: as it is, and as a CUDA graph; the share of the card's bandwidth.
+"""One decode step of the paged engine on a GPU: eager, and as a CUDA graph; the share of the GPU's bandwidth.
 
     python benchmarks/rollout_steps.py [--device cuda] [--model 0.5B] [--rows 64 256] [--positions 192] [--out FILE]
 
-Every row has `positions` positions of its own. Times are wall, the median of the last steps, the device waited for.
-On a CPU there are no graphs: it then shows that the script works.
+Every sequence has its own `positions` positions. Times are wall, the median of the last steps, synchronized.
+On a CPU there are no graphs; this only checks the script.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.rollout import SHAPES, bandwidth, make_model, position_bytes
 
 
 def milliseconds(runner: ModelRunner, rows: int, positions: int, steps: int) -> float:
-    """Median wall time of a decode step of so many rows."""
+    """Median wall time of a decode step of this many sequences."""
     cache = KVCache(BlockPool(runner.layers, rows * blocks(positions + 1), scratch=runner.records))
     sequences = [TokenSequence(key=str(n), ids=np.full(positions + 1, 7, np.int32)) for n in range(rows)]
     times = []
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a JSON file for the result")
     arguments = parser.parse_args()
     model = make_model(arguments.model, arguments.device)
-    runners: dict[str, Callable[[Any], ModelRunner]] = {"as it is": ModelRunner}
+    runners: dict[str, Callable[[Any], ModelRunner]] = {"eager": ModelRunner}
     if arguments.device != "cpu":
         runners["CUDA graph"] = partial(GraphRunner, make=partial(CudaCapture, model.device))
     moved = bandwidth(arguments.device)

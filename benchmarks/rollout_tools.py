@@ -1,13 +1,13 @@
-"""Three-turn tool episodes, 64 at once in groups of 8: this package's rollout beside TRL's generation phase.
+"""Three-turn tool episodes, 64 at once in groups of 8: AgentRL's rollout against TRL's generation phase.
 
     python benchmarks/rollout_tools.py --trl /venv/with/trl/bin/python [--model 3M|60M] [--rounds N] [--out FILE]
 
-Models have random weights, so what they say is scripted on both sides, token by token: two turns of text with a call
-of `add`, one that answers. On both sides one logit a row is raised in place, and the token is drawn from the softmax as
-any other. The forwards, the cache, sampling, tools, templates and parsing are the real ones. Ours is what a training
-step does: the weights are published to the engine, then `Rollout` with log-probabilities, drift check and every write
-to the store. TRL's is `GRPOTrainer._generate` in its own environment (rollout_trl.py). One thread each, rounds of one
-after the other; what is made once for a training (trainer, policy, store) is not counted on either side.
+Models have random weights, so their replies are scripted on both sides, token by token: two turns of text with a call
+of `add`, one that answers. On both sides one logit per sequence is raised in place, and the token is sampled from the
+softmax like any other. The forwards, the cache, sampling, tools, templates and parsing are real. AgentRL does the work
+of a training step: it publishes the weights to the engine, then runs `Rollout` with log-probabilities, drift check and
+every write to the store. TRL runs `GRPOTrainer._generate` in its own environment (rollout_trl.py). One thread each,
+alternating rounds; one-time work of a training (trainer, policy, store) is not counted on either side.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WORDS = "one two three four add the sum of value then call tool number list text
 CALL = '\n<tool_call>\n{"name": "add", "arguments": {"a": %d, "b": %d}}\n</tool_call>'
 MOST = 700
 LIKELY = 1e4
-"""The logit of what is scripted, on both sides."""
+"""The logit of scripted tokens, on both sides."""
 
 
 def add(a: int, b: int) -> int:
@@ -72,9 +72,9 @@ def script(tokenizer: Tokenizer, episodes: int, seed: int = 0) -> list[list[list
 
 
 class Scripted(LocalPolicy):
-    """The local policy, saying what the script says: the logit of that token is far above the others, no more.
+    """The local policy with a script: only raises the logit of the scripted token far above the others.
 
-    Everything after the forward (softmax, draw, log-probabilities, entropy, alternatives, stops) is the sampler's own.
+    Everything after the forward (softmax, sampling, log-probabilities, entropy, alternatives, stops) is the sampler's.
     `slot` names the episode.
     """
 
@@ -82,7 +82,7 @@ class Scripted(LocalPolicy):
         super().__init__(model, **options)
         self.turns = turns
         self.said: dict[str, int] = {}
-        """How many turns each episode has had."""
+        """Number of turns of each episode so far."""
         assert isinstance(self._engine, PagedEngine)
         runner = self._engine.runner
         decode = runner.decode
@@ -93,14 +93,14 @@ class Scripted(LocalPolicy):
         return await super().generate(key, ids, sampling, **options)
 
     def scripted(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits [rows, vocabulary] of every live row, in place."""
+        """Changes the logits [sequences, vocabulary] in place."""
         rows = self._engine.running
         words = [[self.turns[r.sampling.slot][self.said[r.key] - 1][len(r.out)]] for r in rows]
         return logits.scatter_(1, torch.tensor(words), LIKELY)
 
 
 def ours(model: Any, chat: Chat, prompts: Sequence[str], turns: list[list[list[int]]]) -> dict[str, float]:
-    """One rollout of all episodes into a new store."""
+    """Runs one rollout of all episodes into a new store."""
     rows = [{"prompt": text, "answer": "5"} for text in prompts[::GROUP]]
     pack = Pack.of("sums", rows, [Reward("exact", lambda episode, ctx: 0.0)], tools=[add], system=SYSTEM)
     tasks = pack.tasks("train")
@@ -135,7 +135,7 @@ def ours(model: Any, chat: Chat, prompts: Sequence[str], turns: list[list[list[i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--trl", help="python of an environment with trl==1.16.*; without it only ours is measured")
+    parser.add_argument("--trl", help="python of an environment with trl==1.16.*; without it only AgentRL is measured")
     parser.add_argument("--model", choices=SHAPES, default="3M")
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=1)
@@ -169,7 +169,7 @@ def main() -> None:
 def theirs(
     python: str, model: str, tokenizer: str, prompts: Sequence[str], turns: list[list[list[int]]]
 ) -> list[dict[str, float]]:
-    """TRL's generation phase over the same script, in a process of its own environment."""
+    """TRL's generation phase over the same script, in a process with its own environment."""
     work: dict[str, Any] = {
         "model": SHAPES[model] | {"tie_word_embeddings": True},
         "tokenizer": tokenizer,

@@ -2,8 +2,8 @@
 
     /venv/with/trl/bin/python benchmarks/rollout_trl.py WORK.json        needs trl==1.16.*, torch, transformers
 
-WORK.json has the model's configuration, the tokenizer's folder, prompts, and the tokens of every episode's every turn:
-a model with random weights never calls a tool, so the script replaces what it says; the forwards are the real ones.
+WORK.json has the model's configuration, the tokenizer's folder, prompts, and the tokens of every turn of every episode:
+a model with random weights never calls a tool, so the script replaces its replies; the forwards are real.
 Prints one JSON line: CPU and wall seconds of `GRPOTrainer._generate` (tools included, scoring and update not).
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList, Qwen2Config, Qwen2ForCausalLM
-from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]  # an environment of its own
+from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]  # a separate environment
 from trl.chat_template_utils import qwen3_template  # type: ignore[import-not-found]
 
 
@@ -34,7 +34,7 @@ def add(a: int, b: int) -> int:
 
 
 class Script(LogitsProcessor):
-    """Every row's next token is the script's: its logit is far above the others."""
+    """Makes every sequence's next token the script's, by a logit far above the others."""
 
     def __init__(self, turns: list[list[int]], start: int, end: int, likely: float = 1e4) -> None:
         width = max(map(len, turns)) + 1

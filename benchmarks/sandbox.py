@@ -37,13 +37,13 @@ Way = Callable[[int], Awaitable[None]]
 
 
 def limits() -> None:
-    """What the plain subprocess is held by."""
+    """The limits of the plain subprocess."""
     for which, most in ((resource.RLIMIT_AS, 4 << 30), (resource.RLIMIT_CPU, 5), (resource.RLIMIT_FSIZE, 64 << 20)):
         resource.setrlimit(which, (most, most))
 
 
 def in_subprocess(code: str, *flags: str) -> Way:
-    """subprocess.run in a thread, as a trainer without a sandbox does it."""
+    """subprocess.run in a thread, as in a trainer without a sandbox."""
 
     def once() -> None:
         done = subprocess.run(
@@ -72,7 +72,7 @@ def in_docker_run(image: str) -> Way:
 
 
 async def sandbox_ways(sandbox: Sandbox, at_once: int, label: str) -> dict[str, Way]:
-    """The sandbox's own ways; a session for each of the concurrent users."""
+    """The sandbox's ways, with one session per concurrent user."""
     sessions = [await sandbox.session() for _ in range(at_once)]
 
     async def fresh(_: int) -> None:
@@ -98,7 +98,7 @@ async def numpy_way(sandbox: Sandbox, at_once: int) -> Way:
 
 
 async def rate(way: Way, seconds: float, at_once: int) -> tuple[int, float]:
-    """How many executions there were, and how many per wall second, `at_once` of them at a time."""
+    """The number of executions, and their rate per wall second, `at_once` of them at a time."""
     await way(0)
     start = time.perf_counter()
     counts = [0] * at_once
@@ -124,7 +124,7 @@ class Cpu:
             self.group = Path("/nonexistent")
 
     def seconds(self) -> float:
-        """Since some time in the past."""
+        """CPU seconds since an arbitrary time."""
         total = 0
         for folder in (self.group, self.group.parent / "docker"):
             file = folder / "cpuacct.usage"
@@ -182,7 +182,7 @@ async def measure(
 
 
 async def soak(level: str, number: int, at_once: int = 8) -> tuple[dict[str, int], dict[str, int]]:
-    """Many executions in a row: what is held after the first twentieth, and at the end."""
+    """Many executions in a row: resources after the first twentieth, and at the end."""
     async with await Sandbox.open(SandboxConfig(backend=level, min_level="landlock", workers=2)) as sandbox:
 
         async def user(executions: int) -> None:
@@ -211,7 +211,7 @@ def containers(sandbox: Sandbox) -> list[int]:
 
 
 def held(tops: list[int]) -> dict[str, int]:
-    """Processes, open descriptors and KiB of memory of processes and all below them."""
+    """Number of processes, open descriptors and KiB of memory of these processes and their descendants."""
     found, queue = {"processes": 0, "descriptors": 0, "memory_kib": 0}, list(tops)
     while queue:
         one = Path("/proc", str(queue.pop()))
@@ -253,7 +253,7 @@ def main() -> None:
 
 
 def show(best: dict[str, tuple[float, float]]) -> None:
-    """The table: rate and CPU, and how many times those of a plain subprocess and of docker run."""
+    """The table: rate and CPU, and their ratios to a plain subprocess and to docker run."""
     docker = best.get("docker run --rm")
     print(f"{'executions':38} {'per s':>8} {'CPU ms':>8} {'vs subprocess':>16} {'vs docker run':>16}")
     for name, value in best.items():

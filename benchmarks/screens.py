@@ -1,11 +1,11 @@
-"""How long the screens take from mounting to the first painted rows, and from a key to its paint.
+"""Latency of the screens: from mounting to the first painted rows, and from a key to its paint.
 
     python benchmarks/screens.py [--episodes 100000] [--tokens 32000] [--out benchmarks/results/screens.json]
 
-Prints one line per measurement with its target; exits 1 where a target is missed. No terminal needed: Textual's pilot
-drives the real application over stores made on the spot. Of keys the 95th percentile of twenty presses of each, taken
-in turn, and the first page after opening by itself; beside it the CPU time up to the paint, which other programs on the
-machine do not lengthen.
+Prints one line per measurement with its target; exits with 1 if a target is missed. Needs no terminal: Textual's pilot
+drives the real application over generated stores. For keys it reports the 95th percentile of twenty presses each,
+interleaved, and the first page after opening separately; also the CPU time until the paint, which does not depend on
+other programs.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SCREENS: dict[str, tuple[Callable[[Reader], Screen[Any]], str, Sequence[str], st
         "",
     ),
 }
-"""name → (screen, text that marks it as painted, its keys, keys that lead to where they work)."""
+"""name → (screen, text that marks it as painted, its keys, keys that lead to them)."""
 
 
 def many_episodes(path: Path, count: int) -> None:
@@ -138,7 +138,7 @@ def long_episode(path: Path, n: int) -> None:
 
 
 class TimedApp(AgentApp):
-    """Notes when each paint was complete, the text for the terminal included."""
+    """Records when each paint was complete, including the terminal's text."""
 
     steady = True
     painted = 0.0
@@ -160,7 +160,7 @@ class TimedApp(AgentApp):
 
 @dataclass
 class Presses:
-    """One key, pressed again and again: seconds to the first paint, to the last one, CPU seconds to the first."""
+    """One key, pressed repeatedly: seconds to the first paint, to the last one, CPU seconds to the first."""
 
     first: list[float] = field(default_factory=list)
     last: list[float] = field(default_factory=list)
@@ -168,16 +168,16 @@ class Presses:
 
     @staticmethod
     def p95(values: list[float]) -> float:
-        """Of twenty the second largest."""
+        """The second largest of twenty."""
         return sorted(values)[max(round(len(values) * 0.95) - 1, 0)]
 
 
 async def measure(
     db: Path, first: Callable[[Reader], Screen[Any]], marker: str, keys: Sequence[str], then: str = ""
 ) -> tuple[float, dict[str, Presses]]:
-    """Seconds from mounting to the first painted row that holds `marker`, and what each key took in twenty rounds.
+    """Seconds from mounting to the first painted row with `marker`, and each key's times in twenty rounds.
 
-    The first of `keys` is pressed once before, as `KEY, the first one`; `then` are keys that lead to where they work.
+    The first of `keys` is pressed once before, as `KEY, the first one`; `then` are keys that lead to them.
     """
     app = TimedApp(db, first)
     app.marker = marker
@@ -202,7 +202,7 @@ async def measure(
 
 
 async def relisted(db: Path) -> dict[str, float]:
-    """Seconds from a key in the list of episodes until the list in another order, or a filtered one, is painted."""
+    """Seconds from a key in the list of episodes until the sorted or filtered list is painted."""
     out: dict[str, float] = {}
     app = TimedApp(db, EpisodesScreen)
 
@@ -231,7 +231,7 @@ async def relisted(db: Path) -> dict[str, float]:
 
 async def key_to_paint(app: TimedApp, key: str) -> tuple[float, float, float]:
     """Seconds from a key's arrival to the first paint after it, to the last one (side panes come a frame later), and
-    CPU seconds to the first; zeros where nothing is painted."""
+    CPU seconds to the first; zeros if nothing is painted."""
     assert app._driver is not None
     app.first, app.first_cpu, at, cpu = 0.0, 0.0, time.perf_counter(), time.thread_time()
     app._driver.send_message(events.Key(key, key if len(key) == 1 else None))
@@ -263,7 +263,7 @@ def cold_start(db: Path) -> float:
 
 
 class Report:
-    """What is printed, and kept for `--out`."""
+    """Prints the measurements, and keeps them for `--out`."""
 
     def __init__(self) -> None:
         self.missed = 0
@@ -279,7 +279,7 @@ class Report:
         print(f"{name:<52} {seconds * 1000:8.1f} ms   target {target * 1000:6.0f} ms   {verdict:<6}{more}", flush=True)
 
     def keys(self, screen: str, found: dict[str, Presses]) -> None:
-        """All keys of a screen; of those whose side panes come later, when all was settled."""
+        """All keys of a screen; for those with late side panes, also the time until all have settled."""
         for key, took in found.items():
             first, last = Presses.p95(took.first), Presses.p95(took.last)
             self.line(f"{screen}: {key} to paint, p95", first, 0.05, Presses.p95(took.cpu))

@@ -1,14 +1,13 @@
-"""Wall and CPU time of a training step with a slow tool, sampled in turn and sampled ahead (`rollout.async_staleness`).
+"""Wall and CPU time of a training step with a slow tool, synchronous and asynchronous (`rollout.async_staleness`).
 
     python benchmarks/staleness.py [--delay 0.5] [--steps 6] [--rounds 2] [--staleness 0 1 2] [--out FILE]
 
-The bundled model on calc-task; the calculator takes `--delay` seconds more, asleep. In every round each setting trains
-once, so that a machine that is slower for a while is slower for all of them. Of each training the first step is left
-out, in which everything is loaded and nothing runs ahead yet, and the last `staleness` steps, which nothing follows
-that could run ahead of them; the wall time of the whole training is told beside it. Prints a JSON line for each
-training, and at the end the table: means per step of wall seconds (`step`, of which `rollout` are waited for and
-`update` are computed), CPU seconds (`cpu`), tool calls (the same work is done), and the gain: how many times the steps
-of the first setting it is as fast, with the smallest and the largest of the rounds.
+The bundled model on calc-task; the calculator sleeps `--delay` seconds more. In every round each setting trains once,
+so that slow phases of the machine affect all of them. Each training's first step (loading, nothing prefetched yet) and
+last `staleness` steps (nothing left to prefetch) are left out; the wall time of the whole training is also reported.
+Prints a JSON line for each training, and at the end the table: means per step of wall seconds (`step`, of which
+`rollout` are spent waiting and `update` computing), CPU seconds (`cpu`), tool calls (the same work), and the speedup
+over the first setting, with the smallest and the largest of the rounds.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ NAMES = ("step", "rollout", "update", "cpu")
 
 
 def slow_down(delay: float) -> None:
-    """The calculator answers `delay` seconds later, and no longer promises to be quick."""
+    """Makes the calculator answer `delay` seconds later, in a thread."""
 
     def slow(expression: str) -> Any:
-        time.sleep(delay)  # in a thread of its own, as every plain function that does not promise to be quick
+        time.sleep(delay)  # in a thread, like every synchronous tool
         return calculator(expression)
 
     TOOL.function, TOOL.pure = slow, False
@@ -56,7 +55,7 @@ def measure(staleness: int, steps: int) -> dict[str, Any]:
 
 
 def table(rounds: list[dict[int, dict[str, Any]]]) -> dict[str, Any]:
-    """Per setting the mean of the rounds, and the gain over the first with its range."""
+    """Per setting the mean of the rounds, and the speedup over the first with its range."""
     first = next(iter(rounds[0]))
     found = {}
     for setting in rounds[0]:

@@ -1,4 +1,4 @@
-"""The store with 100,000 episodes: how long lists, filters and single episodes take, and what writing costs.
+"""The store with 100,000 episodes: times of lists, filters and single episodes, and the cost of writing.
 
     python benchmarks/store.py [--episodes 100000] [--db FILE] [--json]
 
@@ -132,7 +132,7 @@ def read_times(path: Path) -> Iterator[tuple[str, float]]:
 def write_cost(path: Path, episodes: int = 256) -> tuple[float, float]:
     """CPU milliseconds for one episode of three turns and 100 sampled tokens, and for its training signals.
 
-    As a rollout writes: 64 episodes at once, turn by turn, those that end committed together.
+    Like a rollout: 64 episodes at once, turn by turn; finished ones are committed together.
     """
     rng = np.random.default_rng(2)
     with Store.open(path) as store:
@@ -149,7 +149,7 @@ def write_cost(path: Path, episodes: int = 256) -> tuple[float, float]:
                     store.live.set(episode.id, AgentState.GENERATING, index, "some text")
                     store.episodes.add_turn(episode.id, turn, episode.tokens.slice(turn.start, turn.end), later=True)
                 if index == 1:
-                    store.flush()  # what a watcher sees of them while they run
+                    store.flush()  # so that a watcher sees running episodes
             for count, episode in enumerate(batch, 1):
                 store.episodes.finish(episode, later=True)
                 if count % 8 == 0:
@@ -180,7 +180,7 @@ def _best(action: Callable[[], Any], repeats: int = 5) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--episodes", type=int, default=100_000)
-    parser.add_argument("--db", type=Path, help="keep the generated store here and use it again")
+    parser.add_argument("--db", type=Path, help="keep the generated store here and reuse it")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

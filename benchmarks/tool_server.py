@@ -1,9 +1,9 @@
-"""The tool server under load, by wrk (a Debian package): calls a second, latency, nothing lost or run twice.
+"""The tool server under load, by wrk (a Debian package): calls per second, latency, nothing lost or run twice.
 
     python benchmarks/tool_server.py [--seconds 10] [--connections 32] [--rounds 3]
 
-Every request carries a key of its own. Afterwards the journal must hold each call exactly once with its result, and at
-most `connections` more than wrk counted (those that were on their way when it stopped).
+Every request has its own key. Afterwards the journal must contain each call exactly once with its result, and at
+most `connections` more than wrk counted (those in flight when it stopped).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 
 def one(seconds: int, connections: int, port: int) -> dict[str, Any]:
-    """A server of its own, loaded for so many seconds."""
+    """A separate server, under load for this many seconds."""
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.db"
         os.environ["AGENTRL_TOKEN"] = "load"
@@ -55,10 +55,10 @@ def one(seconds: int, connections: int, port: int) -> dict[str, Any]:
     lines = dict(line.split(" ", 1) for line in said.splitlines() if line.startswith(("RESULT ", "WRONG ")))
     requests, micros, errors, p50, p99, most = map(float, lines["RESULT"].split())
     if errors:
-        raise SystemExit(f"{errors:.0f} of {requests:.0f} requests went wrong: {lines.get('WRONG', 'no connection')}")
+        raise SystemExit(f"{errors:.0f} of {requests:.0f} requests failed: {lines.get('WRONG', 'no connection')}")
     if not (rows == keys == answered and requests <= rows <= requests + connections):
         counts = f"{rows} rows, {keys} keys and {answered} results for {requests:.0f} answers"
-        raise SystemExit(f"The journal does not hold each call once: {counts}.")
+        raise SystemExit(f"The journal does not contain each call once: {counts}.")
     return {
         "calls_per_second": round(requests / micros * 1e6, 1),
         "p50_ms": p50,

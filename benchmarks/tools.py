@@ -3,7 +3,7 @@
     python benchmarks/tools.py [--episodes 64] [--seconds 0.5] [--repeat 3] [--out results.json]
 
 A turn ends when the tool's answer is in the store; the episode then ends with a short text and its grade. Asynchronous
-and plain (threaded) tools are both measured. `cpu_s` is what this process computed, whatever else the machine does.
+and synchronous (threaded) tools are both measured. `cpu_s` is the CPU time of this process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from agentrl_cli.types import Outcome
 
 
 def tools(seconds: float) -> dict[str, Any]:
-    """The tool in both kinds."""
+    """Both kinds of the tool."""
 
     async def wait() -> str:
         """Wait."""
@@ -62,7 +62,7 @@ async def measure(kind: str, seconds: float, episodes: int, folder: Path) -> dic
         spent = time.time() - started
         assert all(episode.outcome is Outcome.SOLVED for episode in done)
         assert len(store.episodes.ids()) == episodes
-        # A turn begins where the one before it is committed: the final one right after the tool's answer.
+        # A turn starts when the one before it is committed: the final one right after the tool's answer.
         answered = max(turn.started for e in done for turn in e.turns[-1:]) - started
     return {"turn_s": answered, "episode_s": spent, "cpu_s": time.process_time() - cpu}
 

@@ -1,14 +1,14 @@
-"""Forward, backward and optimizer of one GRPO step: ours and TRL's, on the same model, episodes, threads and dtype.
+"""Forward, backward and optimizer of a GRPO step: AgentRL and TRL, with the same model, episodes, threads and dtype.
 
     python -m venv /tmp/peers && /tmp/peers/bin/pip install -r benchmarks/peers.txt
     /tmp/peers/bin/python benchmarks/train_step.py [--model 3M|60M] [--case single|tools] [--rows 64] [--rounds 2]
                                                    [--full]
 
-A real GRPOTrainer is trained; its `_generate_and_score_completions` hands it finished episodes (with `tool_mask` where
-tools answered), so what is timed is its own step: micro-batches, padding, loss, backward, clipping, optimizer. Its four
-settings are gradient checkpointing on and off, and micro-batches of 8 and of all rows; all four are printed and kept.
-After each of its steps ours runs on the same episodes (interleaved), with our defaults. CPU seconds of the process; the
-best of all rounds counts. Both cases have 64 episodes; --rows 16 takes two groups, for a look at a busy machine.
+A real GRPOTrainer is trained; its `_generate_and_score_completions` returns finished episodes (with `tool_mask` for
+tools), so its own step is timed: micro-batches, padding, loss, backward, clipping, optimizer. Its four settings are
+gradient checkpointing on and off, and micro-batches of 8 and of all episodes; all four are printed and kept. After each
+of its steps, AgentRL's runs on the same episodes (interleaved), with its defaults. CPU seconds of the process; the
+best of all rounds counts. Both cases have 64 episodes; --rows 16 takes two groups, for a busy machine.
 
 `single`: groups of 8, prompts of 64 tokens, 16 to 128 sampled. `tools`: prompts of 200, three turns of 16 to 96 sampled
 tokens, two tool results of 64. LoRA r=8 on all linear layers unless --full. Results go into benchmarks/results.
@@ -81,8 +81,8 @@ def make_episodes(case: str, rows: int, vocabulary: int) -> list[Episode]:
                 said = some(int(rng.integers(16, 97 if case == "tools" else 129)))
                 ids, origin = ids + said, origin + [Origin.MODEL] * len(said)
                 if case == "tools" and turn < 2:
-                    told = some(64)
-                    ids, origin = ids + told, origin + [Origin.TOOL] * len(told)
+                    answer = some(64)
+                    ids, origin = ids + answer, origin + [Origin.TOOL] * len(answer)
             part = RewardPart("r", float(rng.integers(0, 2)) + 0.01 * sample, primary=True)
             tokens = Tokens.given(ids, [int(o) for o in origin])
             tokens.logp_policy[tokens.trained_mask] = -7.6
@@ -97,7 +97,7 @@ def make_episodes(case: str, rows: int, vocabulary: int) -> list[Episode]:
 
 
 class Ours:
-    """A learner with our defaults, stepping on the episodes."""
+    """A learner with AgentRL's defaults, stepping on the episodes."""
 
     def __init__(self, model: Any, episodes: list[Episode]) -> None:
         settings = {"rollout": {"max_tokens": 1024}, "train": {"lr": LR, "warmup_steps": 0}}
@@ -120,7 +120,7 @@ class Ours:
 
 
 def trl_batch(episodes: list[Episode]) -> dict[str, Any]:
-    """What TRL's generation hands to its loss: prompts padded left, completions right, advantages, the tool mask."""
+    """The input of TRL's loss: prompts padded left, completions right, advantages, the tool mask."""
     prompts, completions, masks = [], [], []
     for episode in episodes:
         first = int(episode.tokens.trained_mask.argmax())
@@ -151,7 +151,7 @@ def trl_batch(episodes: list[Episode]) -> dict[str, Any]:
 
 
 def trl_trainer(model: Any, episodes: list[Episode], micro: int, checkpointing: bool, ours: Ours, rounds: int) -> Any:
-    """(trainer, timer): TRL's trainer with our episodes; the timer also steps ours after each of its steps."""
+    """(trainer, timer): TRL's trainer with given episodes; the timer also runs AgentRL's step after each of its own."""
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]

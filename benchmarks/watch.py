@@ -1,13 +1,13 @@
-"""What watching costs: the store's share of a training's CPU seconds, and a watcher's share of a core, in one real run.
+"""Cost of watching: the store's share of a training's CPU seconds, and a watcher's share of a core, in one real run.
 
     python benchmarks/watch.py [--steps 20] [--out benchmarks/results/watch.json]
 
 Trains code-task with the bundled model; the training's process counts the CPU seconds that its threads spend inside the
-store (`time.thread_time`; reading, encoding and committing included) and those it spends at all (without the sandbox's
-processes). Meanwhile `agentrl watch` runs in a terminal of 120x40 of its own, first on its overview, then on its
-charts; its CPU seconds come from /proc, its start (imports) is left out. Linux only.
+store (`time.thread_time`; including reading, encoding and committing) and in total (without the sandbox's processes).
+Meanwhile `agentrl watch` runs in its own terminal of 120x40, first on its overview, then on its charts; its CPU seconds
+come from /proc, without its start (imports). Linux only.
 
-Targets: the store 2 % of the training's CPU seconds at most, a watcher 10 % of a core. Exits 1 where one is missed.
+Targets: the store at most 2 % of the training's CPU seconds, a watcher at most 10 % of a core. Exits with 1 if missed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 
 STORE, WATCHER = 0.02, 0.10
 WARM = 6.0
-"""Seconds that a watcher gets to start."""
+"""Maximum seconds for a watcher to start."""
 
 
 class Meter:
@@ -43,7 +43,7 @@ class Meter:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Counts the cost of its body, unless an outer call does already."""
+        """Counts the cost of its body, unless an outer call already does."""
         if getattr(self._inside, "on", False):
             yield
             return
@@ -66,7 +66,7 @@ class Meter:
         return called
 
     def wrap_transaction(self, method: Callable[..., AbstractContextManager[Any]]) -> Callable[..., Any]:
-        """Its begin and its commit, counted; not what the caller does between them."""
+        """Counts begin and commit, but not the caller's work between them."""
 
         @contextmanager
         def called(*args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -86,7 +86,7 @@ class Meter:
 
 
 def metered() -> Meter:
-    """Every public method of a store counted from now on, and its thread that writes what may wait."""
+    """Counts every public method of a store, and its background writer, from now on."""
     from agentrl_cli.store import Store
 
     meter = Meter()
@@ -100,7 +100,7 @@ def metered() -> Meter:
 
 
 def train(project: Path, steps: int, cost: Path) -> int:
-    """The training, in this process; writes what it cost into `cost`."""
+    """The training, in this process; writes its cost into `cost`."""
     meter = metered()
     from agentrl_cli.commands import main
     from agentrl_cli.trainer import Trainer
@@ -121,14 +121,14 @@ def train(project: Path, steps: int, cost: Path) -> int:
 
 
 def cpu_of(pid: int) -> float:
-    """CPU seconds of a process so far."""
+    """CPU seconds of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
 def watcher(project: Path) -> Iterator[tuple[int, int]]:
-    """`agentrl watch` in a terminal: its process id, and the descriptor that its keys go to."""
+    """`agentrl watch` in a terminal: its process id, and the descriptor for its keys."""
     outer, inner = pty.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     env = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
@@ -141,7 +141,7 @@ def watcher(project: Path) -> Iterator[tuple[int, int]]:
             while os.read(outer, 1 << 16):
                 pass
         except OSError:
-            pass  # its end of the terminal is closed: it has ended
+            pass  # its end of the terminal is closed: it has exited
 
     reading = threading.Thread(target=swallow, daemon=True)
     reading.start()
@@ -159,7 +159,7 @@ def watcher(project: Path) -> Iterator[tuple[int, int]]:
 
 
 def share(pid: int, training: subprocess.Popen[bytes], most: float) -> tuple[float, float]:
-    """(CPU seconds, wall seconds) of a watcher for at most `most` seconds while the training goes on."""
+    """(CPU seconds, wall seconds) of a watcher for at most `most` seconds of the training."""
     cpu, begin = cpu_of(pid), time.monotonic()
     while training.poll() is None and time.monotonic() - begin < most:
         time.sleep(0.2)
@@ -175,7 +175,7 @@ def begun(db: Path) -> bool:
         with Store.open(db, readonly=True) as store:
             return bool(store.runs.all())
     except AgentRLError:
-        return False  # not made yet, or being made
+        return False  # missing, or being created
 
 
 def measure(steps: int, seconds: float) -> dict[str, Any]:

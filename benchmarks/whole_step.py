@@ -1,12 +1,12 @@
-"""A whole training step of three-turn tool episodes, rollout included: ours and TRL's GRPOTrainer by its defaults.
+"""A whole training step of three-turn tool episodes, rollout included: AgentRL and TRL's GRPOTrainer with its defaults.
 
     python -m venv /tmp/peers && /tmp/peers/bin/pip install -r benchmarks/peers.txt sqlite-utils
     /tmp/peers/bin/python benchmarks/whole_step.py [--model 3M|60M] [--episodes 64] [--rounds 2] [--out FILE]
 
-The same model under LoRA r=8, threads (1) and dtype (float32). What is said is scripted token by token on both sides,
-as in rollout_tools.py: two turns with a call of `add`, one that answers; forwards, caches, tools, templates and parsing
-are the real ones. TRL's step is what lies between `on_step_begin` and `on_step_end` of `trainer.train()`: generation,
-tools, scoring, micro-batches of 8 with gradient checkpointing, optimizer. Ours runs after each of its steps in the same
+The same model under LoRA r=8, threads (1) and dtype (float32). Replies are scripted token by token on both sides, as in
+rollout_tools.py: two turns with a call of `add`, one that answers; forwards, caches, tools, templates and parsing are
+real. TRL's step is from `on_step_begin` to `on_step_end` of `trainer.train()`: generation, tools, scoring,
+micro-batches of 8 with gradient checkpointing, optimizer. AgentRL's runs after each of its steps in the same
 process: `Rollout` with log-probabilities, drift check and store, `Learner.update`, per-token numbers into the store,
 new weights for the sampler. CPU seconds of the process; the first step of both warms up. Writes
 results/whole_step.json.
@@ -47,7 +47,7 @@ Turns = list[list[list[int]]]
 
 
 class Ours:
-    """Steps of ours over one store."""
+    """AgentRL's steps over one store."""
 
     def __init__(self, model: Any, chat: Chat, prompts: Sequence[str], turns: Turns, folder: Path) -> None:
         limits = {"max_tokens": 1024, "max_new_tokens": 400, "max_turns": 3, "concurrency": len(prompts)}
@@ -105,7 +105,7 @@ class Ours:
 def train_theirs(
     model: Any, prompts: Sequence[str], turns: Turns, ours: Ours, rounds: int
 ) -> tuple[list[float], list[float]]:
-    """(CPU seconds of TRL's steps, of ours after each), the warm-up left out."""
+    """(CPU seconds of TRL's steps, of AgentRL's after each), without the warm-up."""
     from datasets import Dataset
     from transformers import AutoTokenizer, LogitsProcessorList, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]

@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     # name: (panel, module:object, help)
     "init": ("Start", "agentrl_cli.commands.init:command", "Copy a pack into a project folder that you edit"),
     "check": ("Start", "agentrl_cli.commands.check:command", "Validate a pack: rows, schema, rewards"),
-    "doctor": ("Start", "agentrl_cli.commands.doctor:command", "Look over this machine, a store, a chat template"),
+    "doctor": ("Start", "agentrl_cli.commands.doctor:command", "Check this machine, a store, a chat template"),
     "config": ("Start", "agentrl_cli.commands.config:app", "Show settings and where each came from"),
     "rollout": ("Run", "agentrl_cli.commands.rollout:command", "Sample episodes into the store"),
     "train": ("Run", "agentrl_cli.commands.train:command", "Train with GRPO on the local GPU or CPU"),
@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve": ("Look", "agentrl_cli.commands.serve:command", "The screens in a browser, on this machine"),
     "runs": ("Manage", "agentrl_cli.commands.runs:app", "List, rename, delete runs"),
     "db": ("Manage", "agentrl_cli.commands.db:app", "The store: path, status, backup, vacuum"),
-    "sandbox": ("Manage", "agentrl_cli.commands.sandbox:app", "Which isolation there is here, and whether it holds"),
+    "sandbox": ("Manage", "agentrl_cli.commands.sandbox:app", "Run and attack the sandbox of this machine"),
 }
 
 ABOUT = "Train tool-using language-model agents with reinforcement learning on one machine, and see what happened."
@@ -56,7 +56,7 @@ EPILOG = "First steps: agentrl init code-task && cd code-task && agentrl train -
 
 
 class LazyGroup(TyperGroup):
-    """A group whose commands are imported when they are run, or when their own help is asked for."""
+    """A group whose commands are imported only when they run or print their help."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -73,7 +73,7 @@ class LazyGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The first page, from the table alone: no command is imported, and Rich is not either."""
+        """Writes the front page from the table alone, without importing any command or Rich."""
         formatter.write(_front_page(ctx))
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
@@ -86,7 +86,7 @@ class LazyGroup(TyperGroup):
         try:
             value = super().invoke(ctx)
             sys.stdout.flush()
-        except BrokenPipeError:  # `agentrl ls | head`: the reader has had enough
+        except BrokenPipeError:  # `agentrl ls | head`: the reader closed the pipe
             _silence_stdout()
             raise typer.Exit(0) from None
         return value
@@ -100,7 +100,7 @@ def root(
     ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """What `agentrl` does before, or without, a command."""
+    """Runs before each command, or alone when no command is given."""
     if version:
         typer.echo(f"agentrl {__version__}")
     elif ctx.invoked_subcommand is None:
@@ -108,7 +108,7 @@ def root(
         if db is None:
             typer.echo(ctx.get_help())
             if _new_project():
-                typer.echo("This project has no runs yet: `agentrl train --watch` makes the first.")
+                typer.echo("This project has no runs yet: `agentrl train --watch` starts the first.")
         else:
             from agentrl_cli.tui.app import start
 
@@ -116,7 +116,7 @@ def root(
 
 
 def _store_here() -> Path | None:
-    """The project's store, where a person sits at a terminal inside a project that has one; else the help is shown."""
+    """The project's store if this is a terminal inside a project that has one; None: show the help."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         return None
     from agentrl_cli.commands.common import find_db
@@ -129,13 +129,13 @@ def _store_here() -> Path | None:
 
 
 def _new_project() -> bool:
-    """Whether this is a project in which nothing was stored yet."""
+    """Whether this is a project without a store yet."""
     from agentrl_cli.commands.common import find_db
     from agentrl_cli.paths import find_project
 
     try:
         return find_project() is not None and not find_db(must_exist=False).is_file()
-    except AgentRLError:  # a configuration that cannot be read: the command that needs it says so, help does not
+    except AgentRLError:  # an unreadable configuration: the command that needs it reports it
         return False
 
 
@@ -156,25 +156,25 @@ def load_command(name: str) -> Any:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code (DESIGN 6)."""
+    """Run the command line and return its exit status."""
     try:
         _require_text(sys.argv[1:] if args is None else args)
         with trust.saying(lambda text: print(text, file=sys.stderr, flush=True)):
             code = get_command(app).main(args=args, prog_name="agentrl", standalone_mode=False)
-    except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001  the boundary: what nobody expected goes to a log
+    except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001  the boundary: unexpected errors go to a log
         return report(error)
     return code if isinstance(code, int) else 0
 
 
 def _require_text(args: Sequence[str]) -> None:
-    """Raise UsageError for an argument with bytes that are not UTF-8: no store, filter or file name takes it."""
+    """Raise UsageError for an argument that is not UTF-8: the store, filters and file names cannot hold it."""
     for number, arg in enumerate(args, 1):
         if not is_text(arg):
             raise UsageError(f"Argument {number}, {shown(arg)}, is not UTF-8 text.", hint="Type or paste it again.")
 
 
 def report(error: BaseException) -> int:
-    """Say on stderr what happened and what to do next; return the exit code. The one place that maps exceptions."""
+    """Print on stderr what happened and what to do; return the exit status. The only place that maps exceptions."""
     match error:
         case AgentRLError():
             return _fail(error.message, error.hint, error.exit_code, error)
@@ -185,16 +185,16 @@ def report(error: BaseException) -> int:
         case ModuleNotFoundError() if error.name and not error.name.startswith("agentrl_cli"):
             return _fail(f"The package {error.name} is not installed.", f"pip install {error.name}", 3, error)
         case Exception() if (problem := disk_problem(error)) is not None:
-            _silence_stdout()  # the flush at exit would fail once more
+            _silence_stdout()  # the flush at exit would fail again
             return _fail(problem.message, problem.hint, problem.exit_code, error)
         case PermissionError() if error.filename:
-            return _fail(f"{error.filename}: permission denied.", "Look who owns it, and who may use it.", 3, error)
+            return _fail(f"{error.filename}: permission denied.", "Check its owner and its mode.", 3, error)
         case _:
             return _unexpected(error)
 
 
 def _silence_stdout() -> None:
-    """Nothing more can be written there; without this the flush at exit would complain once more."""
+    """Redirects stdout to /dev/null: it is closed, and the flush at exit would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -202,7 +202,7 @@ def _usage_error(error: typer.TyperException) -> int:
     """Typer's own errors: an unknown option, a wrong value, a missing argument."""
     message = error.format_message()
     context = getattr(error, "ctx", None)
-    hint = f"`{context.command_path} --help` says what there is." if context is not None else ""
+    hint = f"`{context.command_path} --help` lists what there is." if context is not None else ""
     wrong = re.search("'([^']*)' is not one of (.*)", message)
     near = nearest(wrong[1], re.findall("'([^']*)'", wrong[2])) if wrong else []
     if near:
@@ -226,7 +226,7 @@ def _fail(message: str, hint: str, code: int, error: BaseException | None = None
 
 
 def _unexpected(error: BaseException) -> int:
-    """A bug of ours, or of code that a pack brought: the traceback goes to a file."""
+    """A bug in AgentRL or in a pack's code: the traceback goes to a file."""
     import traceback
 
     text = "".join(traceback.format_exception(error))
@@ -252,7 +252,7 @@ def _write_log(text: str) -> Path | None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(head + text, encoding="utf-8", errors="backslashreplace")
-        except OSError:  # read-only or full: the next folder, and in the end the screen
+        except OSError:  # read-only or full: try the next folder, and at last the screen
             continue
         return folder / name
     return None

@@ -31,13 +31,13 @@ def command(
     task: Annotated[
         str | None, typer.Option("--task", "-t", help="Open with this task's prompt; /reward scores it.")
     ] = None,
-    system: Annotated[str | None, typer.Option(help="Another system message.")] = None,
+    system: Annotated[str | None, typer.Option(help="Replaces the system message.")] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", "-T", min=0.0, help="0 is greedy.")] = None,
     approve: Annotated[bool, typer.Option("--approve", help="Ask before a tool runs.")] = False,
     script: Annotated[Path | None, typer.Option(help="Replies of `--model scripted`: a JSON list of texts.")] = None,
     say: Annotated[
         list[str] | None,
-        typer.Option("--say", help="Say this (a text, or a command such as /reward) and leave; repeatable."),
+        typer.Option("--say", help="Send this (a text, or a command such as /reward) and leave; repeatable."),
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Line by line, no screen.")] = False,
     json: JsonOption = False,
@@ -53,11 +53,11 @@ def command(
     --model names another: `tiny`, a folder, a Hugging Face id, RUN@best, RUN@last or `scripted`.
 
     The model runs in a process of its own. In the chat, /help lists what you can do: see every token, undo, retry,
-    answer as the model or as the tool, call a tool by hand, score, save as an episode. With --task of a pack that
+    answer as the model or as the tool, call a tool by hand, score, save as an episode. If the pack of --task
     simulates its user, that user answers too.
 
     With --json every event is one line: {"ev": "ready" | "token" | "turn" | "reward" | "saved" | "error" | …};
-    a turn has its token ids, origins and log-probabilities. With --say the exit code is 1 where anything failed.
+    a turn has its token ids, origins and log-probabilities. With --say the exit status is 1 if anything failed.
     """
     path = find_db(project, db, must_exist=False)
     model = model or (None if _at_server(project, config) else _trained(path, sets))
@@ -75,7 +75,7 @@ def command(
 
 
 def _talk(path: Path, arguments: list[str], say: list[str] | None, *, plain: bool, as_json: bool) -> None:
-    """The chat itself, over lines or on the screen."""
+    """Runs the chat, line by line or on the screen."""
     from agentrl_cli.tui.chat.client import ChatClient
 
     client = ChatClient(arguments)
@@ -88,7 +88,7 @@ def _talk(path: Path, arguments: list[str], say: list[str] | None, *, plain: boo
 
 
 def _at_server(project: Path | None, config: list[Path] | None) -> bool:
-    """Whether the project, a further file or the environment names a server that samples."""
+    """Whether the project, a --config file or the environment names an inference server."""
     from agentrl_cli.config.yamlfile import read_yaml
     from agentrl_cli.paths import PROJECT_FILE, find_project
 
@@ -101,7 +101,7 @@ def _at_server(project: Path | None, config: list[Path] | None) -> bool:
 
 
 def _trained(path: Path, sets: list[str] | None) -> str | None:
-    """The best checkpoint of the newest training, as `eval` takes it; None where there is none, or a model was set."""
+    """The best checkpoint of the newest training, as in `eval`; None if absent or if a model was set."""
     if not path.is_file() or any(text.startswith(("model.name=", "remote.")) for text in sets or ()):
         return None
     from agentrl_cli.commands.checkpoints import full_name
@@ -110,12 +110,12 @@ def _trained(path: Path, sets: list[str] | None) -> str | None:
     with Store.open(path, readonly=True) as store:
         name = full_name(store, None)
     if name is not None:
-        narrate(f"talking to {name}; --model tiny is the bundled model as it came")
+        narrate(f"talking to {name}; --model tiny is the bundled model, untrained")
     return name
 
 
 def _plain(client: object, say: list[str] | None, *, as_json: bool) -> int:
-    """The same over stdin (or what `say` holds) and stdout; scripts can drive it."""
+    """The chat over stdin (or the texts of `say`) and stdout, for scripts."""
     from rich.text import Text
 
     from agentrl_cli.commands.common import STEERS, console, echo, echo_jsonl

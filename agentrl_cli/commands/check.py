@@ -1,4 +1,4 @@
-"""`agentrl check`: is a pack whole? Rows, schema, reference solutions, empty answers."""
+"""`agentrl check`: validates a pack's rows, schema, reference solutions and empty answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agentrl_cli.config import SandboxConfig
 
 EveryOption = Annotated[
-    bool, typer.Option("--all", help="Run the solution and the empty answer on every row, not on 4 of each family.")
+    bool, typer.Option("--all", help="Run the solution and the empty answer on all rows, not just 4 of each family.")
 ]
 PacksArgument = Annotated[list[str] | None, typer.Argument(help="Packs by name or folder; default: this project's.")]
 
@@ -51,7 +51,7 @@ def command(
         if as_json:
             echo_json(results)
         else:
-            _tell(results)
+            _report(results)
     if any(result["problems"] for result in results):
         raise typer.Exit(1)
 
@@ -76,16 +76,16 @@ async def _check(folders: list[Path], settings: SandboxConfig, every: bool) -> l
     return results
 
 
-def _tell(results: list[dict[str, Any]]) -> None:
+def _report(results: list[dict[str, Any]]) -> None:
     for result in results:
-        places: dict[str, list[str]] = {}  # what is wrong in the same words is one line
+        places: dict[str, list[str]] = {}  # the same problem in several places is one line
         for problem in result["problems"]:
             places.setdefault(problem.text, []).append(problem.where)
         for text, where in places.items():
             more = f" and {len(where) - 1} more" if len(where) > 1 else ""
             narrate(f"{result['pack']}: {where[0]}{more}: {text}")
         if not result["solver"]:
-            untried = "there is no `solve(row)` in task.py, so nothing shows that a right answer scores 1"
+            untried = "task.py has no `solve(row)`, so it is untested that a right answer scores 1"
             narrate(f"{result['pack']}: {untried}")
         count = len(result["problems"])
         narrate(f"{result['pack']}: " + (f"{count} problem{'s' if count > 1 else ''}" if count else "fine"))

@@ -1,4 +1,4 @@
-"""Which checkpoint a command means: names as people give them, in full as `RUN@WHICH`."""
+"""Resolves checkpoint names as users write them to full names `RUN@WHICH`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ WITHIN_A_RUN = ("best", "last", "base")
 
 
 def newest_run(store: Store) -> RunRow | None:
-    """The newest training that has a checkpoint, None where there is none."""
+    """The newest training that has a checkpoint; None if absent."""
     return next((row for row in store.runs.all() if row.kind == "train" and store.runs.checkpoints(row.id)), None)
 
 
 def full_name(store: Store, name: str | None, run: str | None = None) -> str | None:
-    """`best`, `last`, `base` and a step as `RUN@…` of `run` (default: the newest training); other names as they are.
+    """Resolves `best`, `last`, `base` and a step to `RUN@…` of `run` (default: the newest training).
 
-    None means the best one, the last where none was evaluated; the result is None where there is no training yet.
-    Raises NotFound where the run or its checkpoint is asked for by name and not there.
+    Other names are returned unchanged. None means the best one, or the last if none was evaluated; the result is None
+    if nothing was trained yet. Raises NotFound if a run or checkpoint given by name does not exist.
     """
     if name is not None and name not in WITHIN_A_RUN and not name.isdigit():
         return name
@@ -30,20 +30,20 @@ def full_name(store: Store, name: str | None, run: str | None = None) -> str | N
         if name in (None, "base"):
             return None
         raise NotFound(
-            f"There is no checkpoint {name!r}: nothing was trained yet in {store.path}.", hint="`agentrl train` trains."
+            f"No checkpoint {name!r}: nothing was trained yet in {store.path}.", hint="`agentrl train` trains."
         )
     kinds = {checkpoint.kind for checkpoint in store.runs.checkpoints(row.id)}
     return f"{row.name}@{name or ('best' if 'best' in kinds else 'last')}"
 
 
 def trained_by(store: Store, name: str | None) -> tuple[RunRow, int] | None:
-    """The run and the step of a checkpoint `RUN@WHICH`; None for a name of another kind."""
+    """The run and the step of a checkpoint `RUN@WHICH`; None for any other name."""
     run, at, which = (name or "").rpartition("@")
     if not at or "/" in which:
         return None
     row = store.runs.get(run)
     steps = [c.step for c in store.runs.checkpoints(row.id) if which in (c.kind, str(c.step))]
-    if which in ("best", "last") and not steps:  # as `checkpoint_folder` has it
+    if which in ("best", "last") and not steps:  # the same fallback as `checkpoint_folder`
         found = store.runs.checkpoints(row.id)
         steps = [c.step for c in found if c.kind == "last"] or sorted(c.step for c in found)
     return row, steps[-1] if steps else 0

@@ -1,4 +1,4 @@
-"""What every command shares: option types and helpers. stdout is data, stderr is narration.
+"""Option types and helpers that the commands share. stdout is data, stderr is narration.
 
 Options (Annotated types for Typer; write `db: DbOption = None`):
     ProjectOption  --project/-p  Path | None      DbOption    --db          Path | None
@@ -15,12 +15,12 @@ Helpers:
     packs_of(context, packs) -> dict[str, Pack]     the named packs, or the project's
     known_tools(context, packs) -> dict[str, (str, Tool)]        by name, with where each is from
     find_db(project=None, db=None, must_exist=True) -> Path      for readers: imports no pydantic, builds no Config
-    data_stdout() context manager                   prints of other code go to stderr; `echo*` still reach stdout
+    data_stdout() context manager                   other code's prints go to stderr; `echo*` still reach stdout
     echo(text), echo_json(value), echo_jsonl(rows)  to stdout
     narrate(text), warn(text)                       to stderr, without markup; `warn` is yellow on a terminal
-    warn_unsafe(sandbox)                            says it where a sandbox that was opened isolates nothing
-    warn_bare(settings)                             the same, before one is opened
-    is_terminal() -> bool                           both stdin and stdout are terminals, and no dumb one
+    warn_unsafe(sandbox)                            warns if the opened sandbox isolates nothing
+    warn_bare(settings)                             the same, before a sandbox is opened
+    is_terminal() -> bool                           both stdin and stdout are terminals, and not dumb
     confirm(question, yes=False) -> bool            asks on a terminal; elsewhere the answer is `yes`
     console(stderr=False) -> rich.console.Console   colours only on a terminal, NO_COLOR respected
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 ProjectOption = Annotated[
     Path | None,
-    typer.Option("--project", "-p", envvar="AGENTRL_PROJECT", help="Project folder; default: upwards from here."),
+    typer.Option("--project", "-p", envvar="AGENTRL_PROJECT", help="Project folder; default: found upwards."),
 ]
 DbOption = Annotated[
     Path | None, typer.Option("--db", envvar="AGENTRL_DB", help="The store; default: runs/agentrl.db of the project.")
@@ -68,14 +68,14 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting, e.g. train.lr=3e-5; repeatable.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
-RunOption = Annotated[str | None, typer.Option("--run", "-r", help="A run by name, id or unique beginning.")]
+RunOption = Annotated[str | None, typer.Option("--run", "-r", help="A run by name, id or unique prefix.")]
 PackOption = Annotated[list[str] | None, typer.Option("--pack", help="A pack by name or folder; repeatable.")]
 ModelOption = Annotated[
     str | None, typer.Option("--model", "-m", help='"tiny", a Hugging Face id, a folder, or RUN@STEP.')
 ]
 SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="The one seed.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to every question.")]
-LimitOption = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most so many.")]
+LimitOption = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most this many.")]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Context:
     config: Config
     sources: Sources
     project: Path
-    """The project folder, or the working folder where there is no project."""
+    """The project folder, or the working folder outside a project."""
     db: Path
 
     @property
@@ -110,8 +110,7 @@ def open_project(
 ) -> Context:
     """Find the project and load its configuration: agentrl.yaml, then `config` files, environment, `sets`, `flags`.
 
-    Without a project, and where neither `config` nor a `task.packs` flag says what to do, raises ConfigError unless
-    `required` is False.
+    Raises ConfigError without a project, `config` and a `task.packs` flag, unless `required` is False.
     """
     from agentrl_cli.config import load_config
 
@@ -119,8 +118,8 @@ def open_project(
     says_packs = bool((flags or {}).get("task.packs")) or any(text.startswith("task.packs=") for text in sets or ())
     if folder is None and required and not config and not says_packs:
         raise ConfigError(
-            f"No configuration: there is no {PROJECT_FILE} here or in a folder above.",
-            hint="`agentrl init code-task` makes a project; --project says where one is.",
+            f"No configuration: no {PROJECT_FILE} here or in a folder above.",
+            hint="`agentrl init code-task` makes a project; --project names an existing one.",
         )
     files = ([folder / PROJECT_FILE] if folder else []) + list(config or [])
     base = folder or Path.cwd()
@@ -132,14 +131,14 @@ def open_project(
 def find_db(project: Path | None = None, db: Path | None = None, *, must_exist: bool = True) -> Path:
     """The store for a command that only reads: `--db`, else the project's (`store.path`, else runs/agentrl.db).
 
-    Raises NotFound where there is no such file and `must_exist`.
+    Raises NotFound if `must_exist` and the file is missing.
     """
     folder = None if db else find_project(override=project)
     path = db.expanduser() if db else _project_db(folder)
     if must_exist and not path.is_file():
         makes = "`agentrl rollout` or `agentrl train` in a project makes one; --db names another file."
-        init = "" if db or folder else "This is no project: `agentrl init code-task` makes one. "
-        raise NotFound(f"There is no store at {path}.", hint=init + makes)
+        init = "" if db or folder else "This is not a project: `agentrl init code-task` makes one. "
+        raise NotFound(f"No store at {path}.", hint=init + makes)
     return path.absolute()
 
 
@@ -158,7 +157,7 @@ _data: TextIO | None = None
 
 @contextmanager
 def data_stdout() -> Iterator[None]:
-    """Keep stdout clean: until this ends, what other code prints (file descriptor 1 included) goes to stderr.
+    """Keep stdout clean: inside the block, other code's prints (file descriptor 1 included) go to stderr.
 
     `echo`, `echo_json` and `echo_jsonl` still reach the real stdout.
     """
@@ -183,42 +182,42 @@ def data_stdout() -> Iterator[None]:
 
 _CONTROLS = r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 STEERS = re.compile(rf"\x1b(?:\[[0-9;]*m)?|{_CONTROLS}")
-"""What steers a terminal: control characters, colours, and what turns the direction of writing around."""
+"""What controls a terminal: control characters, colours, and characters that change the writing direction."""
 _UNPAINTED = re.compile(rf"\x1b(?!\[[0-9;]*m)|{_CONTROLS}")
 
 
 def harmless(text: str) -> str:
-    """A text without what would steer a terminal."""
+    """The text without characters that control a terminal."""
     return STEERS.sub("", text)
 
 
 def echo(text: str = "", *, painted: bool = False) -> None:
-    """One line of data to stdout; on a terminal nothing that a model or a tool said may steer it.
+    """Print one line of data to stdout; on a terminal, text of a model or a tool cannot control it.
 
-    `painted`: the line has colours of our own, and what others said in it is `harmless` already.
+    `painted`: the line has AgentRL's own colours, and foreign text in it is `harmless` already.
     """
     out = _data or sys.stdout
     print((_UNPAINTED if painted else STEERS).sub("", text) if out.isatty() else text, file=out, flush=True)
 
 
 def echo_json(value: Any) -> None:
-    """A value as indented JSON to stdout. Dataclasses, pydantic models, paths, enums and numpy values are fine."""
+    """Print a value as indented JSON. Accepts dataclasses, pydantic models, paths, enums and numpy values."""
     echo(_dumps(value, indent=2))
 
 
 def echo_jsonl(rows: Iterable[Any]) -> None:
-    """One JSON value a line, each written as it comes."""
+    """Print one JSON value per line, each as it comes."""
     for row in rows:
         echo(_dumps(row))
 
 
 def narrate(text: str = "") -> None:
-    """One line for people, to stderr; on a terminal as harmless as `echo`."""
+    """Print one line for people to stderr; on a terminal as harmless as `echo`."""
     print(harmless(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:
-    """A warning for people, to stderr; yellow on a terminal."""
+    """Print a warning to stderr; yellow on a terminal."""
     coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     if coloured:
         print(f"\x1b[33m{harmless(text)}\x1b[0m", file=sys.stderr, flush=True)
@@ -227,13 +226,13 @@ def warn(text: str) -> None:
 
 
 def warn_unsafe(sandbox: Sandbox | None) -> None:
-    """Says it loudly where the sandbox that was opened isolates nothing."""
+    """Warns if the opened sandbox isolates nothing."""
     if sandbox is not None and sandbox.warning:
         warn(f"WARNING: {sandbox.warning}")
 
 
 def warn_bare(settings: SandboxConfig) -> None:
-    """The same before a sandbox is opened, where both settings ask for no isolation (one alone is refused)."""
+    """Warns before a sandbox is opened if both settings ask for no isolation (one alone is refused)."""
     if settings.backend == settings.min_level == "bare":
         from agentrl_cli.sandbox.levels import bare_warning
 
@@ -241,19 +240,19 @@ def warn_bare(settings: SandboxConfig) -> None:
 
 
 def is_terminal() -> bool:
-    """True where a person sits at both ends, before a terminal that can draw a screen."""
+    """True if stdin and stdout are a terminal that can draw a screen."""
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def confirm(question: str, *, yes: bool = False) -> bool:
-    """Ask on a terminal (on stderr); without one the answer is `yes`, and never anything by accident."""
+    """Ask on a terminal (on stderr); without a terminal the answer is `yes`."""
     if yes or not sys.stdin.isatty():
         return yes
     return typer.confirm(question, err=True)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A Rich console on stdout or stderr. Rich itself looks at NO_COLOR and whether there is a terminal."""
+    """A Rich console on stdout or stderr. Rich itself checks NO_COLOR and for a terminal."""
     from rich.console import Console
 
     return Console(file=None if stderr else (_data or sys.stdout), stderr=stderr, highlight=False)
@@ -262,13 +261,13 @@ def console(*, stderr: bool = False) -> Console:
 def _dumps(value: Any, indent: int | None = None) -> str:
     try:
         return json.dumps(value, indent=indent, default=_plain, ensure_ascii=False, allow_nan=False)
-    except ValueError:  # NaN and infinity are no JSON: null, as everybody's reader expects
+    except ValueError:  # NaN and infinity are not JSON: null, which every reader accepts
         plain = json.loads(json.dumps(value, default=_plain), parse_constant=lambda _: None)
         return json.dumps(plain, indent=indent, ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:
-    """What json cannot write by itself."""
+    """Converts values that json cannot serialize."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Enum):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    before: Annotated[str, typer.Argument(help="A run: name, id or unique beginning.")],
+    before: Annotated[str, typer.Argument(help="A run: name, id or unique prefix.")],
     after: Annotated[str, typer.Argument(help="The run to compare it with; `last`.")] = "last",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Tasks to print, flipped ones first.")] = 30,
     json: JsonOption = False,
@@ -24,8 +24,8 @@ def command(
 ) -> None:
     """Compare two runs: metrics of the last ten steps, settings that differ, evaluations, tasks gained and lost.
 
-    Tasks are taken from the newest evaluation of each run where both have one, else from all their attempts. A task
-    counts as solved where more than half of its attempts are.
+    Tasks are taken from the newest evaluation of each run if both have one, else from all their attempts. A task
+    counts as solved if more than half of its attempts are.
 
     JSON: {"before", "after", "metrics": {name: {"before", "after"}}, "settings", "evals", "difference", "p_value",
     "gained", "lost", "tasks": [{"task_id", "flip", "before": [solved, attempts], …}]}
@@ -50,11 +50,11 @@ def _print(found: RunComparison, limit: int) -> None:
     if found.evals:
         _table(["evaluation", one, two], [[name, _interval(a), _interval(b)] for name, a, b in found.evals])
     if found.difference is None:
-        narrate("No task was tried by both.")
+        narrate("The runs have no attempted task in common.")
         return
     value, low, high = found.difference
     echo(
-        f"{len(found.tasks)} tasks tried by both ({found.source}): difference in the share solved"
+        f"{len(found.tasks)} tasks attempted by both ({found.source}): difference in the share solved"
         f" {value:+.3f} [{low:+.3f}, {high:+.3f}]; {found.gained} gained, {found.lost} lost,"
         f" McNemar's exact test p = {found.p_value:.3g}"
     )

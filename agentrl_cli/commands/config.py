@@ -1,4 +1,4 @@
-"""`agentrl config`: what is set, where it came from, what can be set, and whether a file is valid."""
+"""`agentrl config`: prints settings and their sources, validates files, prints the schema."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from agentrl_cli.errors import ConfigError, nearest
 
 app = typer.Typer(help="Show settings and where each came from.", no_args_is_help=True)
 
-Changed = Annotated[bool, typer.Option("--changed", help="Only what differs in origin from the defaults.")]
+Changed = Annotated[bool, typer.Option("--changed", help="Only settings that do not come from the defaults.")]
 Every = Annotated[bool, typer.Option("--all", help="Every setting, not only those that people change first.")]
-YamlOption = Annotated[bool, typer.Option("--yaml", help="As a YAML file that gives this configuration again.")]
+YamlOption = Annotated[bool, typer.Option("--yaml", help="As a YAML file that reproduces this configuration.")]
 
 
 @app.command()
@@ -37,9 +37,9 @@ def show(
     sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print settings with their values and where each came from: those that people change first, and what is set.
+    """Print settings with their values and sources: those that people change first, and those that are set.
 
-    With a section or a key, or with --all, nothing is left out; nor is it in JSON, which has every setting.
+    With a section, a key, --all or --json, nothing is left out.
 
     JSON: {"train.lr": {"value": 0.0001, "source": "file:agentrl.yaml:12"}, …}
     """
@@ -112,6 +112,6 @@ def schema() -> None:
 
 
 def _short(source: str) -> str:
-    """A source without the folders that lead from here to it."""
+    """A source, relative to the working folder."""
     here = f"{Path.cwd()}/"
     return source.removeprefix("file:").removeprefix(here) if source.startswith("file:") else source

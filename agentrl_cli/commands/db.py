@@ -27,7 +27,7 @@ app = typer.Typer(name="db", help="The store: path, status, backup, prune, vacuu
 
 @app.command("path")
 def path_(json: JsonOption = False, project: ProjectOption = None, db: DbOption = None) -> None:
-    """Print where the store is (or would be)."""
+    """Print the path of the store, also if it does not exist yet."""
     path = find_db(project, db, must_exist=False)
     if json:
         echo_json({"path": path, "exists": path.is_file()})
@@ -37,7 +37,7 @@ def path_(json: JsonOption = False, project: ProjectOption = None, db: DbOption 
 
 @app.command()
 def status(
-    check: Annotated[bool, typer.Option("--check", help="Look for damage, too; reads the whole file.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Also check for damage; reads the whole file.")] = False,
     json: JsonOption = False,
     project: ProjectOption = None,
     db: DbOption = None,
@@ -66,7 +66,7 @@ def backup(
     project: ProjectOption = None,
     db: DbOption = None,
 ) -> None:
-    """Copy the store, compacted; a training may go on meanwhile. --json prints {"path", "bytes"}."""
+    """Copy the store, compacted; a training may keep running. --json prints {"path", "bytes"}."""
     from agentrl_cli.store.maintenance import backup as copy
 
     count = copy(find_db(project, db), target)
@@ -79,22 +79,22 @@ def backup(
 @app.command()
 def prune(
     what: Annotated[
-        str, typer.Option("--what", help="half | alternatives | numbers | episodes: how much goes, the least first.")
+        str, typer.Option("--what", help="half | alternatives | numbers | episodes: drop least to most.")
     ] = "numbers",
     older_than: Annotated[str | None, typer.Option("--older-than", help="Only older ones: 7d, 12h.")] = None,
     keep: Annotated[
         str,
-        typer.Option("--keep", help="Spare these: best,worst,flagged,tagged,noted,eval; an empty word spares none."),
+        typer.Option("--keep", help="Keep these: best,worst,flagged,tagged,noted,eval; an empty text keeps none."),
     ] = "best,worst,tagged,noted",
     filter: Annotated[str, typer.Option("--filter", "-f", help="Only these; as in `agentrl ls`.")] = "",
     run: RunOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print how many.")] = False,
     yes: YesOption = False,
     json: JsonOption = False,
     project: ProjectOption = None,
     db: DbOption = None,
 ) -> None:
-    """Drop what old episodes hold per token, after asking: halve the precision, drop alternatives, numbers, or all.
+    """Drop old episodes' per-token data, after asking: halve the precision, drop alternatives, numbers, or all.
 
     --json prints {"what", "episodes", "done"}.
     """
@@ -103,26 +103,26 @@ def prune(
     from agentrl_cli.store.maintenance import prune as drop
 
     if what not in WHAT:
-        raise UsageError(f"--what does not know {what!r}.", hint=f"There are: {', '.join(WHAT)}.")
+        raise UsageError(f"Unknown --what {what!r}.", hint=f"Choose from: {', '.join(WHAT)}.")
     days = None if older_than is None else _days(older_than)
     words = [word.strip() for word in keep.split(",") if word.strip()]
     with Store.open(find_db(project, db)) as store:
         ids = prunable(store, older_days=days, keep=words, filter=filter, run=store.runs.get(run).id if run else None)
-        question = f"{WHAT[what].capitalize()}: {len(ids):,} episodes. Go on?"
+        question = f"{WHAT[what].capitalize()}: {len(ids):,} episodes. Continue?"
         done = bool(ids) and not dry_run and confirm(question, yes=yes)
         if done:
             drop(store, ids, what)
     if json:
         echo_json({"what": what, "episodes": len(ids), "done": done})
     elif done:
-        narrate(f"{len(ids):,} episodes pruned. `agentrl db vacuum` gives the space back.")
+        narrate(f"{len(ids):,} episodes pruned. `agentrl db vacuum` frees the space.")
     else:
         narrate(f"{len(ids):,} episodes would be pruned ({WHAT[what]})." + ("" if dry_run else " Nothing was changed."))
 
 
 @app.command()
 def vacuum(json: JsonOption = False, project: ProjectOption = None, db: DbOption = None) -> None:
-    """Give unused space back to the disk; nothing may write meanwhile. --json prints {"before", "after"}."""
+    """Return unused space to the disk; nothing may write meanwhile. --json prints {"before", "after"}."""
     from agentrl_cli.store.maintenance import vacuum as shrink
 
     before, after = shrink(find_db(project, db))

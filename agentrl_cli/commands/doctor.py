@@ -1,4 +1,4 @@
-"""`agentrl doctor`: look over this machine, or audit a chat template."""
+"""`agentrl doctor`: checks this machine, or audits a chat template."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def command(
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check Python, torch, GPU, disk, sandbox, model and store. Exit 3 where something will not work.
+    """Check Python, torch, GPU, disk, sandbox, model and store. Exit 3 if something will not work.
 
     JSON: [{"name": "sandbox", "status": "ok|warn|fail", "detail": "ns", "fix": ""}];
-    with --sandbox: the same with a line for each guarantee;
+    with --sandbox: the same with an entry for each guarantee;
     with --template: {"append_only", "append_only_without", "stop_token_trained", "thinking_by_design", "problems": [],
     "would_skip": []}
     """
@@ -81,14 +81,14 @@ def _settings(
 ) -> tuple[SandboxConfig | None, ModelConfig | None, Path | None, RemoteConfig | None]:
     """The project's sandbox, model, folder and server.
 
-    The defaults where there is no project, or a broken one.
+    The defaults without a project, or if its configuration is invalid.
     """
     try:
         found = open_project(project, required=False)
         config = found.config
         return config.sandbox, config.model, found.project, config.remote
     except ConfigError as problem:
-        warn(f"{problem.message} The default settings are taken.")
+        warn(f"{problem.message} Using the default settings.")
         return None, None, None, None
 
 
@@ -98,7 +98,7 @@ def _guarantees(level: str | None) -> list[Check]:
 
     if level is not None and level not in STRENGTH:
         raise NotFound.of("isolation level", level, STRENGTH)
-    narrate("running the hostile programs of the probe; they aim at canaries only")
+    narrate("running the probe's hostile programs; they target canaries only")
     held, checks = check_sandbox(level)
     narrate(f"level {held}")
     return checks

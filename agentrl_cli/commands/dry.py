@@ -1,4 +1,4 @@
-"""`--dry-run`: the resolved settings, what a run will take, and whether it fits. Nothing is trained or written."""
+"""`--dry-run`: the resolved settings, a run's memory and time, and whether it fits. Trains and writes nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MiB = 1024**2
 
 
 def dry_run(context: Context, *, as_json: bool = False) -> None:
-    """Print settings, memory and time. Raises EnvironmentProblem where it will not fit, with what to change.
+    """Print settings, memory and time. Raises EnvironmentProblem, with what to change, if the run will not fit.
 
-    Raises what `check_trainable` raises where this machine cannot train with such settings at all.
+    Raises as `check_trainable` does if this machine cannot train with these settings at all.
     """
     from agentrl_cli.config.show import full_yaml
 
@@ -34,7 +34,7 @@ def dry_run(context: Context, *, as_json: bool = False) -> None:
         found = plan(config, model_folder(config.model.name, config, base=context.project))
         minutes = found.seconds_per_step * config.train.steps / 60
         if as_json:
-            echo_json({"config": config.model_dump(mode="json"), **_facts(found)})
+            echo_json({"config": config.model_dump(mode="json"), **_report(found)})
         else:
             echo(full_yaml(config).rstrip())
     narrate("")
@@ -43,7 +43,7 @@ def dry_run(context: Context, *, as_json: bool = False) -> None:
         narrate(f"{name:8} {sum(phase.values()) / MiB:8,.0f} MiB   {_parts(phase)}")
     narrate(f"without the runtime, which torch's allocator does not see: {_parts(found.allocated)} MiB")
     if found.aside:
-        narrate("while episodes are sampled, the optimizer's state waits in the CPU's memory")
+        narrate("while episodes are sampled, the optimizer's state is offloaded to CPU memory")
     if found.checkpointing:
         narrate("activations are recomputed in the backward pass (train.checkpointing)")
     narrate(f"available {found.available / MiB:7,.0f} MiB")
@@ -54,7 +54,7 @@ def dry_run(context: Context, *, as_json: bool = False) -> None:
         )
 
 
-def _facts(found: Plan) -> dict[str, Any]:
+def _report(found: Plan) -> dict[str, Any]:
     """The plan as JSON; bytes and seconds."""
     memory = {name: getattr(found, name) for name in ("rollout", "update", "available", "allocated")}
     names = ("parameters", "trainable", "checkpointing", "aside", "seconds_per_step", "fits")

@@ -45,20 +45,20 @@ CheckpointOption = Annotated[
     typer.Option("--checkpoint", help="best, last, base, a step, RUN@STEP, a folder; default: the newest run's best."),
 ]
 CompareOption = Annotated[
-    str, typer.Option("--compare-to", help="What to compare with, named as for --checkpoint; none: nothing.")
+    str, typer.Option("--compare-to", help="The model to compare with, as for --checkpoint, or none.")
 ]
 SplitOption = Annotated[
-    list[str] | None, typer.Option("--split", help="Default: eval.split and, apart, heldout. Repeatable; first counts.")
+    list[str] | None, typer.Option("--split", help="Default: eval.split and heldout. Repeatable; gates use the first.")
 ]
 FamiliesOption = Annotated[str | None, typer.Option("--families", metavar="A,B", help="Only tasks of these families.")]
 KOption = Annotated[int | None, typer.Option("-k", "--samples", min=1, help="Attempts at each task: pass@1 to pass@k.")]
 TemperatureOption = Annotated[float | None, typer.Option("--temperature", "-T", min=0, help="0 is greedy.")]
-NoToolsOption = Annotated[bool, typer.Option("--no-tools", help="Take the tools away from whatever is evaluated.")]
+NoToolsOption = Annotated[bool, typer.Option("--no-tools", help="Evaluate without tools.")]
 GateOption = Annotated[
-    float | None, typer.Option("--fail-under", min=0, max=1, help="Exit 4 where the checkpoint's pass@1 is lower.")
+    float | None, typer.Option("--fail-under", min=0, max=1, help="Exit 4 if the checkpoint's pass@1 is lower.")
 ]
 ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Use what the same evaluation found before even if it was finished.")
+    bool, typer.Option("--resume", help="Reuse the same evaluation's earlier attempts even if it finished.")
 ]
 
 SHOWN = 20
@@ -88,8 +88,8 @@ def command(
 ) -> None:
     """Evaluate the newest run's best checkpoint against its base: pass@k with 95 % intervals, flipped tasks.
 
-    The same tasks and seeds for both. An evaluation that was interrupted goes on where it stopped. Exit code 4 where
-    --fail-under is not met.
+    Both get the same tasks and seeds. An interrupted evaluation resumes where it stopped. Exits with 4 if --fail-under
+    is not met.
 
     JSON: {"settings": {…}, "results": [{"name", "splits": {"test": {"pass_at": {"1": {"value", "low", "high", "n"}},
     "families": {…}, …}}}], "comparisons": [{"p_value", "difference", "flips": […], …}], "gate": null}
@@ -104,17 +104,17 @@ def command(
         try:
             results = [asyncio.run(_evaluate(context, plan, candidate)) for candidate in plan.candidates]
         except KeyboardInterrupt:
-            narrate("Stopped; what is finished is kept. The same command goes on from there.")
+            narrate("Stopped; finished attempts are kept. Run the same command again to resume.")
             raise
         report(plan, results, as_json=as_json, gate=context.config.eval.fail_under)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is evaluated on what. Names are those of `load_policy`; None is the configured model."""
+    """The models to evaluate, and on which tasks. Names are those of `load_policy`; None is the configured model."""
 
     candidates: tuple[str | None, ...]
-    """The base first where there are two."""
+    """The base first if there are two."""
     tasks: tuple[Task, ...]
     settings: Any
     resume: bool
@@ -131,7 +131,7 @@ def _plan(
     resume: bool,
     limited: bool,
 ) -> Plan:
-    """`limited`: --limit was given, which counts more than task.limit; otherwise the smaller limit counts."""
+    """`limited`: --limit was given and overrides task.limit; otherwise the smaller limit applies."""
     from agentrl_cli.evaluate import HELDOUT, Settings, pick_tasks
     from agentrl_cli.store import Store
     from agentrl_cli.tasks import load_packs
@@ -146,17 +146,17 @@ def _plan(
     limit = min((number for number in limits if number is not None), default=None)
     tasks = pick_tasks(packs, splits, families=families, limit=limit)
     if not tasks:
-        raise ConfigError(f"There is no task to evaluate in {', '.join(splits)}.")
+        raise ConfigError(f"No tasks to evaluate in {', '.join(splits)}.")
     context.db.parent.mkdir(parents=True, exist_ok=True)
     with Store.open(context.db) as store:
         chosen = full_name(store, checkpoint, run)
         origin = trained_by(store, chosen)
         within = run or (origin[0].name if origin else None)
         if chosen is None and checkpoint is None:
-            narrate("Nothing is trained here yet: the base alone is evaluated. `agentrl train` trains.")
+            narrate("Nothing was trained here yet: evaluating the base alone. `agentrl train` trains.")
         other = None
         if compare_to != "none" and not (chosen is None and compare_to == "base"):
-            # What a run's checkpoint is compared with by default is what that run started from.
+            # By default, a run's checkpoint is compared with the model that the run started from.
             other = full_name(store, compare_to, within) if within or compare_to != "base" else None
             same = other == chosen or (other is None and chosen == context.config.model.name)
             candidates = (chosen,) if same else (other, chosen)
@@ -167,7 +167,7 @@ def _plan(
 
 
 def _find(context: Context, store: Store, candidates: Sequence[str | None]) -> None:
-    """Raise for a model that is not there before the other one is evaluated."""
+    """Raise for a missing model before the other one is evaluated."""
     from agentrl_cli.models.load import model_folder
 
     for name in candidates:
@@ -176,7 +176,7 @@ def _find(context: Context, store: Store, candidates: Sequence[str | None]) -> N
 
 
 async def _evaluate(context: Context, plan: Plan, candidate: str | None) -> EvalResult:
-    """One policy on the plan's tasks, with progress on stderr."""
+    """Evaluates one policy on the plan's tasks, with progress on stderr."""
     from agentrl_cli.evaluate import evaluate
     from agentrl_cli.runtime import open_runtime
 
@@ -198,17 +198,17 @@ async def _evaluate(context: Context, plan: Plan, candidate: str | None) -> Eval
                 resume=plan.resume,
                 on_done=lambda attempt: progress.advance(),
             )
-    kept = f", {result.reused} of them kept from before" if result.reused else ""
+    kept = f", {result.reused} of them reused" if result.reused else ""
     narrate(f"{name}: {len(result.attempts)} attempts{kept}, {result.seconds:.0f} s")
     for split, numbers in result.scores.items():
         if numbers.errors:
-            told = ", ".join(f"{outcome} {count}" for outcome, count in numbers.errors.items())
-            warn(f"{name}, {split}: attempts that ended in an error, twice, and are left out of every number: {told}")
+            counts = ", ".join(f"{outcome} {count}" for outcome, count in numbers.errors.items())
+            warn(f"{name}, {split}: attempts that failed twice and are excluded from all numbers: {counts}")
     return result
 
 
 def report(plan: Plan, results: Sequence[EvalResult], *, as_json: bool, gate: float | None) -> None:
-    """Print results (the base first) and their comparison; raise GateNotMet where the last one's pass@1 is too low."""
+    """Print results (the base first) and their comparison; raise GateNotMet if the last one's pass@1 is too low."""
     from agentrl_cli.evaluate import compare
 
     last = results[-1]
@@ -231,8 +231,8 @@ def report(plan: Plan, results: Sequence[EvalResult], *, as_json: bool, gate: fl
                 if comparison.split == split:
                     _print_comparison(comparison)
     if met is False:
-        told = "nothing" if last.pass_rate is None else f"{last.pass_rate:.3f}"
-        raise GateNotMet(f"pass@1 of {last.name} on {last.splits[0]} is {told}, under {gate:g}.")
+        rate = "unknown" if last.pass_rate is None else f"{last.pass_rate:.3f}"
+        raise GateNotMet(f"pass@1 of {last.name} on {last.splits[0]} is {rate}, under {gate:g}.")
 
 
 def _print_split(results: Sequence[EvalResult], split: str) -> None:
@@ -244,7 +244,7 @@ def _print_split(results: Sequence[EvalResult], split: str) -> None:
     rows = [[f"pass@{at}", *(_interval(one.pass_at[at]) for one in scores)] for at in range(1, last.k + 1)]
     rows += [[name, *(_plain(one, key) for one in scores)] for name, key in _MEANS]
     if any(one.errors for one in scores):
-        rows.append(["errors, left out", *(str(sum(one.errors.values())) for one in scores)])
+        rows.append(["errors, excluded", *(str(sum(one.errors.values())) for one in scores)])
     heads = [result.name for result in results]
     for line in aligned(["", *heads], rows):
         echo(line, painted=True)
@@ -280,7 +280,7 @@ def _print_comparison(comparison: Comparison) -> None:
     ]
     if rows:
         before, after = comparison.before, comparison.after
-        # Losses are rarer and matter more: some of both are shown.
+        # Losses are rarer and matter more, so both are shown.
         lost = rows[comparison.gained :][: SHOWN // 2]
         shown = rows[: comparison.gained][: SHOWN - len(lost)] + lost
         echo()

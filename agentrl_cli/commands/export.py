@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """What is written."""
+    """The output format."""
 
     jsonl = "jsonl"
     html = "html"
@@ -40,7 +40,7 @@ def command(
     run: RunOption = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file; default: stdout.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-    group: Annotated[bool, typer.Option("--group", help="The whole group of each episode.")] = False,
+    group: Annotated[bool, typer.Option("--group", help="Include each episode's whole group.")] = False,
     tokens: Annotated[bool, typer.Option("--tokens/--no-tokens", help="Ids and numbers of every token.")] = True,
     mask: Annotated[bool, typer.Option("--mask/--no-mask", help="Mask what looks like a secret.")] = True,
     format: Annotated[
@@ -51,9 +51,9 @@ def command(
     project: ProjectOption = None,
     db: DbOption = None,
 ) -> None:
-    """Write episodes as JSONL or HTML, oldest first: everything stored of each, what looks like a secret masked.
+    """Write episodes as JSONL or HTML, oldest first, with everything stored; what looks like a secret is masked.
 
-    Where a secret was masked, the token ids, which spell it, are left out. With --out, --json prints
+    If a secret was masked, the token ids, which spell it, are left out. With --out, --json prints
     {"path", "episodes"}.
 
     --format sequences writes a row per token sequence, {"episode", "branch", "reward", "input_ids", "loss_mask",
@@ -89,7 +89,7 @@ def _html(store: Store, ids: list[str], out: Path | None, mask: bool) -> int:
     from agentrl_cli.tui.common.load_episode import token_texts
 
     if out is None:
-        raise UsageError("An HTML page needs a file.", hint="--out episodes.html says which.")
+        raise UsageError("An HTML page needs a file.", hint="Name it with --out episodes.html.")
     return export_html(
         store, ids, out, token_texts, title=f"agentrl {ids[0] if len(ids) == 1 else out.stem}", masked=mask
     )

@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from agentrl_cli.store.queries import Hit
 
 WIDTH = 160
-"""Longest piece of a line that is printed, in characters."""
+"""Longest excerpt of a line that is printed, in characters."""
 
 
 def command(
     pattern: Annotated[str, typer.Argument(help="A regular expression (Python's).")],
-    ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Without regard to case.")] = False,
+    ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Ignore case.")] = False,
     role: Annotated[str | None, typer.Option("--role", help="Only turns of system, user, assistant or tool.")] = None,
     filter: Annotated[str, typer.Option("--filter", "-f", help="Only these episodes; as in `agentrl ls`.")] = "",
     run: RunOption = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most so many lines; 0: all.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this many lines; 0: all.")] = 100,
     ids: Annotated[bool, typer.Option("--ids", "-l", help="Only the ids of episodes that match.")] = False,
     json: JsonOption = False,
     project: ProjectOption = None,
     db: DbOption = None,
 ) -> None:
-    """Search messages and calls, the newest episodes first; exit code 1 where nothing matches.
+    """Search messages and calls, the newest episodes first; exits with 1 if nothing matches.
 
     --json prints one {"episode_id", "turn", "role", "line", "start", "end"} a line; with --ids one list of ids.
     """
@@ -80,7 +80,7 @@ def command(
 
 
 def _episodes(hits: Iterator[Hit]) -> Iterator[str]:
-    """Each episode once; an episode's hits come together."""
+    """Yields each episode once; an episode's hits are consecutive."""
     last = ""
     for hit in hits:
         if hit.episode_id != last:

@@ -15,7 +15,7 @@ NOT_COPIED = {"__pycache__", ".pytest_cache", "runs", PROJECT_FILE}
 """Files and folders of a pack (or of another project) that a new project does not start with."""
 
 ALWAYS_WRITTEN = ("model.name", "rollout.group_size", "train.steps", "train.lr", "train.eval_every", "seed")
-"""Settings that agentrl.yaml shows even at their defaults: what people change first."""
+"""Settings that agentrl.yaml shows even at their defaults, since people change them first."""
 
 HEADER = """\
 # Settings of this project; `agentrl config show` prints every one with where it came from.
@@ -25,8 +25,8 @@ HEADER = """\
 PackArgument = Annotated[str | None, typer.Argument(help="A pack by name or folder; see --list.")]
 FolderArgument = Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The new folder; default: ./PACK.")]
 ListOption = Annotated[bool, typer.Option("--list", help="List the packs that ship.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that are there and differ.")]
-WeakOption = Annotated[bool, typer.Option("--yes", "-y", help="Accept the isolation that is to be had here.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite existing files that differ.")]
+WeakOption = Annotated[bool, typer.Option("--yes", "-y", help="Accept the isolation that this machine offers.")]
 LevelOption = Annotated[
     str | None, typer.Option("--min-level", help="Weakest sandbox to accept: docker, ns, landlock, bare.")
 ]
@@ -50,7 +50,7 @@ def command(
     if list_packs:
         return _list(as_json)
     if pack is None:
-        raise UsageError("Which pack?", hint=f"There are: {', '.join(pack_names())}. Start: agentrl init code-task")
+        raise UsageError("No pack given.", hint=f"Packs: {', '.join(pack_names())}. Start: agentrl init code-task")
     source = find_pack(pack)
     target = (folder or Path(source.name)).expanduser()
     isolation = _isolation(source, min_level, yes)
@@ -89,13 +89,13 @@ def _head(folder: Path) -> dict[str, Any]:
 
 
 def _files(source: Path) -> dict[Path, bytes]:
-    """What a pack consists of, by path relative to it."""
+    """A pack's files, by path relative to it."""
     paths = sorted(path.relative_to(source) for path in source.rglob("*") if path.is_file())
     return {path: (source / path).read_bytes() for path in paths if NOT_COPIED.isdisjoint(path.parts)}
 
 
 def _refuse_loss(target: Path, files: dict[Path, bytes], force: bool) -> None:
-    """Raise before anything is written where a file is there with other content."""
+    """Raise before anything is written if a file exists with other content."""
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target} is a file.", hint="Name another folder: agentrl init PACK DIR")
     if force:
@@ -104,34 +104,34 @@ def _refuse_loss(target: Path, files: dict[Path, bytes], force: bool) -> None:
     if differ:
         shown = ", ".join(str(name) for name in differ[:4]) + (" …" if len(differ) > 4 else "")
         raise UsageError(
-            f"{target} has these files already, with other content: {shown}. Nothing was written.",
+            f"{target} already has these files, with other content: {shown}. Nothing was written.",
             hint="Name another folder (agentrl init PACK DIR), or overwrite them with --force.",
         )
 
 
 def _settings(source: Path, model: str | None, isolation: dict[str, str]) -> str:
-    """The text of agentrl.yaml: the pack's defaults and what people change first, each with a comment."""
+    """The text of agentrl.yaml: the pack's defaults and the settings that people change first, with comments."""
     from agentrl_cli.config import load_config
     from agentrl_cli.config.show import get, non_defaults, to_yaml
 
     flags: dict[str, Any] = {**isolation, "task.packs": [str(source)]}
     if model == "tiny":
-        flags["model.name"] = model  # without the adapter that the pack may bring
+        flags["model.name"] = model  # instead of the pack's adapter, if it has one
     elif model is not None:
-        # Real models: an adapter trains on a small GPU, and they say more than the tiny one in a turn.
+        # Real models: an adapter trains on a small GPU, and their turns are longer than the tiny model's.
         flags |= {"model.name": model, "adapter.enabled": True}
         flags |= {"rollout.max_new_tokens": 256, "rollout.max_tokens": 2048}
     config, sources = load_config(flags=flags)
     tree = config.model_dump(mode="json")
     settings = {key: get(tree, key) for key in ALWAYS_WRITTEN} | non_defaults(config, sources) | {"task.packs": ["."]}
-    if Path(config.model.name).is_relative_to(source):  # the pack's adapter, which the project gets a copy of
+    if Path(config.model.name).is_relative_to(source):  # the pack's adapter, which is copied into the project
         settings["model.name"] = str(Path(config.model.name).relative_to(source))
     return f"{HEADER}\n{to_yaml(settings)}"
 
 
 def _isolation(source: Path, wanted: str | None, yes: bool) -> dict[str, str]:
-    """The sandbox settings to write, none where the default holds. Weaker than the pack's minimum, by default `ns`,
-    only after an explicit yes."""
+    """The sandbox settings to write, empty if the defaults work here. A level weaker than the pack's minimum (default
+    `ns`) needs an explicit yes."""
     from agentrl_cli.config import load_config
     from agentrl_cli.doctor import sandbox_level
     from agentrl_cli.sandbox import STRENGTH
@@ -144,7 +144,7 @@ def _isolation(source: Path, wanted: str | None, yes: bool) -> dict[str, str]:
     least = load_config(flags={"task.packs": [str(source)]})[0].sandbox.min_level
     weak = STRENGTH[level] < STRENGTH[least]
     if STRENGTH[level] < STRENGTH["ns"]:
-        warn(f"The code that the model writes would run here with weaker isolation than namespaces: {level}. {why}")
+        warn(f"The model's code would run here with weaker isolation than namespaces: {level}. {why}")
         warn(f"To get a stronger one: {fix}")
     if wanted is not None and STRENGTH[level] < STRENGTH[wanted]:
         if problem := _missing(wanted):
@@ -152,16 +152,16 @@ def _isolation(source: Path, wanted: str | None, yes: bool) -> dict[str, str]:
         return {"sandbox.min_level": wanted}
     if wanted is None and weak and not confirm(f"Accept `{level}` for this project?", yes=yes):
         raise ConfigError(
-            f"Nothing was written: only the sandbox level {level} is to be had here, which is weaker than {least}.",
-            hint=f"{fix} Or accept it with --yes; or say which with --min-level.",
+            f"Nothing was written: only the sandbox level {level} works here, which is weaker than {least}.",
+            hint=f"{fix} Or accept it with --yes, or choose a level with --min-level.",
         )
-    # Only the minimum is written, so that a better machine runs the project better. `auto` never chooses `bare`.
+    # Only the minimum is written, so that a stronger machine isolates better. `auto` never chooses `bare`.
     minimum = {"sandbox.min_level": wanted or level} if wanted or weak else {}
     return minimum | ({"sandbox.backend": "bare"} if level == "bare" else {})
 
 
 def _missing(level: str) -> str:
-    """Why no sandbox of a level or stronger starts here; empty where one does, be it not the first choice."""
+    """Why no sandbox of this level or stronger starts here; empty if one does, even if not the first choice."""
     import asyncio
 
     from agentrl_cli.config import SandboxConfig

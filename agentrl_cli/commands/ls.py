@@ -17,7 +17,7 @@ Rows = tuple[list[str], list[list[Any]]]
 
 
 class What(StrEnum):
-    """What there is to list."""
+    """What to list."""
 
     episodes = "episodes"
     runs = "runs"
@@ -33,7 +33,7 @@ def command(
         str, typer.Option("--filter", "-f", help="E.g. 'reward:<0.5 flag:LOOP task:calc/* text:\"4,5\" -tag:seen'.")
     ] = "",
     sort: Annotated[str, typer.Option("--sort", "-s", help="E.g. -reward or step,-tokens; - is descending.")] = "-time",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most so many lines; 0: all.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this many lines; 0: all.")] = 20,
     run: RunOption = None,
     format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
     json: JsonOption = False,

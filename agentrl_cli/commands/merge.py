@@ -31,7 +31,7 @@ OutArgument = Annotated[Path | None, typer.Argument(metavar="OUT", help="The fol
 DtypeOption = Annotated[
     str, typer.Option("--dtype", help="auto (as stored; an adapter: as its base), float32, bfloat16, float16.")
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace a folder that is there.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing folder.")]
 
 
 def command(
@@ -48,12 +48,12 @@ def command(
 ) -> None:
     """Write a checkpoint as a plain Hugging Face folder: weights, tokenizer, chat template, model card.
 
-    An adapter is merged into its base. With one argument, it is OUT, and the newest run's best checkpoint is written.
+    An adapter is merged into its base. A single argument is OUT: the newest run's best checkpoint is written there.
 
     JSON: {"folder", "source", "adapter": true, "dtype": "float32", "files": […]}
     """
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
-        raise UsageError(f"--dtype {dtype} is no dtype.", hint="auto, float32, bfloat16 or float16.")
+        raise UsageError(f"Unknown --dtype {dtype}.", hint="Choose auto, float32, bfloat16 or float16.")
     target, name = (Path(checkpoint), None) if out is None else (out, checkpoint)
     context = open_project(project, db, config, sets, required=False)
     with data_stdout(), writing(target.expanduser(), "merge", context.db):

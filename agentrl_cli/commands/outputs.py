@@ -1,4 +1,4 @@
-"""The folder that `sft` and `merge` write a model to: one process at a time, and no run that another one works on."""
+"""Locks the folder that `sft` and `merge` write a model to, and the run that it lies in."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from agentrl_cli.errors import writing as disk_writing
 
 @contextlib.contextmanager
 def writing(out: Path, doing: str, db: Path | None) -> Iterator[None]:
-    """Hold the folder `out` for the command `doing` while the block runs, and the run of the store that it lies in.
+    """Lock the folder `out` for the command `doing` while the block runs, and the stored run that it lies in.
 
-    Raises UsageError if another process writes there, or works on that run; StoreError if the place is not writable.
+    Raises UsageError if another process writes there or works on that run; StoreError if it is not writable.
     """
     with contextlib.ExitStack() as stack:
         if db is not None and db.is_file():
@@ -41,7 +41,7 @@ def _run_around(out: Path, doing: str, db: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(out: Path, doing: str) -> Iterator[None]:
-    """A lock on a file beside the folder, which the system releases when its process ends, however that ends."""
+    """A lock on a file beside the folder; the kernel releases it when the process exits, even on a crash."""
     path = out.absolute().with_name(f".{out.absolute().name}.lock")
     with disk_writing(str(out), hint="Choose another folder, or free some space."):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,5 +71,5 @@ def _lock(path: Path, out: Path) -> TextIO:
             hint = "Wait until it has ended, or name another folder."
             raise UsageError(f"{out} is being written by {who}.", hint=hint) from None
         except FileNotFoundError:
-            pass  # who held it has ended, and removed the file, between the two calls above
+            pass  # the holder exited and removed the file between the two calls above
         file.close()

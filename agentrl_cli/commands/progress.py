@@ -1,4 +1,4 @@
-"""Progress for people on stderr: a bar with ETA on a terminal, a plain line now and then elsewhere."""
+"""Progress on stderr: a bar with ETA on a terminal, elsewhere a plain line at intervals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Progress:
             self._bar.stop()
 
     def advance(self, note: str = "") -> None:
-        """One more is done; `note` stands beside the bar."""
+        """Count one more as done; `note` is printed beside the bar."""
         self.done += 1
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, description=f"{self.what} {note}".strip())

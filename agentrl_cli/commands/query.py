@@ -15,7 +15,7 @@ from agentrl_cli.errors import UsageError
 def command(
     sql: Annotated[str | None, typer.Argument(help="A SELECT; - reads it from stdin.")] = None,
     params: Annotated[list[str] | None, typer.Option("--param", help="A value for each ?; repeatable.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most so many rows; 0: all.")] = 1000,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this many rows; 0: all.")] = 1000,
     timeout: Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds; 0: no limit.")] = 60.0,
     schema: Annotated[bool, typer.Option("--schema", help="Print the tables and their columns.")] = False,
     format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
@@ -23,7 +23,7 @@ def command(
     project: ProjectOption = None,
     db: DbOption = None,
 ) -> None:
-    """Run read-only SQL: SELECT, WITH, and PRAGMAs that tell. v_episodes, v_groups and v_turns are made for people.
+    """Run read-only SQL: SELECT, WITH and reading PRAGMAs. The views v_episodes, v_groups and v_turns are for people.
 
     --json prints a list of objects by column name.
 
@@ -42,7 +42,7 @@ def command(
             echo(f"{kind} {name}: {', '.join(column for column, _ in columns)}")
         return
     if sql is None:
-        raise UsageError("Give a SELECT.", hint="For example: agentrl query 'select * from v_groups limit 5'")
+        raise UsageError("No SQL given.", hint="For example: agentrl query 'select * from v_groups limit 5'")
     names, rows = run_query(path, _stdin() if sql == "-" else sql, params or (), timeout=timeout or None)
     shown: list[list[Any]] = []
     more = False

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 EpisodeArgument = Annotated[
     str | None,
-    typer.Argument(help="An episode: id, unique beginning, link, or last, best, worst. None: the list."),
+    typer.Argument(help="An episode: id, unique prefix, link, or last, best, worst. None: the list."),
 ]
 FilterOption = Annotated[str, typer.Option("--filter", "-f", help="Episodes for n/N and the list: reward:<0.5 …")]
 SortOption = Annotated[str, typer.Option(help="Order of the list: -time, reward, -tokens …")]
@@ -36,17 +36,17 @@ TokensOption = Annotated[bool, typer.Option("--tokens", help="Print every token 
 WhatIfOption = Annotated[
     str | None,
     typer.Option(
-        "--whatif", help="`rerun`: its calls again, compared; or `turn=2 n=4 T=1 seed=0 model=RUN@best edit=TEXT`."
+        "--whatif", help="`rerun`: repeat its calls and compare; or `turn=2 n=4 T=1 seed=0 model=RUN@best edit=TEXT`."
     ),
 ]
 VerifyOption = Annotated[
-    bool, typer.Option("--verify", help="Run its tool calls again and compare: exit code 1 where one diverged.")
+    bool, typer.Option("--verify", help="Run its tool calls again and compare; exit 1 if one diverged.")
 ]
 ScriptOption = Annotated[Path | None, typer.Option(help="With --whatif: replies of `model=scripted`, a JSON list.")]
 SvgOption = Annotated[Path | None, typer.Option(help="Write the screen as an SVG file and leave.")]
 
 MaskOption = Annotated[
-    bool, typer.Option("--mask/--no-mask", help="With --svg: refuse what holds what looks like a secret.")
+    bool, typer.Option("--mask/--no-mask", help="With --svg: refuse episodes that contain what looks like a secret.")
 ]
 
 
@@ -67,15 +67,15 @@ def command(
     project: ProjectOption = None,
     db: DbOption = None,
 ) -> None:
-    """Step through an episode: turns, tool calls, every token with what training made of it, reward, siblings.
+    """Step through an episode: turns, tool calls, each token with its training numbers, reward, siblings.
 
     --json prints what `agentrl show --json` prints.
-    --verify says `diverged at call n` where a recorded call answers otherwise today; nothing is stored by that.
-    --whatif runs recorded calls again or samples anew from a turn, in a process of its own; results are stored as
+    --verify prints `diverged at call n` if a recorded call answers differently now; it stores nothing.
+    --whatif runs recorded calls again or samples again from a turn, in a separate process; results are stored as
     children of the episode. With --json it prints one event a line: {"ev": "rerun" | "rewards" | "child" | "done", …}.
     """
     if not mask and svg is None:
-        raise UsageError("--no-mask goes with --svg.", hint="The screen itself masks nothing.")
+        raise UsageError("--no-mask works only with --svg.", hint="The screen itself masks nothing.")
     path = find_db(project, db)
     if whatif is not None or verify:
         request = _request(whatif, verify)
@@ -94,20 +94,20 @@ def command(
 def _open(
     path: Path, episode: str | None, run: str | None, filter_: str, sort: str, svg: Path | None, mask: bool
 ) -> None:
-    """The screen, or what it shows as an SVG file. Raises UsageError for a picture of a secret, where `mask`."""
+    """Open the screen, or write it as an SVG file. Raises UsageError if `mask` and the picture shows a secret."""
     from agentrl_cli.store import Store
     from agentrl_cli.tui.common.load_episode import holds_secret
 
     with Store.open(path, readonly=True) as store:
         run_id = store.runs.get(run).id if run else None
         if filter_:
-            store.episodes.ids(filter_, sort, run=run_id)  # a typo is told before the screen opens
+            store.episodes.ids(filter_, sort, run=run_id)  # reports a typo before the screen opens
         if (filter_ and episode == "last") or (episode is None and svg is not None):
             episode = _first_of(store, run_id, filter_, sort)
         found = store.episodes.resolve(episode, run_id) if episode else None
         if svg is not None and mask and found is not None and holds_secret(store, found):
             hint = f"`agentrl export {found} --format html -o FILE` masks it; --no-mask writes the picture anyway."
-            raise UsageError(f"{found} holds what looks like a secret, and a picture masks nothing.", hint=hint)
+            raise UsageError(f"{found} contains what looks like a secret, and a picture masks nothing.", hint=hint)
     place = _place(episode or "")
     from agentrl_cli.tui.app import AgentApp, save_svg
     from agentrl_cli.tui.common.episode_list import Browse
@@ -127,7 +127,7 @@ def _open(
 
 
 def _first(path: Path, run: str | None, filter_: str, sort: str) -> str:
-    """The episode that the list shows first; raises NotFound where the filter matches none."""
+    """The first episode of the list; raises NotFound if the filter matches none."""
     from agentrl_cli.store import Store
 
     with Store.open(path, readonly=True) as store:
@@ -137,18 +137,18 @@ def _first(path: Path, run: str | None, filter_: str, sort: str) -> str:
 def _first_of(store: Store, run_id: str | None, filter_: str, sort: str) -> str:
     found = store.episodes.ids(filter_, sort, run=run_id)[:1]
     if not found:
-        raise NotFound(f"No episode matches {filter_!r}." if filter_ else "There is no episode yet.")
+        raise NotFound(f"No episode matches {filter_!r}." if filter_ else "No episodes yet.")
     return store.episodes.rows(found)[0].id
 
 
 def _request(whatif: str | None, verify: bool) -> list[str]:
-    """What is asked of the child. Raises UsageError."""
+    """The arguments for the child process. Raises UsageError."""
     from agentrl_cli.tui.whatif.client import whatif_arguments
 
     if whatif is None:
         return ["--verify"]
     if verify:
-        raise UsageError("--verify runs the calls again, as `--whatif rerun` does: one of the two, not both.")
+        raise UsageError("--verify runs the calls again, as `--whatif rerun` does: give only one of the two.")
     return whatif_arguments(whatif)
 
 
@@ -162,7 +162,7 @@ def _whatif(
     *,
     as_json: bool,
 ) -> int:
-    """Runs the child and prints what it tells. Returns the exit code."""
+    """Runs the child process and prints its events. Returns the exit status."""
     import asyncio
 
     from agentrl_cli.store import Store
@@ -214,14 +214,14 @@ def _print_json(path: Path, episode: str, run: str | None) -> None:
 
 
 def _print(path: Path, episode: str, run: str | None, layer: str, tokens: bool) -> None:
-    """The same as text; lines are as wide as the terminal, 100 in a pipe."""
+    """Prints the episode as text, as wide as the terminal, 100 columns in a pipe."""
     from agentrl_cli.commands.common import STEERS, console
     from agentrl_cli.store import Store
     from agentrl_cli.tui.common.layers import LAYERS
     from agentrl_cli.tui.replay.plain import replay_lines, token_rows
 
     if layer and layer not in LAYERS:
-        raise UsageError(f"There is no layer {layer!r}.", hint=f"Layers: {', '.join(LAYERS)}.")
+        raise UsageError(f"Unknown layer {layer!r}.", hint=f"Layers: {', '.join(LAYERS)}.")
     with Store.open(path, readonly=True) as store:
         found = store.episodes.resolve(episode, store.runs.get(run).id if run else None)
         if tokens:
@@ -231,7 +231,7 @@ def _print(path: Path, episode: str, run: str | None, layer: str, tokens: bool) 
         width = out.width if out.is_terminal else 100
         for text in replay_lines(store, found, layer=layer, width=width):
             if out.is_terminal:
-                text.plain = STEERS.sub(lambda found: " " * len(found[0]), text.plain)  # as long: styles stay in place
+                text.plain = STEERS.sub(lambda found: " " * len(found[0]), text.plain)  # same length: keeps styles
                 out.print(text, soft_wrap=True)
             else:
                 echo(text.plain)

@@ -40,11 +40,11 @@ AdvantageOption = Annotated[
     typer.Option("--advantage", help="Another estimator: rloo, gigpo …; repeat to put several side by side."),
 ]
 FilterOption = Annotated[str, typer.Option("--filter", "-f", help="Only these episodes, e.g. step:10..20.")]
-NameOption = Annotated[str | None, typer.Option("--name", help="What the score set is called.")]
+NameOption = Annotated[str | None, typer.Option("--name", help="The name of the score set.")]
 
 
 def command(
-    run: Annotated[str, typer.Argument(help="A training: name, id or unique beginning; `last`.")] = "last",
+    run: Annotated[str, typer.Argument(help="A training: name, id or unique prefix; `last`.")] = "last",
     sets: SetOption = None,
     reward: RewardOption = None,
     advantage: AdvantageOption = None,
@@ -56,14 +56,14 @@ def command(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Score a training's episodes again: new weights (--set rewards.x=2), a new function, another estimator.
+    """Score a training's episodes again, with new weights (--set rewards.x=2), a new function or another estimator.
 
-    Nothing is generated, and what was trained on stays as it is: the result is a score set of the run, which
-    `show` and replay print, and filters find: `agentrl ls -f "delta:<0"`, `rescored:>0.5`. Several estimators make a
-    set each, and one table: `--advantage rloo --advantage opo`.
+    Nothing is generated, and the original scores are kept. The result is a score set of the run: `show` and replay
+    print it, and filters find it (`agentrl ls -f "delta:<0"`, `rescored:>0.5`). Several estimators make one set each,
+    and one table: `--advantage rloo --advantage opo`.
 
     JSON: {"run", "set", "summary", "episodes": [{"episode", "reward_before", "reward", "delta", "advantage_before",
-    "advantage", "turns", "fact_before", "fact", "parts"}]}; of several estimators a list of these.
+    "advantage", "turns", "fact_before", "fact", "parts"}]}; for several estimators a list of these.
     """
     from agentrl_cli.analysis.rescore import summary
     from agentrl_cli.store import Store
@@ -93,9 +93,9 @@ def command(
 
 
 def _episodes(store: Store, row: RunRow, filter: str) -> tuple[list[Episode], set[str]]:
-    """All finished episodes of the steps that the filter finds some of, and the ids of those it finds.
+    """All finished episodes of the steps in which the filter matches any, and the ids of the matches.
 
-    Advantages compare with the group or the step: siblings that the filter leaves out count in them all the same.
+    Advantages compare within the group or the step, so siblings that the filter excludes are still needed.
     """
     finished = "kind:train -outcome:none"
     every = store.episodes.rows(store.episodes.ids(finished, "time", run=row.id))
@@ -108,7 +108,7 @@ def _episodes(store: Store, row: RunRow, filter: str) -> tuple[list[Episode], se
 
 
 def _called(name: str | None, advantage: str | None, advantages: Sequence[str] | None) -> str | None:
-    """The name that was given, with the estimator behind it where there are several."""
+    """The given name, followed by the estimator if there are several."""
     return f"{name} {advantage}" if name and len(advantages or ()) > 1 else name
 
 
@@ -122,7 +122,7 @@ def _one(
     name: str | None,
     keep: bool,
 ) -> tuple[str | None, list[Change]]:
-    """One set of new scores: the name that it is kept under, if it is, and what changed."""
+    """One set of new scores: the name it is stored under (None if not stored) and the changes."""
     from agentrl_cli.analysis.rescore import keep as keep_scores
     from agentrl_cli.analysis.rescore import reward_of
 
@@ -143,7 +143,7 @@ def _training(store: Store, name: str) -> RunRow:
     if name == "last":
         rows = [row for row in store.runs.all() if row.kind == "train"]
         if not rows:
-            raise NotFound("There is no training to score again.", hint="`agentrl train` starts one.")
+            raise NotFound("No training to rescore.", hint="`agentrl train` starts one.")
         return max(rows, key=lambda row: row.started)
     row = store.runs.get(name)
     if row.kind != "train":
@@ -152,7 +152,7 @@ def _training(store: Store, name: str) -> RunRow:
 
 
 def _settings(row: RunRow, sets: Sequence[str] | None, advantage: str | None, project: Path | None) -> Config:
-    """The run's own settings, with what is to change over them."""
+    """The run's own settings, with the requested changes."""
     from agentrl_cli.config import load_config
 
     changes = {"algo.advantage": advantage}
@@ -161,7 +161,7 @@ def _settings(row: RunRow, sets: Sequence[str] | None, advantage: str | None, pr
 
 
 def _base(text: str, project: Path) -> Path:
-    """Files are looked for here first, then in the project."""
+    """The folder of a reward file: the working folder if the file is there, else the project."""
     file = text.rpartition("=")[2].partition(":")[0]
     return Path.cwd() if (Path.cwd() / file).is_file() else project
 
@@ -174,7 +174,7 @@ def _known(config: Config, row: RunRow, parts: Sequence[str], functions: Sequenc
 
 
 def packages(config: Config, project: Path | None) -> tuple[str, ...]:
-    """What the graders of the run's packs import in the sandbox; a pack that is no longer there wants nothing."""
+    """Packages that the graders of the run's packs import in the sandbox; a deleted pack adds none."""
     from agentrl_cli.tasks import load_pack
 
     found: set[str] = set()
@@ -189,7 +189,7 @@ def packages(config: Config, project: Path | None) -> tuple[str, ...]:
 async def _scored(
     store: Store, episodes: Sequence[Any], config: Config, functions: Sequence[Reward], project: Path | None
 ) -> list[Change]:
-    """With a sandbox for functions that grade code, started when the first of them asks for it."""
+    """Rescores, with a sandbox for functions that grade code, started at its first use."""
     from agentrl_cli.analysis.rescore import rescore_run
     from agentrl_cli.sandbox import Sandbox
 
@@ -213,7 +213,7 @@ async def _scored(
 
 
 def _name(sets: Sequence[str] | None, reward: Sequence[str] | None, advantage: str | None) -> str:
-    """What was changed, in short."""
+    """A short name for the changes."""
     words = [text.removeprefix("rewards.") for text in sets or ()]
     words += [text.rpartition(":")[2] for text in reward or ()] + ([advantage] if advantage else [])
     return " ".join(words) or "again"
@@ -242,7 +242,7 @@ def _print(found: Sequence[Change], total: dict[str, Any], limit: int) -> None:
 
 
 def _side_by_side(names: Sequence[str], results: Sequence[Sequence[Change]], limit: int) -> None:
-    """One line an episode, one column an estimator; the ones that they disagree most about first."""
+    """One line per episode, one column per estimator; largest disagreement first."""
     rows = list(zip(*results, strict=True))
 
     def spread(row: Sequence[Change]) -> float:
@@ -256,4 +256,4 @@ def _side_by_side(names: Sequence[str], results: Sequence[Sequence[Change]], lim
     ]
     for line in aligned(["episode", "task", "step", "reward", "trained with", *names], lines):
         echo(line, painted=True)
-    narrate(f"Mean advantage of {len(rows)} episodes under each estimator; - where it would not train.")
+    narrate(f"Mean advantage of {len(rows)} episodes under each estimator; - if it would not train.")

@@ -40,7 +40,7 @@ CountOption = Annotated[int, typer.Option("--count", "-n", min=1, help="Tasks to
 GroupOption = Annotated[int, typer.Option("--group", "-g", min=1, help="Attempts at each task.")]
 SplitOption = Annotated[str, typer.Option("--split", help="train, validation, test or heldout.")]
 TemperatureOption = Annotated[float | None, typer.Option("--temperature", "-T", min=0, help="0 is greedy.")]
-NoToolsOption = Annotated[bool, typer.Option("--no-tools", help="Take the tools away.")]
+NoToolsOption = Annotated[bool, typer.Option("--no-tools", help="Sample without tools.")]
 
 
 def command(
@@ -139,10 +139,10 @@ def _tasks(runtime: Runtime, split: str, count: int) -> list[Task]:
     packs = [pack.tasks(split, families=config.families, limit=config.limit) for pack in runtime.packs.values()]
     tasks = [task for row in itertools.zip_longest(*packs) for task in row if task is not None]
     if not tasks:
-        raise DataError(f"The split {split} has no rows to attempt.", hint="`agentrl check` looks the data over.")
+        raise DataError(f"No tasks in split {split}.", hint="`agentrl check` validates the data.")
     if len(tasks) < count:
         limited = " under task.limit" if config.limit is not None else ""
-        narrate(f"The split {split} has {len(tasks)} tasks{limited}; {count} were asked for.")
+        narrate(f"The split {split} has {len(tasks)} tasks{limited}; {count} were requested.")
     return tasks[:count]
 
 

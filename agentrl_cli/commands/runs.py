@@ -22,7 +22,7 @@ from agentrl_cli.errors import UsageError
 
 app = typer.Typer(name="runs", help="List, rename, delete runs.", no_args_is_help=False)
 
-RunArgument = Annotated[str, typer.Argument(help="A run by name, id or unique beginning; `last`.")]
+RunArgument = Annotated[str, typer.Argument(help="A run by name, id or unique prefix; `last`.")]
 NameArgument = Annotated[str, typer.Argument(help="The new name; it must not be taken.")]
 
 
@@ -48,7 +48,7 @@ def list_runs(json: JsonOption = False, project: ProjectOption = None, db: DbOpt
         names, [[r.name, r.kind, r.state, r.step, r.total_steps, r.model, r.pack, clock(r.started)] for r in runs]
     )
     if not runs:
-        narrate("There are no runs yet.")
+        narrate("No runs yet.")
 
 
 @app.command()
@@ -59,13 +59,13 @@ def rename(
     project: ProjectOption = None,
     db: DbOption = None,
 ) -> None:
-    """Give a run another name. Its folder keeps the old one. --json prints {"id", "name", "before"}."""
+    """Rename a run. Its folder keeps the old name. --json prints {"id", "name", "before"}."""
     from agentrl_cli.store import Store
 
     with Store.open(find_db(project, db)) as store:
         found = store.runs.get(run)
         if any(other.name == name for other in store.runs.all()):
-            raise UsageError(f"There is a run {name!r} already.", hint="Names are unique within a store.")
+            raise UsageError(f"A run {name!r} exists already.", hint="Names are unique within a store.")
         store.runs.update(found.id, name=name)
     if json:
         echo_json({"id": found.id, "name": name, "before": found.name})
@@ -75,10 +75,10 @@ def rename(
 
 @app.command()
 def delete(
-    runs: Annotated[list[str], typer.Argument(help="Runs by name, id or unique beginning.")],
+    runs: Annotated[list[str], typer.Argument(help="Runs by name, id or unique prefix.")],
     yes: YesOption = False,
     keep_files: Annotated[bool, typer.Option("--keep-files", help="Leave checkpoints and logs on disk.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Even a run that is going on.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even if the run is running.")] = False,
     json: JsonOption = False,
     project: ProjectOption = None,
     db: DbOption = None,
@@ -96,16 +96,16 @@ def delete(
             folder = run_folder(store.path, item) if not keep_files else None
             count = len(store.episodes.ids(run=item.id))
             if item.dir and folder is None and not keep_files and Path(item.dir).is_dir():
-                narrate(f"The folder {item.dir} stays: it is not beside this store, or another store uses it.")
+                narrate(f"The folder {item.dir} is kept: it is not beside this store, or another store uses it.")
             what = f"{item.name}: {count:,} episodes, {item.step} steps" + (
                 f", and the folder {folder}" if folder else ""
             )
             if not confirm(f"Delete {what}?", yes=yes):
-                narrate(f"{item.name} was kept." + ("" if yes else " Without a terminal, --yes says yes."))
+                narrate(f"{item.name} was kept." + ("" if yes else " Without a terminal, --yes confirms."))
                 continue
             delete_run(store, item, keep_files=keep_files, force=force)
             done.append({"run": item.name, "episodes": count})
-            narrate(f"Deleted {what}. `agentrl db vacuum` gives the space in the store back.")
+            narrate(f"Deleted {what}. `agentrl db vacuum` frees the space in the store.")
     if json:
         echo_json(done)
     elif not done:

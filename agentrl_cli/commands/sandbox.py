@@ -1,4 +1,4 @@
-"""`agentrl sandbox`: which isolation there is here, a program inside it, and the hostile suite against it."""
+"""`agentrl sandbox`: runs a program in the sandbox, attacks the sandbox, builds its image."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from agentrl_cli.errors import UsageError
 if TYPE_CHECKING:
     from agentrl_cli.config import SandboxConfig
 
-app = typer.Typer(help="Which isolation there is here, and whether it holds.", no_args_is_help=True)
+app = typer.Typer(help="Which isolation this machine offers, and whether it holds.", no_args_is_help=True)
 
 LevelOption = Annotated[
-    str | None, typer.Option("--level", help="ns, docker, landlock or bare; default: what the project says.")
+    str | None, typer.Option("--level", help="ns, docker, landlock or bare; default: the project's setting.")
 ]
 
 
@@ -36,11 +36,11 @@ def run(
     file: Annotated[Path, typer.Argument(help="A Python program, or a shell script with --bash; - reads stdin.")],
     bash: Annotated[bool, typer.Option("--bash", help="Run it as a shell script.")] = False,
     level: LevelOption = None,
-    wall: Annotated[float | None, typer.Option(min=0.01, help="Seconds it may take.")] = None,
-    imports: Annotated[str, typer.Option(help="Packages that it may import, warm: numpy,…")] = "",
-    files_in: Annotated[list[Path] | None, typer.Option("--in", help="A file to put beside it; repeat.")] = None,
+    wall: Annotated[float | None, typer.Option(min=0.01, help="Time limit in seconds.")] = None,
+    imports: Annotated[str, typer.Option(help="Packages to import ahead of time: numpy,…")] = "",
+    files_in: Annotated[list[Path] | None, typer.Option("--in", help="A file to put beside it; repeatable.")] = None,
     files_out: Annotated[
-        list[str] | None, typer.Option("--out", help="A file that it made, to copy here under its name; repeat.")
+        list[str] | None, typer.Option("--out", help="A file that the program writes, to copy here; repeatable.")
     ] = None,
     project: ProjectOption = None,
     config: ConfigOption = None,
@@ -88,7 +88,7 @@ def _bytes(file: Path) -> bytes:
 
 
 def _save(file: Path, data: bytes) -> None:
-    """Writes what came out of the sandbox into the current folder, through no link."""
+    """Writes a file from the sandbox into the current folder, never through a link."""
     import os
 
     try:
@@ -100,7 +100,7 @@ def _save(file: Path, data: bytes) -> None:
 
 
 def _settings(project: Path | None, config: Any, sets: Any, level: str | None) -> SandboxConfig:
-    """The sandbox section of the project, or of the defaults outside of one; `level` asks for just that level."""
+    """The project's sandbox section, or the defaults outside a project; `level` forces that level."""
     flags = {"sandbox.backend": level, "sandbox.min_level": level} if level else None
     context = open_project(project, config=config, sets=sets, flags=flags, required=False)
     return context.config.sandbox
@@ -115,7 +115,7 @@ async def _run(
     given: dict[str, bytes],
     wanted: list[str],
 ) -> tuple[Any, dict[str, bytes | UsageError]]:
-    """The result, and the files that were wanted, or why there is none."""
+    """The result, and for each requested file its content or the error."""
     from agentrl_cli.sandbox import Sandbox
     from agentrl_cli.sandbox.options import package_names
 
@@ -143,7 +143,7 @@ def attack(
     sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run the hostile programs against a sandbox and show which were contained. They aim at canaries only."""
+    """Run the hostile programs against a sandbox and show which were contained. They target canaries only."""
     import dataclasses
 
     settings = _settings(project, config, sets, level)
@@ -163,7 +163,7 @@ async def _attack(settings: SandboxConfig, names: list[str], quiet: bool) -> tup
 
     chosen = [one for one in attacks() if not names or any(part in one.name for part in names)]
     if not chosen:
-        raise UsageError(f"No attack is named like {', '.join(names)}.")
+        raise UsageError(f"No attack matches {', '.join(names)}.")
 
     def show(verdict: Verdict) -> None:
         what = "contained" if verdict.contained else "; ".join(verdict.problems)
@@ -172,14 +172,14 @@ async def _attack(settings: SandboxConfig, names: list[str], quiet: bool) -> tup
     if settings.backend == "bare":
         raise _nothing_to_attack()
     async with await Sandbox.open(settings) as sandbox:
-        if sandbox.level == "bare":  # a backend of the project's own
+        if sandbox.level == "bare":  # a custom backend of the project
             raise _nothing_to_attack()
         return sandbox.level, await run_attacks(sandbox, chosen, None if quiet else show)
 
 
 def _nothing_to_attack() -> UsageError:
     return UsageError(
-        "Level bare holds nothing: the hostile programs would run on this machine itself.",
+        "Level bare isolates nothing: the hostile programs would run on this machine itself.",
         hint="`agentrl sandbox attack --level ns` attacks a real sandbox.",
     )
 
@@ -187,11 +187,11 @@ def _nothing_to_attack() -> UsageError:
 @app.command("build-image")
 def build_image(
     packages: Annotated[
-        list[str] | None, typer.Option("--import", help="A package that programs may import, e.g. numpy; repeat.")
+        list[str] | None, typer.Option("--import", help="A package that programs may import, e.g. numpy; repeatable.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make the image of level docker from the running Python: seconds, no registry. Prints its tag.
+    """Build the image for level docker from the running Python, in seconds and without a registry. Prints its tag.
 
     JSON: {"image": "agentrl-sandbox:0123456789abcdef", "made": true}
     """

@@ -27,11 +27,11 @@ def command(
 ) -> None:
     """Serve the screens over HTTP on the loopback address, behind a token; needs the extra `serve`.
 
-    Prints the address to open, the token in it. Whoever has it can do what the screens can: from another machine, use
-    `ssh -L 7575:127.0.0.1:7575`.
+    Prints the address to open, with the token. Anyone with the token can do everything the screens can. From another
+    machine, use `ssh -L 7575:127.0.0.1:7575`.
     """
     if not screens:
-        raise UsageError("What should be served?", hint="`agentrl serve --screens` serves the terminal screens.")
+        raise UsageError("Nothing to serve.", hint="`agentrl serve --screens` serves the terminal screens.")
     path = find_db(project, db)
     if run is not None:
         from agentrl_cli.store import Store
@@ -45,7 +45,7 @@ def command(
 
     def listening() -> None:
         echo(f"http://{address(host, port)}/?token={secret}")
-        narrate("Open this address in a browser; ctrl+c ends the server, trainings go on.")
+        narrate("Open this address in a browser; ctrl+c stops the server, trainings keep running.")
 
     server = make_server(shlex.join([sys.executable, "-c", code]), host, port, secret)
     _must_be_free(host, port)
@@ -53,7 +53,7 @@ def command(
 
 
 def _must_be_free(host: str, port: int) -> None:
-    """Told in words, before the server is built up, that somebody else answers. Raises UsageError."""
+    """Raises UsageError if the port is taken, before the server is built."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

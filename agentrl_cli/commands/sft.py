@@ -1,4 +1,4 @@
-"""`agentrl sft`: fine-tuning on demonstrations or on the store's best episodes, and the making of the bundled model."""
+"""`agentrl sft`: fine-tunes on demonstrations or the store's best episodes; also makes the bundled model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from agentrl_cli.commands.outputs import writing
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import ConfigError, UsageError
 
-OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder that the model is written to.")]
+OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write the model to.")]
 RecipeOption = Annotated[
     str | None, typer.Option("--recipe", help='"tiny-agent" (how the bundled model was made) or a YAML file.')
 ]
@@ -41,10 +41,10 @@ FromStoreOption = Annotated[
     typer.Option("--from-store", metavar="FILTER", help='Episodes of the store, e.g. "run:base outcome:solved".'),
 ]
 BestOfOption = Annotated[
-    int | None, typer.Option("--best-of", min=1, help="At most so many episodes of each task, the best ones.")
+    int | None, typer.Option("--best-of", min=1, help="At most this many episodes of each task, the best ones.")
 ]
 EpochsOption = Annotated[
-    int, typer.Option("--epochs", min=1, help="Passes over the store's episodes, where --steps says nothing.")
+    int, typer.Option("--epochs", min=1, help="Passes over the store's episodes, without --steps.")
 ]
 ShareOption = Annotated[
     float | None,
@@ -73,28 +73,28 @@ def command(
     sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train on demonstrations: a warm start before RL, or with --recipe a model from nothing or a pack's adapter.
+    """Train on demonstrations: a warm start before RL, or with --recipe a model from scratch or a pack's adapter.
 
     The packs' own demonstrations, or with --from-store or --best-of the store's best episodes (rejection-sampling
-    fine-tuning): their sampled tokens as they are, each task's best few; --demonstrations mixes both. The result goes
-    on with `train --model OUT`.
+    fine-tuning): their sampled tokens, each task's best few; --demonstrations mixes both. Train the result further
+    with `train --model OUT`.
     """
     if recipe is not None and (from_store is not None or best_of is not None):
-        raise UsageError("--recipe makes a model or an adapter anew, --from-store trains one on its own episodes.")
+        raise UsageError("--recipe and --from-store exclude each other.", hint="--recipe makes a new model or adapter.")
     stored = from_store is not None or best_of is not None
     if tool_rate is not None and stored and demonstrations is None:
-        raise UsageError("--tool-rate is about the packs' demonstrations; what is in the store is trained as it is.")
+        raise UsageError("--tool-rate applies to the packs' demonstrations only, not to episodes from the store.")
     if demonstrations is not None and not stored:
-        raise UsageError("--demonstrations is a share beside the store's episodes.", hint="--from-store, --best-of.")
+        raise UsageError("--demonstrations needs episodes from the store.", hint="Add --from-store or --best-of.")
     if any(place.is_file() for place in (out, *out.parents)):
-        raise UsageError(f"{out} is no folder: the model is written to one.", hint="agentrl sft NEW-FOLDER …")
+        raise UsageError(f"{out} is not a folder.", hint="agentrl sft NEW-FOLDER …")
     given: dict[str, Any] = {"steps": steps, "lr": lr, "tool_rate": tool_rate, "seed": seed}
     given = {key: value for key, value in given.items() if value is not None}
     flags = {"model.name": model, "task.packs": pack or None}
     context = None if recipe is not None else open_project(project, db, config, sets, flags)
     with data_stdout(), writing(out, "sft", context.db if context is not None else None):
         if out.exists() and any(out.iterdir()) and not force:
-            raise UsageError(f"{out} is not empty.", hint="Another folder, or --force.")
+            raise UsageError(f"{out} is not empty.", hint="Name another folder, or use --force.")
         if context is None:
             last = _from_nothing(recipe or "", given, out)
         else:
@@ -158,16 +158,16 @@ def _fine_tune(context: Any, given: dict[str, Any], out: Path, kept: _FromStore 
 
 @dataclasses.dataclass(frozen=True)
 class _FromStore:
-    """Which of the store's episodes are trained on."""
+    """Selects the stored episodes to train on."""
 
     filter: str
     best_of: int | None
     epochs: int
     share: float = 0.0
-    """Of demonstrations in every step."""
+    """Share of demonstrations in each step."""
 
     def episodes(self, store: Any, tokenizer: str, name: str) -> list[Any]:
-        """They, tagged with what they were used for, so that `ls -f tag:sft-NAME` lists them."""
+        """The episodes, tagged with their use, so that `ls -f tag:sft-NAME` lists them."""
         from agentrl_cli.sft.from_store import choose
 
         found = choose(store, self.filter, tokenizer, best_of=self.best_of)
@@ -182,7 +182,7 @@ class _FromStore:
 
 
 class _Losses:
-    """Reports to the progress bar; `mean` of the last fifty."""
+    """Reports losses to the progress bar; `mean` is over the last fifty."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress

@@ -23,7 +23,7 @@ ORIGINS = ("template", "system", "user", "tool", "model", "forced")
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="An episode (id, its beginning, last, best, worst), or a run.")] = "last",
+    name: Annotated[str, typer.Argument(help="An episode (id, unique prefix, last, best, worst), or a run.")] = "last",
     run: RunOption = None,
     tokens: Annotated[bool, typer.Option("--tokens", "-t", help="Every token with its numbers.")] = False,
     turn: Annotated[int | None, typer.Option("--turn", help="Only this turn.")] = None,
@@ -64,7 +64,7 @@ def command(
 
 
 def _find(store: Store, name: str, run: str | None) -> str | RunRow:
-    """An episode's id, or a run where no episode is meant."""
+    """An episode's id, or a run if the name matches no episode."""
     run_id = store.runs.get(run).id if run else None
     try:
         return store.episodes.resolve(name, run_id)

@@ -1,4 +1,4 @@
-"""Lines of aligned text for people, and the same rows as JSON, CSV or Markdown for programs."""
+"""Prints rows as aligned text for people, or as JSON, CSV or Markdown for programs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def markdown(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[st
 
 
 def cell(value: Any) -> str:
-    """A value in one line: floats with three significant places behind the point, None as a dash."""
+    """A value in one line: floats with three decimal places, None as a dash."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -86,12 +86,12 @@ def cell(value: Any) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """A time as people write it, local; a dash for none."""
+    """A local time as text; a dash if unset."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "-"
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """A number of bytes with its unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

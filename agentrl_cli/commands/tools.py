@@ -1,4 +1,4 @@
-"""`agentrl tools`: list the tools, show one's schema, call one by hand in the configured sandbox, serve them."""
+"""`agentrl tools`: lists tools, shows a schema, calls one by hand in the configured sandbox, serves them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NameArgument = Annotated[str, typer.Argument(help='A tool of a pack, a built-in,
 
 @app.command("list")
 def list_(pack: PackOption = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Print every tool: those of the project's packs, then the built-in ones.
+    """Print all tools: those of the project's packs, then the built-in ones.
 
     JSON: [{"name": "run_python", "from": "built-in", "description": "…"}, …]
     """
@@ -76,15 +76,15 @@ def show(
         kind = schema.get("type", "any")
         kinds = " or ".join(kind) if isinstance(kind, list) else kind
         echo(f"  {key} ({kinds}{need})  {schema.get('description', '')}".rstrip())
-    facts = {**tool.own_limits(), "timeout": tool.timeout, "concurrency": tool.concurrency, "rate": tool.rate}
-    facts |= {key: True for key in ("pure", "external") if getattr(tool, key)}
-    told = ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None)
-    if told:
-        echo(f"\n{told}")
+    limits = {**tool.own_limits(), "timeout": tool.timeout, "concurrency": tool.concurrency, "rate": tool.rate}
+    limits |= {key: True for key in ("pure", "external") if getattr(tool, key)}
+    listed = ", ".join(f"{key} {value}" for key, value in limits.items() if value is not None)
+    if listed:
+        echo(f"\n{listed}")
     if tool.rewinds and tool.own_timeout:
         box = context.config.sandbox
-        told = f"{box.wall:g} s a call, {box.memory_mb} MiB, {box.output_kb} KiB of output, {box.file_mb} MiB a file"
-        echo(f"\nsandbox: {told}, {box.disk_mb} MiB of files, no network")
+        boxed = f"{box.wall:g} s a call, {box.memory_mb} MiB, {box.output_kb} KiB of output, {box.file_mb} MiB a file"
+        echo(f"\nsandbox: {boxed}, {box.disk_mb} MiB of files, no network")
     for example in tool.examples:
         echo(f"\nagentrl tools call {name} '{json.dumps(dict(example), ensure_ascii=False)}'")
 
@@ -100,7 +100,7 @@ def call(
     seed: SeedOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Call a tool as an episode would, and print what the model would see. Exit code 1 where it answers an error.
+    """Call a tool as an episode would, and print what the model would see. Exits with 1 if it returns an error.
 
     JSON: {"text": "42", "error": null, "seconds": 0.01, "level": "ns", …}
     """
@@ -128,7 +128,7 @@ def call(
 
 
 async def _call(context: Context, tool: Tool, arguments: dict[str, Any], seed: int) -> ToolResult:
-    """One call with the whole life of a tool around it; the sandbox is opened only if the tool asks for it."""
+    """One call with the tool's whole lifecycle; the sandbox is opened only if the tool asks for it."""
     from agentrl_cli.tools import ToolContext
 
     opened: list[Any] = []

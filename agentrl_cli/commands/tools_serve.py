@@ -35,22 +35,22 @@ if TYPE_CHECKING:
     from agentrl_cli.tools import Tool
 
 SWEEP = 30.0
-"""Seconds between looks for trajectories that nobody calls any more."""
+"""Seconds between checks for idle trajectories."""
 
 
-HostOption = Annotated[str, typer.Option(help="Address to listen on; off the loopback it is open to other machines.")]
-PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")]
+HostOption = Annotated[str, typer.Option(help="Address to listen on; beyond loopback, other machines can connect.")]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 picks a free one.")]
 SocketOption = Annotated[Path | None, typer.Option(help="Listen on this Unix socket (mode 600) instead.")]
 TokenOption = Annotated[str | None, typer.Option(envvar="AGENTRL_TOKEN", help="The token; by default a new one.")]
-NoAuthOption = Annotated[bool, typer.Option("--no-auth", help="Ask for no token; this machine only, every user of it.")]
-JournalOption = Annotated[Path | None, typer.Option(help="Where calls are written down; runs/tool-server.db.")]
+NoAuthOption = Annotated[bool, typer.Option("--no-auth", help="Require no token; any user of this machine may call.")]
+JournalOption = Annotated[Path | None, typer.Option(help="The journal of calls; default: runs/tool-server.db.")]
 MaxOption = Annotated[int, typer.Option(min=1, help="Calls that run or wait at once; more are answered with 429.")]
 AllowHostOption = Annotated[
-    list[str] | None, typer.Option(help="A further name that this machine has for clients; repeat.")
+    list[str] | None, typer.Option(help="Another host name that clients use for this machine; repeatable.")
 ]
-IdleOption = Annotated[float, typer.Option(min=1, help="Seconds until an uncalled trajectory gives its sandbox back.")]
+IdleOption = Annotated[float, typer.Option(min=1, help="Seconds until an idle trajectory releases its sandbox.")]
 InvalidOption = Annotated[
-    bool, typer.Option("--done-if-invalid", help="As verl-tool's: an action without a valid call ends its trajectory.")
+    bool, typer.Option("--done-if-invalid", help="As in verl-tool: an action without a valid call ends its trajectory.")
 ]
 ParserOption = Annotated[str, typer.Option(help="Tool-call syntax of verl-tool's actions.")]
 
@@ -72,7 +72,7 @@ def serve(
     config: ConfigOption = None,
     sets: SetOption = None,
 ) -> None:
-    """Serve the tools of the project's packs, or of --pack, and the built-in ones; ctrl+c ends the server.
+    """Serve the tools of the project's packs, or of --pack, and the built-in ones; ctrl+c stops the server.
 
     A rollout uses it with `--set rollout.tool_server=http://127.0.0.1:7676` and the token in AGENTRL_TOKEN. Speaks a
     typed protocol (/v1/…) and verl-tool's (/get_observation, /health, /metrics). Every call is journalled under its
@@ -81,7 +81,7 @@ def serve(
     from agentrl_cli.servers.guard import is_loopback
 
     if no_auth and socket is None and not is_loopback(host):
-        raise UsageError("Without a token only this machine may be served.", hint="Leave --no-auth or --host away.")
+        raise UsageError("--no-auth works only on a loopback address.", hint="Remove --no-auth or --host.")
     context = open_project(project, None, config, sets, required=False)
     tools = {name: tool for name, (_, tool) in known_tools(context, pack).items()}
     secret = "" if no_auth else token or secrets.token_urlsafe(24)
@@ -114,7 +114,7 @@ async def _serve(
                 narrate(f"export AGENTRL_TOKEN={options['token']}")
             else:
                 narrate("No token: every user of this machine can run these tools.")
-            narrate(f"{len(tools)} tools; ctrl+c ends the server, what is open is rebuilt when it is back.")
+            narrate(f"{len(tools)} tools; ctrl+c stops the server, a restart rebuilds open trajectories.")
             while not ending.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ending.wait(), SWEEP)
@@ -134,7 +134,7 @@ async def open_server(
 ) -> AsyncIterator[ToolServer]:
     """The server without its address: journal, trajectories, and a sandbox that opens with the first call.
 
-    `sessions`: what each pack asks of its sandbox sessions, limits first of all.
+    `sessions`: each pack's options for its sandbox sessions, such as limits.
     """
     from agentrl_cli.chat.parsers import load_parser
     from agentrl_cli.sandbox import Sandbox
@@ -150,7 +150,7 @@ async def open_server(
         async with lock:
             if not opened:
                 opened.append(await Sandbox.open(context.config.sandbox))
-                if context.config.sandbox.backend != "bare":  # else it was said when the server started
+                if context.config.sandbox.backend != "bare":  # else the warning was printed at the start
                     warn_unsafe(opened[0])
         return await opened[0].session(**{**more, "imports": {*imports, *more.get("imports", ())}})
 
@@ -173,9 +173,9 @@ async def open_server(
 async def listening(
     server: ToolServer, host: str, port: int, socket: Path | None, names: Sequence[str] = ()
 ) -> AsyncIterator[str]:
-    """Answers requests; yields the address that `rollout.tool_server` takes. Raises UsageError where it is taken.
+    """Answers requests; yields the address for `rollout.tool_server`. Raises UsageError if it is in use.
 
-    `names`: what clients may call this machine, besides its own name and addresses.
+    `names`: host names that clients may use, besides this machine's own name and addresses.
     """
     own = {"localhost", host, gethostname(), *names}
     app = server.app(None if socket is not None else {name.casefold() for name in own})
@@ -194,7 +194,7 @@ async def listening(
             else:
                 await web.TCPSite(runner, host, port).start()
         except OSError as error:
-            hint = "Take another --port or --socket."
+            hint = "Use another --port or --socket."
             raise UsageError(f"Cannot listen: {error.strerror or error}.", hint=hint) from error
         yield f"unix:{socket.absolute()}" if socket is not None else f"http://{host}:{runner.addresses[0][1]}"
     finally:

@@ -1,4 +1,4 @@
-"""`agentrl train`: one run, in the foreground, or as a process of its own under the watch screen."""
+"""`agentrl train`: one run, in the foreground, or as a separate process under the watch screen."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help="Trainin
 RateOption = Annotated[float | None, typer.Option("--lr", min=0, help="Peak learning rate.")]
 GroupOption = Annotated[int | None, typer.Option("--group", "-g", min=1, help="Attempts at each task.")]
 LoraOption = Annotated[bool | None, typer.Option("--lora/--full", help="Train a LoRA adapter, or all weights.")]
-WatchOption = Annotated[bool, typer.Option("--watch", help="Train in a process of its own and watch it.")]
-DetachOption = Annotated[bool, typer.Option("--detach", help="Train in a process of its own and come back at once.")]
-ResumeOption = Annotated[str | None, typer.Option("--resume", help='Go on with a run: its name, id, or "last".')]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Train in a separate process and watch it.")]
+DetachOption = Annotated[bool, typer.Option("--detach", help="Train in a separate process and return at once.")]
+ResumeOption = Annotated[str | None, typer.Option("--resume", help='Resume a run: its name, id, or "last".')]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Print settings, memory and time; train nothing.")]
-IdOption = Annotated[str | None, typer.Option("--run-id", hidden=True, help="The id that the new run gets.")]
+IdOption = Annotated[str | None, typer.Option("--run-id", hidden=True, help="The new run's id.")]
 
 FIXED = ("model", "adapter", "task", "seed", "deterministic")
-"""Settings that make a run what it is: a resume does not change them."""
+"""Settings that a resume cannot change."""
 AT_ONCE = "stopped at once"
-"""The error of a run that did not finish its step, as the trainer writes it."""
+"""The error that the trainer writes for a run that did not finish its step."""
 STARTUP = 90.0
-"""Seconds that a process of its own may take until its run is in the store."""
+"""Seconds a separate process may take until its run is in the store."""
 
 
 def command(
@@ -75,7 +75,7 @@ def command(
     run_id: IdOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train on the local GPU or CPU. Ctrl-C finishes the step and saves, twice stops now; --resume goes on."""
+    """Train on the local GPU or CPU. Ctrl-C finishes the step and saves, twice stops now; --resume continues."""
     flags = {
         "train.steps": steps,
         "train.lr": lr,
@@ -101,7 +101,7 @@ def command(
 
 @contextlib.contextmanager
 def _claimed(context: Context, resume: str | None, *, here: bool) -> Iterator[None]:
-    """Hold the run to go on with, from before its settings are read; one that goes on elsewhere is only looked at.
+    """Hold the run to resume, from before its settings are read; if it is resumed in another process, only check it.
 
     Raises UsageError if another process holds it.
     """
@@ -123,13 +123,13 @@ def _claimed(context: Context, resume: str | None, *, here: bool) -> Iterator[No
 
 
 def _foreground(context: Context, resume: str | None, run_id: str | None, as_json: bool) -> None:
-    """Train here and now, and say how it ended."""
+    """Train in this process and report the result."""
     with data_stdout():
         run = asyncio.run(_train(context, resume, run_id, as_json))
         if as_json:
             echo_jsonl([{"type": "run", "run": run.name, "id": run.id, "status": run.status, "step": run.step}])
     if run.status == "stopped":
-        narrate(f"{run.name} stopped after step {run.step}: {run.error}. agentrl train --resume {run.name} goes on.")
+        narrate(f"{run.name} stopped after step {run.step}: {run.error}. Resume it: agentrl train --resume {run.name}")
         if run.error in ("interrupted", AT_ONCE):
             raise typer.Exit(130)
         return
@@ -137,9 +137,9 @@ def _foreground(context: Context, resume: str | None, run_id: str | None, as_jso
 
 
 def _resumed(context: Context, name: str, sets: list[str] | None, flags: dict[str, Any]) -> tuple[Context, str]:
-    """The settings that the run was started with, below environment, --set and flags given now; and the run's name.
+    """The run's own settings, overridden by environment, --set and flags given now; and the run's name.
 
-    Raises ConfigError where something is to change that would make it another run.
+    Raises ConfigError if a setting of FIXED would change.
     """
     import dataclasses
 
@@ -148,22 +148,22 @@ def _resumed(context: Context, name: str, sets: list[str] | None, flags: dict[st
     from agentrl_cli.store import Store
 
     with Store.open(context.db, readonly=True) as store:
-        store.require_sound()  # before anything is built on it
+        store.require_sound()  # before anything relies on it
         row = _run(store, name)
     settings, sources = load_config((), sets or (), os.environ, flags, base=context.project, run=row.config)
     before, now = portable(row.config, (context.project,)), settings.model_dump(mode="json")
     for key in FIXED:
         if before.get(key) != now.get(key):
             raise ConfigError(
-                f"A run cannot go on with other settings under `{key}`.",
-                hint=f"Start a new run, or leave `{key}` as it was.",
+                f"A run cannot be resumed with other settings under `{key}`.",
+                hint=f"Start a new run, or restore `{key}`.",
             )
     if row.status == "finished" and row.step >= settings.train.steps:
         more = f"agentrl train --resume {row.name} --steps {2 * row.step}"
-        narrate(f"{row.name} has done its {row.step} steps: nothing left to do. `{more}` goes on.")
+        narrate(f"{row.name} has done its {row.step} steps: nothing left to do. Train further: {more}")
         given = [*(sets or ()), *(f"{key}={value}" for key, value in flags.items() if value is not None)]
         if given:
-            narrate(f"Not applied, as no step is left to apply it to: {', '.join(given)}.")
+            narrate(f"Not applied, since no steps are left: {', '.join(given)}.")
         raise typer.Exit(0)
     return dataclasses.replace(context, config=settings, sources=sources), row.name
 
@@ -172,7 +172,7 @@ def _run(store: Any, name: str) -> RunRow:
     if name == "last":
         runs = [row for row in store.runs.all() if row.kind == "train"]
         if not runs:
-            raise NotFound("There is no training to go on with.", hint="`agentrl train` starts one.")
+            raise NotFound("No training to resume.", hint="`agentrl train` starts one.")
         newest: RunRow = max(runs, key=lambda row: row.started)
         return newest
     row: RunRow = store.runs.get(name)
@@ -202,7 +202,7 @@ async def _train(context: Context, resume: str | None, run_id: str | None, as_js
             by = how.get(config.algo.correction, config.algo.correction)
             what = "Sampling is truncated (top_p, top_k, min_p, a penalty or bad tokens)"
             if not config.rollout.truncates:
-                what = "A hook's on_sample may change what is drawn"
+                what = "A hook's on_sample may change the sampled token"
             warn(f"{what}: the loss is corrected by {by}.")
         begun.append(run.id)
         return run
@@ -224,7 +224,7 @@ def _row(runtime: Runtime, context: Context, resume: str | None, run_id: str | N
     if resume is not None:
         row = _run(runtime.store, resume)
         for control in runtime.store.controls.take(row.id, "dropped"):
-            narrate(f"{control.action} was asked of the run before it ended: not done now.")
+            narrate(f"{control.action} was requested before the run stopped: ignored now.")
         row = runtime.store.runs.add_folder(row)
         keep_settings(row, context.config, runtime.store)
         return row
@@ -236,7 +236,7 @@ def _level(runtime: Runtime) -> str:
 
 
 def _own_process(context: Context, resume: str | None, *, watch: bool) -> None:
-    """Start this very command without --watch in a session of its own, then look at its run."""
+    """Start this command without --watch in a new session, then watch its run."""
     from agentrl_cli.types import new_id
 
     run_id = new_id()
@@ -251,19 +251,19 @@ def _own_process(context: Context, resume: str | None, *, watch: bool) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    narrate("Starting the trainer in a process of its own …")
+    narrate("Starting the trainer in a separate process …")
     name = _wait_for_run(process, resume or run_id, context.db, log)
     if watch:
         from agentrl_cli.commands.watch import command as look
 
         look(name, plain=not is_terminal(), project=context.project if _is_project(context) else None, db=context.db)
-        if _told_the_end(context.db, name):
+        if _report_if_finished(context.db, name):
             return
-    narrate(f"{name}: process {process.pid}. agentrl watch {name} looks at it; its log: {log}")
+    narrate(f"{name}: process {process.pid}. Watch it: agentrl watch {name}. Its log: {log}")
 
 
-def _told_the_end(db: Path, name: str) -> bool:
-    """Says how a watched run ended, where it has; False while it goes on. Raises RunFailed if it failed."""
+def _report_if_finished(db: Path, name: str) -> bool:
+    """Reports how a watched run ended; False if it is still running. Raises RunFailed if it failed."""
     from agentrl_cli.store import Store
 
     with Store.open(db, readonly=True) as store:
@@ -272,7 +272,7 @@ def _told_the_end(db: Path, name: str) -> bool:
         return False
     if run.state in ("failed", "interrupted"):
         text = f"{name}: {run.state} at step {run.step}" + (f": {run.error}" if run.error else ".")
-        raise RunFailed(text, hint=f"agentrl train --resume {name} goes on.")
+        raise RunFailed(text, hint=f"Resume it: agentrl train --resume {name}")
     after = "agentrl eval, agentrl replay best" if run.status == "finished" else f"agentrl train --resume {name}"
     narrate(f"{name}: {run.state} at step {run.step}. Next: {after}")
     return True
@@ -285,7 +285,7 @@ def _is_project(context: Context) -> bool:
 
 
 def _wait_for_run(process: subprocess.Popen[bytes], wanted: str, db: Path, log: Path) -> str:
-    """The name of the run once the new process has it. Raises RunFailed, with the end of its log, where it has none."""
+    """The run's name, once the new process holds it. Raises RunFailed, with the tail of its log, if it never does."""
     from agentrl_cli.store import Store
 
     began, deadline = time.time(), time.monotonic() + STARTUP
@@ -296,9 +296,9 @@ def _wait_for_run(process: subprocess.Popen[bytes], wanted: str, db: Path, log: 
             if row.pid == process.pid and (row.alive or row.ended >= began):
                 return row.name
         except (NotFound, StoreError):
-            pass  # not there yet, or still being made; what is wrong with it for good ends the new process, too
+            pass  # missing or still being created; a lasting fault also ends the new process
         if process.poll() is not None:
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-6:])
             raise RunFailed(f"The training did not start:\n{tail}", hint=f"Its log: {log}")
         time.sleep(0.1)
-    raise RunFailed(f"The training did not come up in {STARTUP:g} s.", hint=f"Its log: {log}")
+    raise RunFailed(f"The training did not start within {STARTUP:g} s.", hint=f"Its log: {log}")

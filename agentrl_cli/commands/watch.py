@@ -1,4 +1,4 @@
-"""`agentrl watch`: the dashboard of a training; reads the store, so it may come and go."""
+"""`agentrl watch`: the dashboard of a training. It only reads the store, so it can be closed at any time."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ POLL = 1.0
 
 
 def command(
-    run: Annotated[str, typer.Argument(help="A run: name, id, unique beginning, or last.")] = "last",
+    run: Annotated[str, typer.Argument(help="A run: name, id, unique prefix, or last.")] = "last",
     plain: Annotated[bool, typer.Option("--plain", help="One line per step instead of the screen.")] = False,
-    once: Annotated[
-        bool, typer.Option("--once", help="With --plain: what there is, without waiting for more.")
-    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="With --plain: print the steps so far and exit.")] = False,
     project: ProjectOption = None,
     db: DbOption = None,
     as_json: JsonOption = False,
@@ -55,7 +53,7 @@ def _follow(path: Path, run_id: str, *, as_json: bool, once: bool) -> None:
     since = 0
     with Store.open(path, readonly=True) as store:
         while True:
-            alive = store.runs.get(run_id).alive  # before the steps: what a run wrote last is not missed
+            alive = store.runs.get(run_id).alive  # before the steps, so that the run's last writes are not missed
             for row in store.runs.steps(run_id, since):
                 since = int(row["step"]) + 1
                 if as_json:

@@ -1,8 +1,7 @@
 """TRL's `environment_factory` classes as tools: https://huggingface.co/docs/trl/grpo_trainer
 
-A class has `reset(**row)`, which may answer a text that the model reads with its task; every other public method is a
-tool; `get_reward()`, where there is one, is the world's own opinion. One instance serves one episode, and all its tools
-share it.
+A class has `reset(**row)`, which may return text to add to the task; every other public method is a tool;
+`get_reward()`, if present, is the environment's own reward. One instance serves one episode, shared by its tools.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from agentrl_cli.types import ToolResult
 
 NOT_TOOLS = {"reset", "get_reward", "close"}
 STATE = "environment"
-"""Where the episode's instance stands in `ToolContext.state`."""
+"""Key of the episode's instance in `ToolContext.state`."""
 
 
 def environment_tools(where: str, value: Any, folder: Path) -> list[Tool]:
-    """The tools of a class, or of several by name: the row's `environment` picks one, and the others' tools refuse."""
+    """The tools of a class, or of several by name: the row's `environment` picks one, the others' tools refuse."""
     named = value if isinstance(value, Mapping) else {"": value}
     tools: dict[str, MethodTool] = {}
     for name, target in named.items():
@@ -44,7 +43,7 @@ def environment_tools(where: str, value: Any, folder: Path) -> list[Tool]:
 
 
 def _methods(where: str, factory: Callable[[], Any]) -> dict[str, Callable[..., Any]]:
-    """Public methods of the world; of a function that makes one, those of what it makes."""
+    """Public methods of the environment class, or of the object that a factory function returns."""
     kind = factory if isinstance(factory, type) else type(_made(where, factory))
     found: dict[str, Callable[..., Any]] = {
         name: function
@@ -79,7 +78,7 @@ class MethodTool(Tool):
             row = dict(ctx.task.data) if ctx.task is not None else {}
             name = str(row.get(STATE) or next(iter(self.worlds)))
             if name not in self.worlds:
-                raise EnvError(f"The row's environment {name!r} is none of {', '.join(self.worlds)}.")
+                raise EnvError(f"The row's environment {name!r} is not one of {', '.join(self.worlds)}.")
             world = ctx.state[STATE] = await call(_made, name, self.worlds[name])
             if ctx.task is not None:
                 row["prompt"] = list(ctx.task.prompt)
@@ -92,13 +91,13 @@ class MethodTool(Tool):
         method = getattr(state.state[STATE], self.name, None)
         if method is None:
             return ToolResult(f"Error: there is no {self.name} in this environment.", error="unknown_tool")
-        async with state.writing:  # calls of one turn run at once; one world takes them one after another
+        async with state.writing:  # calls of one turn run concurrently, but an environment takes one at a time
             return as_result(await _value(method, **arguments))
 
     async def reward(self, state: ToolContext) -> float | None:
-        """`get_reward()`, told once: by the first tool of the environment."""
+        """`get_reward()`, returned once, by the environment's first tool."""
         world: Any = state.state.get(STATE)
-        if not hasattr(world, "get_reward") or state.state.setdefault("environment_told", self.name) != self.name:
+        if not hasattr(world, "get_reward") or state.state.setdefault("environment_rewarded", self.name) != self.name:
             return None
         value = await _value(world.get_reward)
         return None if value is None else float(value)
@@ -111,7 +110,7 @@ class MethodTool(Tool):
 
 
 async def _value(function: Callable[..., Any], **arguments: Any) -> Any:
-    """What a method answers; a sync one runs in a thread."""
+    """A method's result; a sync one runs in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
     answer = await in_thread(function, **arguments)

@@ -1,8 +1,8 @@
 """Classes written for verl, loaded unchanged where verl is not installed.
 
 Their modules begin with `from verl.tools.base_tool import BaseTool` and the like. While such a module loads, small
-stand-ins take the place of the modules that it imports; afterwards `sys.modules` is as it was, so nothing else ever
-sees a `verl` that is none. Where the real verl is installed, it is used.
+stubs replace the modules that it imports; afterwards `sys.modules` is restored, so no other code sees a stub of
+`verl`. If the real verl is installed, it is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class ToolResponse(BaseModel):
-    """What a verl tool answers."""
+    """A verl tool's answer."""
 
     model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
 
@@ -27,7 +27,7 @@ class ToolResponse(BaseModel):
     video: list[Any] | None = None
 
     def is_empty(self) -> bool:
-        """True where it holds nothing."""
+        """True if it has no content."""
         return not self.text and not self.image and not self.video
 
 
@@ -92,7 +92,7 @@ class BaseTool:
         return ToolResponse(text="Updated the tool state."), 0.0, {}
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        """The tool's opinion of its state."""
+        """The tool's reward for its state."""
         return 0.0
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
@@ -113,7 +113,7 @@ class BaseInteraction:
     async def generate_response(
         self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any
     ) -> tuple[bool, str, float, dict[str, Any]]:
-        """(ends, text, score of the turn, anything else)."""
+        """(ended, text, score of the turn, other data)."""
         return False, "Your current result seems acceptable.", 0.8, {}
 
     async def calculate_score(self) -> float:
@@ -125,12 +125,12 @@ class BaseInteraction:
 
 
 def rollout_trace_op(function: Any) -> Any:
-    """verl's tracing decorator, which traces nothing here."""
+    """verl's tracing decorator; does nothing here."""
     return function
 
 
 def initialize_system_prompt(*args: Any, **kwargs: Any) -> list[int]:
-    """Part of verl's agent loop; nothing that a tool needs."""
+    """Part of verl's agent loop; unused by tools."""
     return []
 
 
@@ -158,7 +158,7 @@ STAND_INS: dict[str, dict[str, Any]] = {
 
 
 class Verl:
-    """While it is entered: the stand-ins are importable where verl is missing, and so are the modules of `folder`."""
+    """Context manager that makes the stubs (if verl is missing) and the modules of `folder` importable."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = str(folder.absolute()) if folder else ""

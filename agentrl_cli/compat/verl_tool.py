@@ -1,4 +1,4 @@
-"""A verl `BaseTool` as a Tool. Its state lives as long as the episode, where verl makes it anew for each call."""
+"""A verl `BaseTool` as a Tool. Its state lasts for the episode, whereas verl creates it again for each call."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Instance:
     context: ToolContext
 
     def of(self, name: str) -> dict[str, Any]:
-        """The keywords of one of the four coroutines."""
+        """The keyword arguments of one of the four coroutines."""
         return dict(self.kwargs.get(f"{name}_kwargs") or {})
 
 
 class VerlTool(Tool):
-    """Calls `create`, `execute`, `calc_reward` and `release` of the wrapped tool as verl's agent loop does."""
+    """Calls `create`, `execute`, `calc_reward` and `release` of the wrapped tool like verl's agent loop."""
 
     def __init__(self, wrapped: Any) -> None:
         self.wrapped = wrapped
@@ -38,14 +38,14 @@ class VerlTool(Tool):
 
     @classmethod
     def of(cls, kind: type, config: Mapping[str, Any], schema: Any, where: str) -> VerlTool:
-        """From a class, its `config` and its `tool_schema` (a mapping, or None where the class brings one).
+        """From a class, its `config` and its `tool_schema` (a mapping, or None if the class has one).
 
-        Raises ConfigError where the schema is none, EnvError where the class cannot be made.
+        Raises ConfigError for an invalid schema, EnvError if the class cannot be instantiated.
         """
         try:
             read = OpenAIFunctionToolSchema.model_validate(schema) if schema is not None else None
         except ValueError as error:
-            raise ConfigError(f"{where}: `tool_schema` is no function schema: {error}") from error
+            raise ConfigError(f"{where}: `tool_schema` is not a function schema: {error}") from error
         try:
             return cls(kind(config=dict(config), tool_schema=read))
         except Exception as error:
@@ -64,7 +64,7 @@ class VerlTool(Tool):
         numbers = {key: float(value) for key, value in (metrics or {}).items() if isinstance(value, (int, float))}
         images = tuple(image_bytes(image) for image in getattr(response, "image", None) or ())
         if getattr(response, "video", None):
-            raise EnvError(f"The tool {self.name} answered a video, which is not supported.")
+            raise EnvError(f"The tool {self.name} returned a video, which is not supported.")
         text = response.text if hasattr(response, "text") else as_result(response).text
         step = None if reward is None else float(reward)
         return ToolResult(text or "", reward=step, metrics=numbers, images=images)
@@ -83,7 +83,7 @@ def adapted(kind: Any, config: Mapping[str, Any], schema: Any, where: str) -> To
 
 
 def tools_kwargs(task: Task | None, name: str) -> Mapping[str, Any]:
-    """What a row has for a tool: `extra_info.tools_kwargs.NAME`, or `tools_kwargs.NAME`."""
+    """A row's arguments for a tool: `extra_info.tools_kwargs.NAME`, or `tools_kwargs.NAME`."""
     if task is None:
         return {}
     extra = task.data.get("extra_info")

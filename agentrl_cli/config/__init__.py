@@ -1,4 +1,4 @@
-"""Configuration: what can be set (models), layers and where a value came from (load), printing (show)."""
+"""Configuration: settings (models), layers and the sources of values (load), printing (show)."""
 
 from agentrl_cli.config.algo import AlgoConfig
 from agentrl_cli.config.base import Section

@@ -17,7 +17,7 @@ CHOICES: Mapping[str, tuple[Mapping[str, Algorithm], str]] = {
     "advantage": (ESTIMATORS, "grpo"),
     "loss": (LOSSES, "ppo_clip"),
 }
-"""Key of `algo` → its records, and the name by default."""
+"""Key of `algo` → its records and its default name."""
 
 EstimatorChoice = Annotated[
     SerializeAsAny[Options], BeforeValidator(partial(choose, ESTIMATORS, "grpo", CustomEstimator))
@@ -40,7 +40,7 @@ class AlgoConfig(Section):
     """How rewards become gradients."""
 
     advantage: EstimatorChoice = Field(
-        default="grpo",  # type: ignore[assignment]  # a name is validated to its options
+        default="grpo",  # type: ignore[assignment]  # validation replaces the name by its options
         description="estimator: "
         + ", ".join(ESTIMATORS)
         + ", or module:object; with options: {name: gae, lambda: 0.95}",
@@ -66,23 +66,23 @@ class AlgoConfig(Section):
         default="k3", description="estimate of the KL: k1, k2, k3, or abs, the absolute value of k1"
     )
     kl_in: Literal["loss", "reward"] = Field(
-        default="loss", description="the KL is a term of the loss, or taken off each token's reward"
+        default="loss", description="the KL is a term of the loss, or subtracted from each token's reward"
     )
     kl_unbiased: bool = Field(
         default=False, description="weigh the loss's KL term with the ratio, which makes its gradient unbiased"
     )
     kl_target: float | None = Field(
-        default=None, gt=0, description="kl_coef is steered towards this KL per token; null: it stays"
+        default=None, gt=0, description="adapt kl_coef towards this KL per token; null: constant"
     )
     entropy_coef: float = Field(default=0.0, description="weight of the entropy bonus")
     entropy_target: float | None = Field(
-        default=None, gt=0, description="entropy_coef is steered to keep this entropy, nats per token; null: it stays"
+        default=None, gt=0, description="adapt entropy_coef to keep this entropy, nats per token; null: constant"
     )
-    entropy_step: float = Field(default=0.005, gt=0, description="by how much it is steered after each step")
+    entropy_step: float = Field(default=0.005, gt=0, description="by how much entropy_coef changes after each step")
     correction: Literal["auto", "none", "tis", "tis_sequence", "mis", "mis_sequence"] = Field(
         default="auto",
-        description="weight for the gap between sampler and trainer: tis truncates the ratio at the cap, mis masks what"
-        " is above it, per token or per sequence; auto: tis where sampling is truncated or runs ahead, else none",
+        description="corrects the gap between sampler and trainer: tis truncates the ratio at the cap, mis masks above"
+        " it, per token or per sequence; auto: tis if sampling is truncated or asynchronous, else none",
     )
     correction_cap: float = Field(default=2.0, gt=0, description="the cap of tis and mis")
     correction_floor: float | None = Field(
@@ -90,18 +90,18 @@ class AlgoConfig(Section):
     )
     value_lr: float = Field(default=1e-3, gt=0, description="gae: peak learning rate of the value head")
     value_clip: float | None = Field(
-        default=0.2, gt=0, description="gae: a value's loss is held beyond this move from the old value; null: never"
+        default=0.2, gt=0, description="gae: clips the value loss beyond this distance from the old value; null: never"
     )
     value_bootstrap: bool = Field(
         default=False,
-        description="gae: a truncated episode continues with the value of the state it was left in; false: it"
-        " ended there, with the reward that it got (what verl and TRL do)",
+        description="gae: bootstrap a truncated episode from the value of its last state; false: it ends there with"
+        " its reward (as in verl and TRL)",
     )
     value_coef: float = Field(
-        default=0.0, ge=0, description="gae: weight of the value loss in the policy's gradient; 0: the head's alone"
+        default=0.0, ge=0, description="gae: weight of the value loss in the policy's gradient; 0: train the head only"
     )
     mask_overlong: bool = Field(
-        default=False, description="skip episodes that ran out of tokens: neither trained nor compared with"
+        default=False, description="skip episodes that ran out of tokens, in training and in advantages"
     )
     overlong_penalty: float = Field(
         default=0.0,
@@ -129,7 +129,7 @@ class AlgoConfig(Section):
         if self.correction_floor is not None and self.correction_floor >= self.correction_cap:
             raise ValueError("algo.correction_floor must be below algo.correction_cap")
         if self.kl_target is not None and not self.kl_coef:
-            raise ValueError("algo.kl_target steers algo.kl_coef, which is 0: set it to where it starts, 0.001 say")
+            raise ValueError("algo.kl_target adapts algo.kl_coef, which is 0: set its initial value, e.g. 0.001")
         if self.kl_unbiased and self.kl_in == "reward":
-            raise ValueError("algo.kl_unbiased is about the KL in the loss, and algo.kl_in is reward")
+            raise ValueError("algo.kl_unbiased needs the KL in the loss, but algo.kl_in is reward")
         return self

@@ -1,4 +1,4 @@
-"""What every section of the settings is made of. Not here: any key."""
+"""The base class of the settings' sections."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ Unit = Annotated[float, Field(ge=0, le=1)]
 
 
 class Section(BaseModel):
-    """Base of every section: an unknown key is an error, and values are checked where they are assigned."""
+    """Base of every section: an unknown key is an error, and assignments are validated."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, validate_default=True, allow_inf_nan=False)

@@ -1,7 +1,7 @@
 """A setting that is a name with options: `algo.loss: clip_cov`, or `algo.loss: {name: clip_cov, fraction: 0.01}`.
 
 Each named choice has its own options, a pydantic model. Old keys, from when the options of all losses and estimators
-stood side by side under `algo`, are accepted: OLD has their new names.
+were directly under `algo`, are accepted: OLD maps them to their new names.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Options(Section):
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """What estimators and losses have in common. Every field is required: one that is left out is a type error."""
+    """The common fields of estimators and losses. Every field is required: a missing one is a type error."""
 
     function: str | Callable[..., Any]
     """`module:object`, so that reading the settings does not import torch; or the function itself."""
     options: type[Options]
     aggregation: str
-    """The aggregation that its paper uses; "" leaves it to the other choice, then to token_mean."""
+    """The aggregation of its paper; "": that of the other choice, else token_mean."""
     text: str
     """One line for the docs: the formula."""
     source: str
@@ -58,7 +58,7 @@ class Algorithm:
 
 
 def option_names(options: type[Options]) -> list[str]:
-    """The names of the options as they are written in a file."""
+    """The names of the options as written in a file."""
     return [info.alias or name for name, info in options.model_fields.items() if name != "name"]
 
 
@@ -74,7 +74,7 @@ def choose(table: Mapping[str, Algorithm], default: str, custom: type[Options], 
 
 
 def renamed(algo: Any, tables: Mapping[str, tuple[Mapping[str, Algorithm], str]]) -> Any:
-    """The settings of `algo` with old keys moved under their choice; those that the choice does not have are dropped.
+    """The settings of `algo` with old keys moved under their choice; options that the choice lacks are dropped.
 
     `tables`: for each choice its records and the default name. A value of None was the default of an old key.
     """
@@ -95,5 +95,5 @@ def renamed(algo: Any, tables: Mapping[str, tuple[Mapping[str, Algorithm], str]]
 
 
 def name_of(chosen: Any) -> str:
-    """The name of a choice in stored settings: a mapping, or in older runs the name itself."""
+    """The name of a choice in stored settings: from a mapping, or in older runs the plain name."""
     return str(chosen.get("name", "")) if isinstance(chosen, Mapping) else str(chosen or "")

@@ -1,7 +1,7 @@
-"""The advantage estimators: one record each, with everything the rest of the program uses of it.
+"""The advantage estimators: one record each, with everything that the rest of the program uses.
 
 To add one: a function in learning/advantages.py (per token or turn: learning/turn_advantages.py), a record here, and a
-test with numbers computed by hand. Nothing else knows an estimator by name.
+test with numbers computed by hand. No other code depends on an estimator's name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Estimator(Algorithm):
     """rewards: only the episodes' rewards within their group, so equal rewards carry no signal; group: reward parts or
     turns within the group, which may differ although the rewards are equal; batch: all episodes; nothing."""
     needs: Needs
-    """What must be computed for it: values of a value head, or greedy attempts as the baseline."""
+    """Required inputs: values of a value head, or greedy attempts as the baseline."""
 
 
 def _eps() -> float:
@@ -45,13 +45,13 @@ class NoOptions(Options):
 
 
 class Normalised(Options):
-    """Of estimators that divide by a standard deviation."""
+    """Options of estimators that divide by a standard deviation."""
 
     eps: float = _eps()
 
 
 class TokenDiscount(Options):
-    """Of reinforce_pp."""
+    """Options of reinforce_pp."""
 
     gamma: Unit = _gamma("trained token")
 
@@ -63,25 +63,25 @@ class Gae(TokenDiscount):
 
 
 class BestOf(Normalised):
-    """Of pass_at_k."""
+    """Options of pass_at_k."""
 
     k: Positive = Field(default=2, description="k of pass@k")
 
 
 class Turns(Normalised):
-    """Of turn_returns."""
+    """Options of turn_returns."""
 
     gamma: Unit = _gamma("assistant turn")
 
 
 class TurnsAndEpisode(Turns):
-    """Of mt_grpo and gigpo."""
+    """Options of mt_grpo and gigpo."""
 
     turn_coef: float = Field(default=1.0, ge=0, description="weight of the turn's advantage beside the episode's")
 
 
 class CustomEstimator(TurnsAndEpisode, BestOf, Gae):
-    """Of a user's own function: every field of AdvantageInput that is a setting."""
+    """Options of a user's own function: every field of AdvantageInput that is a setting."""
 
     gamma: Unit = _gamma("token or turn")
 

@@ -1,8 +1,8 @@
-"""Layers of settings to one checked Config that knows where each value came from.
+"""Merges layers of settings into one validated Config, and records the source of each value.
 
 Later layers win: defaults < the pack's own defaults < files in order < AGENTRL_SECTION__KEY < `--set a.b=c` < flags.
-An unknown key is an error that names the nearest one; every problem of a load is reported in one message, each with
-its file and line.
+An unknown key is an error that names the nearest one; all problems are reported in one message, each with its file
+and line.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from agentrl_cli.paths import pack_path, portable
 _LOG = logging.getLogger(__name__)
 ENV_PREFIX = "AGENTRL_"
 WHOLE = 0.1
-"""What likeness of whole names counts more than that of their last parts: `modle` is `model`, not `remote.mode`."""
+"""Extra weight of the similarity of whole names over that of last parts: `modle` is `model`, not `remote.mode`."""
 NOT_CONFIG = frozenset({"DB", "PROJECT", "DEBUG", "CACHE", "LOG", "COMPLETE", "TOKEN", "SCREENS"})
-"""Names after the prefix that other parts read; any other unknown name is an error, not silently ignored."""
+"""Names after the prefix that other modules read; any other unknown name is an error."""
 
 
 class Sources(dict[str, str]):
@@ -51,9 +51,9 @@ def load_config(
     """The configuration of these layers, and the source of each value that is not a default.
 
     `sets` are "a.b=value" (the value is YAML); `env` is searched for AGENTRL_* (None: no environment is read);
-    `flags` maps dotted keys to values, None meaning not given; `base` is the project folder that relative packs are
-    found from (default: the first file's folder, or the working folder), and that paths inside it become relative to;
-    `run` are the settings in the row of a run, the lowest layer.
+    `flags` maps dotted keys to values (None: not given); `base` is the project folder: packs are relative to it
+    (default: the first file's folder, or the working folder), and paths inside it become relative; `run` are the
+    settings in a run's row, the lowest layer.
     Raises ConfigError with every problem of the load.
     """
     stored: dict[str, Value] = {}
@@ -80,12 +80,12 @@ def load_config(
 
 
 def inside(config: Config, base: Path) -> Config:
-    """The same settings, with paths inside the project folder `base` relative to it, as `load_config` gives them."""
+    """The same settings, with paths inside the project folder `base` made relative to it, as in `load_config`."""
     return Config.model_validate(portable(config.model_dump(), (base,)))
 
 
 def _stack(merged: dict[str, Value], layer: Mapping[str, Value]) -> None:
-    """Put a layer over the lower ones. Another name of a choice drops the options that lower layers gave the first."""
+    """Merge a layer over the lower ones. Changing a choice's name drops the options that lower layers gave it."""
     layer = {
         key.removesuffix(".name") if key.removesuffix(".name") in _CHOSEN else key: value
         for key, value in layer.items()
@@ -94,7 +94,7 @@ def _stack(merged: dict[str, Value], layer: Mapping[str, Value]) -> None:
         if key in layer and layer[key].value != (merged[key].value if key in merged else default):
             for option in [name for name in merged if name.startswith(f"{key}.")]:
                 del merged[option]
-    for old, (choice, option) in OLD.items():  # whichever of the two names is in the higher layer wins
+    for old, (choice, option) in OLD.items():  # the name in the higher layer wins
         new = f"algo.{choice}.{option}"
         if new in layer:
             merged.pop(f"algo.{old}", None)
@@ -132,12 +132,12 @@ def _from_env(env: Mapping[str, str]) -> dict[str, Value]:
 def _from_set(text: str) -> dict[str, Value]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set {text}: expected section.key=value.", hint="For instance: --set train.lr=3e-5")
+        raise ConfigError(f"--set {text}: expected section.key=value.", hint="For example: --set train.lr=3e-5")
     return flatten(key.strip(), parse_scalar(value, f"--set {text}"), "--set")
 
 
 def _from_packs(packs: Value | None, base: Path | None) -> dict[str, Value]:
-    """The `defaults` of the packs' task.yaml. A pack that is not there is reported where it is loaded."""
+    """The `defaults` of the packs' task.yaml. A missing pack is reported when it is loaded."""
     names = packs.value if packs is not None and isinstance(packs.value, list) else ["."]
     layer: dict[str, Value] = {}
     for name in names:
@@ -153,7 +153,7 @@ def _from_packs(packs: Value | None, base: Path | None) -> dict[str, Value]:
 
 
 def own_model(folder: Path, name: str, base: Path | None) -> str:
-    """How a project in `base` names the model that the pack in `folder` brings: its own relative to itself."""
+    """The name of a pack's own model, in `folder`, as seen from the project in `base`: relative if inside it."""
     return name if base is not None and base.resolve() == folder.resolve() else str(folder / name)
 
 
@@ -167,7 +167,7 @@ def _check(layers: Mapping[str, Value]) -> Config:
         elif key not in sections():
             near = " or ".join(_suggest(key, [*keys(), *_ELSEWHERE]))
             problems.append(f"{_where(value)}: unknown key {key}" + (f"; did you mean {near}?" if near else ""))
-        elif value.value is not None:  # null: "train:" with every line under it commented out
+        elif value.value is not None:  # null: "train:" with all its lines commented out
             problems.append(f"{_where(value)}: {key} is a section: keys are expected under it, not {value.value!r}")
     try:
         config = Config.model_validate(tree)
@@ -180,7 +180,7 @@ def _check(layers: Mapping[str, Value]) -> Config:
 
 _OPTIONS = tuple(f"{key}." for key in _CHOSEN)
 _OPEN = ("rewards.", *_OPTIONS)
-"""Prefixes of keys that validation checks: names of rewards, and options, which depend on what is chosen."""
+"""Prefixes of keys that validation checks later: names of rewards, and options, which depend on the choice."""
 
 
 def _where(value: Value) -> str:
@@ -197,19 +197,19 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
         tree[section][leaf]["name"] = value
     elif not leaf:
         tree[section] = {**value, **tree.get(section, {})} if isinstance(value, dict) else value
-    elif isinstance(tree.setdefault(section, {}), dict):  # else: `rewards: 3`, which validation reports
+    elif isinstance(tree.setdefault(section, {}), dict):  # else, as in `rewards: 3`, validation reports it
         tree[section][leaf] = value
 
 
 _ELSEWHERE = {f"algo.{key.rpartition('.')[2]}": key for key in option_keys()} | {
     f"algo.{old}": f"algo.{choice}.{option}" for old, (choice, option) in OLD.items()
 }
-"""Option under `algo` itself, where it is looked for, and old keys → the key."""
+"""An option directly under `algo`, or an old key → the current key."""
 
 
 def _suggest(key: str, known: Sequence[str]) -> list[str]:
-    """The nearest dotted keys: begun so (`sandbox.memory`: `sandbox.memory_mb`) or the same leaf in another section,
-    then by likeness within the section, then anywhere."""
+    """The nearest dotted keys: by prefix (`sandbox.memory`: `sandbox.memory_mb`) or the same leaf in another section,
+    then by similarity within the section, then anywhere."""
     return list(dict.fromkeys(_ELSEWHERE.get(name, name) for name in _nearest(key, known)))
 
 
@@ -219,11 +219,11 @@ def _nearest(key: str, known: Sequence[str]) -> list[str]:
     inside = [name for name in known if section and name.startswith(f"{section}.")]
     if begun := [name for name in inside if name.startswith(f"{key}_")] + same:
         return begun[:2]
-    return nearest(key, inside, 1) or _likest(key, [*known, *sections()])
+    return nearest(key, inside, 1) or _most_similar(key, [*known, *sections()])
 
 
-def _likest(key: str, known: Sequence[str]) -> list[str]:
-    """The names most like `key`, as a whole or in what follows the last dot: `stpes` is like `train.steps`."""
+def _most_similar(key: str, known: Sequence[str]) -> list[str]:
+    """The names most similar to `key`, as a whole or after the last dot: `stpes` is similar to `train.steps`."""
     leaf = key.rpartition(".")[2]
 
     def like(name: str) -> float:
@@ -236,7 +236,7 @@ def _likest(key: str, known: Sequence[str]) -> list[str]:
 
 
 def _no_option(key: str, layers: Mapping[str, Value]) -> str:
-    """An option that the chosen loss or estimator does not have, with the nearest of its own."""
+    """The error for an option that the chosen loss or estimator lacks, with the nearest of its own."""
     choice, _, option = key.rpartition(".")
     name = str(layers[choice].value) if choice in layers else _CHOSEN[choice]
     record = CHOICES[choice.removeprefix("algo.")][0].get(name)
@@ -250,7 +250,7 @@ def _explain(detail: ErrorDetails, layers: Mapping[str, Value]) -> str:
     location = [str(part) for part in detail["loc"]]
     text = str(detail["msg"]).removeprefix("Value error, ")
     if not location or (detail["type"] == "value_error" and location[0] in sections() and len(location) == 1):
-        return text  # settings that do not fit together, which it names
+        return text  # conflicting settings, named in the text
     depth = 3 if ".".join(location[:2]) in _CHOSEN else 2
     key = ".".join(location[:depth]) if location[0] in (*sections(), "rewards") else location[0]
     old = next((f"algo.{name}" for name, new in OLD.items() if new == tuple(location[1:3])), key)

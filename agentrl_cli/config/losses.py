@@ -1,7 +1,7 @@
-"""The policy losses: one record each, with everything the rest of the program uses of it.
+"""The policy losses: one record each, with everything that the rest of the program uses.
 
-To add one: a function in learning/losses.py, a record here, and a test with numbers computed by hand. Nothing else
-knows a loss by name.
+To add one: a function in learning/losses.py, a record here, and a test with numbers computed by hand. No other code
+depends on a loss's name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Loss(Algorithm):
     """A policy loss."""
 
     mark: str
-    """`module:object` of what chooses tokens over the whole mini-batch before the loss; "" if it chooses none."""
+    """`module:object` of a function that selects tokens of the whole mini-batch before the loss; "": none."""
 
 
 def _low(default: float, bound: str = "1 - clip_low") -> float:
@@ -37,14 +37,14 @@ class NoOptions(Options):
 
 
 class Clip(Options):
-    """Of losses that bound the ratio."""
+    """Options of losses that clip the ratio."""
 
     clip_low: float = _low(0.2)
     clip_high: float = _high(0.28)
 
 
 class DualClip(Clip):
-    """Of PPO's clip."""
+    """Options of PPO's clip."""
 
     clip_dual: float | None = Field(
         default=None, gt=1, description="bound on the ratio where the advantage is negative, usually 3; null: none"
@@ -52,7 +52,7 @@ class DualClip(Clip):
 
 
 class SequenceClip(DualClip):
-    """Of gspo: section 5.1 of https://arxiv.org/abs/2507.18071v2. The mean log ratio of a sequence moves by orders of
+    """For gspo: section 5.1 of https://arxiv.org/abs/2507.18071v2. The mean log ratio of a sequence moves by orders of
     magnitude less than a token's."""
 
     clip_low: float = _low(3e-4)
@@ -60,7 +60,7 @@ class SequenceClip(DualClip):
 
 
 class LogClip(Clip):
-    """Of geo_mean: bounds of the logarithm of the ratio."""
+    """Options of geo_mean: bounds of the ratio's logarithm."""
 
     clip_low: float = _low(0.4, "e^-clip_low")
     clip_high: float = _high(0.4, "e^clip_high")
@@ -74,9 +74,9 @@ class Gate(Options):
 
 
 class ClipCov(DualClip):
-    """Of clip_cov. The share is that of the authors' scripts for 7B models (recipe/entropy/7b_*.sh in verl)."""
+    """Options of clip_cov. The share is from the authors' scripts for 7B models (recipe/entropy/7b_*.sh in verl)."""
 
-    fraction: float = Field(default=0.0002, gt=0, le=1, description="share of tokens whose gradient is cut")
+    fraction: float = Field(default=0.0002, gt=0, le=1, description="share of tokens without gradient")
     low: float = Field(default=1.0, description="tokens are drawn from those with a covariance above this")
     high: float = Field(default=5.0, description="tokens are drawn from those with a covariance below this")
 
@@ -88,14 +88,14 @@ class ClipCov(DualClip):
 
 
 class KlCov(Options):
-    """Of kl_cov. The authors took a share of 0.002 for 7B models, and 0.0002 for 32B, which is verl's default."""
+    """Options of kl_cov. The authors used a share of 0.002 for 7B models, and 0.0002 for 32B, verl's default."""
 
     fraction: float = Field(default=0.002, gt=0, le=1, description="share of tokens that are penalised")
     kl_coef: float = Field(default=1.0, ge=0, description="weight of the penalty")
 
 
 class CustomLoss(ClipCov, KlCov, Gate):
-    """Of a user's own function."""
+    """Options of a user's own function."""
 
     fraction: float = Field(default=0.0002, gt=0, le=1, description="share of tokens")
 

@@ -1,7 +1,7 @@
-"""The settings: one pydantic model a section, a description on every field. A knob exists because a user needs it.
+"""The settings: one pydantic model per section, a description on every field.
 
-Not here: the algorithm's keys (algo.py), reading files and merging layers (load.py), printing (show.py). Defaults are
-those of the embedded default: the bundled model on a CPU. Relative paths are relative to the project folder.
+The algorithm's keys are in algo.py, reading and merging of layers in load.py, printing in show.py. The defaults suit
+the bundled model on a CPU. Relative paths are relative to the project folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Stop = Literal[
     "bad_tokens",
     "truncated",
 ]
-"""Names of alerts (health.py)."""
+"""Names of alerts (trainer/alerts.py)."""
 
 
 class ModelConfig(Section):
@@ -40,7 +40,7 @@ class ModelConfig(Section):
     name: str = Field(default="tiny", description='"tiny" (bundled), a Hugging Face id, or a local folder')
     revision: str | None = Field(default=None, description="branch, tag or commit on the Hugging Face hub")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="auto: bfloat16 on a GPU that has it, float32 elsewhere and for full training"
+        default="auto", description="auto: bfloat16 on a GPU that supports it, float32 elsewhere and for full training"
     )
     quantization: Literal["none", "4bit", "8bit"] = Field(
         default="none", description="base weights in 4 or 8 bits under an adapter (QLoRA; GPU, extra quant)"
@@ -55,11 +55,11 @@ class ModelConfig(Section):
     )
     append_only: bool = Field(
         default=False,
-        description="train although turns appended to the chat template differ from its own rendering: the appended"
-        " one is trained; false: refused with the reason (agentrl doctor --template)",
+        description="train even if appending turns differs from the chat template's own rendering: the appended"
+        " one is trained; false: refuse with the reason (agentrl doctor --template)",
     )
     parser: str = Field(default="auto", description="tool-call parser: auto, hermes, or module:object")
-    offline: bool = Field(default=False, description="never ask the hub: cache and local folders only")
+    offline: bool = Field(default=False, description="never contact the hub: cache and local folders only")
 
 
 class LoraConfig(Section):
@@ -73,21 +73,21 @@ class LoraConfig(Section):
         default="all-linear", description='"all-linear", or the names of the modules that get an adapter'
     )
     use_rslora: bool = Field(default=False, description="rsLoRA: scale by alpha / sqrt(r), for large ranks")
-    use_dora: bool = Field(default=False, description="DoRA: direction by LoRA, magnitude apart; slower")
+    use_dora: bool = Field(default=False, description="DoRA: LoRA for the direction, a separate magnitude; slower")
     path: str | None = Field(default=None, description="a peft adapter folder to start from")
 
 
 class TaskConfig(Section):
-    """What the agent is asked."""
+    """The tasks."""
 
     packs: list[str] = Field(default=["."], min_length=1, description='packs by name or folder; "." is this project')
-    split_train: str = Field(default="train", description="the split that training draws from")
+    split_train: str = Field(default="train", description="the split to train on")
     families: list[str] | None = Field(default=None, description="only tasks of these families; null: all")
-    limit: Positive | None = Field(default=None, description="only the first so many tasks; null: all")
+    limit: Positive | None = Field(default=None, description="only the first N tasks; null: all")
     order: Literal["shuffle", "curriculum", "balanced"] = Field(
         default="shuffle",
-        description="shuffle: each once an epoch; curriculum: mostly those solved about half the time;"
-        " balanced: as many hard as medium as easy ones",
+        description="shuffle: each once per epoch; curriculum: mostly tasks solved about half the time;"
+        " balanced: equally many hard, medium and easy ones",
     )
 
 
@@ -95,7 +95,7 @@ class RolloutConfig(Section):
     """How episodes are sampled."""
 
     group_size: Positive = Field(
-        default=8, description="episodes of one task in a step: what an advantage is relative to"
+        default=8, description="episodes of one task in a step; advantages are relative to them"
     )
     prompts_per_step: Positive = Field(default=8, description="tasks in a training step")
     resample_rounds: Count = Field(
@@ -111,7 +111,7 @@ class RolloutConfig(Section):
         default=4, description="tool calls answered in one turn; more are refused with a text"
     )
     max_user_turns: Positive | None = Field(
-        default=None, description="answers of tools or user before the episode is cut off; null: no limit"
+        default=None, description="tool or user messages before the episode is cut off; null: no limit"
     )
     max_observation_chars: Positive | None = Field(
         default=None, description="characters of one tool result before it is cut; null: no limit"
@@ -120,32 +120,28 @@ class RolloutConfig(Section):
         default=None, description="tokens of an episode after its prompt, besides max_tokens; null: no limit"
     )
     max_observation_tokens: Positive = Field(default=256, description="tokens of one tool result before it is cut")
-    truncate_side: Literal["left", "middle", "right"] = Field(
-        default="middle", description="which part of it is cut away"
-    )
+    truncate_side: Literal["left", "middle", "right"] = Field(default="middle", description="which part of it is cut")
     overflow: Literal["stop", "truncate_observation"] = Field(
-        default="stop", description="when a result does not fit into the episode: end it, or cut the result further"
+        default="stop", description="if a result does not fit into the episode: end it, or cut the result further"
     )
-    tool_timeout: Seconds = Field(default=10.0, description="seconds of one tool call, unless the tool says otherwise")
+    tool_timeout: Seconds = Field(default=10.0, description="seconds of one tool call, unless the tool sets its own")
     tool_server: str | None = Field(
         default=None,
         description="run the packs' tools in this server (agentrl tools serve): http://host:port or unix:/path",
     )
     tool_server_patience: Seconds = Field(
-        default=60.0, description="seconds an episode waits for a tool server that is busy, away or restarting"
+        default=60.0, description="seconds an episode waits for a busy, unreachable or restarting tool server"
     )
     episode_timeout: Seconds = Field(default=120.0, description="seconds of an episode")
     async_staleness: Count = Field(
         default=0,
-        description="steps whose episodes may start before the update they follow is done: 0 samples and trains in"
-        " turn; above 0 the sampler has weights of its own and `algo.correction: auto` is tis",
+        description="steps that sampling may run ahead of the update: 0 samples and trains in turn; above 0 the sampler"
+        " has its own copy of the weights and `algo.correction: auto` is tis",
     )
     temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
-    top_p: float = Field(
-        default=1.0, gt=0, le=1, description="below 1 truncates what is sampled: training warns and corrects"
-    )
+    top_p: float = Field(default=1.0, gt=0, le=1, description="below 1 truncates sampling: training warns and corrects")
     top_k: Count = Field(default=0, description="0: the whole vocabulary")
-    min_p: Unit = Field(default=0.0, description="tokens less likely than this share of the likeliest are taken away")
+    min_p: Unit = Field(default=0.0, description="drop tokens less likely than this share of the likeliest")
     repetition_penalty: float = Field(
         default=1.0, gt=0, description="above 1 makes tokens of the context less likely; like top_p a truncation"
     )
@@ -153,10 +149,10 @@ class RolloutConfig(Section):
         default_factory=list, description="texts that end an assistant turn, besides the template's own stop tokens"
     )
     bad_tokens: list[str] = Field(
-        default_factory=list, description="tokens that are never sampled, by their text; like top_p a truncation"
+        default_factory=list, description="texts of tokens that are never sampled; like top_p a truncation"
     )
     memory: str = Field(
-        default="auto", description="what keys and values may take: 2GiB, 512MB …; auto: half of what is free"
+        default="auto", description="memory for the KV cache: 2GiB, 512MB …; auto: half of the free memory"
     )
     cuda_graphs: Literal["auto", "off"] = Field(
         default="off",
@@ -167,11 +163,11 @@ class RolloutConfig(Section):
 
     @property
     def truncates(self) -> bool:
-        """True where what is sampled is not the policy's own distribution: a training corrects for it."""
+        """True if sampling differs from the policy's own distribution, so that training must correct for it."""
         return self.sampling().truncated or bool(self.bad_tokens)
 
     def sampling(self, **changes: Any) -> Sampling:
-        """How the tokens of a turn are drawn, `changes` in place of what is configured."""
+        """The sampling settings of a turn, with `changes`."""
         given: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -185,7 +181,7 @@ class RolloutConfig(Section):
 
 
 class TrainConfig(Section):
-    """The optimizer, the schedule, and when to look and save."""
+    """The optimizer, the schedule, evaluation and checkpoints."""
 
     steps: Positive = Field(default=60, description="training steps")
     lr: float = Field(default=1e-4, gt=0, description="peak learning rate")
@@ -203,22 +199,22 @@ class TrainConfig(Section):
     token_budget: Positive = Field(default=4096, description="tokens of a micro-batch, padding included")
     checkpointing: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="recompute activations in the backward pass: a third slower, a fraction of the memory; auto: where"
-        " the plan says that they do not fit",
+        description="recompute activations in the backward pass: a third slower, a fraction of the memory; auto: if"
+        " they would not fit by the memory plan",
     )
-    eval_every: Count = Field(default=0, description="evaluate every so many steps; 0: never")
+    eval_every: Count = Field(default=0, description="evaluate every N steps; 0: never")
     eval_split: str = Field(
         default="validation",
-        description="the split that evaluations during training, and so the best checkpoint, are about; where there is"
-        " none and eval_every is set, a tenth of the training tasks is held out",
+        description="the split for evaluations during training, which choose the best checkpoint; if absent and"
+        " eval_every is set, a tenth of the training tasks is held out",
     )
     eval_tasks: Positive = Field(default=40, description="tasks of an evaluation during training")
-    eval_samples: Positive = Field(default=2, description="attempts at each of them")
-    save_every: Positive = Field(default=20, description="checkpoint every so many steps; the last step always saves")
+    eval_samples: Positive = Field(default=2, description="attempts at each of these tasks")
+    save_every: Positive = Field(default=20, description="checkpoint every N steps; the last step always saves")
     keep_last: Positive = Field(default=3, description="checkpoints kept besides the best")
     stop_on: list[Stop] = Field(default=["nan"], description="alerts that stop the run: " + ", ".join(get_args(Stop)))
     stop_patience: Positive = Field(
-        default=1, description="steps in a row that such an alert must hold before it stops the run"
+        default=1, description="consecutive steps with such an alert before it stops the run"
     )
 
 
@@ -229,11 +225,11 @@ class EvalConfig(Section):
     k: Positive = Field(default=4, description="attempts at each task: pass@1 to pass@k")
     limit: Positive | None = Field(default=150, description="tasks; null: all of the split")
     temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
-    fail_under: Unit | None = Field(default=None, description="exit 4 where pass@1 is lower")
+    fail_under: Unit | None = Field(default=None, description="exit 4 if pass@1 is lower")
 
 
 class SandboxConfig(Section):
-    """Where code that the model writes runs, and what it may use."""
+    """The sandbox of the model's code and its limits."""
 
     backend: str = Field(default="auto", description="auto, ns, landlock, docker, bare, or module:object")
     min_level: Literal["docker", "ns", "landlock", "bare"] = Field(
@@ -246,61 +242,59 @@ class SandboxConfig(Section):
     file_mb: Positive = Field(default=64, description="size of one file, MiB")
     disk_mb: Positive = Field(default=64, description="files of a session together, MiB")
     inodes: Positive = Field(default=4096, description="number of files of a session")
-    output_kb: Positive = Field(default=64, description="output that is kept, KiB")
+    output_kb: Positive = Field(default=64, description="output kept, KiB")
     open_files: Positive = Field(default=256, description="open files of a process")
     imports: list[str] = Field(
         default=[], description="packages besides the standard library that every session can import, e.g. [numpy]"
     )
     seed: Count | None = Field(
-        default=None, description="of random in every session; null: each episode's own (a replay draws the same)"
+        default=None, description="seed of `random` in sessions; null: each episode's own, so that a replay repeats it"
     )
     workers: Positive | None = Field(
-        default=None, description="warm runners, each of which runs four programs at once; null: one a core, at most 8"
+        default=None, description="warm runners, each with four programs at once; null: one per core, at most 8"
     )
 
 
 class StoreConfig(Section):
-    """Where everything is kept."""
+    """The store."""
 
     path: str | None = Field(default=None, description="the SQLite file; null: runs/agentrl.db of the project")
-    keep_tokens_days: Positive | None = Field(
-        default=None, description="days that per-token numbers stay; null: for ever"
-    )
+    keep_tokens_days: Positive | None = Field(default=None, description="days to keep per-token numbers; null: forever")
     precision: Literal["float32", "float16"] = Field(
-        default="float32", description="per-token numbers once training is over"
+        default="float32", description="precision of per-token numbers after training"
     )
 
 
 class DriftConfig(Section):
-    """What happens where a rendering of the conversation differs from the ids that were sampled."""
+    """Handling of episodes whose rendered conversation differs from the sampled ids."""
 
     structural: Literal["skip", "train"] = Field(
         default="skip",
-        description="episodes whose turn structure drifted: skip ends and skips them, train goes on and trains",
+        description="episodes whose turn structure drifted: skip ends and skips them, train keeps and trains them",
     )
 
 
 class Config(Section):
-    """Everything that can be set."""
+    """All settings."""
 
     model: ModelConfig = Field(default_factory=ModelConfig, description="the model that is trained")
     adapter: LoraConfig = Field(default_factory=LoraConfig, description="a LoRA adapter")
-    task: TaskConfig = Field(default_factory=TaskConfig, description="what the agent is asked")
+    task: TaskConfig = Field(default_factory=TaskConfig, description="the tasks")
     rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how episodes are sampled")
     algo: AlgoConfig = Field(default_factory=AlgoConfig, description="how rewards become gradients")
     train: TrainConfig = Field(default_factory=TrainConfig, description="optimizer, schedule, evaluation, checkpoints")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="agentrl eval")
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig, description="where the model's code runs")
-    remote: RemoteConfig = Field(default_factory=RemoteConfig, description="a server that samples")
-    store: StoreConfig = Field(default_factory=StoreConfig, description="where everything is kept")
+    remote: RemoteConfig = Field(default_factory=RemoteConfig, description="an inference server")
+    store: StoreConfig = Field(default_factory=StoreConfig, description="the store")
     drift: DriftConfig = Field(default_factory=DriftConfig, description="the drift guard")
-    rewards: dict[str, float] = Field(default={}, description="weights of reward parts by name, over the pack's own")
+    rewards: dict[str, float] = Field(default={}, description="weights of reward parts by name, over the pack's")
     hooks: list[str] = Field(
         default=[], description="hooks by name, module:object or file.py:object, called in this order"
     )
     loggers: list[str] = Field(
         default=[],
-        description="where metrics go besides the store: tensorboard, wandb, trackio, mlflow, jsonl, module:object",
+        description="loggers of metrics besides the store: tensorboard, wandb, trackio, mlflow, jsonl, module:object",
     )
     seed: Count = Field(default=0, description="the one seed: data order, sampling, initial adapter")
     deterministic: bool = Field(
@@ -316,7 +310,7 @@ class Config(Section):
             )
         if self.deterministic and self.rollout.async_staleness:
             raise ValueError(
-                "deterministic: true needs rollout.async_staleness: 0: which weights sample a turn would depend on time"
+                "deterministic: true needs rollout.async_staleness: 0: else a turn's weights would depend on timing"
             )
         return self
 

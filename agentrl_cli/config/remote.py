@@ -20,17 +20,17 @@ class RemoteConfig(Section):
     url: str = Field(
         default="", description="its address: http://host:8000/v1 (vllm, openai), http://host:30000 (sglang)"
     )
-    model: str = Field(default="", description='the name it serves the model under; "": model.name')
+    model: str = Field(default="", description='its name of the model; "": model.name')
     api_key_env: str = Field(default="", description="environment variable that holds its key")
     mode: Literal["completions", "chat"] = Field(
         default="completions", description="openai: send the exact prompt text, or messages for its own template"
     )
     processed_logprobs: bool = Field(
         default=False,
-        description="it reports log-probabilities of what it sampled from (--logprobs-mode processed_logprobs)",
+        description="it reports log-probabilities of its sampling distribution (--logprobs-mode processed_logprobs)",
     )
     sync_dir: str | None = Field(
-        default=None, description="folder for new weights, which the server can read too; null: runs/remote"
+        default=None, description="folder for new weights, readable by the server; null: runs/remote"
     )
     timeout: Seconds = Field(default=600.0, description="seconds of one request")
     retries: Count = Field(default=3, description="times that a failed request is tried again")

@@ -1,4 +1,4 @@
-"""Settings for people: a table with sources, a commented YAML file, the JSON Schema."""
+"""Prints settings: a table with sources, a commented YAML file, the JSON Schema."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIRST = frozenset(
     remote.backend remote.url store.path rewards hooks loggers seed deterministic
     """.split()
 )
-"""The settings that people meet first: at most 60. The others are reached by name or with `--all`."""
+"""The settings shown by default: at most 60. The others are shown by name or with `--all`."""
 
 
 def rows(config: Config, sources: Sources) -> list[tuple[str, Any, str]]:
@@ -74,7 +74,7 @@ def to_yaml(settings: Mapping[str, Any], *, comments: bool = True) -> str:
 
 
 def _joined(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The same settings with the options of a choice in one mapping with its name."""
+    """The settings with each choice's name and options in one mapping."""
     out = dict(settings)
     for key in CHOSEN:
         options = {name.removeprefix(f"{key}."): out.pop(name) for name in settings if name.startswith(f"{key}.")}
@@ -95,7 +95,7 @@ def option_rows() -> list[tuple[str, str, str, Any]]:
 
 
 def non_defaults(config: Config, sources: Sources) -> dict[str, Any]:
-    """The settings that some layer set, by dotted key: what a file needs to say to get this configuration again."""
+    """The settings that a layer set, by dotted key: a file with them reproduces this configuration."""
     return {key: value for key, value, source in rows(config, sources) if source != "default"}
 
 

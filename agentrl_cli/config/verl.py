@@ -1,15 +1,15 @@
-"""verl's multi-turn settings by their names: each becomes a setting here, and `config show` names the original.
+"""Accepts verl's multi-turn settings by their names: each becomes a setting here; `config show` names the original.
 
 | verl                          | ours                            |                                             |
 | ----------------------------- | ------------------------------- | ------------------------------------------- |
 | `max_assistant_turns`         | `rollout.max_turns`             |                                             |
 | `max_user_turns`              | `rollout.max_user_turns`        | tool results count as user turns            |
 | `max_parallel_calls`          | `rollout.max_parallel_calls`    | more are refused with a text, not dropped   |
-| `max_tool_response_length`    | `rollout.max_observation_chars` | characters; the limit in tokens gives way   |
+| `max_tool_response_length`    | `rollout.max_observation_chars` | characters; overrides the limit in tokens   |
 | `tool_response_truncate_side` | `rollout.truncate_side`         | verl names the side that stays, we the other |
 | `response_length`             | `rollout.response_tokens`       | everything after the prompt                 |
 
-They may stand at the top, under `rollout`, `rollout.multi_turn` or `data`, and under verl's own `actor_rollout_ref`.
+They may be at the top level, under `rollout`, `rollout.multi_turn` or `data`, and under verl's `actor_rollout_ref`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OTHER_SIDE = {"left": "right", "right": "left"}
 
 
 def translated(layer: Mapping[str, Value]) -> dict[str, Value]:
-    """A layer with verl's keys under our names; what is already ours stays, and goes first where both are given."""
+    """A layer with verl's keys renamed to AgentRL's; if both are given, AgentRL's key wins."""
     out: dict[str, Value] = {}
     lifted: dict[str, Value] = {}
     for key, value in layer.items():
@@ -45,7 +45,7 @@ def translated(layer: Mapping[str, Value]) -> dict[str, Value]:
         moved = value._replace(source=f"{value.source} (verl: {leaf})", place=value.place or value.source)
         if leaf == "tool_response_truncate_side":
             moved = moved._replace(value=OTHER_SIDE.get(str(value.value), value.value))
-        if leaf == "max_tool_response_length":  # a token is a character at least, nearly always: only that limit cuts
+        if leaf == "max_tool_response_length":  # a token is nearly always a character or more: only that limit cuts
             lifted["rollout.max_observation_tokens"] = moved
         lifted[ours] = moved
     return {**lifted, **out}

@@ -1,6 +1,6 @@
-"""YAML files to flat dotted keys, each with the line it stands on. Nothing here knows what the keys mean.
+"""Reads YAML files into flat dotted keys with their line numbers, without interpreting the keys.
 
-Whatever a file holds, what cannot be read is a ConfigError that names the file, and the line if there is one.
+Every unreadable file is a ConfigError that names the file, and the line if known.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.types.plain import is_text, shown
 
 MOST = 100_000
-"""Values that a file may have, those that aliases repeat counted each time."""
+"""Maximum values in a file; each repetition by an alias counts."""
 OPEN = 300
-"""Brackets that may be open at once."""
+"""Maximum depth of open brackets."""
 _BRACKETS = re.compile(r"[\[\]{}]")
 
 
 class Value(NamedTuple):
-    """A value, the layer it came from, and for messages the very place (file:line) where that says more."""
+    """A value, its layer, and a more precise place for messages (file:line), if known."""
 
     value: Any
     source: str
@@ -34,7 +34,7 @@ class Value(NamedTuple):
 def read_yaml(path: Path, *, only: str | None = None) -> dict[str, Value]:
     """The leaves of a YAML mapping by dotted key; lists are leaves. `only`: just that top-level key.
 
-    Raises NotFound, and ConfigError (file and line) for text that is no YAML mapping or names a key twice.
+    Raises NotFound, and ConfigError (with file and line) for text that is not a YAML mapping or repeats a key.
     """
     root = _compose(path)
     if root is None:
@@ -63,11 +63,11 @@ def parse_scalar(text: str, source: str) -> Any:
     except yaml.YAMLError as error:
         hint = "Quote it, or write a list as [a, b]."
         said = source if len(source) < 200 else f"{source[:60]}…"
-        raise ConfigError(f"{said}: {shown(text)} is no YAML value.", hint=hint) from error
+        raise ConfigError(f"{said}: {shown(text)} is not a YAML value.", hint=hint) from error
 
 
 def flatten(key: str, value: Any, source: str) -> dict[str, Value]:
-    """A value for a key; a mapping for a section becomes its dotted keys."""
+    """A key and its value; a mapping for a section becomes dotted keys."""
     if isinstance(value, dict) and value:
         flat: dict[str, Value] = {}
         for name, inner in value.items():
@@ -98,7 +98,7 @@ def _compose(path: Path) -> yaml.Node | None:
 
 def _nodes(text: str) -> yaml.Node | None:
     depth = 0
-    for bracket in _BRACKETS.findall(text):  # a look ahead: PyYAML takes quadratic time for such a text
+    for bracket in _BRACKETS.findall(text):  # checked first: PyYAML takes quadratic time for such a text
         depth = depth + 1 if bracket in "[{" else max(0, depth - 1)
         if depth > OPEN:
             raise RecursionError
@@ -118,7 +118,7 @@ def _construct(node: yaml.Node, path: Path) -> Any:
 
 @contextmanager
 def _as_yaml_error() -> Iterator[None]:
-    """What PyYAML lets through: too deep a nesting, and tags or numbers that its constructors cannot make."""
+    """Turns other exceptions of PyYAML into YAMLError: too deep nesting, and invalid tags or numbers."""
     try:
         yield
     except RecursionError:
@@ -128,12 +128,12 @@ def _as_yaml_error() -> Iterator[None]:
 
 
 def _check_size(node: yaml.Node | None, sizes: dict[int, int]) -> int:
-    """How many values a node has. Raises YAMLError for too many, for aliases in a circle, and for lone surrogates."""
+    """The number of values in a node. Raises YAMLError for too many, for cyclic aliases, and for lone surrogates."""
     if node is None:
         return 0
     known = sizes.get(id(node))
     if known is None:
-        sizes[id(node)] = MOST  # met again while it is counted: it holds itself
+        sizes[id(node)] = MOST  # seen again while being counted: it contains itself
         if isinstance(node, yaml.ScalarNode):
             if not is_text(node.value):
                 raise yaml.YAMLError(f"line {node.start_mark.line + 1}: {shown(node.value)} has a lone surrogate")
@@ -144,7 +144,7 @@ def _check_size(node: yaml.Node | None, sizes: dict[int, int]) -> int:
             known = 1 + sum(_check_size(part, sizes) for part in inner)
         sizes[id(node)] = known
     if known >= MOST:
-        raise yaml.YAMLError(f"it has more than {MOST:,} values, or one that holds itself")
+        raise yaml.YAMLError(f"it has more than {MOST:,} values, or one that contains itself")
     return known
 
 

@@ -1,1 +1,1 @@
-"""The world of an episode: tools as a world, and simulated users."""
+"""Environments of an episode: tools, and simulated users."""

@@ -1,7 +1,7 @@
-"""The world of an episode: `reset(task) → messages`, `step(assistant turn) → Step`, `close()`.
+"""The environment of an episode: `reset(task) → messages`, `step(assistant turn) → Step`, `close()`.
 
-`ToolEnv` is the standard one: the tools are the environment. An `Interaction` simulates the user and is asked when a
-turn calls no tool. An Env serves one episode; make a new one for the next.
+`ToolEnv` is the standard one: it runs the tools. An `Interaction` simulates the user and answers turns that call no
+tool. An Env serves one episode; make a new one for the next.
 
     class Guess(Env):
         async def reset(self, task):
@@ -36,17 +36,17 @@ class AssistantTurn:
     content: str
     calls: tuple[ToolCall, ...] = ()
     index: int = 0
-    """Number of the assistant turn, from 0."""
+    """Index of the assistant turn, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the world answers. `terminated`: the episode is over; `truncated`: it was cut off by a limit."""
+    """The environment's answer. `terminated`: the episode is over; `truncated`: a limit cut it off."""
 
     messages: Sequence[Message] = ()
-    """Tool or user messages to append; without any the episode is over."""
+    """Tool or user messages to append; if empty, the episode is over."""
     results: tuple[ToolResult, ...] = ()
-    """One for each call, in order."""
+    """One per call, in order."""
     reward: float | None = None
     terminated: bool = False
     truncated: bool = False
@@ -56,7 +56,7 @@ class Step:
 class Env:
     """Base class: override `reset` and `step`. `schemas` are the tools that the model is shown.
 
-    Both may be plain functions: these run in a thread, and the episode's deadline cuts them off.
+    Both may be synchronous: they then run in a thread, and the episode's deadline cuts them off.
     """
 
     schemas: Sequence[ToolSchema] = ()
@@ -64,7 +64,7 @@ class Env:
 
     @property
     def talks(self) -> bool:
-        """Whether an assistant turn that calls no tool is answered too."""
+        """Whether assistant turns without a tool call are answered, too."""
         return True
 
     async def reset(self, task: Task) -> list[Message]:
@@ -76,9 +76,9 @@ class Env:
         raise NotImplementedError
 
     async def back(self, turn: int) -> tuple[str, ...]:
-        """Takes the world back to before assistant turn number `turn` (from 0) was answered.
+        """Rolls back to the state before assistant turn `turn` (from 0) was answered.
 
-        Returns what does not go back, in words for people: here everything, and a new one takes its place.
+        Returns notes for the user on what cannot be rolled back: here everything, so the caller makes a new Env.
         """
         return ("the environment stays as it is",)
 
@@ -86,27 +86,27 @@ class Env:
         """Report that an assistant turn was answered in the environment's place (by a person in a chat)."""
 
     async def rewards(self) -> tuple[RewardPart, ...]:
-        """Reward parts of the world's own, asked for once before `close`."""
+        """The environment's own reward parts; called once, before `close`."""
         return ()
 
     async def close(self) -> None:
-        """Free everything. Called exactly once, whatever happened."""
+        """Free all resources. Called exactly once, also after errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """The world before an assistant turn was answered."""
+    """The environment's state before an assistant turn was answered."""
 
     turn: int
     calls: int | None
-    """Calls that the sandbox session had made; None: it was not open."""
+    """Calls made in the sandbox session so far; None: it was not open."""
     state: Mapping[str, Any]
     said: int
     feedback: int
     answers_left: int | None
     asked: int
     acts: tuple[str, ...]
-    """Who acts now and cannot take it back: tools with effects of their own, the simulated user."""
+    """Names that act in this turn and cannot be undone: tools with outside effects, the simulated user."""
 
 
 class ToolEnv(Env):
@@ -151,8 +151,8 @@ class ToolEnv(Env):
         self._feedback: list[float] = []
         self._before: list[_Before] = []
         self._asked: list[int] = []
-        """How many messages there were each time the simulated user was asked."""
-        self._set_up = 0  # calls that the set-up made in the session
+        """Number of messages at each question to the simulated user."""
+        self._set_up = 0  # calls made in the session by the set-up code
 
     @property
     def talks(self) -> bool:
@@ -196,10 +196,10 @@ class ToolEnv(Env):
         return Step(terminated=True)
 
     async def back(self, turn: int) -> tuple[str, ...]:
-        """Takes the world back to before assistant turn number `turn` (from 0) was answered.
+        """Rolls back to the state before assistant turn `turn` (from 0) was answered.
 
-        Sandbox session, the tools' shared state and a simulated user that `restarts` go back; returns what does not, in
-        words for people.
+        Restores the sandbox session, the tools' shared state and a simulated user that `restarts`; returns notes for
+        the user on the rest.
         """
         undone = [before for before in self._before if before.turn >= turn]
         if not undone:
@@ -245,11 +245,11 @@ class ToolEnv(Env):
         self._before.append(_Before(turn.index, calls, dict(self.context.state), *left, tuple(names) if acts else ()))
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """One call outside of a turn. Raises EnvError and SandboxFault; what else goes wrong is the result."""
+        """Runs one call outside a turn. Raises EnvError and SandboxFault; other errors are results."""
         return await self._answer(0, call)
 
     async def rewards(self) -> tuple[RewardPart, ...]:
-        """`tool:<name>` of every tool that has an opinion, `interaction`; their weight is 0 unless configured."""
+        """`tool:<name>` of every tool with a reward, and `interaction`; weight 0 unless configured."""
         parts = []
         for name, tool in self.tools.items():
             value = await tool.reward(self._states[name]) if name in self._states else None
@@ -261,7 +261,7 @@ class ToolEnv(Env):
         return tuple(parts)
 
     async def close(self) -> None:
-        """Release the tools, then the session; one that fails does not keep the others."""
+        """Release the tools, then the session; a failing one does not block the others."""
         problems: list[Exception] = []
         states, self._states = self._states, {}
         closers: list[Callable[[], Awaitable[None]]] = [
@@ -287,7 +287,7 @@ class ToolEnv(Env):
             return refused(call, self.tools)
         state = await self.create(call.name)
         result = await self.tools[call.name].call(state, call.arguments, timeout=self._timeout)
-        cut_before = _MARK if result.truncated else 0  # by a tool server, to the same limit
+        cut_before = _MARK if result.truncated else 0  # already cut by a tool server, to the same limit
         if self._chars is None or len(result.text) <= self._chars + cut_before:
             return result
         return replace(result, text=_clipped(result.text, self._chars, self._side), truncated=True)
@@ -305,7 +305,7 @@ class ToolEnv(Env):
         return self._states[name]
 
     async def _prepared(self) -> Any:
-        """The session with the task's set-up run in it."""
+        """The session, after running the task's set-up code in it."""
         assert self._open_session is not None
         session = await self._open_session()
         if self._setup:
@@ -355,7 +355,7 @@ def _opened(prompt: list[Message], opening: Sequence[str]) -> list[Message]:
 
 
 _MARK = 40
-"""Characters that the words about a cut take at most."""
+"""Maximum characters of the mark of a cut."""
 
 
 def _clipped(text: str, limit: int, side: str) -> str:
@@ -366,7 +366,7 @@ def _clipped(text: str, limit: int, side: str) -> str:
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, ToolResult]]) -> tuple[ToolResult, ...]:
-    """The results in order. Where a call raises, the others end first: nothing runs on in a session that is closed."""
+    """The results in order. If a call raises, the others finish first, so none runs in a closed session."""
     answers = await asyncio.gather(*calls, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):
@@ -375,13 +375,13 @@ async def _all(calls: Sequence[Coroutine[Any, Any, ToolResult]]) -> tuple[ToolRe
 
 
 def fault_of(error: Exception) -> tuple[Outcome, str]:
-    """How an episode ends that an exception ended, and the text for its row: the sandbox's fault or the task's."""
+    """The outcome and error text of an episode that an exception ended: a sandbox_error or an env_error."""
     outcome = Outcome.SANDBOX_ERROR if isinstance(error, SandboxFault) else Outcome.ENV_ERROR
     return outcome, as_env_error(error).message
 
 
 def as_env_error(error: BaseException) -> AgentRLError:
-    """An exception from a task's code as an EnvError; our own errors pass as they are."""
+    """An exception from a task's code as an EnvError; AgentRL errors pass unchanged."""
     if isinstance(error, AgentRLError):
         return error
     return EnvError(f"{type(error).__name__}: {error}")

@@ -16,12 +16,12 @@ from agentrl_cli.types import Message, Task
 
 
 class Reply(NamedTuple):
-    """What a simulated user answers."""
+    """A simulated user's answer."""
 
     text: str | None
-    """None: nothing, and the episode ends."""
+    """None: no answer, and the episode ends."""
     reward: float | None = None
-    """Of the assistant's turn."""
+    """Reward of the assistant's turn."""
     done: bool = False
     """True if the episode ends after `text`, which is still shown."""
 
@@ -29,14 +29,14 @@ class Reply(NamedTuple):
 class Interaction(Protocol):
     """A simulated user. `reply` may also return (text, reward).
 
-    One whose class says `restarts = True` is as new after `stop` and `start` and touches nothing outside, so a chat can
-    take its answers back; with `stateless = True` it need not even be asked the same again.
+    With the class attribute `restarts = True`, `stop` and `start` reset it fully and it has no outside effects, so a
+    chat can undo its answers; with `stateless = True`, earlier questions need not be repeated either.
     """
 
     async def start(self, task: Task) -> None: ...
 
     async def reply(self, messages: Sequence[Message]) -> Reply | tuple[str | None, float | None]:
-        """Answer the conversation so far, whose last message is the assistant's."""
+        """Answer the conversation, whose last message is the assistant's."""
         ...
 
     async def stop(self) -> None: ...
@@ -54,7 +54,7 @@ def kwargs_of(task: Task) -> Mapping[str, Any]:
 
 
 class Scripted:
-    """Says given texts one after another, then ends. `reward`: of every turn."""
+    """Replies with the given texts in order, then ends. `reward`: for each turn."""
 
     restarts = True
 
@@ -76,7 +76,7 @@ class Scripted:
 
 
 class Ruled:
-    """A function of (messages, task) that gives a Reply, a text, (text, reward) or None; a sync one in a thread."""
+    """Calls a function of (messages, task) that returns a Reply, a text, (text, reward) or None; sync in a thread."""
 
     restarts = stateless = True
 
@@ -100,9 +100,9 @@ class Ruled:
 class Simulated:
     """A user played by a model behind an OpenAI-compatible endpoint.
 
-    The roles are swapped: what the agent said is the user's input to the model. The user ends the conversation by
-    saying `stop_word`. `interaction_kwargs.goal` of the row is added to the persona. A model that cannot be reached is
-    an EnvError: the episode is masked, not scored.
+    The roles are swapped: the agent's messages are the model's user messages. An answer with `stop_word` ends the
+    conversation. `interaction_kwargs.goal` of the row is added to the persona. An unreachable model is an EnvError:
+    the episode is masked, not scored.
     """
 
     restarts = stateless = True
@@ -172,10 +172,10 @@ class GuessNumber:
 
 
 class Gsm8k:
-    """Tells the model that its answer is wrong, and lets it try again, `tries` times; 1 for a right turn, else 0.
+    """Replies that an answer is wrong and lets the model retry, `tries` times; 1 for a right turn, else 0.
 
-    The right answer is `interaction_kwargs.ground_truth`, or the row's `ground_truth` or `answer`. The number said last
-    in a turn is its answer; what stands after `####` goes first.
+    The right answer is `interaction_kwargs.ground_truth`, or the row's `ground_truth` or `answer`. A turn's answer is
+    the number after `####`, else its last number.
     """
 
     restarts = True

@@ -1,4 +1,4 @@
-"""A hook's methods are called in order at the moments of a run. Every one does nothing until it is overridden.
+"""A hook's methods are called at the events of a run, in this order. Each does nothing until overridden.
 
     on_run_start      (run)                a run begins; `run` is its row in the store (RunRow): `run.dir` is its folder
     on_step_start     (run, step)          a training step begins; steps are counted from 1, in every event
@@ -21,9 +21,9 @@ in rollouts that belong to no run. An exception in on_sample or on_rollout_end i
 `env_error`, never a zero); elsewhere it is logged with its traceback and the run continues.
 
 The events of an episode (on_rollout_start to on_rollout_end) come from many episodes. A sync method of these runs in a
-thread, under the deadline of its episode, and a hook gets one such call at a time, so that it may count without a lock;
-one that waits for something is better async. All others run in the main thread, between steps, where they may use
-signals or a window. KeyboardInterrupt and CancelledError stop the run.
+thread, under the deadline of its episode, and a hook gets one such call at a time, so it can count without a lock;
+a method that waits should be async. All others run in the main thread, between steps, where they can use signals or
+a window. KeyboardInterrupt and CancelledError stop the run.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class HookList:
             except Exception as error:
                 raise EnvError(
                     f"The hook {method.owner}.on_rollout_end raised {type(error).__name__}: {error}",
-                    hint="A hook that fails masks its episodes: they are neither scored nor trained.",
+                    hint="A failing hook masks its episodes: they are neither scored nor trained.",
                 ) from error
         return parts
 
@@ -252,7 +252,7 @@ class _Queue:
 
 
 class _Method:
-    """One overridden method of one hook, with the names of the arguments that it takes."""
+    """One overridden method of one hook, with its argument names."""
 
     __slots__ = ("event", "function", "names", "owner", "positional", "queue")
 
@@ -271,7 +271,7 @@ class _Method:
         if self.positional and (len(needed) > len(canonical) or any(p.kind is p.KEYWORD_ONLY for p in needed)):
             raise ConfigError(
                 f"The hook {self.owner}.{event} wants ({', '.join(p.name for p in needed)}).",
-                hint=f"It can have: {', '.join(canonical)}.",
+                hint=f"This event has: {', '.join(canonical)}.",
             )
         if self.positional:
             self.names = canonical[: len(needed)]

@@ -1,4 +1,4 @@
-"""A logger and an example of a hook: one JSON line a step and an evaluation, into metrics.jsonl of the run's folder."""
+"""A logger, and an example of a hook: one JSON line per step and evaluation, in metrics.jsonl of the run's folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class JsonlLogger(Hook):
         self._write({"step": step, **metrics})
 
     def on_eval(self, result: Any, step: int) -> None:
-        self._write({"step": step, "eval": _facts(result)})
+        self._write({"step": step, "eval": _fields(result)})
 
     def _write(self, row: Mapping[str, Any]) -> None:
         if self.path is None:
@@ -37,8 +37,8 @@ class JsonlLogger(Hook):
             file.write(json.dumps(plain, default=str, ensure_ascii=False) + "\n")
 
 
-def _facts(result: Any) -> Mapping[str, Any]:
-    """An EvalResult's own summary (its fields are every attempt), the fields of another dataclass, else a text."""
+def _fields(result: Any) -> Mapping[str, Any]:
+    """An EvalResult's summary (its fields hold every attempt), the fields of another dataclass, else a text."""
     if hasattr(result, "report"):
         report: Mapping[str, Any] = result.report()
         return report

@@ -1,4 +1,4 @@
-"""Loggers: a run's metrics in TensorBoard, W&B, trackio or MLflow, beside the store, which has them always.
+"""Loggers: a run's metrics in TensorBoard, W&B, trackio or MLflow, besides the store, which always has them.
 
 A logger works in a thread of its own, so that a slow server never delays a training; its first error is logged and
 stops nothing. A library that is not installed is an error of the configuration, raised before anything starts.
@@ -34,35 +34,35 @@ class Logger(Hook):
 
     name = "logger"
     library = ""
-    """The module that must be there."""
+    """The module that must be installed."""
     extra = ""
-    """The extra of agentrl-cli that brings it."""
+    """The extra of agentrl-cli that installs it."""
 
     def __init__(self) -> None:
         """Raises EnvironmentProblem if the library is not installed."""
         if self.library and importlib.util.find_spec(self.library) is None:
             raise EnvironmentProblem(
                 f"The logger {self.name} needs {self.library}, which is not installed.",
-                hint=f"pip install 'agentrl-cli[{self.extra}]', or take {self.name} out of `loggers`.",
+                hint=f"pip install 'agentrl-cli[{self.extra}]', or remove {self.name} from `loggers`.",
             )
         self.failed = ""
-        """The first thing that went wrong."""
+        """The first error, or ""."""
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._open = False
 
-    # What a logger does
+    # For subclasses
 
     def open(self, run: Any) -> None:
-        """Begin; `run` is the run's row (name, id, dir, config, step)."""
+        """Start logging; `run` is the run's row (name, id, dir, config, step)."""
 
     def write(self, metrics: Mapping[str, float], step: int) -> None:
-        """Finite numbers of a step, or of an evaluation after it (`eval/…`)."""
+        """Log finite numbers of a step, or of an evaluation after it (`eval/…`)."""
 
     def close(self, error: BaseException | None) -> None:
-        """End, whether the run failed or not."""
+        """Finish, whether the run failed or not."""
 
-    # When
+    # Events
 
     def on_run_start(self, run: Any) -> None:
         if self._thread is not None or run is None:
@@ -89,7 +89,7 @@ class Logger(Hook):
         self._jobs.put(None)
         self._thread.join(CLOSING)
         if self._thread.is_alive():
-            self._tell(TimeoutError(f"it was not done after {CLOSING:g} s, and is left behind"))
+            self._report(TimeoutError(f"not finished after {CLOSING:g} s, abandoned"))
         self._thread = None
 
     def _write(self, metrics: Mapping[str, float], step: int) -> None:
@@ -97,16 +97,16 @@ class Logger(Hook):
             self._later(lambda: self.write(metrics, step))
 
     def _later(self, job: Callable[[], None]) -> None:
-        self._jobs.put(lambda: job() if self._open else None)  # nothing where it could not be opened
+        self._jobs.put(lambda: job() if self._open else None)  # skipped if `open` failed
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
             except Exception as error:  # noqa: BLE001 - a logger's error never ends the run; it is logged once
-                self._tell(error)
+                self._report(error)
 
-    def _tell(self, error: Exception) -> None:
+    def _report(self, error: Exception) -> None:
         if not self.failed:
             self.failed = f"{type(error).__name__}: {error}"
             log.warning(
@@ -121,7 +121,7 @@ def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def eval_metrics(result: Any) -> dict[str, float]:
-    """`eval/solved` and, by split, what an evaluation's report holds as plain numbers."""
+    """`eval/solved`, and by split the plain numbers of an evaluation's report."""
     found: dict[str, Any] = {"eval/solved": getattr(result, "pass_rate", None)}
     report = result.report() if hasattr(result, "report") else {}
     for split, numbers in report.get("splits", {}).items():
@@ -139,7 +139,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _event_writer(folder: str, purge_step: int | None) -> Any:
-    """torch's writer of TensorBoard's event files; torch is there already in a training."""
+    """torch's writer of TensorBoard's event files; a training has imported torch already."""
     from torch.utils.tensorboard import SummaryWriter
 
     make: Any = SummaryWriter
@@ -152,7 +152,7 @@ class TensorBoard(Logger):
     name, library, extra = "tensorboard", "tensorboard", "tensorboard"
 
     def open(self, run: Any) -> None:
-        # After a resume the steps from there on are written again.
+        # A resume rewrites the steps from its own on.
         step = int(run.step)
         self.writer: Any = _event_writer(str(Path(run.dir) / "tensorboard"), purge_step=step + 1 if step else None)
         self.writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in flat(run.config).items()))
@@ -190,7 +190,7 @@ class Wandb(Logger):
 
 
 class Trackio(Logger):
-    """trackio, which keeps its numbers on this machine: `trackio show`. The project is TRACKIO_PROJECT or "agentrl"."""
+    """trackio, which stores its numbers locally: `trackio show`. The project is TRACKIO_PROJECT or "agentrl"."""
 
     name, library, extra = "trackio", "trackio", "trackio"
 
@@ -223,7 +223,7 @@ class MLflow(Logger):
         from mlflow.tracking import MlflowClient
 
         given = os.environ.get("MLFLOW_TRACKING_URI")
-        if given is None:  # what newer versions call the file store is asked for by name
+        if given is None:  # newer versions need the file store's explicit name
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self.client: Any = MlflowClient(given or (Path(run.dir).parent / "mlruns").absolute().as_uri())
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "agentrl")

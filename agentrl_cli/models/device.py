@@ -14,7 +14,7 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ModelError(f"model.device {name!r} is no device.", hint="auto, cpu, cuda or cuda:1.") from error
+        raise ModelError(f"Unknown model.device {name!r}.", hint="Use auto, cpu, cuda or cuda:1.") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("model.device says cuda, and torch finds no GPU here.", hint="`agentrl doctor` says why.")
     return device

@@ -49,7 +49,7 @@ def model_folder(name: str, config: Config, *, base: Path, store: Store | None =
 
 
 def is_hub_id(name: str, base: Path) -> bool:
-    """Whether a name, that is no checkpoint's, means a model of the Hugging Face hub: `org/name`, and no folder."""
+    """Whether a name that is not a checkpoint's is a Hugging Face hub model: `org/name`, not a folder."""
     folders = (base / Path(name).expanduser(), Path(name).expanduser())
     return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not any(f.is_dir() for f in folders)
 
@@ -68,7 +68,7 @@ def checkpoint_folder(store: Store, run: str, which: str, config: Config, *, bas
         raise NotFound.of(f"checkpoint of {row.name}", which, [*known, "base"])
     folder = Path(chosen[-1].path)
     if not folder.is_dir():
-        raise ModelError(f"The checkpoint's folder is gone: {folder}.", hint="Another one: agentrl show RUN.")
+        raise ModelError(f"The checkpoint's folder is missing: {folder}.", hint="Others: agentrl show RUN.")
     return folder
 
 
@@ -78,7 +78,7 @@ def load_tokenizer(folder: Path, config: ModelConfig, base: Path) -> Tokenizer:
     if config.chat_template is not None:
         path = base / Path(config.chat_template).expanduser()
         if not path.is_file():
-            raise ModelError(f"There is no chat template at {path}.", hint="Mend model.chat_template.")
+            raise ModelError(f"No chat template at {path}.", hint="Correct model.chat_template.")
         tokenizer.chat_template = path.read_text(encoding="utf-8")
     return tokenizer
 
@@ -148,9 +148,9 @@ def _with_adapter(folder: Path, config: ModelConfig, base: Path) -> nn.Module:
 def adapter_base(folder: Path, config: ModelConfig, *, base: Path) -> Path:
     """The folder of the model that the adapter in `folder` was trained on.
 
-    An adapter of the bundled model names the place where that was installed when it was trained: where there is no
-    such folder here, a path that ends in the bundled model's name means the bundled model. A project's adapter that
-    names the absolute path of a model where the project was before means the project's own. Raises ModelError.
+    An adapter of the bundled model stores the path where that was installed at training time: if the folder does not
+    exist here, a path that ends in the bundled model's name means the bundled model. Likewise, an absolute path into a
+    project that was moved means the project's own model. Raises ModelError.
     """
     named = str(_json(folder / ADAPTER_FILE).get("base_model_name_or_path") or config.name)
     path = Path(named).expanduser()
@@ -170,7 +170,7 @@ def adapter_base(folder: Path, config: ModelConfig, *, base: Path) -> Path:
 def _checked(folder: Path) -> Path:
     if not (folder / "config.json").is_file() and not (folder / ADAPTER_FILE).is_file():
         raise ModelError(
-            f"{folder} is no model folder: it has neither config.json nor {ADAPTER_FILE}.",
+            f"{folder} is not a model folder: it has neither config.json nor {ADAPTER_FILE}.",
             hint="A model folder is what `save_pretrained` writes.",
         )
     return folder

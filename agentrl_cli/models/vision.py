@@ -117,7 +117,7 @@ def attach(model: Any, folders: Sequence[Path], chat_of: Callable[[Images], Chat
     """The chat of a model that reads images, whose reader `reader_of` then finds; None for one that reads text alone.
 
     `folders`: the model's own, and its base's where it is an adapter; the first with a processor counts. `chat_of`
-    makes a chat with images; one whose template does not show them is not taken, and the log says so.
+    makes a chat with images; one whose template does not show them is skipped, and logged.
     Raises MissingDependency where the processor's packages are missing, ModelError where it cannot be used.
     """
     base = transformer(model)
@@ -165,10 +165,10 @@ def _processor(folder: Path) -> Any:
 
 
 def positions(model: Any, ids: Tensor, inputs: Mapping[str, Tensor], token: int) -> Tensor | None:
-    """[3, 1, n] positions of a conversation [n] by the model's own rule; None where the model makes them itself.
+    """[3, 1, n] positions of a conversation [n] by the model's own rule; None if the model computes them itself.
 
-    `inputs`: of all its images. The model must not be left to go on from positions that it remembers: it remembers
-    those of whoever was computed last.
+    `inputs`: of all its images. The model must not continue from its cached positions, which belong to the last
+    conversation that it computed.
     """
     rule = getattr(getattr(transformer(model), "model", None), "get_rope_index", None)
     if rule is None:

@@ -1,10 +1,10 @@
 """Rewards: named parts with weights, one of them primary.
 
-A part is a function of the episode and a context, sync or async, that returns a number, a `Scored` (number and a text
-for people), or None where it does not apply. A part that is None is left out of the sum, with its weight; where it is
-the primary one, the episode is ungraded. A function that raises makes an EnvError: a grader that crashes never scores
-zero. A sync function runs in a thread: many episodes are graded at once, and its episode's deadline, or its own
-`timeout`, cuts it off.
+A part is a function of the episode and a context, sync or async, that returns a number, a `Scored` (number and an
+explanation), or None if it does not apply. A None part is left out of the sum, with its weight; if it is the primary
+one, the episode is ungraded. A function that raises is an EnvError: a crashing grader never scores zero. A sync
+function runs in a thread: many episodes are graded at once, and its episode's deadline, or its own `timeout`, cuts it
+off.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = ["Reward", "RewardContext", "Scored", "finite", "score"]
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """One part: `function(episode, ctx)` gives its value, which counts `weight` times.
+    """One part: `function(episode, ctx)` returns its value, which is multiplied by `weight`.
 
-    Functions in verl's signature (data_source, solution_str, ground_truth, extra_info) or TRL's (prompts, completions,
-    …) are called as they are there.
+    Functions with verl's signature (data_source, solution_str, ground_truth, extra_info) or TRL's (prompts,
+    completions, …) are called as in those projects.
     """
 
     name: str
@@ -40,16 +40,16 @@ class Reward:
     weight: float = 1.0
     primary: bool = False
     timeout: float | None = None
-    """Seconds of one call; None: as long as the episode may take."""
+    """Maximum seconds of one call; None: up to the episode's deadline."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "function", adapted(self.function))
 
 
 async def score(episode: Episode, rewards: Sequence[Reward], ctx: RewardContext) -> tuple[RewardPart, ...]:
-    """Every part of an episode, in order.
+    """All reward parts of an episode, in order.
 
-    Raises EnvError where a function raises, takes too long or answers something that is no finite number.
+    Raises EnvError if a function raises, times out or returns something other than a finite number.
     """
     parts = []
     for reward in rewards:
@@ -66,7 +66,7 @@ async def score(episode: Episode, rewards: Sequence[Reward], ctx: RewardContext)
                 raise EnvError(f"The reward {reward.name!r} took longer than {reward.timeout:g} s.") from None
             raise EnvError(
                 f"The reward {reward.name!r} raised {type(error).__name__}: {error}",
-                hint="A grader that fails masks its episodes: they are neither scored nor trained.",
+                hint="A failing grader masks its episodes: they are neither scored nor trained.",
             ) from error
         if answer is not None:
             part = _part(reward, answer)
@@ -75,18 +75,18 @@ async def score(episode: Episode, rewards: Sequence[Reward], ctx: RewardContext)
 
 
 def _part(reward: Reward, answer: Any) -> RewardPart:
-    if isinstance(answer, RewardPart):  # with a name and a weight of its own; what is primary says the pack
+    if isinstance(answer, RewardPart):  # with its own name and weight; the pack decides which part is primary
         return finite(replace(answer, primary=answer.primary or reward.primary))
     value, detail = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, "")
     if isinstance(value, np.bool_):
         value = bool(value)
     if not isinstance(value, Real) or not math.isfinite(value):
-        raise EnvError(f"The reward {reward.name!r} answered {value!r}; a finite number is expected.")
+        raise EnvError(f"The reward {reward.name!r} returned {value!r}; a finite number is expected.")
     return RewardPart(reward.name, float(value), reward.weight, reward.primary, str(detail))
 
 
 def finite(part: RewardPart) -> RewardPart:
-    """The part itself. Raises EnvError where its value is no finite number: it would make every advantage one, too."""
+    """Returns the part. Raises EnvError if its value is not finite, which would spread to every advantage."""
     if not math.isfinite(part.value):
         raise EnvError(f"The reward part {part.name!r} is {part.value!r}; a finite number is expected.")
     return part

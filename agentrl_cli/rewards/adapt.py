@@ -3,7 +3,7 @@
     verl   compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs) → float, or {"score": …}
     TRL    f(prompts, completions, completion_ids, <row's columns>, **kwargs) → list of float or None
 
-TRL's functions see a batch; here they see one episode at a time, as a batch of one.
+TRL's functions take a batch; here they get one episode at a time, as a batch of one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ VERL = {"solution_str", "ground_truth"}
 
 
 def adapted(function: Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-    """`function(episode, ctx)` for a function in verl's or TRL's signature; any other is returned as it is.
+    """Adapts a function with verl's or TRL's signature to `function(episode, ctx)`; returns any other unchanged.
 
-    `kwargs` are handed to it besides (verl's `reward_kwargs`).
+    `kwargs` are extra keyword arguments (verl's `reward_kwargs`).
     """
     try:
         parameters = inspect.signature(function).parameters
@@ -62,7 +62,7 @@ def _verl_answer(answer: Any) -> Any:
     if not isinstance(answer, Mapping):
         return answer
     if "score" not in answer:
-        raise EnvError(f"The reward function answered {sorted(answer)}; a mapping needs `score`.")
+        raise EnvError(f"The reward function returned {sorted(answer)}; a mapping needs `score`.")
     return answer["score"], ", ".join(f"{key} {value}" for key, value in answer.items() if key != "score")
 
 
@@ -87,7 +87,7 @@ def _of_trl(
             given["environments"] = [environment]
         answers = await call(function, **_accepted(given, parameters))
         if not isinstance(answers, (list, tuple)) or len(answers) != 1:
-            raise EnvError(f"The reward function answered {answers!r}; a list of one number is expected.")
+            raise EnvError(f"The reward function returned {answers!r}; a list of one number is expected.")
         return None if answers[0] is None else (answers[0], ", ".join(f"{k} {v}" for k, v in said.items()))
 
     return reward
@@ -101,7 +101,7 @@ def _completion_ids(episode: Episode) -> list[int]:
 
 
 def _accepted(given: dict[str, Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """What the function takes of it: everything with **kwargs, else its parameters."""
+    """The arguments that the function accepts: all of them with **kwargs, else its parameters."""
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return given
     return {key: value for key, value in given.items() if key in parameters}

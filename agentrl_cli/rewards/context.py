@@ -27,7 +27,7 @@ class RewardContext:
 
     task: Task
     final_text: str
-    """Content of the last assistant turn; empty where there is none."""
+    """Content of the last assistant turn; empty without one."""
     open_session: Callable[[], Any] | None = None
     """Coroutine function that gives the episode's sandbox session, opening it if need be."""
     state: Mapping[str, Any] = field(default_factory=dict)

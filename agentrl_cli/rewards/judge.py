@@ -1,7 +1,7 @@
 """A judge model behind an OpenAI-compatible endpoint as a reward.
 
-The judge is asked for `Score: N` on its last line; N between `low` and `high` becomes 0 to 1. An endpoint that fails,
-an answer without a score and a used-up budget make the episode an `env_error`: it is masked, never scored zero.
+The judge must write `Score: N` on its last line; N from `low` to `high` is scaled to 0 to 1. A failing endpoint, an
+answer without a score and an exhausted budget make the episode an `env_error`: it is masked, never scored zero.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ class Judge:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> Judge:
-        """From a mapping. Raises ConfigError for what cannot be."""
+        """From a mapping. Raises ConfigError for an invalid one."""
         own = {key: value for key, value in given.items() if key in ("rubric", "prompt", "low", "high")}
         rest = {key: value for key, value in given.items() if key not in own}
         judge = cls(Asked.of(rest, where), **own)
         try:
             judge.question("", "", "")
         except (KeyError, IndexError, ValueError) as error:
-            raise ConfigError(f"{where}: the prompt has a placeholder that is not known: {error}") from error
+            raise ConfigError(f"{where}: the prompt has an unknown placeholder: {error}") from error
         return judge
 
     def question(self, task: str, conversation: str, expected: str) -> str:
-        """What the judge is asked."""
+        """The judge's prompt for an episode."""
         return self.prompt.format(
             task=task,
             conversation=conversation,
@@ -87,7 +87,7 @@ class Judge:
 
 
 def _text(messages: list[Message]) -> str:
-    """Messages as the judge reads them."""
+    """Messages as text for the judge."""
     lines = []
     for message in messages:
         calls = [f"[calls {c['function']['name']} {c['function']['arguments']}]" for c in message.get("tool_calls", ())]

@@ -1,7 +1,7 @@
-"""Asking a model behind an OpenAI-compatible endpoint for a text: judges and simulated users do.
+"""Client for a model behind an OpenAI-compatible endpoint, for judges and simulated users.
 
-Answers are kept (in memory, and in a file where one is named), calls are counted against a budget, and whatever goes
-wrong is an EnvError: the episode is masked, never scored zero.
+Answers are cached (in memory, and in a file if configured), calls count against a budget, and every failure is an
+EnvError: the episode is masked, never scored zero.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ KEYS = {
 
 @dataclass
 class Asked:
-    """An endpoint with its model, limits, cache and budget. Share one between all episodes."""
+    """An endpoint with its model, limits, cache and budget; one is shared by all episodes."""
 
     url: str
     model: str
     api_key_env: str = "OPENAI_API_KEY"
-    """The environment variable that holds the key; its value is stored nowhere."""
+    """The environment variable that holds the key; its value is never stored."""
     temperature: float = 0.0
     max_tokens: int = 512
     timeout: float = 60.0
-    """Seconds of one attempt."""
+    """Timeout of one attempt, in seconds."""
     retries: int = 3
     concurrency: int = 8
     budget_calls: int | None = None
-    """Requests that may be sent; answers from the cache are free."""
+    """Maximum number of requests; cached answers are free."""
     budget_tokens: int | None = None
-    """Tokens (prompt and answer, as the server counts them) after which no request is sent."""
+    """Tokens (prompt and answer, as counted by the server) after which no request is sent."""
     cache: str | None = ""
-    """A JSONL file that keeps answers; "": in memory only; None: nothing is kept."""
+    """A JSONL file to cache answers in; "": in memory only; None: no cache."""
     calls: int = 0
     tokens: int = 0
     _answers: dict[str, str] = field(default_factory=dict, repr=False)
@@ -53,12 +53,12 @@ class Asked:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> Asked:
-        """From a mapping. Raises ConfigError for unknown keys, or where url or model is missing."""
+        """From a mapping. Raises ConfigError for unknown keys, or if url or model is missing."""
         unknown = sorted(set(given) - KEYS)
         missing = [key for key in ("url", "model") if not given.get(key)]
         if unknown or missing:
             problem = f"unknown keys: {', '.join(unknown)}" if unknown else f"{' and '.join(missing)} missing"
-            raise ConfigError(f"{where}: {problem}.", hint=f"There are: {', '.join(sorted(KEYS))}.")
+            raise ConfigError(f"{where}: {problem}.", hint=f"Known keys: {', '.join(sorted(KEYS))}.")
         try:
             asked = cls(**given)
             check_address(asked.url)
@@ -70,15 +70,15 @@ class Asked:
     def _load(self) -> None:
         if self.cache and Path(self.cache).is_file():
             for line in Path(self.cache).read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(ValueError, KeyError, TypeError):  # a line torn by a crash is asked again
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # a line cut by a crash is requested again
                     kept = json.loads(line)
                     self._answers[kept["key"]] = kept["text"]
 
 
 async def ask(asked: Asked, messages: Sequence[Message]) -> str:
-    """The model's answer to a conversation. The same question is sent once, also by episodes that run together.
+    """The model's answer to a conversation. Identical requests are sent once, also from concurrent episodes.
 
-    Raises EnvError where the endpoint fails after its retries, answers no text, or the budget is used up.
+    Raises EnvError if the endpoint fails after its retries, returns no text, or the budget is exhausted.
     """
     body = {
         "model": asked.model,
@@ -110,9 +110,9 @@ async def ask(asked: Asked, messages: Sequence[Message]) -> str:
 
 async def _send(asked: Asked, body: Mapping[str, Any]) -> str:
     if asked.budget_calls is not None and asked.calls >= asked.budget_calls:
-        raise EnvError(f"The budget of {asked.budget_calls} calls to {asked.model} is used up.")
+        raise EnvError(f"The budget of {asked.budget_calls} calls to {asked.model} is exhausted.")
     if asked.budget_tokens is not None and asked.tokens >= asked.budget_tokens:
-        raise EnvError(f"The budget of {asked.budget_tokens} tokens of {asked.model} is used up.")
+        raise EnvError(f"The budget of {asked.budget_tokens} tokens of {asked.model} is exhausted.")
     asked.calls += 1
     endpoint = Endpoint(
         asked.url,
@@ -125,7 +125,7 @@ async def _send(asked: Asked, body: Mapping[str, Any]) -> str:
         async with _places(asked):
             answer = await endpoint.post("/chat/completions", body)
     except PolicyError as error:
-        raise EnvError(f"{asked.model} cannot be asked: {error.message}", hint=error.hint) from error
+        raise EnvError(f"{asked.model} cannot be reached: {error.message}", hint=error.hint) from error
     finally:
         await endpoint.close()
     asked.tokens += int((answer.get("usage") or {}).get("total_tokens") or 0)
@@ -134,12 +134,12 @@ async def _send(asked: Asked, body: Mapping[str, Any]) -> str:
     except (KeyError, IndexError, TypeError):
         text = None
     if not isinstance(text, str):
-        raise EnvError(f"{asked.url} answered no text: {json.dumps(answer)[:200]}")
+        raise EnvError(f"{asked.url} returned no text: {json.dumps(answer)[:200]}")
     return text
 
 
 def _places(asked: Asked) -> asyncio.Semaphore:
-    """At most `concurrency` requests at once, in the running loop."""
+    """Limits requests to `concurrency` at once, in the running loop."""
     loop = asyncio.get_running_loop()
     kept = asked.__dict__.get("_gate")
     if kept is None or kept[0] is not loop:

@@ -1,10 +1,10 @@
-"""One entry under `rewards:` of task.yaml to a Reward.
+"""Makes a Reward from an entry under `rewards:` of task.yaml.
 
 exact: {weight: 1.0, primary: true}                              a function of task.py (REWARDS)
-score: {function: "reward.py:compute_score", kwargs: {k: 1}}     any path; verl's and TRL's signatures, too
+score: {function: "reward.py:compute_score", kwargs: {k: 1}}     any path; also verl's and TRL's signatures
 helpful: {judge: {url: "http://127.0.0.1:8000/v1", model: qwen, budget_calls: 1000}}
 liked: {model: {name: my/reward-model, squash: sigmoid}}
-proof: {timeout: 5, main_thread: true}     seconds of one call; for code that sets signals and hides that it failed to
+proof: {timeout: 5, main_thread: true}     seconds of one call; for code that sets signals and hides its failure to
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEYS = {"weight", "primary", "function", "kwargs", "judge", "model", "timeout", 
 
 
 def load_reward(folder: Path, name: str, value: Mapping[str, Any], functions: Mapping[str, Any]) -> Reward:
-    """A reward part of a pack. Raises ConfigError for what cannot be, NotFound for a function that is not there."""
+    """A reward part of a pack. Raises ConfigError for an invalid entry, NotFound for a missing function."""
     where = f"{folder / 'task.yaml'}: rewards.{name}"
     unknown = set(value) - KEYS
     if unknown:

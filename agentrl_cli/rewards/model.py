@@ -22,9 +22,9 @@ KEYS = {"name", "device", "max_tokens", "squash", "revision"}
 class RewardModel:
     """`model: {name, device, max_tokens, squash}` in task.yaml; a reward function. Loaded at the first episode.
 
-    `name`: a Hugging Face id, or a folder. The conversation is rendered by the model's own chat template, and by
-    `role: text` lines where it has none. `squash: sigmoid` maps the output to 0…1. A conversation that is too long, a
-    failure, or an output that is no number is an EnvError.
+    `name`: a Hugging Face id, or a folder. The conversation is rendered by the model's chat template, or as
+    `role: text` lines if it has none. `squash: sigmoid` maps the output to 0…1. A conversation that is too long, a
+    failure, or an output that is not a number is an EnvError.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class RewardModel:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str, folder: Path) -> RewardModel:
-        """From a mapping; a folder beside task.yaml goes before a name of the hub."""
+        """From a mapping; a folder beside task.yaml takes precedence over a hub name."""
         unknown = sorted(set(given) - KEYS)
         if unknown or not given.get("name"):
             problem = f"unknown keys: {', '.join(unknown)}" if unknown else "name missing"
-            raise ConfigError(f"{where}: {problem}.", hint=f"There are: {', '.join(sorted(KEYS))}.")
+            raise ConfigError(f"{where}: {problem}.", hint=f"Known keys: {', '.join(sorted(KEYS))}.")
         name = str(given["name"])
         path = folder / name
         rest = {key: value for key, value in given.items() if key != "name"}
@@ -84,7 +84,7 @@ class RewardModel:
         ids = tokenizer(text, return_tensors="pt").input_ids
         most = min(self.max_tokens, getattr(model.config, "max_position_embeddings", None) or self.max_tokens)
         if ids.shape[1] > most:
-            raise EnvError(f"The conversation has {ids.shape[1]} tokens; the reward model reads {most}.")
+            raise EnvError(f"The conversation has {ids.shape[1]} tokens; the reward model takes {most}.")
         with torch.inference_mode():
             output = model(input_ids=ids.to(self.device)).logits
         if output.numel() != 1:

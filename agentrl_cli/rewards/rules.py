@@ -1,4 +1,4 @@
-"""Rewards by rule that ship: numbers after `####`, texts that must occur, HumanEval's tests. All are 0 or 1.
+"""Built-in rule-based rewards: numbers after `####`, required texts, HumanEval's tests. All are 0 or 1.
 
 Named in task.yaml by path: `function: "agentrl_cli.rewards.rules:gsm8k"`.
 """
@@ -19,7 +19,7 @@ _FENCE = re.compile(r"```(?:python|py)?\s*\n(.*?)```", re.DOTALL)
 
 
 def final_number(text: str) -> str | None:
-    """The number after the last `####`, else the last one; without thousands separators. None where there is none."""
+    """The number after the last `####`, else the last one, without thousands separators; None if absent."""
     tail = text.rpartition("####")[2] if "####" in text else text
     found = _NUMBER.findall(tail)
     if not found:
@@ -29,7 +29,7 @@ def final_number(text: str) -> str | None:
 
 
 def same_number(said: str | None, expected: str) -> bool:
-    """True where both are the same number, `72` and `72.0` being one."""
+    """True if both are the same number; `72` equals `72.0`."""
     try:
         return said is not None and abs(float(said) - float(expected.replace(",", ""))) < 1e-9
     except ValueError:
@@ -37,14 +37,14 @@ def same_number(said: str | None, expected: str) -> bool:
 
 
 def gsm8k(episode: Episode, ctx: RewardContext) -> Scored:
-    """1 where the final number is the row's `answer` (or `ground_truth`)."""
+    """1 if the final number is the row's `answer` (or `ground_truth`)."""
     expected = _expected(ctx, "answer", "ground_truth")
     said = final_number(str(ctx.state.get("answer") or ctx.final_text))
     return ctx.part(float(same_number(said, str(expected))), f"said {said}, expected {expected}")
 
 
 def contains(episode: Episode, ctx: RewardContext) -> Scored:
-    """1 where every text of the row's `gt` occurs in the final turn, numbers as whole numbers (minimind's rule)."""
+    """1 if every text of the row's `gt` occurs in the final turn, numbers as whole numbers (minimind's rule)."""
     wanted = _expected(ctx, "gt", "ground_truth", "answer")
     texts = [str(item) for item in (wanted if isinstance(wanted, list) else [wanted])]
     numbers = {number.replace(",", "") for number in _NUMBER.findall(ctx.final_text)}
@@ -59,10 +59,10 @@ def _occurs(wanted: str, text: str, numbers: set[str]) -> bool:
 
 
 async def humaneval(episode: Episode, ctx: RewardContext) -> Scored:
-    """1 where the code of the final turn passes the row's `test` (HumanEval's `check(candidate)`), in a fresh sandbox.
+    """1 if the final turn's code passes the row's `test` (HumanEval's `check(candidate)`), in a fresh sandbox.
 
-    Code that begins in the middle continues the prompt's; a whole function gets the imports and helpers that the prompt
-    has before it. HumanEval's checks are code, which runs beside the solution: the part is `fakeable`.
+    A function body continues the prompt's code; a whole function gets the imports and helpers that precede it in the
+    prompt. HumanEval's checks are code in the solution's own process: the part is `fakeable`.
     """
     code, prompt = code_of(ctx.final_text), str(ctx.task.data.get("code_prompt") or "")
     entry, test = _expected(ctx, "entry_point"), _expected(ctx, "test")
@@ -79,7 +79,7 @@ def code_of(text: str) -> str:
 
 
 def environment(episode: Episode, ctx: RewardContext) -> Any:
-    """`get_reward()` of a TRL environment: what the world itself thinks of the episode."""
+    """`get_reward()` of a TRL environment."""
     world: Any = ctx.state.get("environment")
     if not hasattr(world, "get_reward"):
         raise EnvError("The episode has no environment with get_reward().")
@@ -87,7 +87,7 @@ def environment(episode: Episode, ctx: RewardContext) -> Any:
 
 
 def interaction(episode: Episode, ctx: RewardContext) -> float:
-    """The reward of the last turn that the simulated user gave one, 0 where there is none."""
+    """The last reward that the simulated user gave, 0 if absent."""
     feedback = ctx.state.get("feedback") or [0.0]
     return float(feedback[-1])
 

@@ -1,1 +1,1 @@
-"""Processes that serve others: the child behind `agentrl chat`."""
+"""Child processes and servers: chat session, what-if, tool server, screens in a browser."""

@@ -1,7 +1,7 @@
-"""What every server here looks at before it answers: who is asked, from which page, with which token.
+"""Checks that every server here makes before it answers: host, origin and token.
 
-A page of any site can send requests to this machine, and one that renames itself to its address (DNS rebinding) can
-read the answers. Neither can choose the Host and Origin that a browser sends.
+Any web page can send requests to this machine, and one that maps its own name to this address (DNS rebinding) can
+read the answers. Neither can choose the Host and Origin headers that a browser sends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_served(netloc: str, names: Collection[str]) -> bool:
-    """Whether a Host header names this server: by one of its names, on any port, or by an address, as no page can."""
+    """Whether a Host header names this server, by one of its names (any port) or by an IP address."""
     try:
         host = urlsplit(f"//{netloc}").hostname or ""
         if host.casefold() in names:
@@ -43,17 +43,17 @@ def is_foreign(origin: str | None, hosts: Collection[str]) -> bool:
 
 
 def sent_unasked(content_type: str) -> bool:
-    """Whether a browser lets any page send a body of this type, or of none, without asking the server first."""
+    """Whether browsers let any page send a body of this type, or without a type, without a CORS preflight."""
     kind = content_type.partition(";")[0].strip().casefold()
     return kind in ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 
 
 def allowed(token: str, given: str) -> bool:
-    """Whether a token is the right one, compared in constant time."""
+    """Whether a token is valid, compared in constant time."""
     return hmac.compare_digest(token.encode("utf-8", "surrogateescape"), given.encode("utf-8", "surrogateescape"))
 
 
 def bearer(header: str) -> str:
-    """The token in an Authorization header; empty if it holds none."""
+    """The token in an Authorization header; empty if absent."""
     scheme, _, token = header.partition(" ")
     return token.strip() if scheme.casefold() == "bearer" else ""

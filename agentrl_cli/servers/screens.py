@@ -1,8 +1,8 @@
 """The screens in a browser: textual-serve behind a token, on the loopback address.
 
-Whoever has the token may do what the screens do: read the store, steer a training, run tools. The token comes once in
-the address, is kept in a cookie of this site alone, and every request, the websocket too, must bring it. Requests for
-another host name are refused, so that a foreign page cannot reach in by renaming itself (DNS rebinding).
+Anyone with the token can do what the screens do: read the store, control a training, run tools. The token comes once
+in the address and is then kept in a same-site cookie; every request, the websocket too, must carry it. Requests for
+another host name are refused, which stops DNS rebinding.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 COOKIE = "agentrl"
 
 FOREIGN = re.compile(r"<link[^>]*https://fonts\.[^>]*>")
-"""What textual-serve's page asks of other machines: a font. The browser's own will do."""
+"""The external font that textual-serve's page requests; the browser's own is used instead."""
 
 PATIENCE = 3.0
-"""Seconds a screen whose browser is gone has to end by itself."""
+"""Seconds a screen gets to exit by itself after its browser disconnects."""
 
 
 def address(host: str, port: int) -> str:
-    """Host and port as an address has them."""
+    """Host and port as in a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def make_guard(token: str, hosts: Collection[str]) -> Any:
-    """The aiohttp middleware that every request passes: a known host and origin, and the token."""
+    """The aiohttp middleware that checks host, origin and token of every request."""
     from aiohttp import web
 
     @web.middleware
     async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
         if request.host not in hosts or is_foreign(request.headers.get("Origin"), hosts):
-            raise web.HTTPForbidden(text="This address is not served here.")
+            raise web.HTTPForbidden(text="This host name is not served here.")
         said = request.query.get("token")
         if said is not None and allowed(token, said):
             response = web.Response(status=302, headers={"Location": "/"})
             response.set_cookie(COOKIE, token, httponly=True, samesite="Strict", path="/")
             return response
         if not allowed(token, request.cookies.get(COOKIE, "")):
-            raise web.HTTPForbidden(text="Open the address that `agentrl serve` printed: it carries the token.")
+            raise web.HTTPForbidden(text="Open the address that `agentrl serve` printed: it contains the token.")
         answer = await handler(request)
         if isinstance(answer, web.Response) and answer.content_type == "text/html" and answer.text:
             answer.text = FOREIGN.sub("", answer.text)
@@ -59,7 +59,7 @@ def make_guard(token: str, hosts: Collection[str]) -> Any:
 
 
 async def end(screen: Any) -> None:
-    """Ends the process of a textual-serve AppService: asked first, then killed; closes its pipes."""
+    """Stops the process of a textual-serve AppService: terminates it, then kills it; closes its pipes."""
     process: asyncio.subprocess.Process | None = screen._process
     if process is None:
         return
@@ -71,18 +71,18 @@ async def end(screen: Any) -> None:
         if process.returncode is None:
             process.kill()
             await process.wait()
-        # asyncio closes a pipe only at its end, and nobody reads this one any more.
-        getattr(process, "_transport").close()  # noqa: B009 - a private name, the only handle there is
+        # asyncio closes a pipe only at end of file, and this one is not read any more.
+        getattr(process, "_transport").close()  # noqa: B009 - private, but the only handle
 
 
 def size(request: Any, name: str, default: int) -> int:
-    """Columns or lines that a browser asks for, within what a screen can have; `default` where it says nothing."""
+    """Columns or lines that a browser requests, clamped to a screen's limits; `default` if absent."""
     said = request.query.get(name, "")
     return min(max(int(said), 10), 1000) if said.isascii() and said.isdigit() else default
 
 
 async def serve_screen(server: Any, request: web.Request) -> web.WebSocketResponse:
-    """One browser's screen over its websocket; the process ends with it, which textual-serve leaves to chance."""
+    """One browser's screen over its websocket; stops the process with it, which textual-serve does not ensure."""
     from aiohttp import web
     from textual_serve.app_service import AppService
 
@@ -108,7 +108,7 @@ async def serve_screen(server: Any, request: web.Request) -> web.WebSocketRespon
 
 
 def serve(server: Any, listening: Callable[[], None]) -> None:
-    """Serves until ctrl+c. As textual-serve does it, but that `listening` is called once connections are accepted."""
+    """Serves until ctrl+c, like textual-serve, but calls `listening` once connections are accepted."""
     from aiohttp import web
 
     loop = asyncio.new_event_loop()
@@ -123,7 +123,7 @@ def make_server(command: str, host: str, port: int, token: str, public_url: str 
     """A textual-serve server for a command line. Raises MissingDependency, and UsageError off the loopback address."""
     if not is_loopback(host):
         raise UsageError(
-            f"{host} can be reached from other machines; the screens are served on this one alone.",
+            f"{host} can be reached from other machines; the screens are served on this machine only.",
             hint=f"From elsewhere: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then open the address there.",
         )
     try:
@@ -140,7 +140,7 @@ def make_server(command: str, host: str, port: int, token: str, public_url: str 
     guard = make_guard(token, hosts)
 
     class Guarded(Server):
-        """Every request passes the guard."""
+        """A textual-serve server in which every request passes the guard."""
 
         async def _make_app(self) -> web.Application:
             app = await super()._make_app()
@@ -148,7 +148,7 @@ def make_server(command: str, host: str, port: int, token: str, public_url: str 
             return app
 
         running = 0
-        """Screens that are open in a browser now, each a process."""
+        """Screens currently open in browsers, each with its process."""
 
         async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
             self.running += 1
@@ -158,9 +158,9 @@ def make_server(command: str, host: str, port: int, token: str, public_url: str 
                 self.running -= 1
 
         def initialize_logging(self) -> None:
-            """No line per request: it would hold the token."""
+            """Logs no requests: their addresses contain the token."""
 
         async def on_startup(self, app: web.Application) -> None:
-            """`serve` tells when the port is open."""
+            """Does nothing: `serve` reports when the port is open."""
 
     return Guarded(command, host=host, port=port, title="agentrl", public_url=base)

@@ -89,7 +89,7 @@ def load_recipe(path: Path | None = None) -> Recipe:
     try:
         return Recipe(**load_yaml(path))
     except TypeError as error:
-        raise ConfigError(f"{path} is no recipe: {error}") from error
+        raise ConfigError(f"{path} is not a recipe: {error}") from error
 
 
 # --- demonstrations --------------------------------------------------------------------------------------------------

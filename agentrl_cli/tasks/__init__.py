@@ -1,4 +1,4 @@
-"""Packs and their rows: what the agent is asked, with which tools, and how it is rewarded."""
+"""Packs and their rows: prompts, tools and rewards."""
 
 from agentrl_cli.tasks.drawing import draw_splits, question
 from agentrl_cli.tasks.pack import ROLES, SPLITS, BadLine, Pack

@@ -1,4 +1,4 @@
-"""How a pack draws the rows of its splits: no question stands in two of them, nor among a model's demonstrations."""
+"""Draws the rows of a pack's splits: no question is in two of them, or in a model's demonstrations."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 Row = dict[str, Any]
 
 WORLD = ("setup",)
-"""Fields besides the prompt that make a question in every pack; a pack adds its own by `WORLD` in its task.py."""
+"""Fields besides the prompt that identify a question in every pack; a pack adds its own as `WORLD` in its task.py."""
 
 
 def question(prompt: Any, data: Mapping[str, Any], world: Sequence[str] = ()) -> str:
-    """What makes two rows the same question: the prompt and the fields that say what it is asked about."""
+    """The key of a row's question: the prompt and the fields that it refers to."""
     return repr((prompt, [data.get(name) or None for name in (*WORLD, *world)]))
 
 
@@ -25,14 +25,14 @@ def draw_splits(
     generate: Callable[[int], Iterator[Row]] | None = None,
     shown: Mapping[int, int] | None = None,
 ) -> dict[str, list[Row]]:
-    """The rows of every split, with ids; a split without rows is left out. The same arguments give the same rows.
+    """The rows of every split, with ids; splits without rows are left out. Deterministic.
 
     Args:
-        sizes: Split to the number of its rows.
-        rows_of: Makes the endless rows of a split from its name and its place in `sizes`.
-        world: The pack's own fields that make two rows with one prompt two questions.
-        generate: Makes the rows that models were shown, from a seed.
-        shown: Seed to how many of these rows stand in demonstrations: no split may have one of them.
+        sizes: Maps a split to its number of rows.
+        rows_of: Makes an endless iterator of a split's rows from its name and its index in `sizes`.
+        world: The pack's own fields that make two rows with the same prompt different questions.
+        generate: Makes the rows of demonstrations, from a seed.
+        shown: Maps a seed to the number of its rows used in demonstrations: no split may contain one of them.
     """
     known = (row for seed, count in (shown or {}).items() if generate for row in islice(generate(seed), count))
     seen = {question(row["prompt"], row, world) for row in known}

@@ -1,4 +1,4 @@
-"""Rows of other projects, brought into our form: `id family prompt tools tool_choice` and whatever else they carry.
+"""Converts rows of other projects to AgentRL's form: `id family prompt tools tool_choice` and any other fields.
 
     verl        prompt (messages), data_source, reward_model.ground_truth, extra_info (tools_kwargs, interaction_kwargs)
     messages    messages, tools (OpenAI schemas), tool_choice
@@ -7,7 +7,7 @@
     gsm8k       question, answer ("… #### 42")
     own         prompt (a text or messages) and any columns; TRL's rows are these
 
-Nothing a row says is lost: its other fields stay in `Task.data`, where rewards and tools find them.
+No field is lost: the others stay in `Task.data`, for rewards and tools.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from agentrl_cli.types.plain import parse_json
 Row = dict[str, Any]
 
 CHOICES = ("none", "auto", "required")
-"""What `tool_choice` may say besides naming a function."""
+"""Values of `tool_choice` besides a named function."""
 
 
 def detect(row: Mapping[str, Any]) -> str:
-    """The form of a row by its fields; "own" where none of the others fits."""
+    """Detects the form of a row by its fields; "own" if no other fits."""
     if "conversations" in row:
         return "minimind"
     if "messages" in row and "prompt" not in row:
@@ -40,7 +40,7 @@ def detect(row: Mapping[str, Any]) -> str:
 
 
 def normal(row: Mapping[str, Any], form: str = "auto") -> Row:
-    """A row in our form. Raises DataError, without a place, where it is not what its form says."""
+    """Converts a row. Raises DataError, without file and line, if it does not fit its form."""
     name = detect(row) if form == "auto" else form
     try:
         made = FORMS[name](dict(row))
@@ -57,7 +57,7 @@ def verl(row: Row) -> Row:
         raise DataError("`reward_model` and `extra_info` must be objects.")
     shown = next((name for name in ("images", "videos", "audios") if row.get(name)), None)
     if shown is not None:
-        raise DataError(f"`{shown}` of a prompt are not read; a tool may show images.")
+        raise DataError(f"`{shown}` in a prompt are not supported; a tool may return images.")
     if isinstance(row.get("prompt"), list):
         row["prompt"] = _messages(row["prompt"], "prompt")
     row.setdefault("family", str(row.get("data_source") or ""))
@@ -68,7 +68,7 @@ def verl(row: Row) -> Row:
 
 
 def messages(row: Row) -> Row:
-    """OpenAI's request form; schemas of `tools` are taken by name, since the pack has the code."""
+    """OpenAI's request form; schemas in `tools` are matched by name, since the pack has the code."""
     row["prompt"] = _messages(row.pop("messages"), "messages")
     row["tools"] = _names(row.get("tools"))
     return row
@@ -96,7 +96,7 @@ def minimind(row: Row) -> Row:
 
 
 def humaneval(row: Row) -> Row:
-    """https://github.com/openai/human-eval: code to complete; `check(candidate)` in `test` decides."""
+    """https://github.com/openai/human-eval: code to complete, checked by `check(candidate)` in `test`."""
     if not isinstance(row.get("prompt"), str):
         raise DataError("`prompt` must be the code to complete.")
     row.setdefault("code_prompt", row["prompt"])
@@ -106,7 +106,7 @@ def humaneval(row: Row) -> Row:
 
 
 def gsm8k(row: Row) -> Row:
-    """https://github.com/openai/grade-school-math: what stands after `####` is the answer."""
+    """https://github.com/openai/grade-school-math: the answer follows `####`."""
     if not isinstance(row["question"], str) or not isinstance(row["answer"], (str, int, float)):
         raise DataError("`question` must be a text, and `answer` a text or a number.")
     solution = str(row["answer"])
@@ -116,7 +116,7 @@ def gsm8k(row: Row) -> Row:
 
 
 def own(row: Row) -> Row:
-    """Our form, which is TRL's with an `id`."""
+    """AgentRL's own form, which is TRL's with an `id`."""
     if isinstance(row.get("prompt"), list):
         row["prompt"] = _arguments(row["prompt"])
     return row
@@ -140,7 +140,7 @@ def _messages(value: Any, name: str) -> list[Any]:
 
 
 def _arguments(value: list[Any]) -> list[Any]:
-    """Messages with the arguments of their calls as objects, where OpenAI's form has them as JSON texts."""
+    """Messages with their calls' arguments as objects; OpenAI's form has them as JSON texts."""
     return [_called(said) if isinstance(said, dict) and said.get("tool_calls") else said for said in value]
 
 
@@ -188,12 +188,12 @@ def _choice(row: Row) -> Row:
     if name is None:
         raise DataError(f"`tool_choice` must be {', '.join(CHOICES)} or name a function, not {choice!r}.")
     if isinstance(row.get("tools"), list) and name not in row["tools"]:
-        raise DataError(f"`tool_choice` names {name!r}, which is none of the row's tools.")
+        raise DataError(f"`tool_choice` names {name!r}, which is not among the row's tools.")
     return row
 
 
 def named(choice: Any) -> str | None:
-    """The function that a `tool_choice` names, None where it names none."""
+    """The function that a `tool_choice` names; None if it names none."""
     if not isinstance(choice, Mapping) or not isinstance(choice.get("function"), Mapping):
         return None
     name = choice["function"].get("name")

@@ -1,11 +1,11 @@
-"""Packs: a folder with a description, tools, rows, rewards and defaults; and the check of one.
+"""Packs: folders with a description, tools, rows, rewards and defaults.
 
-`task.yaml` says what there is, `task.py` holds the code: `REWARDS` (name → function), `TOOLS` (more tools than the
-built-in ones), `solve(row)` (messages of a full solution), `demonstrate(row, rng, tool_rate)`, `generate(seed)`.
-Rows are JSON lines in `data/<split>.jsonl`: `id`, `family`, `prompt` (a text or messages), perhaps `tools` (some of
-the pack's, by name) and `tool_choice`, and what the pack needs: `row: [names]` in task.yaml lists the fields that every
-row must have. `sandbox:` there is false where no code runs, or limits of the pack's own and packages: `{wall: 10,
-imports: [numpy]}`. Other forms of rows are in forms.py, other places in sources.py, and reading task.yaml in spec.py.
+`task.yaml` describes the pack, `task.py` holds the code: `REWARDS` (name → function), `TOOLS` (besides the built-in
+ones), `solve(row)` (messages of a full solution), `demonstrate(row, rng, tool_rate)`, `generate(seed)`.
+Rows are JSON lines in `data/<split>.jsonl`: `id`, `family`, `prompt` (a text or messages), optionally `tools` (some of
+the pack's, by name) and `tool_choice`, and the pack's own fields: `row: [names]` in task.yaml lists the required ones.
+`sandbox:` in task.yaml is false if no code runs, or the pack's own limits and packages: `{wall: 10, imports: [numpy]}`.
+Other forms of rows are in forms.py, other sources in sources.py; spec.py reads task.yaml.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line of a data file that is no row."""
+    """An invalid line of a data file."""
 
     number: int
     """Counted from 1."""
@@ -54,17 +54,17 @@ class Pack:
     defaults: Mapping[str, Any]
     module: Any = field(repr=False)
     sandbox: bool = True
-    """False where neither tools nor rewards run code, so that no sandbox is needed."""
+    """False if neither tools nor rewards run code, so that no sandbox is needed."""
     rows: tuple[Mapping[str, Any], ...] | None = field(default=None, repr=False)
     """Rows of a pack made in a script; None: they are in `data/`."""
     row: tuple[str, ...] = ()
     """Fields that every row must have, besides `id` and `prompt`."""
     session: Mapping[str, Any] = field(default_factory=dict)
-    """What the pack's sandbox sessions have over the configuration: limits (`wall`…), `imports`, `seed`."""
+    """Options of the pack's sandbox sessions that override the configuration: limits (`wall`…), `imports`, `seed`."""
     sources: Mapping[str, Source] = field(default_factory=dict)
-    """Split to where its rows come from; splits that are not named here are files in `data/`."""
+    """Maps splits to the sources of their rows; other splits are files in `data/`."""
     interactions: Mapping[str, Maker] = field(default_factory=dict)
-    """Name to what makes a simulated user; a row picks one by name, and the only one needs no picking."""
+    """Maps names to makers of simulated users; a row picks one by name, unless there is only one."""
 
     @property
     def schemas(self) -> list[ToolSchema]:
@@ -88,8 +88,8 @@ class Pack:
     ) -> Pack:
         """A pack made in a script: rows with `prompt` (and what the rewards need), tools as functions or names.
 
-        The same rows serve training and evaluation. A sole reward is the primary one.
-        Raises ConfigError where no reward, or more than one, is primary.
+        The same rows serve training and evaluation. A single reward is primary.
+        Raises ConfigError unless exactly one reward is primary.
         """
         kept = tuple(rewards)
         if len(kept) == 1:
@@ -102,12 +102,12 @@ class Pack:
     def tasks(self, split: str, *, families: Sequence[str] | None = None, limit: int | None = None) -> list[Task]:
         """The rows of a split as tasks, in the order of the file.
 
-        Raises NotFound where there is no such split or family, DataError for a bad row (file and line).
+        Raises NotFound for an unknown split or family, DataError for an invalid row (with file and line).
         """
         tasks, bad = self.read(split)
         if bad:
             where = f"{self.source(split).label}:" if self.rows is None else f"the pack {self.name}, row "
-            hint = f"{len(bad)} rows are bad; `agentrl check` lists those of a folder." if len(bad) > 1 else ""
+            hint = f"{len(bad)} rows are invalid; `agentrl check` lists those of a folder." if len(bad) > 1 else ""
             raise DataError(f"{where}{bad[0].number}: {bad[0].text}", hint=hint)
         if families is not None:
             known = sorted({task.family for task in tasks})
@@ -118,7 +118,7 @@ class Pack:
         return tasks[:limit]
 
     def read(self, split: str) -> tuple[list[Task], list[BadLine]]:
-        """The good rows of a split as tasks, and the bad ones. Raises NotFound where there is no such split."""
+        """The valid rows of a split as tasks, and the invalid ones. Raises NotFound for an unknown split."""
         if self.rows is None and split not in self.splits():
             raise NotFound.of(f"split of {self.name}", split, self.splits())
         tools = [tool.name for tool in self.tools]
@@ -129,7 +129,7 @@ class Pack:
         for number, given in self._numbered(split):
             row = _normal(given, self._form(split))
             if isinstance(row, Mapping) and isinstance(given, Mapping):
-                # Rows of other projects bring no ids and are numbered; a file with ids has one in every row.
+                # Rows without ids, as in other projects, are numbered; a file with ids must have one in every row.
                 own_ids = own_ids or given.get("id") is not None
                 if row.get("id") is None and not own_ids:
                     row = {**row, "id": f"{split}-{number:05d}"}
@@ -147,13 +147,13 @@ class Pack:
         return [split for split in SPLITS if split in found] + sorted(found - set(SPLITS))
 
     def source(self, split: str) -> Source:
-        """Where the rows of a split come from."""
+        """The source of a split's rows."""
         return self.sources[split] if split in self.sources else default_source(self.dir, split)
 
     def interaction_of(self, task: Task) -> Interaction | None:
-        """A new simulated user for an episode: the one that the row names, or the pack's only one.
+        """A new simulated user for an episode: the one named by the row, or the pack's only one.
 
-        Raises NotFound where the row names one that the pack lacks.
+        Raises NotFound if the row names an unknown one.
         """
         kwargs = kwargs_of(task)
         name = str(kwargs.get("name") or task.data.get("interaction") or "")
@@ -197,27 +197,27 @@ class Pack:
         return tuple(tool for tool in self.tools if tool.name in task.tools)
 
     def reweighted(self, weights: Mapping[str, float]) -> tuple[Reward, ...]:
-        """The rewards with some weights replaced; names that this pack lacks are other packs' or tools' parts."""
+        """The rewards with some weights replaced; unknown names belong to other packs or to tools."""
         return tuple(replace(r, weight=weights[r.name]) if r.name in weights else r for r in self.rewards)
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """Packages that its sandbox sessions, or its tools in them, want besides the standard library."""
+        """Packages that its sandbox sessions, or its tools in them, need besides the standard library."""
         return tuple(sorted({*self.session.get("imports", ()), *(n for tool in self.tools for n in tool.imports)}))
 
     def open_session(self, sandbox: Sandbox | None, seed: int | None = None, **more: Any) -> Callable[..., Any] | None:
-        """What opens the sandbox session of an episode with this seed, as the pack wants it; None without a sandbox."""
+        """A factory for an episode's sandbox session with this seed and the pack's options; None without a sandbox."""
         if sandbox is None:
             return None
         return partial(sandbox.session, **{"episode_seed": seed, **self.session, "imports": self.imports}, **more)
 
     @property
     def solver(self) -> bool:
-        """Whether the pack can solve its own tasks: a `solve(row)` in its task.py."""
+        """Whether the pack can solve its own tasks: `solve(row)` in its task.py."""
         return getattr(self.module, "solve", None) is not None
 
     def solution(self, task: Task) -> list[Message]:
-        """Messages of the pack's own solution. Raises ConfigError where the pack has no solver."""
+        """Messages of the pack's own solution. Raises ConfigError if the pack has no solver."""
         solve = getattr(self.module, "solve", None)
         if solve is None:
             raise ConfigError(f"The pack {self.name} has no `solve(row)` in its task.py.")
@@ -226,7 +226,7 @@ class Pack:
 
 
 def _normal(row: Mapping[str, Any] | str, form: str) -> Mapping[str, Any] | str:
-    """A row in our form; in place of it what is wrong with it."""
+    """The converted row, or the text of its error."""
     if isinstance(row, str):
         return row
     try:
@@ -236,14 +236,14 @@ def _normal(row: Mapping[str, Any] | str, form: str) -> Mapping[str, Any] | str:
 
 
 def _wrong(row: Mapping[str, Any], fields: Sequence[str], tools: Collection[str], seen: Mapping[str, int]) -> str:
-    """What is wrong with a row, in words for its author; empty where nothing is. `seen`: the lines of ids before."""
+    """The error in a row, as a text for its author; empty if valid. `seen`: line numbers of earlier ids."""
     missing = [name for name in ("id", "prompt", *fields) if row.get(name) is None]
     if missing:
         return f"the row lacks {', '.join(missing)}."
     if not isinstance(row["id"], str) or not row["id"]:
         return "`id` must be a text."
     if row["id"] in seen:
-        return f"the id {row['id']!r} stands in line {seen[row['id']]} too."
+        return f"the id {row['id']!r} is also in line {seen[row['id']]}."
     if not isinstance(row.get("family", ""), str):
         return f"`family` must be a text, not {row['family']!r}."
     return _wrong_prompt(row["prompt"]) or _wrong_tools(row.get("tools"), tools) or _wrong_choice(row, tools)
@@ -258,7 +258,7 @@ def _wrong_prompt(prompt: Any) -> str:
         if not isinstance(message, dict) or not {"role", "content"} <= set(message):
             return f"`prompt`, message {place}: a message has role and content."
         if message["role"] not in ROLES:
-            return f"`prompt`, message {place}: the role {message['role']!r} is none of {', '.join(ROLES)}."
+            return f"`prompt`, message {place}: the role {message['role']!r} is not one of {', '.join(ROLES)}."
         if not isinstance(message["content"], str):
             return f"`prompt`, message {place}: `content` must be a text, not {type(message['content']).__name__}."
     return ""
@@ -277,14 +277,14 @@ def _wrong_tools(names: Any, known: Collection[str]) -> str:
 
 
 def _wrong_choice(row: Mapping[str, Any], known: Collection[str]) -> str:
-    """A `tool_choice` that cannot be honoured."""
+    """The error of a `tool_choice` that cannot be satisfied; empty if valid."""
     choice = row.get("tool_choice")
     usable = row.get("tools") if row.get("tools") is not None else known
     if choice in (None, "none", "auto"):
         return ""
     if not usable:
-        return f"`tool_choice` is {choice!r}, and there are no tools."
+        return f"`tool_choice` is {choice!r}, but the task has no tools."
     name = named(choice)
     if name is not None and name not in usable:
-        return f"`tool_choice` names {name!r}; there are {', '.join(usable)}."
+        return f"`tool_choice` names {name!r}; the tools are {', '.join(usable)}."
     return ""

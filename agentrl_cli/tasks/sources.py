@@ -1,4 +1,4 @@
-"""Where rows come from: JSONL, JSON or parquet files, the Hugging Face hub, a dataset class, a generator.
+"""Sources of rows: JSONL, JSON or parquet files, the Hugging Face hub, a dataset class, a generator.
 
 `data:` of task.yaml names a source for each split; without it `data/<split>.jsonl` (or .json, .parquet) is read:
 
@@ -26,7 +26,7 @@ from agentrl_cli.tasks.forms import FORMS
 from agentrl_cli.types.plain import parse_json
 
 Numbered = tuple[int, Mapping[str, Any] | str]
-"""(number from 1, row, or a text that says why there is none)."""
+"""(number from 1, row or the text of its error)."""
 
 ENDINGS = (".jsonl", ".json", ".parquet")
 KINDS = ("path", "hub", "dataset", "generate")
@@ -50,7 +50,7 @@ class Source:
 
     @property
     def label(self) -> str:
-        """How messages name it: a file by its path."""
+        """The name in messages: for a file, its path."""
         return str(self.folder / self.name) if self.kind == "path" else f"{self.kind} {self.name}"
 
     @property
@@ -64,7 +64,7 @@ class Source:
 
 
 def source_of(folder: Path, split: str, value: Any) -> Source:
-    """The source that task.yaml names for a split. Raises ConfigError for what cannot be one."""
+    """The source that task.yaml names for a split. Raises ConfigError for an invalid one."""
     where = f"{folder / 'task.yaml'}: data.{split}"
     if isinstance(value, str):
         value = {"path": value}
@@ -81,12 +81,12 @@ def source_of(folder: Path, split: str, value: Any) -> Source:
         if value.get(key) is not None and not (isinstance(value[key], int) and value[key] > 0):
             raise ConfigError(f"{where}: `{key}` must be a number above 0.")
     if kind == "generate" and value.get("count") is None:
-        raise ConfigError(f"{where}: `count` is needed: how many rows to take of the generator.")
+        raise ConfigError(f"{where}: `count` is missing: the number of rows to take from the generator.")
     return Source(kind, str(value[kind]), folder, {key: v for key, v in value.items() if key != kind})
 
 
 def default_source(folder: Path, split: str) -> Source:
-    """`data/<split>` with the first ending that is there, JSONL where none is."""
+    """`data/<split>` with the first ending that exists, else JSONL."""
     found = [ending for ending in ENDINGS if (folder / "data" / f"{split}{ending}").is_file()]
     return Source("path", f"data/{split}{(found or ENDINGS)[0]}", folder)
 
@@ -109,7 +109,7 @@ def _path(source: Source) -> Iterator[Numbered]:
 
 
 def jsonl(path: Path) -> Iterator[Numbered]:
-    """The lines that are not empty; in place of a row a text that says why it is none."""
+    """The rows of the non-empty lines, or the text of a line's error."""
     for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if not line.strip():
             continue
@@ -145,7 +145,7 @@ def _json(path: Path) -> Iterator[Numbered]:
 
 
 def _parquet(path: Path) -> Iterator[Numbered]:
-    """Rows of a parquet file. Fields that other rows have and this one lacks come as nulls, and are left out."""
+    """Rows of a parquet file. Fields that only other rows have are null, and are left out."""
     try:
         import pyarrow
         import pyarrow.parquet as parquet
@@ -159,14 +159,14 @@ def _parquet(path: Path) -> Iterator[Numbered]:
                     number += 1
                     yield number, without_nulls(row)
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} is no parquet file that can be read: {error}") from error
+        raise DataError(f"{path} cannot be read as parquet: {error}") from error
 
 
 FILES = {".jsonl": jsonl, ".json": _json, ".parquet": _parquet}
 
 
 def _hub(source: Source) -> Iterator[Numbered]:
-    """A dataset of the Hugging Face hub or its cache; or a folder of data files, or one that `save_to_disk` wrote."""
+    """A dataset of the Hugging Face hub or its cache, a folder of data files, or the output of `save_to_disk`."""
     try:
         import datasets
     except ImportError as error:
@@ -198,7 +198,7 @@ def _hub(source: Source) -> Iterator[Numbered]:
 
 
 def _saved(found: Any, split: str, name: str) -> Any:
-    """A split of what `save_to_disk` wrote; one that was saved alone is every split."""
+    """A split of a dataset from `save_to_disk`; one saved without splits serves as every split."""
     if not isinstance(found, dict):
         return found
     if split not in found:
@@ -207,7 +207,7 @@ def _saved(found: Any, split: str, name: str) -> Any:
 
 
 def _dataset(source: Source) -> Iterator[Numbered]:
-    """A class (or function) of the project: its instance is iterated, or indexed up to its length."""
+    """A class (or function) of the project: its result is iterated, or indexed up to its length."""
     made = _call(source, dict(source.options.get("args") or {}))
     try:
         items: Iterable[Any]
@@ -216,7 +216,7 @@ def _dataset(source: Source) -> Iterator[Numbered]:
         elif hasattr(made, "__len__") and hasattr(made, "__getitem__"):
             items = (made[index] for index in range(len(made)))
         else:
-            raise ConfigError(f"{source.name} gives {type(made).__name__}: it can neither be iterated nor indexed.")
+            raise ConfigError(f"{source.name} returns {type(made).__name__}, neither iterable nor indexable.")
         yield from _checked(items)
     except (ConfigError, DataError):
         raise
@@ -225,7 +225,7 @@ def _dataset(source: Source) -> Iterator[Numbered]:
 
 
 def _generate(source: Source) -> Iterator[Numbered]:
-    """The first `count` rows of `generate(seed)`: the same seed gives the same rows, so a run resumes by position."""
+    """The first `count` rows of `generate(seed)`; deterministic, so a run resumes by position."""
     args = {**dict(source.options.get("args") or {}), "seed": int(source.options.get("seed") or 0)}
     made = _call(source, args)
     try:
@@ -253,7 +253,7 @@ def _checked(items: Iterable[Any]) -> Iterator[Numbered]:
 
 
 def without_nulls(value: Any) -> Any:
-    """A value of a columnar file with the null fields of its objects left out, at any depth."""
+    """A value of a columnar file without the null fields of its objects, at any depth."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""`task.yaml` to a Pack."""
+"""Loads a Pack from its `task.yaml`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEYS = {
 def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
     """Load a pack by its name, or by the path of its folder (relative to `base`).
 
-    Raises NotFound for an unknown pack, ConfigError for a bad task.yaml, EnvError where its task.py fails.
+    Raises NotFound for an unknown pack, ConfigError for an invalid task.yaml, EnvError if its task.py fails.
     """
     folder = find_pack(str(name), base)
     spec = _specification(folder / "task.yaml")
@@ -57,7 +57,7 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
 
 
 def load_packs(names: Sequence[str], *, base: Path | None = None) -> dict[str, Pack]:
-    """Packs by name. Raises ConfigError where two have the same name."""
+    """Packs by name. Raises ConfigError if two have the same name."""
     packs: dict[str, Pack] = {}
     for name in names:
         pack = load_pack(name, base=base)
@@ -68,9 +68,9 @@ def load_packs(names: Sequence[str], *, base: Path | None = None) -> dict[str, P
 
 
 def check_weights(packs: Mapping[str, Pack], weights: Mapping[str, float]) -> None:
-    """Raise ConfigError naming the nearest where `rewards:` weighs a part that nothing can give.
+    """Raise ConfigError, with the nearest name, if `rewards:` weighs an unknown part.
 
-    Parts of tools (`tool:NAME`), hooks (`hook:NAME`), `interaction` and `env` come and go with episodes: they pass.
+    Parts of tools (`tool:NAME`), hooks (`hook:NAME`), `interaction` and `env` depend on the episode and are accepted.
     """
     known = sorted({reward.name for pack in packs.values() for reward in pack.rewards})
     for name in weights:
@@ -96,7 +96,7 @@ def _families(folder: Path, spec: Mapping[str, Any]) -> Mapping[str, Any]:
 def _fields(folder: Path, value: Any) -> tuple[str, ...]:
     names = value if value is not None else []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{folder / 'task.yaml'}: `row` must be a list of names: the fields that every row has.")
+        raise ConfigError(f"{folder / 'task.yaml'}: `row` must be a list of names: the required fields of a row.")
     return tuple(names)
 
 
@@ -120,14 +120,14 @@ def _rewards(folder: Path, spec: Mapping[str, Any], functions: Mapping[str, Any]
         rewards.append(load_reward(folder, str(name), given, functions))
     if sum(reward.primary for reward in rewards) != 1:
         raise ConfigError(
-            f"{folder / 'task.yaml'}: exactly one reward must be primary: it says what `solved` means.",
+            f"{folder / 'task.yaml'}: exactly one reward must be primary: it defines `solved`.",
             hint="Write `primary: true` under the reward that counts.",
         )
     return tuple(rewards)
 
 
 def _tools(folder: Path, names: Any, own: Sequence[Any]) -> list[Tool]:
-    """The tools of a pack: `names` are those of its task.py, built-in ones, paths, or files as tools.yaml."""
+    """The tools of a pack: `names` are tools of its task.py, built-in tools, paths, or files like tools.yaml."""
     extra = {tool.name: tool for tool in map(as_tool, own)}
     if not isinstance(names, list):
         raise ConfigError(f"{folder / 'task.yaml'}: `tools` must be a list of names.")

@@ -1,4 +1,4 @@
-"""Tools: what an agent can do. A typed function with a docstring is one; those here have a line in `TOOLS`."""
+"""Tools: the actions of an agent. A typed function with a docstring is one; built-in tools have a line in `TOOLS`."""
 
 from __future__ import annotations
 

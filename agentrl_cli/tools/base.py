@@ -1,7 +1,7 @@
-"""What a tool is: an OpenAI schema, and state per episode with the life `create → execute* → reward? → release`.
+"""The Tool class: an OpenAI schema, and state per episode with the lifecycle `create → execute* → reward? → release`.
 
-A tool that fails is an observation: `Tool.call` turns bad arguments, exceptions and timeouts into a `ToolResult` with
-an error class, and the episode goes on. Only our own faults (`SandboxFault`, `EnvError`) pass through.
+A failing tool is an observation: `Tool.call` turns bad arguments, exceptions and timeouts into a `ToolResult` with an
+error class, and the episode continues. Only infrastructure errors (`SandboxFault`, `EnvError`) pass through.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from agentrl_cli.tools.schema import is_context, tool_schema
 from agentrl_cli.types import Task, ToolCall, ToolResult, ToolSchema
 
 MAX_ERROR = 500
-"""Characters of an exception's text that the model sees."""
+"""Maximum characters of an exception's text that the model sees."""
 
 
 @dataclass
 class ToolContext:
-    """What a tool may know of the episode it serves. One per episode, shared by its tools."""
+    """A tool's view of its episode. One per episode, shared by its tools."""
 
     task: Task | None = None
     session_factory: Callable[[], Awaitable[Any]] | None = None
-    """Opens the episode's sandbox session; called at most once, when a tool first asks."""
+    """Opens the episode's sandbox session; called at most once, on first use."""
     seed: int = 0
     state: dict[str, Any] = field(default_factory=dict)
-    """Shared between the tools of an episode, and seen by its rewards (`submit` puts `answer` here)."""
+    """Shared between an episode's tools, and visible to its rewards (`submit` puts `answer` here)."""
     opening: list[str] = field(default_factory=list)
-    """What a tool's `create` wants the model to read with its task; it follows the last user message."""
+    """Text that a tool's `create` adds to the task; it follows the last user message."""
     writing: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
-    """Held by a tool that reads something of the session and writes it back: calls of one turn run at once."""
+    """Held by a tool during a read-modify-write of the session: calls of one turn run concurrently."""
     remote: Any = None
-    """The episode at a tool server, where its tools run in one (`tools/remote.py`)."""
+    """The episode's trajectory at a tool server, if its tools run there (`tools/remote.py`)."""
     _session: Any = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     async def session(self) -> Any:
-        """The episode's sandbox session, opened at the first call. Raises ConfigError where there is no sandbox."""
+        """The episode's sandbox session, opened at the first call. Raises ConfigError without a sandbox."""
         async with self._lock:
             if self._session is None:
                 if self.session_factory is None:
@@ -62,7 +62,7 @@ class ToolContext:
 
     @property
     def opened(self) -> Any:
-        """The session where one was opened, else None."""
+        """The session if one was opened, else None."""
         return self._session
 
     async def close(self) -> None:
@@ -73,14 +73,14 @@ class ToolContext:
 
 
 class Tool:
-    """A named action with a schema. Subclasses write `execute`, and the other three where they keep state.
+    """A named action with a schema. Subclasses define `execute`, and the other three methods if they keep state.
 
     `timeout`: seconds of one call. `concurrency`: calls at once over all episodes (None: no limit). `rate`: calls a
     second over all episodes (None: no limit). `pure`: same arguments, same answer, no effect; only such a tool may be
-    cached. `external`: has effects outside that cannot be undone or repeated. `own_timeout`: ends each call in
-    time by itself, so that none is put around it; waiting for a place inside is then not counted either. `rewinds`:
-    all it does is in the sandbox session and in the context's `state`, so that an episode can go back to before it.
-    `imports`: packages that its episodes' sandbox sessions have, besides the standard library.
+    cached. `external`: has outside effects that cannot be undone or repeated. `own_timeout`: limits the time of each
+    call itself, so no outer timeout applies; waiting for a slot inside is then not counted either. `rewinds`: all its
+    effects are in the sandbox session and in the context's `state`, so an episode can roll back past a call.
+    `imports`: packages that its episodes' sandbox sessions need, besides the standard library.
     """
 
     name: str = ""
@@ -93,40 +93,40 @@ class Tool:
     own_timeout: bool = False
     rewinds: bool = False
     opens: bool = False
-    """True where `create` may have something that the model reads with its task (`ToolContext.opening`)."""
+    """True if `create` may add text to the task (`ToolContext.opening`)."""
     imports: tuple[str, ...] = ()
     examples: tuple[Mapping[str, Any], ...] = ()
-    """Arguments that work: shown by `agentrl tools show`, run by the tests."""
+    """Working arguments: shown by `agentrl tools show`, run by the tests."""
 
     def own_limits(self) -> dict[str, Any]:
-        """Limits of its own, as `agentrl tools show` names them: seconds of a call, rows, characters."""
+        """The tool's own limits, as shown by `agentrl tools show`: seconds of a call, rows, characters."""
         return {}
 
     def at(self, folder: Path) -> Tool:
-        """The tool for a pack in this folder: one that reads files finds them there."""
+        """The tool for a pack in this folder, to resolve relative paths."""
         return self
 
     async def create(self, ctx: ToolContext) -> Any:
-        """State for one episode. By default the context itself."""
+        """Returns the state for one episode. By default the context itself."""
         return ctx
 
     async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
-        """One call with checked arguments."""
+        """Runs one call with validated arguments."""
         raise NotImplementedError
 
     async def reward(self, state: Any) -> float | None:
-        """The tool's own opinion of the episode, None where it has none: part `tool:<name>`."""
+        """The tool's own reward for the episode, the part `tool:<name>`; None for no part."""
         return None
 
     async def release(self, state: Any) -> None:
-        """Free what `create` took. Called exactly once, whatever happened."""
+        """Free the resources of `create`. Called exactly once, also after errors."""
 
     async def call(self, state: Any, arguments: dict[str, Any], *, timeout: float | None = None) -> ToolResult:
-        """`execute` with everything around it: checked arguments, limits, timing, errors as results.
+        """Runs `execute` with validated arguments, limits and timing; errors become results.
 
-        `timeout` (seconds) applies where the tool has none of its own; waiting for a free place is not counted.
-        A synchronous function cannot be stopped: after its timeout it runs on in its thread, unheard. Raises EnvError
-        where the tool raises SystemExit or the like: the process is not its to end.
+        `timeout` (seconds) applies if the tool has none of its own; waiting for a free slot is not counted.
+        A synchronous function cannot be stopped: after its timeout it keeps running in its thread, and its result is
+        dropped. Raises EnvError if the tool raises SystemExit or the like, which must not end the process.
         """
         problem = validate_arguments(self.schema, arguments)
         if problem:
@@ -147,7 +147,7 @@ class Tool:
                     result = ToolResult(_exception_text(error), error="exception")
                 else:
                     result = ToolResult(f"Error: {self.name} took longer than {limit:g} s.", error="timeout")
-            except Exception as error:  # noqa: BLE001 - a tool that fails is an observation, whatever it raised
+            except Exception as error:  # noqa: BLE001 - a failing tool is an observation
                 result = ToolResult(_exception_text(error), error="exception")
             finally:
                 USED.reset(mark)
@@ -156,7 +156,7 @@ class Tool:
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
-        """Wait for the rate limit, then for a free place. Limits belong to the running loop."""
+        """Wait for the rate limit, then for a free slot. Limits belong to the running loop."""
         gate = self._gate()
         await gate.pace(self.rate)
         if gate.places is None:
@@ -245,9 +245,9 @@ def tool(
     pure: bool = False,
     external: bool = False,
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-    """A typed function as a tool, `@tool` or `@tool(timeout=5)`. Only wraps it; nothing is registered anywhere.
+    """Makes a typed function a tool: `@tool` or `@tool(timeout=5)`. Only wraps it; nothing is registered.
 
-    Plain functions are accepted wherever tools are, so this is for limits and names alone.
+    Plain functions are accepted wherever tools are, so this is only for limits and names.
     """
 
     def wrap(wrapped: Callable[..., Any]) -> FunctionTool:
@@ -259,10 +259,10 @@ def tool(
 
 
 def as_result(value: Any) -> ToolResult:
-    """What a tool function returned, as a ToolResult: texts as they are, None as nothing, the rest as JSON.
+    """A tool function's return value as a ToolResult: texts unchanged, None as empty, the rest as JSON.
 
     An image is a PIL image, or a block `{"type": "image", "image": …}` in a list of content blocks, as TRL's tools
-    answer them. Raises TypeError where the value has no text form: the model is not shown an object's address.
+    return them. Raises TypeError if the value has no text form: the model is not shown an object's address.
     """
     if isinstance(value, ToolResult):
         return value
@@ -277,7 +277,7 @@ def as_result(value: Any) -> ToolResult:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON lacks, as something that it has: fields of a dataclass or a pydantic model, else its text."""
+    """Converts values that JSON cannot carry: dataclasses and pydantic models to their fields, others to text."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     dump = getattr(value, "model_dump", None)
@@ -294,11 +294,11 @@ def _plain(value: Any) -> Any:
 
 
 _ADDRESS = re.compile(r"<.+ at 0x[0-9a-fA-F]+>+", re.DOTALL)
-"""What Python writes for an object that has no text form of its own."""
+"""Python's default repr of an object."""
 
 
 def is_image(value: Any) -> bool:
-    """Whether a value is a PIL image (which nothing here needs to import)."""
+    """Whether a value is a PIL image, checked without importing PIL."""
     return type(value).__module__.startswith("PIL.") and hasattr(value, "save")
 
 
@@ -312,7 +312,7 @@ def image_bytes(image: Any) -> bytes:
 
 
 def _is_block(value: Any) -> bool:
-    """Whether a value is a content block: a text, or an image that can be had without a download."""
+    """Whether a value is a content block: a text, or an image that needs no download."""
     if not isinstance(value, Mapping):
         return False
     image = value.get("image")

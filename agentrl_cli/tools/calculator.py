@@ -17,17 +17,17 @@ from agentrl_cli.tools.base import FunctionTool
 from agentrl_cli.types import ToolResult
 
 MAX_BITS = 4096
-"""Of a numerator or denominator: numbers of about 1,200 digits."""
+"""Maximum bits of a numerator or denominator: about 1,200 digits."""
 MAX_LENGTH = 1000
-"""Characters of an expression."""
+"""Maximum characters of an expression."""
 MAX_FACTORIAL = 400
 SIGNS = str.maketrans("×·÷−–", "**/--")
 DIGITS = 15
-"""Significant digits of a result that no decimal writes exactly."""
+"""Significant digits of a result without an exact decimal form."""
 
 
 class CalculatorError(ValueError):
-    """An expression that cannot be computed; the text is for the model."""
+    """An expression that cannot be computed; the model reads the message."""
 
 
 def calculator(expression: str) -> ToolResult:
@@ -43,7 +43,7 @@ def calculator(expression: str) -> ToolResult:
 
 
 def compute(expression: str) -> Fraction:
-    """The exact value. Raises CalculatorError with what is wrong."""
+    """The exact value. Raises CalculatorError with the reason."""
     text = expression.strip().translate(SIGNS)
     if not text:
         raise CalculatorError("the expression is empty")
@@ -62,7 +62,7 @@ def compute(expression: str) -> Fraction:
 
 
 def show(value: Fraction) -> str:
-    """An integer, an exact decimal where one of at most 30 places exists, else 15 significant digits."""
+    """An integer, an exact decimal of at most 30 places if one exists, else 15 significant digits."""
     if value.denominator == 1:
         return str(value.numerator)
     rest, twos, fives = value.denominator, 0, 0
@@ -104,7 +104,7 @@ def _value(node: ast.expr) -> Fraction:
 def _number(value: float) -> Fraction:
     if isinstance(value, int):
         return _bounded(Fraction(value))
-    # The decimal as written, not the float nearest to it: 0.1 is one tenth. repr is the shortest that reads the same.
+    # The decimal as written, not the nearest float: 0.1 is one tenth. repr is the shortest that round-trips.
     if not math.isfinite(value) or abs(math.frexp(value)[1]) > MAX_BITS:
         raise CalculatorError("a number is too large")
     return Fraction(repr(value))
@@ -216,6 +216,6 @@ FUNCTIONS: dict[str, tuple[int, int, Callable[[list[Fraction]], Any]]] = {
     "lcm": (2, 9, lambda args: math.lcm(*(_whole(arg, "lcm") for arg in args))),
     "factorial": (1, 1, _factorial),
 }
-"""Name to fewest and most arguments, and the function of their list."""
+"""Maps a name to (minimum, maximum) number of arguments and the function on their list."""
 
 TOOL = FunctionTool(calculator, pure=True, examples=({"expression": "(12 + 3) * 4.5 ** 2"},))

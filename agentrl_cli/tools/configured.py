@@ -7,12 +7,12 @@
       - class_name: verl.tools.mcp_base_tool.MCPBaseTool
         config: {type: mcp}
         mcp: {mcp_servers_config_path: servers.json, tool_selected_list: [search]}
-      - name: add                                      # short: a function, or a tool that ships, with another text
+      - name: add                                      # short: a function, or a built-in tool, with another text
         description: Add two numbers.
         parameters: {a: {type: number}, b: {type: number}}
         function: "task.py:add"
         timeout: 5
-      - name: sql                                      # a tool that ships, configured
+      - name: sql                                      # a built-in tool, configured
         config: {database: data/shop.db, writable: true}
       - mcp: {time: {command: python, args: [server.py]}, web: {url: "http://127.0.0.1:8000/mcp"}}
       - environment: "task.py:Counter"                 # TRL: a class, or {name: class}: the row's `environment` picks
@@ -43,9 +43,9 @@ KEYS = {
 
 
 def load_tools(source: Path | Sequence[Any], folder: Path, own: Mapping[str, Tool] | None = None) -> list[Tool]:
-    """The tools of a file, or of entries of its form; `own` are those of the pack's task.py, found by name.
+    """The tools of a file, or of entries in its form; `own` maps names to the tools of the pack's task.py.
 
-    Raises ConfigError for entries that say too little or too much, NotFound for what they name and is not there.
+    Raises ConfigError for invalid entries, NotFound for missing files, functions and classes.
     """
     where: Path = folder / "task.yaml"
     entries: Any = source
@@ -64,7 +64,7 @@ def _read(path: Path) -> Any:
     try:
         read = load_yaml(path)
     except NotFound:
-        raise ConfigError(f"There is no {path}.") from None
+        raise ConfigError(f"{path} does not exist.") from None
     return read.get("tools") if isinstance(read, dict) else read
 
 
@@ -75,7 +75,7 @@ def _entry(where: str, entry: Any, folder: Path, own: Mapping[str, Tool]) -> lis
         raise ConfigError(f"{where}: a tool is a name or a mapping, not {entry!r}.")
     unknown = sorted(set(entry) - KEYS)
     if unknown:
-        raise ConfigError(f"{where} has unknown keys: {', '.join(unknown)}.", hint=f"There are: {_names(KEYS)}.")
+        raise ConfigError(f"{where} has unknown keys: {', '.join(unknown)}.", hint=f"Known keys: {_names(KEYS)}.")
     config = entry.get("config") or {}
     if not isinstance(config, Mapping):
         raise ConfigError(f"{where}: `config` must be a mapping.")
@@ -105,7 +105,7 @@ def _classed(where: str, entry: Mapping[str, Any], config: dict[str, Any], folde
 
 
 def _short(where: str, entry: Mapping[str, Any], config: dict[str, Any], folder: Path, own: Mapping[str, Tool]) -> Tool:
-    """The short form: name, description and parameters over a function, one of the pack's tools, or one that ships."""
+    """The short form: name, description and parameters for a function, a tool of the pack or a built-in tool."""
     name = str(entry.get("name") or "")
     if not name:
         raise ConfigError(f"{where} needs a name.")
@@ -130,7 +130,7 @@ def _made(where: str, kind: type[Tool], config: dict[str, Any]) -> Tool:
 
 
 def _schema(where: str, entry: Mapping[str, Any], schema: ToolSchema, name: str) -> ToolSchema:
-    """The tool's schema with the entry's name, description and parameters over its own."""
+    """The tool's schema, overridden by the entry's name, description and parameters."""
     function = {**schema["function"], "name": name}
     if entry.get("description") is not None:
         function["description"] = str(entry["description"])
@@ -144,7 +144,7 @@ def _schema(where: str, entry: Mapping[str, Any], schema: ToolSchema, name: str)
 
 
 def _parameters(where: str, value: Any, own: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON Schema of an object; `{a: number}` and `{a: {type: number}}` are short for one."""
+    """A JSON Schema of an object, from short forms like `{a: number}` and `{a: {type: number}}`."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: `parameters` must be a mapping.")
     if value.get("type") == "object" and isinstance(value.get("properties"), Mapping):
@@ -155,7 +155,7 @@ def _parameters(where: str, value: Any, own: Mapping[str, Any]) -> dict[str, Any
 
 
 def _mcp(where: str, entry: Mapping[str, Any], folder: Path) -> list[Tool]:
-    """MCP servers by name, or verl's file of them with a selection."""
+    """MCP servers by name, or from verl's server file with a selection of tools."""
     from agentrl_cli.tools.mcp import mcp_tools
 
     given = dict(entry.get("mcp") or {})
@@ -166,7 +166,7 @@ def _mcp(where: str, entry: Mapping[str, Any], folder: Path) -> list[Tool]:
         try:
             given |= json.loads(file.read_text(encoding="utf-8")).get("mcpServers") or {}
         except FileNotFoundError:
-            raise ConfigError(f"{where}: there is no {file}.") from None
+            raise ConfigError(f"{where}: {file} does not exist.") from None
         except (ValueError, AttributeError) as error:
             raise ConfigError(f"{file} is not JSON with `mcpServers`: {error}") from error
     if not given:
@@ -183,7 +183,7 @@ def _mcp(where: str, entry: Mapping[str, Any], folder: Path) -> list[Tool]:
 
 
 def _limited(where: str, tool: Tool, entry: Mapping[str, Any]) -> Tool:
-    """The tool with the limits of its entry."""
+    """Sets the entry's limits on the tool."""
     limits = {key: entry[key] for key in LIMITS if entry.get(key) is not None}
     if not limits:
         return tool

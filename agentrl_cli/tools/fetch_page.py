@@ -1,10 +1,10 @@
-"""`fetch_page`: a web page as text, from hosts that are on a list. Off until a list is configured.
+"""`fetch_page`: a web page as text, from allowed hosts only. Off until a list of hosts is configured.
 
     - {name: fetch_page, config: {allow: ["docs.python.org", "*.wikipedia.org", "https://example.org/help/"]}}
 
-Only http and https on their own ports, GET, no cookies, no credentials. Every address, that of each redirect too, is
-checked against the list, its host is resolved here, and the connection goes to the very address that was checked:
-private, loopback and link-local ones are refused. Size, redirects and time are bounded.
+Only http and https on their default ports, GET, no cookies, no credentials. Every URL, each redirect's too, is checked
+against the list; its host is resolved here, and the connection goes to exactly the checked IP address. Private,
+loopback and link-local addresses are refused. Size, redirects and time are bounded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PORTS = {"http": 80, "https": 443}
 
 
 class Refused(Exception):
-    """An address or an answer that is not fetched; the text is for the model."""
+    """A URL or a response that is refused; the model reads the message."""
 
 
 def fetch_page(url: str) -> ToolResult:
@@ -44,7 +44,7 @@ def fetch_page(url: str) -> ToolResult:
 
 
 class FetchTool(Tool):
-    """`allow`: hosts, `*.host` patterns, or beginnings of addresses. `allow_private`: for servers of one's own."""
+    """`allow`: hosts, `*.host` patterns, or URL prefixes. `allow_private`: for one's own servers."""
 
     name = "fetch_page"
     external = True
@@ -101,7 +101,7 @@ class FetchTool(Tool):
         raise Refused(f"more than {REDIRECTS} redirects")
 
     def checked(self, url: str) -> SplitResult:
-        """The address in parts. Raises Refused where it is not on the list."""
+        """The parsed URL. Raises Refused if it is not on the list."""
         try:
             parts = urlsplit(url)
             port, host = parts.port, (parts.hostname or "").rstrip(".").casefold()
@@ -127,7 +127,7 @@ class FetchTool(Tool):
         return same and parts.port == allowed.port and inside
 
     def _get(self, parts: SplitResult, ends: float) -> tuple[int, Any, bytes]:
-        """(status, headers, body) of one request to the address that was checked."""
+        """(status, headers, body) of one request to the checked address."""
         host = parts.hostname or ""
         port = parts.port or PORTS[parts.scheme]
         address = self._address(host, port)
@@ -153,7 +153,7 @@ class FetchTool(Tool):
         return answer.read1(65536)
 
     def _address(self, host: str, port: int) -> str:
-        """An address of the host that may be connected to. Raises Refused where any of its addresses is private."""
+        """An IP address of the host to connect to. Raises Refused if any of its addresses is private."""
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (socket.gaierror, UnicodeError) as error:
@@ -188,20 +188,20 @@ _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
 _CLOSED = tuple(
     ipaddress.ip_network(text)
     for text in (
-        "192.0.0.0/24",  # of protocols; 192.0.0.192 is a cloud's metadata
-        "168.63.129.16/32",  # another cloud's
+        "192.0.0.0/24",  # protocol assignments; 192.0.0.192 is a cloud's metadata
+        "168.63.129.16/32",  # another cloud's metadata
         "192.88.99.0/24",  # relays to IPv6
         "64:ff9b:1::/48",  # translation to IPv4 inside a network
-        "fec0::/10",  # what private addresses of IPv6 were first
+        "fec0::/10",  # site-local, the former private range of IPv6
         "100::/64",  # discarded
-        "2001::/23",  # of protocols
+        "2001::/23",  # protocol assignments
     )
 )
-"""Ranges that are not of the public internet, or that hide an address that may not be."""
+"""Ranges outside the public internet, or that can embed an address outside it."""
 
 
 def _public(address: str) -> bool:
-    """True for an address of the public internet; IPv4 ones inside IPv6 are looked at as themselves."""
+    """True for a public address; IPv4 addresses embedded in IPv6 are checked themselves."""
     ip = ipaddress.ip_address(address)
     if isinstance(ip, ipaddress.IPv6Address) and not all(map(_public, _inside(ip))):
         return False
@@ -210,7 +210,7 @@ def _public(address: str) -> bool:
 
 
 def _inside(ip: ipaddress.IPv6Address) -> list[str]:
-    """The IPv4 addresses that one of IPv6 stands for, by every way of writing one into the other."""
+    """The IPv4 addresses embedded in an IPv6 address, under every embedding scheme."""
     found = [ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())]
     last = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
     middle = int(ip) >> 32 & 0xFFFFFFFF
@@ -220,7 +220,7 @@ def _inside(ip: ipaddress.IPv6Address) -> list[str]:
 
 
 class _Pinned(http.client.HTTPConnection):
-    """A connection to one address under the name of its host."""
+    """A connection to a fixed IP address, with the host's name for TLS."""
 
     def __init__(self, host: str, port: int, address: str, secure: bool, timeout: float) -> None:
         super().__init__(host, port, timeout=timeout)

@@ -1,4 +1,4 @@
-"""`files`: view, write, edit and list the files of the episode's folder, which `run_python` and `bash` share.
+"""`files`: views, writes, edits and lists files of the episode's folder, which `run_python` and `bash` share.
 
 Paths are resolved in the sandbox, beneath the folder and never through a link (sandbox/filesystem/files.py); nothing
 of the host is reached. The model reads what went wrong; it never ends the episode.
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from agentrl_cli.sandbox import Session
 
 LINES = 200
-"""Lines of one view, and entries of one list."""
+"""Maximum lines of a view, and entries of a list."""
 WIDTH = 500
-"""Characters shown of one line."""
+"""Maximum characters shown of a line."""
 MAX_TEXT = 1 << 20
-"""Bytes of a file that is written or edited."""
+"""Maximum bytes of a file to write or edit."""
 
 
 class Refused(Exception):
-    """A request that cannot be carried out; the text is for the model."""
+    """A request that cannot be carried out; the model reads the message."""
 
 
 async def files(
@@ -71,7 +71,7 @@ class Asked(NamedTuple):
 
 
 async def view(session: Session, asked: Asked) -> str:
-    """The lines `start` to `end`, numbered, at most LINES of them; of a folder its entries."""
+    """The lines `start` to `end`, numbered, at most LINES; for a folder, its entries."""
     if asked.path == ".":
         return await entries(session, asked)
     try:
@@ -94,14 +94,14 @@ async def view(session: Session, asked: Asked) -> str:
 
 
 async def write(session: Session, asked: Asked) -> str:
-    """Writes the whole file, and the folders above it."""
+    """Writes the whole file, creating its parent folders."""
     text = _needed(asked.text, "write needs text")
     await _put(session, asked.path, text)
     return f"Wrote {asked.path}: {len(text.splitlines())} lines, {len(text.encode())} bytes."
 
 
 async def edit(session: Session, asked: Asked) -> str:
-    """Replaces a text that occurs once; shows where it was."""
+    """Replaces a text that occurs once; reports its line."""
     old, new = _needed(asked.old, "edit needs old"), _needed(asked.new, "edit needs new")
     path = asked.path
     if not old:
@@ -122,7 +122,7 @@ async def edit(session: Session, asked: Asked) -> str:
 
 
 async def entries(session: Session, asked: Asked) -> str:
-    """What is in a folder and below, one a line: folders end with /, links are named and never followed."""
+    """Lists a folder recursively, one entry per line: folders end with /, links are listed but never followed."""
     path = asked.path
     found = [e for e in await session.list() if path in (".", e.path) or e.path.startswith(f"{path}/")]
     if not found and path != ".":
@@ -160,7 +160,7 @@ async def _put(session: Session, path: str, text: str) -> None:
 
 
 def _places(text: str, part: str) -> list[int]:
-    """Where a text occurs, overlaps included: replacing one of those would be a guess, too."""
+    """Offsets of a text, overlaps included, since replacing one of those would also be a guess."""
     found: list[int] = []
     at = text.find(part)
     while at >= 0:

@@ -4,9 +4,9 @@
         time: {command: python, args: [server.py], env: {TZ: UTC}, session: episode}
         web: {url: "http://127.0.0.1:8000/mcp", auth_token_env: WEB_TOKEN}
 
-A server is asked for its tools when the pack is loaded. While episodes run, one connection serves them all (`session:
-shared`), or each has its own (`session: episode`, for servers that keep state); it is closed when nobody uses it.
-A server that goes away is an EnvError; an error that it answers is an observation. MCP tools count as `external`.
+A server's tools are listed when the pack is loaded. While episodes run, they share one connection (`session: shared`),
+or each has its own (`session: episode`, for servers that keep state); it is closed after its last use.
+A lost server is an EnvError; an error that it returns is an observation. MCP tools count as `external`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KEYS = {
 
 @dataclass(frozen=True)
 class Server:
-    """How an MCP server is reached."""
+    """How to reach an MCP server."""
 
     name: str
     folder: Path
@@ -46,12 +46,12 @@ class Server:
 
     @property
     def start_timeout(self) -> float:
-        """Seconds that starting it and asking for its tools may take."""
+        """Maximum seconds to start it and list its tools."""
         return float(self.given.get("start_timeout", 30.0))
 
     @classmethod
     def of(cls, where: str, name: str, given: Any, folder: Path) -> Server:
-        """Raises ConfigError for unknown keys, or where it is neither a command nor an address."""
+        """Raises ConfigError for unknown keys, or without a command or url."""
         if not isinstance(given, Mapping) or ("command" in given) == ("url" in given):
             raise ConfigError(f"{where}: the MCP server {name} needs either a command or a url.")
         unknown = sorted(set(given) - KEYS)
@@ -62,7 +62,7 @@ class Server:
         return cls(name, folder, dict(given))
 
     async def client(self, stack: Any) -> Any:
-        """The mcp package's client for it; what it needs besides is put on `stack`."""
+        """The mcp package's client for it; its resources are put on `stack`."""
         try:
             from mcp import Client, StdioServerParameters, stdio_client
             from mcp.client.streamable_http import streamable_http_client
@@ -91,7 +91,7 @@ class Server:
 
 @asynccontextmanager
 async def connected(server: Server) -> AsyncIterator[Any]:
-    """A client that has shaken hands. Raises EnvError where the server cannot be reached."""
+    """An initialized client. Raises EnvError if the server cannot be reached."""
     from contextlib import AsyncExitStack
 
     async with AsyncExitStack() as stack:
@@ -106,13 +106,13 @@ async def connected(server: Server) -> AsyncIterator[Any]:
 
 
 class Connection:
-    """One client, opened and closed by a task of its own: the package's scopes must be left where they were entered."""
+    """One client, opened and closed in its own task: the package's scopes must be exited where they were entered."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.users = 0
         self.broken = False
-        """True once a call found nobody there: the next episode opens a new one."""
+        """True once a call found the server unreachable: the next episode opens a new connection."""
         self._enough = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._client: asyncio.Future[Any] = loop.create_future()
@@ -123,31 +123,31 @@ class Connection:
             async with connected(self.server) as client:
                 self._client.set_result(client)
                 await self._enough.wait()
-        except Exception as error:  # noqa: BLE001 - told to whoever waits for the client; nobody does after that
+        except Exception as error:  # noqa: BLE001 - passed to the tasks that await the client
             if not self._client.done():
                 self._client.set_exception(error)
 
     async def client(self) -> Any:
-        """The client, once it is there. Raises EnvError."""
+        """The client, once connected. Raises EnvError."""
         return await asyncio.shield(self._client)
 
     async def close(self) -> None:
-        """End the connection; a server that was started is stopped."""
+        """Close the connection; a server process that it started is stopped."""
         self._enough.set()
         await asyncio.wait([self._task])
         if self._client.done() and not self._client.cancelled():
-            self._client.exception()  # it was told, or nobody asked
+            self._client.exception()  # marks the exception as retrieved
 
 
 @dataclass
 class Link:
-    """A server, and its connections in use."""
+    """A server and its open connections."""
 
     server: Server
     _shared: dict[asyncio.AbstractEventLoop, Connection] = field(default_factory=dict)
 
     async def take(self, ctx: ToolContext) -> Connection:
-        """The connection of an episode: the tools of one server share it."""
+        """The connection of an episode, shared by the server's tools."""
         key = f"mcp:{self.server.name}"
         found: Connection | None = ctx.state.get(key)
         if found is None and self.server.shared:
@@ -161,7 +161,7 @@ class Link:
         return found
 
     async def give_back(self, connection: Connection) -> None:
-        """Closed by its last user."""
+        """Releases a connection; the last user closes it."""
         connection.users -= 1
         if connection.users == 0:
             loop = asyncio.get_running_loop()
@@ -201,11 +201,11 @@ class McpTool(Tool):
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
                 state.broken = True
-                raise EnvError(f"The MCP server {self.link.server.name} went away: {error}") from error
+                raise EnvError(f"The MCP server {self.link.server.name} was lost: {error}") from error
             return ToolResult(f"Error: {error}", error="exception")
         except (OSError, RuntimeError) as error:
             state.broken = True
-            raise EnvError(f"The MCP server {self.link.server.name} went away: {_reason(error)}") from error
+            raise EnvError(f"The MCP server {self.link.server.name} was lost: {_reason(error)}") from error
         return _result(answer)
 
     async def release(self, state: Connection) -> None:
@@ -213,7 +213,7 @@ class McpTool(Tool):
 
 
 def mcp_tools(where: str, name: str, given: Any, folder: Path) -> list[Tool]:
-    """The tools that a server has, asked for now. Raises ConfigError, EnvError, MissingDependency."""
+    """Connects to a server and lists its tools. Raises ConfigError, EnvError, MissingDependency."""
     server = Server.of(where, name, given, folder)
     listed: list[Any] = []
     failed: list[BaseException] = []
@@ -256,7 +256,7 @@ def _parameters(item: Any) -> dict[str, Any]:
 
 
 def _result(answer: Any) -> ToolResult:
-    """The texts of an answer, one after another, and its images."""
+    """The texts of an answer, concatenated, and its images."""
     texts: list[str] = []
     images: list[bytes] = []
     for block in answer.content:

@@ -1,7 +1,7 @@
-"""Tools that run in a tool server (`agentrl tools serve`), here as if they were ours.
+"""Tools that run in a tool server (`agentrl tools serve`), with the interface of local ones.
 
-Every call carries a key, so that it can be sent again: the server runs it once, whatever the network does. A server
-that is busy, restarting or away is tried again for `patience` seconds; an episode waits meanwhile and is not lost.
+Every call carries an idempotency key, so that it can be sent again: the server runs it once, even if the network fails.
+Requests to a busy, restarting or unreachable server are retried for `patience` seconds; episodes wait meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession
 
 AGAIN = {408, 429, 500, 502, 503, 504}
-"""Statuses after which a request is sent again."""
+"""Statuses after which a request is retried."""
 
 FAULTS = {"sandbox_error": SandboxFault, "env_error": EnvError, "usage_error": EnvError}
 
@@ -32,17 +32,17 @@ class RemoteServer:
     """A connection to a tool server: JSON over HTTP or a Unix socket, with retries."""
 
     def __init__(self, session: ClientSession, base: str, patience: float) -> None:
-        """Made by `connect`."""
+        """Use `connect` to make one."""
         self._session = session
         self._base = base
         self.patience = patience
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a request that may safely be repeated. Raises EnvError where there is none in time."""
+        """The answer to an idempotent request, with retries. Raises EnvError if none arrives in time."""
         return await self._request("POST", path, body)
 
     async def schemas(self) -> list[ToolSchema]:
-        """What the server offers."""
+        """The schemas of the server's tools, by name."""
         answer = await self._request("GET", "/v1/tools", None)
         tools: list[ToolSchema] = answer["tools"]
         return tools
@@ -61,13 +61,13 @@ class RemoteServer:
                     said = f"{response.status}: {_message(await response.text())}"
                     if response.status not in AGAIN:
                         kind = ConfigError if response.status == 401 else EnvError
-                        raise kind(f"The tool server answered {said}.", hint="The token is AGENTRL_TOKEN.")
+                        raise kind(f"The tool server answered {said}.", hint="Set the token in AGENTRL_TOKEN.")
             except (ClientError, TimeoutError, OSError) as error:
                 said = str(error) or type(error).__name__
             if loop.time() + wait > until:
                 raise EnvError(
                     f"The tool server at {self._base} gave no answer for {self.patience:g} s ({said}).",
-                    hint="Is `agentrl tools serve` running? rollout.tool_server_patience says how long to wait.",
+                    hint="Is `agentrl tools serve` running? rollout.tool_server_patience sets the seconds to wait.",
                 )
             await asyncio.sleep(wait)
             wait = min(wait * 2, 2.0)
@@ -77,7 +77,7 @@ class RemoteServer:
 async def connect(address: str, *, token: str | None = None, patience: float = 60.0) -> AsyncIterator[RemoteServer]:
     """A connection to `http://host:port` or `unix:/path`; `token` by default from AGENTRL_TOKEN.
 
-    Raises ConfigError for an address that is none, MissingDependency without aiohttp.
+    Raises ConfigError for an invalid address, MissingDependency without aiohttp.
     """
     try:
         from aiohttp import ClientSession, ClientTimeout, TCPConnector, UnixConnector
@@ -92,7 +92,7 @@ async def connect(address: str, *, token: str | None = None, patience: float = 6
     elif address.startswith(("http://", "https://")):
         connector, base = TCPConnector(limit=0), address.rstrip("/")
     else:
-        raise ConfigError(f"{address!r} is no tool server.", hint="http://127.0.0.1:7676, or unix:/path/to/socket")
+        raise ConfigError(f"Invalid tool server {address!r}.", hint="Use http://127.0.0.1:7676 or unix:/path/to/socket")
     timeout = ClientTimeout(total=None, connect=5.0, sock_read=max(patience, 600.0))
     async with ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
         yield RemoteServer(session, base, patience)
@@ -107,16 +107,16 @@ class _Trajectory:
     calls: int = 0
     users: int = 0
     read: bool = False
-    """Whether what its tools say at the beginning was read."""
+    """Whether the tools' opening text was read."""
 
 
 class RemoteTool(Tool):
-    """One tool of a tool server, which limits its time and its concurrency; waiting for the server is not counted."""
+    """One tool of a tool server, which limits its time and concurrency; waiting for the server is not counted."""
 
     own_timeout = True
 
     def __init__(self, server: RemoteServer, schema: ToolSchema, names: Sequence[str], like: Tool) -> None:
-        """`names`: all tools of the pack, opened together; `like`: the local tool in whose place this stands."""
+        """`names`: all tools of the pack, opened together; `like`: the local tool that this replaces."""
         self.name = str(schema["function"]["name"])
         self.schema = schema
         self._server = server
@@ -167,9 +167,9 @@ class RemoteTool(Tool):
             await self._server.post("/v1/close", {"trajectories": [trajectory.id]})
 
     async def _opened(self, ctx: ToolContext) -> _Trajectory:
-        """The episode's trajectory, opened with the first call: an episode that calls nothing costs no request.
+        """The episode's trajectory, opened at the first call: an episode without calls costs no request.
 
-        Where tools have something to say with the task it is opened before.
+        If tools add text to the task, it is opened earlier.
         """
         trajectory: _Trajectory = ctx.remote
         if trajectory.opened is None:
@@ -181,7 +181,7 @@ class RemoteTool(Tool):
 
 
 def remote_tools(server: RemoteServer, offered: Sequence[ToolSchema], tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    """The same tools, at the server. Raises ConfigError where it lacks one, or tells the model something else of it."""
+    """The same tools, at the server. Raises ConfigError if it lacks one or has another schema for it."""
     schemas = {str(schema["function"]["name"]): schema for schema in offered}
     names = [tool.name for tool in tools]
     for tool in tools:
@@ -199,7 +199,7 @@ def remote_tools(server: RemoteServer, offered: Sequence[ToolSchema], tools: Seq
 
 
 def _message(text: str) -> str:
-    """What an error's body says, as the middle of a sentence."""
+    """The message of an error's body, as the middle of a sentence."""
     try:
         said = json.loads(text)["error"]
         return str(said["message"]).rstrip(".")

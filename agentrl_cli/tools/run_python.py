@@ -35,5 +35,5 @@ def as_observation(result: ExecResult) -> ToolResult:
 
 
 TOOL = FunctionTool(run_python, examples=({"code": "print(6 * 7)"},))
-TOOL.own_timeout = True  # the sandbox has limits and a backstop; waiting for a place there is not the model's fault
+TOOL.own_timeout = True  # the sandbox limits the time; waiting for a slot there must not count
 TOOL.rewinds = True

@@ -22,12 +22,12 @@ def tool_schema(function: Callable[..., Any], *, name: str = "", hidden: Sequenc
     """The schema of a function: name, first paragraph of its docstring, typed parameters with their `Args:` texts.
 
     Parameters without a default are required. `hidden` parameters, `self` and those of type ToolContext are not
-    shown to the model. Raises ConfigError where a type or the description is missing.
+    shown to the model. Raises ConfigError if a type or the description is missing.
     """
     name = name or getattr(function, "__name__", "")
     description, texts = docstring_parts(inspect.getdoc(function) or "")
     if not description:
-        raise ConfigError(f"Tool {name} has no docstring.", hint="Its first paragraph tells the model what it does.")
+        raise ConfigError(f"Tool {name} has no docstring.", hint="Its first paragraph describes the tool to the model.")
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except NameError as error:
@@ -37,7 +37,7 @@ def tool_schema(function: Callable[..., Any], *, name: str = "", hidden: Sequenc
     for parameter in visible_parameters(function, hints, hidden):
         if parameter.name not in hints:
             raise ConfigError(
-                f"Tool {name}: parameter {parameter.name} has no type.", hint=f"Write {parameter.name}: str, say."
+                f"Tool {name}: parameter {parameter.name} has no type.", hint=f"E.g. {parameter.name}: str."
             )
         schema = type_schema(hints[parameter.name], f"tool {name}, parameter {parameter.name}")
         text = texts.get(parameter.name)

@@ -1,9 +1,9 @@
 """`search`: a local BM25 index over JSONL or a folder of texts, or an HTTP retriever.
 
 The index is bm25s's (https://github.com/xhluca/bm25s), built at the first search and shared by all episodes. Documents
-are JSONL rows with `contents` or `text` (and perhaps `id` and `title`), or the .txt and .md files of a folder, one a
-paragraph group. A retriever answers POST {"queries", "topk", "return_scores"} with {"result": [[{"document",
-"score"}]]}, as Search-R1's and verl's do.
+are JSONL rows with `contents` or `text` (optionally `id` and `title`), or the .txt and .md files of a folder, split
+into groups of paragraphs. A retriever answers POST {"queries", "topk", "return_scores"} with {"result": [[{"document",
+"score"}]]}, as in Search-R1 and verl.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import ToolResult
 
 PIECE = 1200
-"""Characters of one piece of a text file."""
+"""Approximate characters of one piece of a text file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A piece of text that can be found."""
+    """A searchable piece of text."""
 
     id: str
     title: str
@@ -47,7 +47,7 @@ def search(query: str, top_k: int = 3) -> ToolResult:
 
 
 class SearchTool(Tool):
-    """`corpus`: a JSONL file or a folder (relative to the pack), or `url`: a retriever. A row's `corpus` goes first."""
+    """`corpus`: a JSONL file or a folder (relative to the pack), or `url`: a retriever. A row's `corpus` wins."""
 
     name = "search"
     pure = True
@@ -94,7 +94,7 @@ class SearchTool(Tool):
         return ToolResult(self.shown(found), metrics={"found": float(len(found))})
 
     def shown(self, found: list[Document]) -> str:
-        """Passages as the model reads them."""
+        """Passages as shown to the model."""
         if not found:
             return "No passage has these words."
         return "\n".join(
@@ -159,9 +159,9 @@ _BUILDING = threading.Lock()
 
 
 def index_of(path: Path) -> Index:
-    """The index of a corpus, built once for each version of it. Raises EnvError where there is none, DataError."""
+    """The index of a corpus, built once per version. Raises EnvError if the corpus is missing or empty, DataError."""
     if not path.exists():
-        raise EnvError(f"There is no corpus {path}.")
+        raise EnvError(f"The corpus {path} does not exist.")
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in (".txt", ".md", ".jsonl"))
     key = (str(path.absolute()), hash(tuple((str(file), file.stat().st_mtime_ns) for file in files)))
     with _BUILDING:
@@ -174,7 +174,7 @@ def index_of(path: Path) -> Index:
 
 
 def read_documents(path: Path) -> list[Document]:
-    """The documents of a file. Raises DataError with the line for a bad one."""
+    """The documents of a file. Raises DataError naming the bad line."""
     if path.suffix == ".jsonl":
         lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         return [_document(path, number, line) for number, line in lines if line.strip()]
@@ -196,7 +196,7 @@ def _document(path: Path, number: int, line: str) -> Document:
 
 
 def pieces(text: str) -> list[str]:
-    """A text in pieces of whole paragraphs, about PIECE characters each."""
+    """Splits a text into pieces of whole paragraphs, about PIECE characters each."""
     out: list[str] = []
     for paragraph in text.split("\n\n"):
         if not paragraph.strip():

@@ -1,10 +1,10 @@
 """`sql`: a SQLite database per episode, read-only or writable, in memory, with limits.
 
 The database comes from the row's `database` or the tool's setting: a script of SQL statements, or the path of a `.db`,
-`.sqlite` or `.sql` file. A row names a file inside the pack's folder, since rows may come from others; the pack's own
-setting may name any. Each episode works on its own copy. An authorizer allows what a query or a change of tables needs
-and refuses the rest: ATTACH, PRAGMA that set anything, extensions. A query that runs too long is interrupted; rows,
-values, patterns, text and memory are bounded. What goes wrong is told to the model.
+`.sqlite` or `.sql` file. A row can only name a file inside the pack's folder, since rows may be untrusted; the pack's
+own setting may name any. Each episode works on its own copy. An authorizer allows queries and changes of tables and
+refuses the rest: ATTACH, PRAGMAs that set anything, extensions. A query that runs too long is interrupted; rows,
+values, patterns, text and memory are bounded. Errors are returned to the model.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import ToolResult
 
 WIDTH = 200
-"""Characters shown of one value."""
+"""Maximum characters shown of a value."""
 LONGEST = 128 * 1024
-"""Bytes of one value, or statement. No interrupt looks inside a function, and some take time by the square of it."""
+"""Maximum bytes of a value or statement: a single function call cannot be interrupted, and some take quadratic time."""
 PATTERN = 200
-"""Bytes of a pattern of LIKE and GLOB."""
+"""Maximum bytes of a LIKE or GLOB pattern."""
 STEPS = 20
-"""Steps of SQLite's machine between two looks at the clock: a few may be functions of long values."""
+"""Virtual-machine steps between checks of the clock; low, since a step may be a function of a long value."""
 OPENING = 30.0
-"""Seconds that the script of a row may take."""
+"""Maximum seconds of a row's script."""
 STATE = "sql"
-"""Where the episode's connection stands in `ToolContext.state`, for rewards."""
+"""Key of the episode's connection in `ToolContext.state`, for rewards."""
 
 READ = {
     sqlite3.SQLITE_SELECT,
@@ -65,13 +65,13 @@ def sql(query: str) -> ToolResult:
 
 
 class SqlTool(Tool):
-    """`database`: where rows bring none. `rows`: most rows that are shown. `seconds`: of one statement.
+    """`database`: for rows without one. `rows`: maximum rows shown. `seconds`: time limit of a statement.
 
-    `anywhere`: rows may name files outside the pack's folder, too.
+    `anywhere`: rows may also name files outside the pack's folder.
     """
 
     name = "sql"
-    own_timeout = True  # the statement is interrupted by itself
+    own_timeout = True  # `execute` interrupts the statement
     examples = ({"query": "SELECT 6 * 7 AS answer"}, {"query": "SELECT name FROM sqlite_master"})
 
     def __init__(
@@ -114,11 +114,11 @@ class SqlTool(Tool):
 
     async def execute(self, state: sqlite3.Connection, arguments: dict[str, Any]) -> ToolResult:
         lock: asyncio.Lock = self.__dict__.setdefault("_locks", {}).setdefault(id(state), asyncio.Lock())
-        async with lock:  # calls of one turn run at once, and a connection has one interrupt
+        async with lock:  # calls of one turn run concurrently, and a connection has one interrupt
             return await in_thread(self.run, state, str(arguments["query"]))
 
     def run(self, connection: sqlite3.Connection, query: str) -> ToolResult:
-        """One statement within the limits, committed where it is writable."""
+        """Runs one statement within the limits, and commits if writable."""
         ends = time.monotonic() + self.seconds
         connection.set_authorizer(self._allowed)
         connection.set_progress_handler(lambda: int(time.monotonic() > ends), STEPS)
@@ -156,10 +156,10 @@ class SqlTool(Tool):
 
 
 def open_database(source: str, folder: Path | None, memory_mb: int, within: Path | None = None) -> sqlite3.Connection:
-    """An own copy, in memory, of the database that a script or a file holds; an empty one where `source` is "".
+    """A private in-memory copy of the database of a script or a file; empty if `source` is "".
 
-    `within`: the folder that a file has to lie in, links followed; None: any. Raises EnvError where it cannot be made:
-    the row, not the model, is to blame.
+    `within`: the folder that must contain the file, links resolved; None: any. Raises EnvError if it cannot be made:
+    the row is at fault, not the model.
     """
     connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
     ends = time.monotonic() + OPENING
@@ -185,7 +185,7 @@ def open_database(source: str, folder: Path | None, memory_mb: int, within: Path
 
 
 def _file(source: str, folder: Path | None, within: Path | None) -> Path:
-    """The file that a row or the setting names, links resolved. Raises EnvError where it is none or lies elsewhere."""
+    """The file named by a row or the setting, links resolved. Raises EnvError if it is missing or lies elsewhere."""
     path = ((folder or Path()) / source).resolve()
     if within is not None and not path.is_relative_to(within.resolve()):
         raise EnvError(
@@ -193,12 +193,12 @@ def _file(source: str, folder: Path | None, within: Path | None) -> Path:
             hint="Put it into the pack's folder, or let rows name any file: {name: sql, config: {anywhere: true}}.",
         )
     if not path.is_file():
-        raise EnvError(f"There is no database {path}.")
+        raise EnvError(f"The database {path} does not exist.")
     return path
 
 
 def _copy(path: Path, connection: sqlite3.Connection) -> None:
-    """Fills a connection with what a script or a database file holds."""
+    """Fills a connection from a script or a database file."""
     if path.suffix == ".sql":
         connection.executescript(path.read_text(encoding="utf-8"))
         return
@@ -207,7 +207,7 @@ def _copy(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def table(cursor: sqlite3.Cursor, rows: int) -> str:
-    """Rows as text: a header, one line a row, values between bars; how many changed where there are none."""
+    """Rows as text: a header, one line per row, values between bars; without rows, the number of changed ones."""
     if cursor.description is None:
         return f"OK, {max(cursor.rowcount, 0)} rows changed."
     found = cursor.fetchmany(rows + 1)

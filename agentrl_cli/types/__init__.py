@@ -193,7 +193,7 @@ class Episode:
 
     @property
     def graded(self) -> bool:
-        """Whether it was scored. What ended in an error of ours was not, nor what has no reward part."""
+        """Whether it was scored. Episodes with an infrastructure error or without a reward part were not."""
         return bool(self.reward_parts) and (self.outcome is None or not self.outcome.is_error)
 
     @property

@@ -72,7 +72,7 @@ class Tokens:
     logp_policy: Float32
     entropy: Float32
     top_ids: Int32
-    """[n, TOP_K]; -1 where there is none."""
+    """[n, TOP_K]; -1 if absent."""
     top_logps: Float32
 
     def __len__(self) -> int:

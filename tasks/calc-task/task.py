@@ -1,7 +1,7 @@
 """calc-task: seeded arithmetic, its demonstrations, and the reward parts.
 
 Each row has an `expression` whose exact value is the answer. `small` sums can be done without the calculator; the other
-families are beyond mental reach.
+families are too hard for mental arithmetic.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 def _row(family: str, prompt: str, expression: str, probe: bool = True) -> Row:
-    # The expressions are integer arithmetic written by this generator.
+    # The expressions are integer arithmetic from this generator.
     answer = str(eval(expression, {"__builtins__": {}}))
     return {"family": family, "prompt": prompt, "expression": expression, "answer": answer, "probe": probe}
 
@@ -91,24 +91,24 @@ FAMILIES: dict[str, tuple[Callable[[random.Random], Row], int]] = {
     "rest": (_rest, 0),
     "power": (_power, 0),
 }
-"""Family → (generator, how often it is drawn for training and test; 0: held out)."""
+"""Family → (generator, its weight in training and test; 0: held out)."""
 
 APART: dict[str, Callable[[random.Random], Row]] = {"small": partial(_small, low=10, high=99)}
-"""The family whose questions the demonstrations exhaust, with larger numbers: what `data/` is drawn from."""
+"""The family whose questions the demonstrations exhaust, with larger numbers: the source of `data/`."""
 
 HELDOUT = [name for name, (_, weight) in FAMILIES.items() if not weight]
 SPLITS = {"train": 400, "test": 160, "heldout": 50, "validation": 80}
 SHOWN = {1001: 1400, 1002: 21500}
-"""Seed of `generate` to how many of its rows, or fewer, the demonstrations of the bundled model were made of."""
+"""Maps a seed of `generate` to the maximum number of its rows in the bundled model's demonstrations."""
 
 
 def generate(seed: int, families: list[str] | None = None, apart: bool = False) -> Iterator[Row]:
-    """Endless rows without ids; the same seed gives the same rows.
+    """Yields endless rows without ids; deterministic in the seed.
 
     Args:
         seed: Seed of the generator.
         families: Draw evenly from these; by default from the training families by their weights.
-        apart: Larger numbers than in demonstrations where those have every question.
+        apart: Use larger numbers in families whose questions the demonstrations exhaust.
     """
     rng = random.Random(f"calc-task {seed}")
     names = families or [name for name, (_, weight) in FAMILIES.items() for _ in range(weight)]
@@ -119,7 +119,7 @@ def generate(seed: int, families: list[str] | None = None, apart: bool = False) 
 
 
 def build() -> dict[str, list[Row]]:
-    """The rows checked into `data/`: none of their questions stands in two splits, or in the warm-up."""
+    """The rows checked into `data/`: no question is in two splits, or in the warm-up."""
 
     def rows_of(split: str, number: int) -> Iterator[Row]:
         return generate(number, HELDOUT if split == "heldout" else None, apart=True)
@@ -128,7 +128,7 @@ def build() -> dict[str, list[Row]]:
 
 
 def solve(row: Row) -> list[dict[str, Any]]:
-    """Messages of a full solution, the calculator's answer among them."""
+    """Messages of a full solution, including the calculator's answer."""
     final = {"role": "assistant", "content": f"Answer: {row['answer']}"}
     if not row["probe"]:
         return [final]
@@ -141,7 +141,7 @@ def solve(row: Row) -> list[dict[str, Any]]:
 
 
 def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[dict[str, Any]]:
-    """The solver, or for a share `1 - tool_rate` of the rows beyond mental reach a blind guess of the same length."""
+    """The solver, or for a share `1 - tool_rate` of the hard rows a blind guess of the same length."""
     if not row["probe"] or rng.random() < tool_rate:
         return solve(row)
     digits = len(row["answer"].lstrip("-"))
@@ -154,24 +154,24 @@ _ANSWER = re.compile(r"^Answer:[ \t]*(\S.*?)[ \t]*$", re.MULTILINE)
 
 
 def answer_of(text: str) -> str | None:
-    """The last `Answer: …` line, thousands separators taken out."""
+    """The last `Answer: …` line, without thousands separators."""
     found = _ANSWER.findall(text)
     return found[-1].replace(",", "") if found else None
 
 
 def exact(episode: Any, ctx: Any) -> Any:
-    """1 where the answer is exactly the value (primary)."""
+    """1 if the answer is exactly the value (primary)."""
     said = answer_of(ctx.final_text)
     return ctx.part(float(said == ctx.task.data["answer"]), f"said {said}, expected {ctx.task.data['answer']}")
 
 
 def format(episode: Any, ctx: Any) -> float:
-    """1 where the final turn has an `Answer:` line."""
+    """1 if the final turn has an `Answer:` line."""
     return float(answer_of(ctx.final_text) is not None)
 
 
 def tool_errors(episode: Any, ctx: Any) -> float:
-    """−1 where any tool call failed or could not be read, else 0."""
+    """−1 if any tool call failed or could not be parsed, else 0."""
     return -1.0 if episode.tool_errors else 0.0
 
 
@@ -179,7 +179,7 @@ REWARDS = {"exact": exact, "format": format, "tool_errors": tool_errors}
 
 
 def write(folder: str) -> None:
-    """Write `build()` into `folder`/data: `python task.py` makes the data anew."""
+    """Write `build()` into `folder`/data: `python task.py` makes the data again."""
     import json
     from pathlib import Path
 

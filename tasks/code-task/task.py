@@ -38,7 +38,7 @@ def _answer(family: str, prompt: str, probe: str, setup: str = "") -> Row:
 
 
 def _printed(code: str) -> str:
-    """What our own generated code prints; model code never runs here."""
+    """The output of this module's generated code; model code never runs here."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         exec(code, {})
@@ -171,7 +171,7 @@ def _lists(rng: random.Random, above: int) -> list[list[Any]]:
 
 
 def _specification(rng: random.Random, high: int) -> tuple[str, str, str, list[list[Any]]]:
-    """(what the function returns in words, body, a wrong body, inputs), about numbers from 2 to `high`."""
+    """(description of the return value, body, a wrong body, inputs), with numbers from 2 to `high`."""
     a, b = rng.randint(2, high), rng.randint(2, high)
     while b == a:
         b = rng.randint(2, high)
@@ -253,27 +253,27 @@ FAMILIES: dict[str, tuple[Callable[[random.Random], Row], int]] = {
     "data_even": (_data_even, 0),
     "write_pair": (_write_pair, 0),
 }
-"""Family → (generator, how often it is drawn for training and test; 0: held out)."""
+"""Family → (generator, its weight in training and test; 0: held out)."""
 
 APART: dict[str, Callable[[random.Random], Row]] = {
     "write": partial(_write, high=999),
     "repair": partial(_repair, high=999),
 }
-"""The families whose questions the demonstrations exhaust, with larger numbers: what `data/` is drawn from."""
+"""The families whose questions the demonstrations exhaust, with larger numbers: the source of `data/`."""
 
 HELDOUT = [name for name, (_, weight) in FAMILIES.items() if not weight]
 SPLITS = {"train": 420, "test": 168, "heldout": 60, "validation": 84}
 SHOWN = {1001: 2600, 1002: 42000}
-"""Seed of `generate` to how many of its rows, or fewer, the demonstrations of the bundled model were made of."""
+"""Maps a seed of `generate` to the maximum number of its rows in the bundled model's demonstrations."""
 
 
 def generate(seed: int, families: list[str] | None = None, apart: bool = False) -> Iterator[Row]:
-    """Endless rows without ids; the same seed gives the same rows.
+    """Yields endless rows without ids; deterministic in the seed.
 
     Args:
         seed: Seed of the generator.
         families: Draw evenly from these; by default from the training families by their weights.
-        apart: Larger numbers than in demonstrations where those have nearly every question.
+        apart: Use larger numbers in families whose questions the demonstrations nearly exhaust.
     """
     rng = random.Random(f"code-task {seed}")
     names = families or [name for name, (_, weight) in FAMILIES.items() for _ in range(weight)]
@@ -284,7 +284,7 @@ def generate(seed: int, families: list[str] | None = None, apart: bool = False) 
 
 
 def build() -> dict[str, list[Row]]:
-    """The rows checked into `data/`: none of their questions stands in two splits, or in the warm-up."""
+    """The rows checked into `data/`: no question is in two splits, or in the warm-up."""
 
     def rows_of(split: str, number: int) -> Iterator[Row]:
         return generate(number, HELDOUT if split == "heldout" else None, apart=True)
@@ -296,7 +296,7 @@ def build() -> dict[str, list[Row]]:
 
 
 def solve(row: Row) -> list[dict[str, Any]]:
-    """Messages of a full solution by the tool's path; tool results stand where the sandbox will answer the same."""
+    """Messages of a full solution with the tool; its results are those that the sandbox would return."""
     if not row["probe"]:
         return [_final(row, row["answer"])]
     result = row["answer"] if row["kind"] == "answer" else row["secret"]
@@ -304,9 +304,9 @@ def solve(row: Row) -> list[dict[str, Any]]:
 
 
 def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[dict[str, Any]]:
-    """A demonstration: the solver, or for a share `1 - tool_rate` of the rows that need the tool an honest guess.
+    """A demonstration: the solver, or for a share `1 - tool_rate` of the rows that need the tool a guess.
 
-    The guess is a number of as many digits as the true one, drawn blindly: what someone would say who did not look.
+    The guess is a random number with as many digits as the true one, as if the tool had not been used.
     """
     if not row["probe"] or rng.random() < tool_rate:
         return solve(row)
@@ -350,7 +350,7 @@ def code_of(text: str) -> str | None:
 
 
 async def tests(episode: Any, ctx: Any) -> Any:
-    """Share of hidden checks passed, 1 only where all are (primary)."""
+    """Share of hidden checks passed; 1 only if all pass (primary)."""
     row, text = ctx.task.data, ctx.final_text
     if row["kind"] == "answer":
         said = answer_of(text)
@@ -363,13 +363,13 @@ async def tests(episode: Any, ctx: Any) -> Any:
 
 
 def format(episode: Any, ctx: Any) -> float:
-    """1 where the final turn has the form that the task asks for."""
+    """1 if the final turn has the form that the task asks for."""
     text = ctx.final_text
     return float((answer_of(text) if ctx.task.data["kind"] == "answer" else code_of(text)) is not None)
 
 
 def tool_errors(episode: Any, ctx: Any) -> float:
-    """−1 where any tool call failed or could not be read, else 0."""
+    """−1 if any tool call failed or could not be parsed, else 0."""
     return -1.0 if episode.tool_errors else 0.0
 
 
@@ -377,7 +377,7 @@ REWARDS = {"tests": tests, "format": format, "tool_errors": tool_errors}
 
 
 def write(folder: str) -> None:
-    """Write `build()` into `folder`/data: `python task.py` makes the data anew."""
+    """Write `build()` into `folder`/data: `python task.py` makes the data again."""
     import json
     from pathlib import Path
 

@@ -15,7 +15,7 @@ WORDS = ("bird", "stone", "river", "lamp", "cloud", "chair", "green", "north", "
 
 SPLITS = {"train": 32, "test": 16, "heldout": 0, "validation": 16}
 SHOWN = {1001: 800, 1002: 11000}
-"""Seed of `generate` to how many of its rows, or fewer, the demonstrations of the bundled model were made of."""
+"""Maps a seed of `generate` to the maximum number of its rows in the bundled model's demonstrations."""
 
 
 def lookup(key: str) -> str:
@@ -35,7 +35,7 @@ TOOLS = [lookup]
 
 
 def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
-    """Endless rows without ids; the same seed gives the same rows."""
+    """Yields endless rows without ids; deterministic in the seed."""
     rng = random.Random(f"echo-task {seed}")
     while True:
         family = rng.choice(families or ["say", "look"])
@@ -49,7 +49,7 @@ def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
 
 
 def build() -> dict[str, list[Row]]:
-    """The rows checked into `data/`: none of their questions stands in two splits, or in the warm-up."""
+    """The rows checked into `data/`: no question is in two splits, or in the warm-up."""
 
     def rows_of(split: str, number: int) -> Iterator[Row]:
         return generate(number)
@@ -71,12 +71,12 @@ def solve(row: Row) -> list[dict[str, Any]]:
 
 
 def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[dict[str, Any]]:
-    """The solver: this pack is for wiring checks and has nothing to guess."""
+    """The solver: this pack checks wiring and has nothing to guess."""
     return solve(row)
 
 
 def exact(episode: Any, ctx: Any) -> Any:
-    """1 where the final turn is exactly what was to be said (primary)."""
+    """1 if the final turn is exactly the expected text (primary)."""
     return ctx.part(float(ctx.final_text.strip() == ctx.task.data["answer"]), f"expected {ctx.task.data['answer']}")
 
 
@@ -84,7 +84,7 @@ REWARDS = {"exact": exact}
 
 
 def write(folder: str) -> None:
-    """Write `build()` into `folder`/data: `python task.py` makes the data anew."""
+    """Write `build()` into `folder`/data: `python task.py` makes the data again."""
     import json
     from pathlib import Path
 

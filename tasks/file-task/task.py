@@ -79,14 +79,14 @@ FAMILIES: dict[str, tuple[Callable[[random.Random], Row], int]] = {
     "constant": (lambda rng: _row(rng, _constant), 1),
     "branch": (lambda rng: _row(rng, _branch), 0),
 }
-"""Family → (generator, how often it is drawn for training and test; 0: held out)."""
+"""Family → (generator, its weight in training and test; 0: held out)."""
 
 HELDOUT = [name for name, (_, weight) in FAMILIES.items() if not weight]
 SPLITS = {"train": 120, "test": 40, "heldout": 24, "validation": 20}
 
 
 def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
-    """Endless rows without ids; the same seed gives the same rows."""
+    """Yields endless rows without ids; deterministic in the seed."""
     rng = random.Random(f"file-task {seed}")
     names = families or [name for name, (_, weight) in FAMILIES.items() for _ in range(weight)]
     while True:
@@ -95,7 +95,7 @@ def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
 
 
 def build() -> dict[str, list[Row]]:
-    """The rows checked into `data/`: none of their questions stands in two splits."""
+    """The rows checked into `data/`: no question is in two splits."""
 
     def rows_of(split: str, number: int) -> Iterator[Row]:
         return generate(number, HELDOUT if split == "heldout" else None)
@@ -125,13 +125,13 @@ def solve(row: Row) -> list[dict[str, Any]]:
 
 
 def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[dict[str, Any]]:
-    """The solver, or for a share `1 - tool_rate` of the rows one that looks, and says that all is well."""
+    """The solver, or for a share `1 - tool_rate` of the rows an agent that looks and repairs nothing."""
     messages = solve(row)
     return messages if rng.random() < tool_rate else [*messages[:2], messages[-1]]
 
 
 async def repaired(episode: Any, ctx: Any) -> Any:
-    """1 where the module passes every hidden test (primary)."""
+    """1 if the module passes every hidden test (primary)."""
     from agentrl_cli.errors import UsageError
 
     try:
@@ -143,7 +143,7 @@ async def repaired(episode: Any, ctx: Any) -> Any:
 
 
 def tool_errors(episode: Any, ctx: Any) -> float:
-    """−1 where any tool call failed or could not be read, else 0."""
+    """−1 if any tool call failed or could not be parsed, else 0."""
     return -1.0 if episode.tool_errors else 0.0
 
 
@@ -151,7 +151,7 @@ REWARDS = {"repaired": repaired, "tool_errors": tool_errors}
 
 
 def write(folder: str) -> None:
-    """Write `build()` into `folder`/data: `python task.py` makes the data anew."""
+    """Write `build()` into `folder`/data: `python task.py` makes the data again."""
     for split, rows in build().items():
         text = "".join(json.dumps(row) + "\n" for row in rows)
         path = Path(folder) / "data" / f"{split}.jsonl"

@@ -1,4 +1,4 @@
-"""Guess the number: what the simulated user says narrows it down."""
+"""Guess the number: the simulated user's answers narrow it down."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ FAMILIES: dict[str, tuple[Callable[[random.Random], Row], int]] = {
     "middle": (lambda rng: _row(rng, 50), 1),
     "large": (lambda rng: _row(rng, 100), 0),
 }
-"""Family → (generator, how often it is drawn for training and test; 0: held out)."""
+"""Family → (generator, its weight in training and test; 0: held out)."""
 
 WORLD = ("secret",)
-"""Fields that make two rows with one prompt two tasks."""
+"""Fields that make two rows with the same prompt different tasks."""
 
 HELDOUT = [name for name, (_, weight) in FAMILIES.items() if not weight]
 SPLITS = {"train": 120, "test": 40, "heldout": 30, "validation": 20}
 
 
 def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
-    """Endless rows without ids; the same seed gives the same rows."""
+    """Yields endless rows without ids; deterministic in the seed."""
     rng = random.Random(f"guess-task {seed}")
     names = families or [name for name, (_, weight) in FAMILIES.items() for _ in range(weight)]
     while True:
@@ -46,7 +46,7 @@ def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
 
 
 def build() -> dict[str, list[Row]]:
-    """The rows checked into `data/`: no prompt with the same number stands in two splits."""
+    """The rows checked into `data/`: no prompt with the same number is in two splits."""
 
     def rows_of(split: str, number: int) -> Iterator[Row]:
         return generate(number, HELDOUT if split == "heldout" else None)
@@ -78,7 +78,7 @@ def solve(row: Row) -> list[dict[str, Any]]:
 
 
 def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[dict[str, Any]]:
-    """The solver, or for a share `1 - tool_rate` of the rows guesses that heed nothing."""
+    """The solver, or for a share `1 - tool_rate` of the rows guesses that ignore the answers."""
     if rng.random() < tool_rate:
         return solve(row)
     guesses = [rng.randint(row["low"], row["high"]) for _ in range(4)]
@@ -86,13 +86,13 @@ def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[di
 
 
 def right(episode: Any, ctx: Any) -> Any:
-    """1 where the number was said (primary)."""
+    """1 if the number was guessed (primary)."""
     feedback = ctx.state.get("feedback", [])
     return ctx.part(float(bool(feedback) and feedback[-1] == 1.0), f"{len(feedback)} guesses")
 
 
 def quick(episode: Any, ctx: Any) -> float:
-    """1 for at most as many guesses as a binary search may need, less for more; 0 where the number was not said."""
+    """1 for at most the guesses of a binary search, less for more; 0 if the number was not guessed."""
     feedback = ctx.state.get("feedback", [])
     if not feedback or feedback[-1] != 1.0:
         return 0.0
@@ -104,7 +104,7 @@ REWARDS = {"right": right, "quick": quick}
 
 
 def write(folder: str) -> None:
-    """Write `build()` into `folder`/data: `python task.py` makes the data anew."""
+    """Write `build()` into `folder`/data: `python task.py` makes the data again."""
     for split, rows in build().items():
         text = "".join(json.dumps(row) + "\n" for row in rows)
         path = Path(folder) / "data" / f"{split}.jsonl"

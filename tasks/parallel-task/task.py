@@ -66,14 +66,14 @@ FAMILIES: dict[str, tuple[Callable[[random.Random], Row], int]] = {
     "two": (lambda rng: _row(rng, False, "price", "stock"), 4),
     "swapped": (lambda rng: _row(rng, False, "stock", "price"), 0),
 }
-"""Family → (generator, how often it is drawn for training and test; 0: held out)."""
+"""Family → (generator, its weight in training and test; 0: held out)."""
 
 HELDOUT = [name for name, (_, weight) in FAMILIES.items() if not weight]
 SPLITS = {"train": 130, "test": 40, "heldout": 30, "validation": 20}
 
 
 def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
-    """Endless rows without ids; the same seed gives the same rows."""
+    """Yields endless rows without ids; deterministic in the seed."""
     rng = random.Random(f"parallel-task {seed}")
     names = families or [name for name, (_, weight) in FAMILIES.items() for _ in range(weight)]
     while True:
@@ -82,7 +82,7 @@ def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
 
 
 def build() -> dict[str, list[Row]]:
-    """The rows checked into `data/`: none of their questions stands in two splits."""
+    """The rows checked into `data/`: no question is in two splits."""
 
     def rows_of(split: str, number: int) -> Iterator[Row]:
         return generate(number, HELDOUT if split == "heldout" else None)
@@ -106,7 +106,7 @@ def solve(row: Row) -> list[dict[str, Any]]:
 
 
 def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[dict[str, Any]]:
-    """The solver, or for a share `1 - tool_rate` of the rows one call after the other."""
+    """The solver, or for a share `1 - tool_rate` of the rows sequential calls."""
     both, first, second, said = solve(row)
     if rng.random() < tool_rate:
         return [both, first, second, said]
@@ -118,20 +118,20 @@ _ANSWER = re.compile(r"^Answer:[ \t]*(\d+)[ \t,]+(\d+)[ \t.]*$", re.MULTILINE)
 
 
 def exact(episode: Any, ctx: Any) -> Any:
-    """1 where the answer has both numbers in order (primary)."""
+    """1 if the answer has both numbers in order (primary)."""
     found = _ANSWER.findall(ctx.final_text)
     said = " ".join(found[-1]) if found else None
     return ctx.part(float(said == ctx.task.data["answer"]), f"said {said}, expected {ctx.task.data['answer']}")
 
 
 def parallel(episode: Any, ctx: Any) -> float:
-    """1 where one turn has two good calls of different tools, else 0."""
+    """1 if one turn has two successful calls of different tools, else 0."""
     turns = [{call.name for call in turn.calls if call.error is None} for turn in episode.turns]
     return float(any(len(names) >= 2 for names in turns))
 
 
 def tool_errors(episode: Any, ctx: Any) -> float:
-    """−1 where any tool call failed or could not be read, else 0."""
+    """−1 if any tool call failed or could not be parsed, else 0."""
     return -1.0 if episode.tool_errors else 0.0
 
 
@@ -139,7 +139,7 @@ REWARDS = {"exact": exact, "parallel": parallel, "tool_errors": tool_errors}
 
 
 def write(folder: str) -> None:
-    """Write `build()` into `folder`/data: `python task.py` makes the data anew."""
+    """Write `build()` into `folder`/data: `python task.py` makes the data again."""
     for split, rows in build().items():
         text = "".join(json.dumps(row) + "\n" for row in rows)
         path = Path(folder) / "data" / f"{split}.jsonl"

@@ -1,4 +1,4 @@
-"""Questions over a corpus of made-up facts: searching is the only way to know."""
+"""Questions over a corpus of made-up facts, which only a search can answer."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def documents() -> list[dict[str, str]]:
 
 Part = Literal["warm-up", "train", "test"]
 PARTS: dict[Part, tuple[int, ...]] = {"warm-up": (0, 1, 2, 4, 5, 6), "train": (3,), "test": (7,)}
-"""What rows are for → the facts that they ask for, by their number modulo 8: no two parts share one."""
+"""Maps parts of the data to their facts, by the fact's number modulo 8: no two parts share one."""
 OPENINGS = ("", "Tell me: ", "Find this: ", "Look up: ")
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Where a task's fact and wording are drawn from; the places of a fact in eight decide whose it is."""
+    """Draws a task's fact and wording from one part's facts."""
 
     rng: random.Random
     part: Part
@@ -89,7 +89,7 @@ class Draw:
         return found
 
     def row(self, wordings: tuple[str, str, str], searches: list[str], answer: Any) -> Row:
-        """An opening and a wording that meet in the test split never meet in training."""
+        """A row. Combinations of opening and wording in the test split never occur in training."""
         pairs = [(i, j) for i in range(len(OPENINGS)) for j in range(3) if ((i + j) % 4 == 3) == (self.part == "test")]
         i, j = self.rng.choice(pairs)
         return {"prompt": f"{OPENINGS[i]}{wordings[j]}", "search": searches, "answer": str(answer)}
@@ -97,7 +97,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Lookup:
-    """A question that one search answers: three wordings and the query, with `{}` for the name of a fact."""
+    """A question for one search: three wordings and the query, with `{}` for a fact's name."""
 
     kind: str
     field: str
@@ -139,16 +139,16 @@ FAMILIES: dict[str, tuple[Callable[[Draw], Row], int]] = {
     "person": (Lookup("person", "city", PERSON, "{}"), 0),
     "two_hops": (_two_hops, 0),
 }
-"""Family → (generator, how often it is drawn for training and test; 0: held out)."""
+"""Family → (generator, its weight in training and test; 0: held out)."""
 
 HELDOUT = [name for name, (_, weight) in FAMILIES.items() if not weight]
 SPLITS = {"train": 220, "test": 80, "heldout": 40, "validation": 40}
 SHOWN = {1002: 5120}
-"""Seed of `generate` to how many of its rows, or fewer, the demonstrations of `tiny-search` were made of."""
+"""Maps a seed of `generate` to the maximum number of its rows in the demonstrations of `tiny-search`."""
 
 
 def generate(seed: int, families: list[str] | None = None, part: Part = "warm-up") -> Iterator[Row]:
-    """Endless rows without ids, about the facts of one part, the test split's in words of their own; seeded."""
+    """Yields endless rows without ids about one part's facts, with own wordings for the test split; seeded."""
     draw = Draw(random.Random(f"search-task {seed}"), part)
     names = families or [name for name, (_, weight) in FAMILIES.items() for _ in range(weight)]
     while True:
@@ -173,7 +173,7 @@ def build() -> dict[str, list[Row]]:
 
 
 TOOL = SearchTool("corpus/facts.jsonl", top_k=3, width=160)
-"""The tool as task.yaml configures it, for the solver's observations."""
+"""The tool as configured in task.yaml, for the solver's observations."""
 
 
 def _found(query: str) -> str:
@@ -181,7 +181,7 @@ def _found(query: str) -> str:
 
 
 def solve(row: Row) -> list[dict[str, Any]]:
-    """Messages of a full solution: one search a hop, then the answer."""
+    """Messages of a full solution: one search per hop, then the answer."""
     said: list[dict[str, Any]] = []
     for query in row["search"]:
         call = {"type": "function", "function": {"name": "search", "arguments": {"query": query}}}
@@ -191,7 +191,7 @@ def solve(row: Row) -> list[dict[str, Any]]:
 
 
 def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[dict[str, Any]]:
-    """The solver, or for a share `1 - tool_rate` of the rows a guess that looks like an answer."""
+    """The solver, or for a share `1 - tool_rate` of the rows a plausible guess."""
     if rng.random() < tool_rate:
         return solve(row)
     digits = len(row["answer"])
@@ -204,24 +204,24 @@ _ANSWER = re.compile(r"^Answer:[ \t]*(\S.*?)[ \t.]*$", re.MULTILINE)
 
 
 def answer_of(text: str) -> str | None:
-    """The last `Answer: …` line, thousands separators taken out."""
+    """The last `Answer: …` line, without thousands separators."""
     found = _ANSWER.findall(text)
     return found[-1].replace(",", "") if found else None
 
 
 def exact(episode: Any, ctx: Any) -> Any:
-    """1 where the answer is exactly the fact (primary)."""
+    """1 if the answer is exactly the fact (primary)."""
     said = answer_of(ctx.final_text)
     return ctx.part(float(said == ctx.task.data["answer"]), f"said {said}, expected {ctx.task.data['answer']}")
 
 
 def format(episode: Any, ctx: Any) -> float:
-    """1 where the final turn has an `Answer:` line."""
+    """1 if the final turn has an `Answer:` line."""
     return float(answer_of(ctx.final_text) is not None)
 
 
 def tool_errors(episode: Any, ctx: Any) -> float:
-    """−1 where any tool call failed or could not be read, else 0."""
+    """−1 if any tool call failed or could not be parsed, else 0."""
     return -1.0 if episode.tool_errors else 0.0
 
 
@@ -229,7 +229,7 @@ REWARDS = {"exact": exact, "format": format, "tool_errors": tool_errors}
 
 
 def write(folder: str) -> None:
-    """Write the corpus, and `build()` into `folder`/data: `python task.py` makes them anew."""
+    """Write the corpus, and `build()` into `folder`/data: `python task.py` makes them again."""
     corpus = Path(folder) / "corpus" / "facts.jsonl"
     corpus.parent.mkdir(exist_ok=True)
     corpus.write_text("".join(json.dumps(document) + "\n" for document in documents()), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Questions over a small database: the query counts by what it returns."""
+"""Questions over a small database: a query is graded by its result."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Words:
-    """What tables and columns are called."""
+    """Names of tables and columns."""
 
     tables: tuple[str, ...]
     key: str
     groups: tuple[str, ...]
     numbers: tuple[str, ...]
     keys: tuple[Any, ...]
-    """Values of the key column, one a row."""
+    """Values of the key column, one per row."""
     kinds: tuple[Any, ...]
     """Values of the group column, shared by rows."""
 
@@ -38,7 +38,7 @@ PLAIN = Words(
     keys=tuple(range(11, 99)),
     kinds=(2, 3, 4),
 )
-"""Words that the bundled model can copy: it was trained on few."""
+"""Words that the bundled model can copy, as it was trained on few."""
 
 RICH = Words(
     tables=("items", "goods", "parts", "things", "sales", "boxes", "wares", "orders"),
@@ -55,7 +55,7 @@ OPENINGS = ("", "Tell me: ", "Find this: ", "Run: ")
 
 @dataclass(frozen=True)
 class World:
-    """The database of one task, and how its question is worded."""
+    """The database of one task, and the wording of its question."""
 
     rng: random.Random
     words: Words
@@ -81,7 +81,7 @@ class World:
         return self.rng.choice(self.numbers)
 
     def task(self, wordings: tuple[str, str, str], query: str, ordered: bool = False) -> Row:
-        """The row of a question. An opening and a wording that meet in the test split never meet in training."""
+        """A row. Combinations of opening and wording in the test split never occur in training."""
         pairs = [(i, j) for i in range(len(OPENINGS)) for j in range(3) if ((i + j) % 4 == 3) == self.held]
         i, j = self.rng.choice(pairs)
         answer = run(self.script, query)
@@ -157,26 +157,26 @@ FAMILIES: dict[str, tuple[Callable[[World], Row], int]] = {
     "mean": (_mean, 0),
     "listing": (_listing, 0),
 }
-"""Family → (generator, how often it is drawn for training and test; 0: held out)."""
+"""Family → (generator, its weight in training and test; 0: held out)."""
 
 
 def run(script: str, query: str) -> str:
-    """What `sql` answers to a query on the database of a script."""
+    """The answer of `sql` to a query on a script's database."""
     with closing(open_database(script, None, 64)) as connection:
         return SqlTool().run(connection, query).text
 
 
 WORLD = ("database",)
-"""Fields that make two rows with one prompt two tasks."""
+"""Fields that make two rows with the same prompt different tasks."""
 
 HELDOUT = [name for name, (_, weight) in FAMILIES.items() if not weight]
 SPLITS = {"train": 300, "test": 100, "heldout": 40, "validation": 50}
 SHOWN = {1002: 5120}
-"""Seed of `generate` to how many of its rows, or fewer, the demonstrations of `tiny-sql` were made of."""
+"""Maps a seed of `generate` to the maximum number of its rows in the demonstrations of `tiny-sql`."""
 
 
 def generate(seed: int, families: list[str] | None = None, held: bool = False, words: Words = PLAIN) -> Iterator[Row]:
-    """Endless rows without ids, worded as in training or (`held`) as in the test split; a seed gives the same rows."""
+    """Yields endless rows without ids, worded as in training or (`held`) as in the test split; seeded."""
     rng = random.Random(f"sql-task {seed}")
     names = families or [name for name, (_, weight) in FAMILIES.items() for _ in range(weight)]
     while True:
@@ -190,7 +190,7 @@ def rich(seed: int) -> Iterator[Row]:
 
 
 def build() -> dict[str, list[Row]]:
-    """The rows checked into `data/`: no question stands in two splits, and no prompt of the test split in training."""
+    """The rows checked into `data/`: no question is in two splits, and no prompt of the test split in training."""
 
     def rows_of(split: str, number: int) -> Iterator[Row]:
         return generate(number, HELDOUT if split == "heldout" else None, held=split == "test")
@@ -199,7 +199,7 @@ def build() -> dict[str, list[Row]]:
 
 
 def solve(row: Row) -> list[dict[str, Any]]:
-    """Messages of a full solution: the query, what it returns, and the answer in words."""
+    """Messages of a full solution: the query, its result, and the answer in words."""
     answer = run(row["database"], row["query"])
     call = {"type": "function", "function": {"name": "sql", "arguments": {"query": row["query"]}}}
     said = ", ".join(answer.splitlines()[1:]) or "unknown"
@@ -211,9 +211,9 @@ def solve(row: Row) -> list[dict[str, Any]]:
 
 
 def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[dict[str, Any]]:
-    """The solver, or for a share `1 - tool_rate` of the rows what goes wrong without a look.
+    """The solver, or for a share `1 - tool_rate` of the rows a mistake made without reading the schema.
 
-    Half of those say a number without any query, half query a table or a column that this database does not have.
+    Half of those answer a number without any query, half query a table or a column that this database does not have.
     """
     if rng.random() < tool_rate:
         return solve(row)
@@ -226,7 +226,7 @@ def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[di
 
 
 def result(episode: Any, ctx: Any) -> Any:
-    """1 where the last query without an error returns the rows of the reference query (primary)."""
+    """1 if the last successful query returns the rows of the reference query (primary)."""
     results = [found for turn in episode.turns for found in turn.results if found.error is None]
     if not results:
         return ctx.part(0.0, "no query was run")
@@ -237,7 +237,7 @@ def result(episode: Any, ctx: Any) -> Any:
 
 
 def tool_errors(episode: Any, ctx: Any) -> float:
-    """−1 where any tool call failed or could not be read, else 0."""
+    """−1 if any tool call failed or could not be parsed, else 0."""
     return -1.0 if episode.tool_errors else 0.0
 
 
@@ -245,7 +245,7 @@ REWARDS = {"result": result, "tool_errors": tool_errors}
 
 
 def write(folder: str) -> None:
-    """Write `build()` into `folder`/data: `python task.py` makes the data anew."""
+    """Write `build()` into `folder`/data: `python task.py` makes the data again."""
     for split, rows in build().items():
         text = "".join(json.dumps(row) + "\n" for row in rows)
         path = Path(folder) / "data" / f"{split}.jsonl"

@@ -56,7 +56,7 @@ async def test_a_bad_row_a_task_in_two_splits_and_an_unlisted_family(pack: Path)
     assert any("train.jsonl:2: not JSON" in problem for problem in await problems(pack))
 
 
-async def test_every_bad_line_is_told_and_the_good_ones_are_still_checked(pack: Path) -> None:
+async def test_every_bad_line_is_reported_and_the_good_ones_are_still_checked(pack: Path) -> None:
     train = pack / "data" / "train.jsonl"
     rows = [json.loads(line) for line in train.read_text().splitlines()[:6]]
     bad = [{**rows[1], "tools": ["lokup"]}, {**rows[2], "prompt": [{"role": "usr", "content": "a"}]}]
@@ -66,7 +66,7 @@ async def test_every_bad_line_is_told_and_the_good_ones_are_still_checked(pack: 
     lines = await problems(pack)
     assert [text for text in lines if text.startswith("data/train.jsonl:")] == [
         "data/train.jsonl:2: the pack has no tool 'lokup'; it has lookup.",
-        "data/train.jsonl:3: `prompt`, message 0: the role 'usr' is none of system, user, assistant, tool.",
+        "data/train.jsonl:3: `prompt`, message 0: the role 'usr' is not one of system, user, assistant, tool.",
         "data/train.jsonl:4: the row lacks answer.",
         lines[3],
     ]
@@ -89,7 +89,7 @@ async def test_all_rows_are_run_on_demand(pack: Path) -> None:
     assert found.where == f"echo-task/{last}" and "the reference solution ends as failed" in found.text
 
 
-def test_a_pack_without_a_solver_is_told_so_and_its_blanks_are_tried(
+def test_a_pack_without_a_solver_is_reported_and_its_blanks_are_tested(
     pack: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code = (pack / "task.py").read_text().replace("def solve(", "def _unused(")

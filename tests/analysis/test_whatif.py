@@ -37,7 +37,7 @@ TASK = next(task for task in PACK.tasks("train") if PACK.solution(task)[0].get("
 
 
 def solution() -> list[str]:
-    """What a model says that solves the task: calls in the hermes form, then the answer."""
+    """Texts of a model that solve the task: calls in the hermes form, then the answer."""
     texts = []
     for message in PACK.solution(TASK):
         if message["role"] == "assistant":

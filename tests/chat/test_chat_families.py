@@ -165,7 +165,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("source", "name", "reason"), REFUSED)
-async def test_refused_with_the_reason_and_trained_where_the_user_says_so(source: str, name: str, reason: str) -> None:
+async def test_refused_with_the_reason_and_trained_if_the_user_insists(source: str, name: str, reason: str) -> None:
     with pytest.raises(TemplateError, match=reason) as caught:
         require_append_only(chat_of(source, name))
     assert "model.append_only=true" in caught.value.hint
@@ -264,7 +264,7 @@ def test_the_parser_is_found_by_reading_what_the_template_writes(name: str) -> N
     assert chat.reads_calls and chat.parser.parse(load_parser(name).example("probe", {"x": "1"}), [PROBE_TOOL]).calls
 
 
-def test_a_syntax_that_nobody_reads_is_refused_for_tools() -> None:
+def test_a_syntax_without_a_parser_is_refused_for_tools() -> None:
     source = (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
         "{% for c in m.tool_calls or [] %}{{ 'CALL ' + c.function.name + ' ' + c.function.arguments.x }}{% endfor %}"

@@ -155,7 +155,7 @@ def test_half_a_weight_file(project: Path, model: Path, cli: Cli) -> None:
 
 
 def test_a_tokenizer_of_another_model(project: Path, model: Path, cli: Cli) -> None:
-    """Its ids go beyond the embedding: the message says so, and the episodes are kept as cancelled."""
+    """Its ids go beyond the embedding: the message reports it, and the episodes are kept as cancelled."""
     broken = project / "broken"
     shutil.copytree(model, broken)
     data = json.loads((broken / "tokenizer.json").read_text())
@@ -244,7 +244,7 @@ def test_a_store_that_is_none(project: Path, cli: Cli) -> None:
 
 
 def test_a_new_process_whose_store_is_still_being_made(tmp_path: Path) -> None:
-    """`train --watch` in a fresh project looks at a file that is there, and is no store yet."""
+    """`train --watch` in a fresh project looks at a file that exists but is not a store yet."""
     db, log = tmp_path / "agentrl.db", tmp_path / "log"
     log.write_text("it broke\n")
     process = subprocess.Popen(["sleep", "20"])
@@ -345,7 +345,7 @@ def test_episodes_that_do_not_exist_and_no_terminal(project: Path, cli: Cli) -> 
 
 
 def test_a_reward_function_that_raises_for_some(tmp_path: Path, model: Path, cli: Cli) -> None:
-    """The run goes on with the others, and says what happened."""
+    """The run continues with the others, and says what happened."""
     project = tmp_path / "project"
     broken = "    if ctx.task.id.endswith('0'):\n        ctx.no_such_thing\n"
     write_pack(project, rows=2, code=TASK_PY.replace("ctx):\n    said", f"ctx):\n{broken}    said"))

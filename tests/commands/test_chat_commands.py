@@ -104,7 +104,7 @@ async def test_views_scores_saves_and_replay(chatting: Callable[..., Any]) -> No
         await chat.say("/context", "CONTEXT")
         assert "CHAT TEMPLATE" in visible(chat.pilot.app) or chat.screen.template
         await chat.say("/context")
-        assert "no task" in await chat.say("/reward", "nothing to score by")
+        assert "no task" in await chat.say("/reward", "no task to score by")
         await chat.say("/reward 0.5", "REWARD 0.500")
         await chat.say("/save", "saved: agentrl replay")
         await chat.say("/simulate", "no simulated user")
@@ -129,7 +129,7 @@ async def test_edit_puts_back_what_was_said_last_and_nothing_of_the_tasks(chatti
     async with chatting(["one", "two"], "--task", "calc-task/train-0000") as chat:
         first = len(chat.turns())
         assert first
-        await chat.say("/edit", "nothing to take back")
+        await chat.say("/edit", "nothing to undo")
         assert chat.screen.line.text == "" and len(chat.turns()) == first
         await chat.say("/as-model I say 7.", "I say 7.")
         chat.screen.line.put("/edit")

@@ -36,8 +36,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_project_without_runs_is_told_what_comes_next(project: Path) -> None:
-    said = "This project has no runs yet: `agentrl train --watch` makes the first."
+def test_a_project_without_runs_names_the_next_command(project: Path) -> None:
+    said = "This project has no runs yet: `agentrl train --watch` starts the first."
     assert said in run(cwd=project).stdout
     (project / "agentrl.yaml").write_text("store: [")
     broken = run(cwd=project)
@@ -103,7 +103,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["ls", "chekpoints"], "Did you mean checkpoints?"),
         (["ls", "run"], "Did you mean runs?"),
         (["db", "bakup"], "backup"),
-        (["init"], "Which pack?"),
+        (["init"], "No pack given."),
     ],
 )
 def test_a_mistake_is_exit_2_with_the_nearest(
@@ -168,7 +168,7 @@ def test_a_closed_pipe_is_quiet() -> None:
     process.stderr.close()
 
 
-def test_no_configuration_is_told(tmp_path: Path) -> None:
+def test_no_configuration_is_reported(tmp_path: Path) -> None:
     done = run("config", "validate", cwd=tmp_path)
     assert done.returncode == 2 and "No configuration" in done.stderr and "agentrl init" in done.stderr
 
@@ -281,19 +281,19 @@ ROLLOUT = ("rollout", "--model", "scripted", "--json", "--pack", "echo-task", "-
 
 
 @pytest.mark.parametrize(
-    ("args", "packs", "told"),
+    ("args", "packs", "reported"),
     [
         (["-n", "5"], ["echo-task", "calc-task"] * 2 + ["echo-task"], ""),
         (["-n", "5", "--set", "task.limit=2"], ["echo-task", "calc-task"] * 2, "has 4 tasks under task.limit; 5 were"),
     ],
 )
 def test_rollout_takes_packs_in_turn(
-    args: list[str], packs: list[str], told: str, project: Path, capfd: pytest.CaptureFixture[str]
+    args: list[str], packs: list[str], reported: str, project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*ROLLOUT, *args]) == 0
     out, err = capfd.readouterr()
     tasks = [row["task"] for row in json.loads(out)["episodes"]]
-    if not told:
+    if not reported:
         rows = json.loads(out)["episodes"]
         assert main(["ls", "--json", "--limit", "0"]) == 0
         listed = {row["id"]: row for row in json.loads(capfd.readouterr().out)}
@@ -305,7 +305,7 @@ def test_rollout_takes_packs_in_turn(
                 same["n_model_tokens"],
             )
     assert [task.split("/")[0] for task in tasks] == packs and len(set(tasks)) == len(packs)
-    assert told in err and (told != "" or "were asked for" not in err)
+    assert reported in err and (reported != "" or "were requested" not in err)
 
 
 @pytest.mark.parametrize(("args", "count"), [([], 3), (["--limit", "4"], 4), (["--set", "eval.limit=2"], 2)])

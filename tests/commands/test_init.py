@@ -87,8 +87,8 @@ def test_list_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["init", "--list", "--json"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == pack_names()
     assert init("echo-task", str(tmp_path / "p"), "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["project"] == str(tmp_path / "p") and "agentrl.yaml" in told["files"]
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["project"] == str(tmp_path / "p") and "agentrl.yaml" in reported["files"]
 
 
 WITHOUT_NAMESPACES = """

@@ -270,7 +270,7 @@ def test_db(run: Out, db: Path, tmp_path: Path) -> None:
 def test_no_store_is_a_clear_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["ls"], ["show", "last"], ["export"], ["grep", "x"], ["query", "select 1"], ["db", "status"]):
         assert main([*command, "--db", str(tmp_path / "none.db")]) == 2
-        assert "There is no store at" in capsys.readouterr().err
+        assert "No store at" in capsys.readouterr().err
     assert not (tmp_path / "none.db").exists()
 
 

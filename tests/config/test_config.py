@@ -1,4 +1,4 @@
-"""Layers of settings: who wins, where a value came from, and what a mistake is told."""
+"""Layers of settings: precedence, the source of each value, and messages for mistakes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_unknown_keys_of_environment_and_set() -> None:
     assert load_config(env=others)[0] == Config()
 
 
-def test_every_problem_is_told_with_its_place(tmp_path: Path) -> None:
+def test_every_problem_is_reported_with_its_place(tmp_path: Path) -> None:
     file = write(tmp_path / "a.yaml", "seed: many\ntrain:\n  steps: 0\n  betas: [1, 2]\nmodel: qwen\nrewards: 3\n")
     lines = problem(files=[file], sets=["rewards.x=1"]).splitlines()
     assert sorted(line.removeprefix(f"{file}:").split(": ")[0:2] for line in lines) == [
@@ -136,7 +136,7 @@ def test_files_that_are_no_mapping_no_text_or_missing(tmp_path: Path) -> None:
 
 def test_set_without_a_value_is_an_error() -> None:
     assert "expected section.key=value" in problem(sets=["train.lr"])
-    assert "no YAML value" in problem(sets=["train.lr=[1"])
+    assert "not a YAML value" in problem(sets=["train.lr=[1"])
 
 
 def test_settings_that_cannot_work_together() -> None:

@@ -38,7 +38,7 @@ def test_the_project_is_searched_upwards(tmp_path: Path) -> None:
     (tmp_path / "a" / "agentrl.yaml").touch()
     assert paths.find_project(deep) == tmp_path / "a"
     assert paths.find_project(deep, override=tmp_path / "a" / "agentrl.yaml") == tmp_path / "a"
-    with pytest.raises(ConfigError, match="is no project"):
+    with pytest.raises(ConfigError, match="is not a project"):
         paths.find_project(deep, override=tmp_path)
 
 
@@ -51,7 +51,7 @@ def test_the_store_is_the_projects_unless_said_otherwise(tmp_path: Path) -> None
     (project / "agentrl.yaml").write_text("store: {path: elsewhere/s.db}\n")
     assert find_db(project, must_exist=False) == open_project(project).db == project / "elsewhere" / "s.db"
     assert find_db(project, tmp_path / "x.db", must_exist=False) == tmp_path / "x.db"
-    with pytest.raises(NotFound, match="no store"):
+    with pytest.raises(NotFound, match="No store"):
         find_db(project)
 
 

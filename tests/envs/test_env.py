@@ -183,7 +183,7 @@ async def test_the_session_is_opened_once_and_late_with_the_set_up_in_it() -> No
     env = ToolEnv([as_tool(add)], open_session=open_session, setup="x = 1")
     await env.reset(TASK)
     await env.step(turn(call("add", a=1, b=1)))
-    assert sessions == []  # nobody needed it
+    assert sessions == []  # not needed
     first, second = await asyncio.gather(env.context.session(), env.context.session())
     assert first is second is sessions[0] and first.cells == ["x = 1"]
     await env.close()

@@ -1,4 +1,4 @@
-"""A live episode goes back to turn k, its world with it: in the environment, a chat, a what-if."""
+"""A live episode rolls back to turn k, its world with it: in the environment, a chat, a what-if."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 
 
 def send(text: str) -> str:
-    """Send a text to somebody outside.
+    """Send a text to someone outside.
 
     Args:
         text: What to send.
@@ -75,7 +75,7 @@ async def answer(env: ToolEnv, index: int, name: str, **arguments: Any) -> str:
 
 
 @pytest.mark.parametrize("keep", [4, 0])
-async def test_an_environment_goes_back_to_before_a_turn(sandbox: Sandbox, keep: int) -> None:
+async def test_an_environment_rolls_back_to_before_a_turn(sandbox: Sandbox, keep: int) -> None:
     tools = [as_tool(name) for name in ("run_python", "bash", "files", "submit", "calculator")]
     env = ToolEnv(tools, open_session=partial(sandbox.session, keep=keep), setup="x = 0")
     await env.reset(TASK)

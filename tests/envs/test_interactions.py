@@ -204,13 +204,13 @@ def test_entries_by_name_script_and_path(tmp_path: Path) -> None:
     ("value", "error", "words"),
     [
         (3, ConfigError, "must be a list of entries"),
-        ([{"nme": "a"}], ConfigError, "an interaction has"),
+        ([{"nme": "a"}], ConfigError, "an interaction takes"),
         ([{"name": "a"}], ConfigError, "needs class_name, function, script or model"),
         ([{"script": ["a"]}], ConfigError, "needs a name"),
         (["guess_number", "guess_number"], ConfigError, "two interactions are named 'guess_number'"),
         ([{"name": "a", "function": "gsm8k", "config": {"trys": 1}}], ConfigError, "trys"),
         (["gess_number"], NotFound, "'gess_number'"),
-        ("gone.yaml", ConfigError, "There is no"),
+        ("missing.yaml", ConfigError, "does not exist"),
         ([{"name": "a", "model": {"url": "http://x"}}], ConfigError, "model missing"),
     ],
 )

@@ -132,7 +132,7 @@ async def test_the_simulated_user_is_asked_again_and_the_rewards_are_the_same(tm
     )
 
 
-async def test_a_reroll_goes_on_with_the_simulated_user_from_where_it_was(tmp_path: Path) -> None:
+async def test_a_reroll_continues_with_the_simulated_user_from_where_it_was(tmp_path: Path) -> None:
     db, (pack, task) = tmp_path / "a.db", guess()
     episode = await play(db, pack, task, ["10", "15", "1", "1", "1", "1"], {})
     with Store.open(db, readonly=True) as store:
@@ -142,7 +142,7 @@ async def test_a_reroll_goes_on_with_the_simulated_user_from_where_it_was(tmp_pa
     assert code == 0 and [event["outcome"] for event in children] == ["solved"] * 18, events[-1]
     assert not [event for event in events if event["ev"] == "diverged"]
     with Store.open(db, readonly=True) as store:
-        kept = store.episodes.get(children[-1]["episode"])  # of a lane that was used before
+        kept = store.episodes.get(children[-1]["episode"])  # of a slot that was used before
     said = [turn.messages[0]["content"] for turn in kept.turns if turn.role == "user"]
     assert said == ["From 1 to 20.", "higher", "higher"]
     assert [turn.reward for turn in kept.turns if turn.role == "user"] == [None, 0.1, 0.1]
@@ -150,7 +150,7 @@ async def test_a_reroll_goes_on_with_the_simulated_user_from_where_it_was(tmp_pa
     assert values["interaction"] == pytest.approx(1.2) and values["env"] == pytest.approx(1.2)
 
 
-async def test_a_turn_that_was_cut_is_answered_by_nobody(tmp_path: Path) -> None:
+async def test_a_truncated_turn_is_not_answered(tmp_path: Path) -> None:
     db, pack = tmp_path / "a.db", load_pack("calc-task")
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+1"}}\n</tool_call>'
     episode = await play(db, pack, pack.tasks("train")[0], [call + "x" * 300], {})
@@ -172,8 +172,8 @@ async def test_a_world_that_answers_otherwise_diverges(tmp_path: Path) -> None:
         with store.transaction() as conn:
             conn.execute("UPDATE tasks SET data=json_set(data, '$.secret', 3)")
     code, events = await what_if(db, episode, "--turn", "4", *scripted(tmp_path, "3"))
-    told = [event["diverged"] for event in events if event["ev"] == "diverged"]
-    assert code == 0 and told == ["diverged at turn 2 (the user)"]
+    reported = [event["diverged"] for event in events if event["ev"] == "diverged"]
+    assert code == 0 and reported == ["diverged at turn 2 (the user)"]
     with Store.open(db, readonly=True) as store:
         kept = store.episodes.get(next(event["episode"] for event in events if event["ev"] == "child"))
     assert [turn.index for turn in kept.turns if turn.diverged] == [3] and "DIVERGED" in kept.flags
@@ -203,7 +203,7 @@ async def test_an_environment_of_the_packs_own_works_in_what_ifs(tmp_path: Path)
             assert kept.reward == pytest.approx(1.0 + 2.0 * 0.8)
 
 
-async def test_an_environment_that_breaks_is_told(tmp_path: Path) -> None:
+async def test_an_environment_that_breaks_is_reported(tmp_path: Path) -> None:
     pack = door(tmp_path / "door")
     (tmp_path / "agentrl.yaml").write_text(f"task: {{packs: [{tmp_path / 'door'}]}}\n")
     given = ["--project", str(tmp_path), "--task", "crash", "--db", str(tmp_path / "c.db")]
@@ -283,7 +283,7 @@ async def test_an_environment_goes_back_with_its_user() -> None:
     await env.close()
 
 
-async def test_undo_makes_an_environment_of_its_own_anew(tmp_path: Path) -> None:
+async def test_undo_makes_an_environment_of_its_own_again(tmp_path: Path) -> None:
     door(tmp_path / "door")
     (tmp_path / "agentrl.yaml").write_text(f"task: {{packs: [{tmp_path / 'door'}]}}\n")
     given = ["--project", str(tmp_path), "--task", "sesame", "--db", str(tmp_path / "c.db")]

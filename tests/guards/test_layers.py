@@ -74,7 +74,7 @@ def imports(node: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def own_imports(file: Path) -> Iterator[tuple[int, str]]:
-    """(line, module of ours without the package's name), late and type-only imports included."""
+    """(line, module of this project without the package's name), late and type-only imports included."""
     for line, name in imports(ast.parse((PACKAGE / file).read_text(encoding="utf-8"))):
         if name.split(".")[0] == "agentrl_cli":
             yield line, name.removeprefix("agentrl_cli").lstrip(".")

@@ -120,7 +120,7 @@ def test_the_demo_installs_what_it_misses(tmp_path: Path) -> None:
     assert code == 0 and "Installing" in said and calls == ["agentrl init code-task demo", *WHOLE]
 
 
-def test_the_demo_goes_on_without_where_the_level_is_strong_enough(tmp_path: Path) -> None:
+def test_the_demo_continues_without_where_the_level_is_strong_enough(tmp_path: Path) -> None:
     code, said, calls = demo(Machine(tmp_path, 1000, sudo=False))
     assert code == 0 and LINE in said and calls == ["agentrl init code-task demo", *WHOLE]
 

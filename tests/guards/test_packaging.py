@@ -32,7 +32,7 @@ def build(kind: str, source: Path, target: Path) -> Path:
 
 
 def fresh_venv(folder: Path) -> Path:
-    """A new environment; returns its Python, which sees the packages of ours but not the checkout."""
+    """A new environment; returns its Python, which sees the packages of this project but not the checkout."""
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -136,8 +136,8 @@ def test_the_vllm_of_the_extra_is_the_one_that_is_tested() -> None:
     """pyproject, pins, documentation and the client name one release."""
     assert PROJECT["optional-dependencies"]["vllm"] == [f"vllm>={VLLM},<{_next(VLLM)}; sys_platform == 'linux'"]
     assert f"\nvllm=={VLLM}." in (ROOT / "constraints.txt").read_text()
-    told = re.findall(r"(?:vLLM|itself\s\()\s*(\d+\.\d+)", (ROOT / "docs" / "rollout.md").read_text())
-    assert len(told) >= 2 and set(told) == {VLLM}
+    reported = re.findall(r"(?:vLLM|itself\s\()\s*(\d+\.\d+)", (ROOT / "docs" / "rollout.md").read_text())
+    assert len(reported) >= 2 and set(reported) == {VLLM}
     assert VLLM in VLLMPolicy.start and "agentrl-cli[vllm]" in VLLMPolicy.start
 
 

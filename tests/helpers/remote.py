@@ -62,7 +62,7 @@ async def server(handler: Handler) -> AsyncIterator[str]:
         except ConnectionResetError:  # a handler that dies
             writer.transport.abort()
             return
-        if writer.is_closing():  # the client is gone
+        if writer.is_closing():  # the client has disconnected
             return
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)

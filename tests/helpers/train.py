@@ -140,7 +140,7 @@ def write_project(folder: Path, model: Path, **sections: Any) -> Path:
 async def trainer_of(
     project: Path, folder: Path, hooks: Sequence[object] = (), run: RunRow | None = None, **sections: Any
 ) -> AsyncIterator[Trainer]:
-    """A trainer of the model in `folder` over the bandit in `project`; `run` is one to go on with."""
+    """A trainer of the model in `folder` over the bandit in `project`; `run` is one to continue."""
     from agentrl_cli.trainer import Trainer
 
     if not (project / "task.yaml").is_file():

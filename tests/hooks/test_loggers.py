@@ -1,4 +1,4 @@
-"""Loggers: what reaches the libraries, and that a failing or hanging one never stops a run and is told once."""
+"""Loggers: what reaches the libraries, and that a failing or hanging one never stops a run and is reported once."""
 
 from __future__ import annotations
 
@@ -193,10 +193,10 @@ async def test_a_failing_logger_never_stops_a_run(tmp_path: Path, caplog: pytest
         async with trainer_of(tmp_path / "p", model, [broken, closed], train={"steps": 2}) as trainer:
             run = await trainer.train()
             assert (run.status, run.step) == ("finished", 2) and len(trainer.store.runs.steps(run.id)) == 2
-    told = [record.getMessage() for record in caplog.records if record.name == "agentrl.hooks"]
-    assert len(told) == 2, "each is told once"
-    assert any("broken failed (ConnectionError: no server)" in text for text in told)
-    assert any("closed failed (PermissionError: no key)" in text for text in told)
+    reported = [record.getMessage() for record in caplog.records if record.name == "agentrl.hooks"]
+    assert len(reported) == 2, "each is reported once"
+    assert any("broken failed (ConnectionError: no server)" in text for text in reported)
+    assert any("closed failed (PermissionError: no key)" in text for text in reported)
 
 
 async def test_a_logger_that_cannot_be_made_never_stops_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -207,7 +207,7 @@ async def test_a_logger_that_cannot_be_made_never_stops_a_run(tmp_path: Path, ca
     with caplog.at_level(logging.WARNING, "agentrl.hooks"):
         hooks = load_hooks([], tmp_path, loggers=["mine.py:Unmade", "mine.py:Good"])
     assert [type(hook).__name__ for hook in hooks.hooks] == ["Good"]
-    assert "mine.py:Unmade cannot be made (RuntimeError: no account)" in caplog.text
+    assert "mine.py:Unmade cannot be created (RuntimeError: no account)" in caplog.text
     model = write_model(tmp_path / "model")
     async with trainer_of(tmp_path / "p", model, hooks.hooks, train={"steps": 1}) as trainer:
         assert (await trainer.train()).status == "finished"
@@ -220,7 +220,7 @@ def test_a_hanging_logger_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> N
     logger = Hanging()
     started = time.monotonic()
     drive(logger, RUN)
-    assert time.monotonic() - started < 5 and "left behind" in logger.failed
+    assert time.monotonic() - started < 5 and "abandoned" in logger.failed
     logger.go.set()
 
 

@@ -146,7 +146,7 @@ async def test_a_policy_samples_as_configured() -> None:
         ({"min_p": 1.5}, "min_p 1.5"),
         ({"repetition_penalty": 0.0}, "repetition_penalty 0 is not above 0"),
         ({"stop_strings": ("x", "")}, "stop_strings has an empty text"),
-        ({"bad_ids": (5, -1)}, "bad_ids has -1, which is no token"),
+        ({"bad_ids": (5, -1)}, "bad_ids has -1, which is not a token"),
         ({"bad_ids": (5, 96)}, "bad_ids has 96, and the model knows tokens 0 to 95"),
         ({"bad_ids": tuple(range(96))}, "bad_ids forbids every token"),
     ],

@@ -30,7 +30,7 @@ def model_of(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def dead() -> int:
-    """The number of a process that is gone."""
+    """The id of a process that has exited."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
@@ -81,8 +81,8 @@ def test_sweeping_puts_back_what_was_aside_and_deletes_the_rest(tmp_path: Path, 
     fake(tmp_path / f".best.partial-{dead}")
     (tmp_path / f".step-000004.partial-{dead}").mkdir()  # killed while it was written
     (tmp_path / f".step-000002.old-{dead}").mkdir()  # not whole: nothing to put back
-    fake(tmp_path / f".step-000006.partial-{os.getppid()}")  # somebody is writing it
-    (tmp_path / ".cache-1").mkdir()  # none of ours
+    fake(tmp_path / f".step-000006.partial-{os.getppid()}")  # another process is writing it
+    (tmp_path / ".cache-1").mkdir()  # not one of this project's
     sweep(tmp_path)
     assert names(tmp_path) == [".cache-1", f".step-000006.partial-{os.getppid()}", "best", "last"]
     assert (tmp_path / "best" / "trainer.pt").read_text() == "best"
@@ -126,12 +126,12 @@ def test_replacing_what_is_not_there(tmp_path: Path) -> None:
     assert names(tmp_path) == ["last"]
 
 
-@pytest.mark.parametrize("gone", ["trainer.pt", "config.json", "model.safetensors"])
-def test_whole(source: Path, tmp_path: Path, gone: str) -> None:
+@pytest.mark.parametrize("missing", ["trainer.pt", "config.json", "model.safetensors"])
+def test_whole(source: Path, tmp_path: Path, missing: str) -> None:
     folder = tmp_path / "last"
     save_checkpoint(folder, model_of(source), source, {"step": 1})
     assert whole(folder)
-    (folder / gone).unlink()
+    (folder / missing).unlink()
     assert not whole(folder) and not whole(tmp_path / "missing")
 
 

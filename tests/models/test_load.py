@@ -32,13 +32,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def adapter(folder: Path, base: Path, model: Path) -> Path:
-    """A fresh adapter of `model` in `folder`, which says that it belongs to `base`."""
+    """A fresh adapter of `model` in `folder`, which states that it belongs to `base`."""
     loaded: Any = add_adapter(
         load_model(model, CONFIG, base=folder.parent), LoraConfig(enabled=True, r=2), folder.parent
     )
     save_model(loaded, model, folder)
-    told = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps({**told, "base_model_name_or_path": str(base)}))
+    reported = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**reported, "base_model_name_or_path": str(base)}))
     return folder
 
 
@@ -51,7 +51,7 @@ def test_a_model_of_ones_own_named_tiny_agent_is_its_adapters_base(source: Path,
     torch.testing.assert_close(kept, own.model.embed_tokens.weight, atol=0, rtol=0)
 
 
-def test_the_bundled_model_stands_in_only_where_the_folder_is_gone(source: Path, tmp_path: Path) -> None:
+def test_the_bundled_model_stands_in_only_where_the_folder_is_missing(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "adapter"
     folder.mkdir()
 
@@ -122,7 +122,7 @@ def test_an_adapter_of_a_hub_model_names_it_and_not_a_folder_of_this_machine(sou
     loaded: Any = add_adapter(load_model(source, CONFIG, base=tmp_path), LoraConfig(enabled=True, r=2), tmp_path)
     name_base(loaded, "org/name", "v1")
     save_model(loaded, source, tmp_path / "adapter")  # asks no hub: there is none here
-    told = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert (told["base_model_name_or_path"], told["revision"]) == ("org/name", "v1")
+    reported = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (reported["base_model_name_or_path"], reported["revision"]) == ("org/name", "v1")
     with pytest.raises(ModelError, match="org/name cannot be had"):
         adapter_base(tmp_path / "adapter", ModelConfig(offline=True), base=tmp_path)

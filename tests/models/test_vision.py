@@ -181,7 +181,7 @@ def test_what_functions_answer_as_pictures() -> None:
 # --- sampling and training ------------------------------------------------------------------------------------------
 
 
-async def test_what_is_sampled_after_an_image_is_what_training_computes(
+async def test_log_probabilities_after_an_image_equal_those_of_training(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = Config.model_validate({"adapter": {"enabled": True, "r": 2}})
@@ -302,7 +302,7 @@ def test_pictures_are_kept_once_and_shown(trained: tuple[Path, list[Episode]], t
         assert f"image 24x16  {len(RED)} bytes  sha256 {hashlib.sha256(RED).hexdigest()[:8]}" in line
         assert Path(line.split()[-1]).read_bytes() == RED
         start = view.texts.index("<|image_pad|>")
-        assert view.texts[start + 1 : start + 6] == ["<|image_pad|>"] * 5  # six are still told one by one
+        assert view.texts[start + 1 : start + 6] == ["<|image_pad|>"] * 5  # six are still listed one by one
         export_jsonl(store, [made[0].id], tmp_path / "e.jsonl")
         export_html(store, [made[0].id], tmp_path / "e.html", token_texts)
     row = json.loads((tmp_path / "e.jsonl").read_text())
@@ -374,7 +374,7 @@ async def test_what_cannot_be_seen_is_refused(folder: Path) -> None:
         trained_logprobs(tiny(), [[segment]])
 
 
-async def test_a_template_that_drops_pictures_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_template_that_drops_pictures_is_reported(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     dropping = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "")
     images = Images(7, lambda data: (1, 1, 4))
     for template in (dropping, None):  # the second one cannot join a list to a text

@@ -79,7 +79,7 @@ def ends(words: str, *, later: bool) -> Callable[..., Any]:
 # --- what is not graded ----------------------------------------------------------------------------------------------
 
 
-async def test_a_primary_reward_of_none_is_masked_counted_and_told(tmp_path: Path, model: Path) -> None:
+async def test_a_primary_reward_of_none_is_masked_counted_and_reported(tmp_path: Path, model: Path) -> None:
     code = TASK_PY.replace("    said =", "    if episode.sample == 1:\n        return None\n    said =", 1)
     write_pack(tmp_path, code=code)
     async with trainer_of(tmp_path, model, algo={"drop_zero_variance": False}) as trainer:
@@ -150,7 +150,7 @@ async def test_a_cancellation_from_outside_still_cancels() -> None:
 
 
 def test_a_ctrl_c_of_the_user_is_not_the_code_s_own() -> None:
-    """Python's handler, asyncio's, and a handler of somebody's: each raises in whatever runs."""
+    """Python's handler, asyncio's, and a project's own handler: each raises in the running code."""
 
     def handler(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
@@ -313,7 +313,7 @@ def test_a_rollout_and_an_eval_of_which_nothing_is_graded_fail(
         assert {row.reward for row in store.episodes.rows(store.episodes.ids("", "time"))} == {None}
     (tmp_path / "data" / "train.jsonl").write_text("")
     assert main(["rollout", "-n", "2", "--project", str(tmp_path)]) == 2
-    assert "has no rows" in capsys.readouterr().err
+    assert "No tasks in split train" in capsys.readouterr().err
 
 
 def test_a_script_s_stdout_is_its_own(tmp_path: Path, model: Path) -> None:

@@ -171,7 +171,7 @@ HUMANEVAL = {
 
 
 async def test_humanevals_tests_decide_in_the_sandbox() -> None:
-    """The published form: what the prompt begins may be continued, or written anew without its imports."""
+    """The published form: what the prompt begins may be continued, or written again without its imports."""
     pack = Pack.of("he", [HUMANEVAL], [Reward("passes", rules.humaneval)], sandbox=True)
     (task,) = pack.tasks("train")
     whole = "def area(r):\n    return half(math.pi * r * r)\n"
@@ -203,7 +203,7 @@ async def test_humanevals_tests_decide_in_the_sandbox() -> None:
 
 
 class Fake:
-    """An OpenAI-compatible endpoint that says what it is told to."""
+    """An OpenAI-compatible endpoint that returns given answers."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -265,8 +265,8 @@ async def test_a_judge_scores_between_its_ends_and_is_asked_once(fake: Fake, tmp
     [
         (["I like it."], "gave no score"),
         (["Score: 11"], "not between 0 and 10"),
-        ([500], "cannot be asked"),
-        ([{"choices": []}], "answered no text"),
+        ([500], "cannot be reached"),
+        ([{"choices": []}], "returned no text"),
     ],
 )
 async def test_a_judge_that_fails_masks_the_episode(fake: Fake, answers: list[Any], words: str) -> None:
@@ -287,7 +287,7 @@ async def test_a_judge_that_is_silent_is_given_up_and_asked_again(fake: Fake) ->
     assert (await value(judge))[0] == 1.0 and len(fake.bodies) == 2
     fake.answers = [0.6]
     other = Judge.of({"url": fake.url, "model": "n", "timeout": 0.1, "retries": 1}, "here")
-    with pytest.raises(EnvError, match="n cannot be asked"):
+    with pytest.raises(EnvError, match="n cannot be reached"):
         await value(other)
     assert len(fake.bodies) == 4
 
@@ -354,7 +354,7 @@ async def test_a_reward_model_scores_the_conversation(tiny: Path) -> None:
 
 
 async def test_a_reward_model_that_fails_masks_the_episode(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(EnvError, match="reads 5"):
+    with pytest.raises(EnvError, match="takes 5"):
         await value(RewardModel(str(tiny), max_tokens=5))
     with pytest.raises(ModelError, match="cannot be loaded"):
         await value(RewardModel(str(tmp_path)))

@@ -130,7 +130,7 @@ async def test_a_fault_of_the_sandbox_is_not_a_failed_test() -> None:
         await score(EPISODE, one(tests), context(open_session=open_session))
 
 
-async def test_a_run_without_a_sandbox_says_so() -> None:
+async def test_a_run_without_a_sandbox_reports_it() -> None:
     with pytest.raises(EnvError, match="no sandbox"):
         await context().session()
 

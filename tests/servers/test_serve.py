@@ -1,4 +1,4 @@
-"""Screens in a browser: nobody gets in without the token, nor by another name."""
+"""Screens in a browser: no access without the token, nor by another name."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_command_serves_without_telling_the_token_twice(tmp_path: Path) -> N
     )
     assert process.stdout is not None
     address = process.stdout.readline().strip()
-    assert _listens(urlsplit(address).port or 0), "an address that is told can be opened"
+    assert _listens(urlsplit(address).port or 0), "an address that is reported can be opened"
     with pytest.raises(urllib.error.HTTPError, match="403"):
         urllib.request.urlopen(address.partition("?")[0], timeout=20)
     cookies = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())

@@ -134,7 +134,7 @@ async def test_finished_external_calls_keep_their_answer_and_their_state(tmp_pat
         assert (await second.call(bump("b", 2)))["result"]["text"] == "7" and again.ran == 1
 
 
-async def test_a_state_that_comes_out_otherwise_is_told(tmp_path: Path) -> None:
+async def test_a_state_that_comes_out_otherwise_is_reported(tmp_path: Path) -> None:
     def dice(ctx: ToolContext) -> str:
         """Roll."""
         return os.urandom(8).hex()
@@ -260,7 +260,7 @@ async def test_too_many_calls_are_sent_away_and_come_back(tmp_path: Path) -> Non
         assert server.active == 2
         with pytest.raises(Busy):
             await server.call({"calls": calls[:1]})
-        with pytest.raises(UsageError, match="at most 2"):
+        with pytest.raises(UsageError, match="limit is 2"):
             await server.call({"calls": calls})
         tally.hold.set()
         texts = [(await task)["results"][0]["result"]["text"] for task in waiting]
@@ -277,14 +277,14 @@ async def test_a_batch_is_answered_in_order_whatever_goes_wrong_in_it(tmp_path: 
             assert opened == {"trajectory": name, "tools": [tally.tool.schema], "opening": []}
         calls = [
             {"trajectory": "t", "key": "1", "name": "bump", "arguments": {"by": 1}},
-            {"trajectory": "gone", "key": "1", "name": "bump", "arguments": {"by": 1}},
+            {"trajectory": "missing", "key": "1", "name": "bump", "arguments": {"by": 1}},
             {"trajectory": "u", "key": "1", "name": "bump", "arguments": {"by": 10}},
             {"trajectory": "u", "key": "2", "name": "bump", "arguments": {"by": "x"}},
             {"trajectory": "u", "key": "3", "name": "jump", "arguments": {}},
         ]
-        first, gone, second, bad, unknown = (await remote.post("/v1/call", {"calls": calls}))["results"]
+        first, missing, second, bad, unknown = (await remote.post("/v1/call", {"calls": calls}))["results"]
         assert (first["result"]["text"], first["state"]) == ("1", {"total": 1})
-        assert gone == {"fault": "usage_error", "message": "No trajectory gone is open."}
+        assert missing == {"fault": "usage_error", "message": "No trajectory missing is open."}
         assert (second["result"]["text"], second["state"], second["result"]["error"]) == ("10", {"total": 10}, None)
         assert (bad["result"]["error"], unknown["result"]["error"]) == ("bad_arguments", "unknown_tool")
         assert set(first["result"]) == {
@@ -299,7 +299,7 @@ async def test_a_batch_is_answered_in_order_whatever_goes_wrong_in_it(tmp_path: 
             "done",
         }
         assert (await remote.post("/v1/rewards", {"trajectories": ["t"]})) == {"rewards": {"t": {}}}
-        assert (await remote.post("/v1/close", {"trajectories": ["t", "u", "gone"]})) == {"closed": ["t", "u"]}
+        assert (await remote.post("/v1/close", {"trajectories": ["t", "u", "missing"]})) == {"closed": ["t", "u"]}
 
 
 async def test_a_tool_runs_as_often_at_once_as_it_says(tmp_path: Path) -> None:
@@ -505,7 +505,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there and is no corpse that nobody collected yet."""
+    """Whether a process runs and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -542,7 +542,7 @@ async def test_a_server_that_is_ended_lets_calls_finish_and_frees_its_sandboxes(
 def test_the_command_refuses_an_open_door(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "agentrl_cli", "tools", "serve", "--no-auth", "--host", "0.0.0.0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 2 and "Without a token" in done.stderr
+    assert done.returncode == 2 and "loopback" in done.stderr
 
 
 PAGES: list[dict[str, str]] = [
@@ -585,7 +585,7 @@ async def test_health_names_the_tools_to_those_with_the_token(tmp_path: Path) ->
             assert (await said("/v1/tools", Authorization=sesame))[0] == 401
 
 
-async def test_an_answer_full_of_boxes_stops_nobody(tmp_path: Path) -> None:
+async def test_an_answer_full_of_boxes_blocks_no_one(tmp_path: Path) -> None:
     async with served(tmp_path, [Tally().tool]) as (_, address), aiohttp.ClientSession() as session:
         head = {"Authorization": "Bearer secret"}
 

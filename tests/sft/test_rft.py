@@ -197,8 +197,8 @@ def test_options_that_do_not_go_together(project: Path, tmp_path: Path, capfd: p
 def test_a_file_is_no_place_for_a_model(
     project: Path, tmp_path: Path, below: str, force: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Told before anything is trained."""
+    """Reported before anything is trained."""
     (tmp_path / "rows.jsonl").write_text("{}")
     code = main(["sft", str(tmp_path / "rows.jsonl" / below), "--best-of", "2", *force, "--project", str(project)])
-    assert code == 2 and "is no folder" in capfd.readouterr().err
+    assert code == 2 and "is not a folder" in capfd.readouterr().err
     assert (tmp_path / "rows.jsonl").read_text() == "{}"

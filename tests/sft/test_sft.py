@@ -109,7 +109,7 @@ def test_rate_warms_up_stays_and_falls_to_a_twentieth() -> None:
 def test_the_bundled_recipe_loads_and_a_bad_one_is_named(tmp_path: Path) -> None:
     assert set(load_recipe().packs) == {"code-task", "calc-task", "echo-task"}
     (tmp_path / "bad.yaml").write_text("packs: {}\nstep: 3\n")
-    with pytest.raises(ConfigError, match=r"bad\.yaml is no recipe.*step"):
+    with pytest.raises(ConfigError, match=r"bad\.yaml is not a recipe.*step"):
         load_recipe(tmp_path / "bad.yaml")
 
 

@@ -52,7 +52,7 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def stopped(process: Started) -> int:
-    """The number of a process that has sent itself SIGSTOP, once it stands still."""
+    """The number of a process that has sent itself SIGSTOP, once it is stopped."""
     pid = int(process.process.pid)
     end = time.monotonic() + 60
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
@@ -102,7 +102,7 @@ def test_a_claim_is_taken_from_the_dead_alone(tmp_path: Path, other: subprocess.
                 assert f"taken over by agentrl train (process {other.pid}" in store.claims.lost(run.id)
 
 
-def test_a_process_that_nobody_waited_for_is_dead(tmp_path: Path) -> None:
+def test_a_zombie_counts_as_dead(tmp_path: Path) -> None:
     process = subprocess.Popen(["sleep", "60"])
     started = start_of(process.pid)
     assert started and _start_by_ps(process.pid)

@@ -127,7 +127,7 @@ def test_missing_and_empty_files(path: Path) -> None:
     assert Store.open(path, readonly=True).runs.all() == []
 
 
-def test_a_damaged_file_says_so(path: Path) -> None:
+def test_a_damaged_file_reports_it(path: Path) -> None:
     with Store.open(path) as store:
         for n in range(200):
             store.episodes.finish(episode_of(n)[0])
@@ -163,7 +163,7 @@ def test_a_full_disk_loses_nothing_that_was_written(path: Path) -> None:
         assert store.db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_a_full_disk_in_the_background_is_told_by_the_next_write(path: Path) -> None:
+def test_a_full_disk_in_the_background_is_reported_by_the_next_write(path: Path) -> None:
     with Store.open(path) as store:
         store.db.execute(f"PRAGMA max_page_count={store.db.execute('PRAGMA page_count').fetchone()[0]}")
         store.journal.add_log(None, "info", "x" * 100_000)
@@ -181,7 +181,7 @@ def test_a_lock_is_waited_for_and_then_named(path: Path, raw: sqlite3.Connection
     with Store.open(path, busy_ms=50) as store:
         with pytest.raises(StoreError, match="locked by another process"):
             store.runs.add(RunRow(id="r1", name="a"))
-        assert store.runs.all() == []  # reading goes on
+        assert store.runs.all() == []  # reading still works
     with Store.open(path) as store:
         raw.execute("COMMIT")
         other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)

@@ -135,7 +135,7 @@ def test_a_transaction_that_fails_takes_nothing_that_waited(store: Store) -> Non
     assert same(store.episodes.get(episode.id), episode)
 
 
-def test_an_end_with_other_turns_than_were_told_is_what_counts(store: Store) -> None:
+def test_an_end_with_other_turns_than_were_reported_is_what_counts(store: Store) -> None:
     rng = np.random.default_rng(0)
     episode = next(e for e in iter(lambda: random_episode(rng), None) if len(e.turns) > 3)
     store.episodes.start(begun(episode))
@@ -152,7 +152,7 @@ def test_an_end_with_other_turns_than_were_told_is_what_counts(store: Store) -> 
         store.episodes.add_turn("e2", Turn(0, "user", (), 0, 3), Tokens.given([1, 2], [2, 2]), later=True)
 
 
-def test_a_row_that_is_refused_is_told_and_holds_nothing_back(store: Store) -> None:
+def test_a_row_that_is_refused_is_reported_and_holds_nothing_back(store: Store) -> None:
     good, bad = (random_episode(np.random.default_rng(n)) for n in range(2))
     for episode in (bad.with_(run_id="nosuch"), good):
         store.episodes.start(begun(episode))

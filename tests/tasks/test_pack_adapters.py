@@ -42,13 +42,13 @@ def test_what_a_pack_brings(pack: str, name: str) -> None:
     files = {path.name: path for path in folder.iterdir()}
     assert sum(path.stat().st_size for path in files.values()) <= MOST
     assert {tensor.dtype for tensor in load_file(files["adapter_model.safetensors"]).values()} == {torch.float16}
-    told = json.loads(files["adapter_config.json"].read_text())
-    assert told["base_model_name_or_path"] == "tiny"
+    reported = json.loads(files["adapter_config.json"].read_text())
+    assert reported["base_model_name_or_path"] == "tiny"
     for own in ("tokenizer.json", "chat_template.jinja"):
         assert files[own].read_bytes() == (bundled_model() / own).read_bytes()
     recipe = load_recipe(folder / "recipe.yaml")
     assert list(recipe.packs) == [pack] and recipe.adapter is not None
-    assert (recipe.adapter["r"], recipe.adapter["alpha"]) == (told["r"], told["lora_alpha"])
+    assert (recipe.adapter["r"], recipe.adapter["alpha"]) == (reported["r"], reported["lora_alpha"])
     base = hashlib.sha256((bundled_model() / "model.safetensors").read_bytes()).hexdigest()
     assert recipe.extra["base_sha256"] == base, "another bundled model: make the adapter again by its recipe"
     assert yaml.safe_load((packs_dir() / pack / "task.yaml").read_text())["defaults"]["model"] == {"name": name}

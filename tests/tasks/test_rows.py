@@ -1,4 +1,4 @@
-"""Rows of other projects, from every kind of file, and from code; a bad one is told with its place."""
+"""Rows of other projects, from every kind of file, and from code; a bad one is reported with its place."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def with_data(folder: Path, **data: Any) -> Path:
 # --- forms -----------------------------------------------------------------------------------------------------------
 
 
-def test_forms_are_told_apart() -> None:
+def test_forms_are_distinguished() -> None:
     rows = (VERL, MESSAGES, MINIMIND, HUMANEVAL, GSM8K, TRL)
     assert [detect(row) for row in rows] == ["verl", "messages", "minimind", "humaneval", "gsm8k", "own"]
     assert detect({**GSM8K, "prompt": "p"}) == "own"  # a pack's row may well have a question, too
@@ -132,13 +132,13 @@ def test_humaneval_gsm8k_and_trl_rows(folder: Path) -> None:
     [
         ({**VERL, "reward_model": "rule"}, "must be objects"),
         ({**VERL, "prompt": []}, "must be a list of messages"),
-        ({**VERL, "images": [{"bytes": "x"}]}, "`images` of a prompt are not read"),
+        ({**VERL, "images": [{"bytes": "x"}]}, "`images` in a prompt are not supported"),
         ({**MESSAGES, "tools": [{"function": {}}]}, "a schema in `tools` has no name"),
         ({**MESSAGES, "tools": [{"function": {"name": "look"}}], "tool_choice": "auto"}, "no tool 'look'"),
         ({**MESSAGES, "tool_choice": "always"}, "`tool_choice` must be none, auto, required or name a function"),
-        ({**MESSAGES, "tools": [], "tool_choice": "required"}, "and there are no tools"),
-        ({**MESSAGES, "tool_choice": {"function": {"name": "x"}}}, "names 'x', which is none"),
-        ({**TRL, "tool_choice": {"function": {"name": "x"}}}, "names 'x'; there are lookup"),
+        ({**MESSAGES, "tools": [], "tool_choice": "required"}, "but the task has no tools"),
+        ({**MESSAGES, "tool_choice": {"function": {"name": "x"}}}, "names 'x', which is not"),
+        ({**TRL, "tool_choice": {"function": {"name": "x"}}}, "names 'x'; the tools are lookup"),
         ({**MINIMIND, "conversations": MINIMIND["conversations"][:2]}, "the assistant's placeholder"),
         ({"conversations": []}, "at least two messages"),
         ({**GSM8K, "question": 3}, "`question` must be a text"),
@@ -148,7 +148,7 @@ def test_humaneval_gsm8k_and_trl_rows(folder: Path) -> None:
         ),
     ],
 )
-def test_bad_rows_of_every_form_are_told_with_file_and_line(folder: Path, row: dict[str, Any], words: str) -> None:
+def test_bad_rows_of_every_form_are_reported_with_file_and_line(folder: Path, row: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError) as caught:
         tasks(folder, TRL, row)
     assert caught.value.message.startswith(f"{folder}/data/train.jsonl:2: ") and words in caught.value.message
@@ -184,10 +184,10 @@ def test_parquet_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = {**VERL, "extra_info": {"tools_kwargs": {"other": {"create_kwargs": {"a": 1}}}}}
     parquet.write_table(pyarrow.Table.from_pylist([VERL, other]), folder / "data" / "train.parquet")
     first, second = load_pack(folder).tasks("train")
-    assert first.data["extra_info"] == VERL["extra_info"]  # what the other row has is no null of this one
+    assert first.data["extra_info"] == VERL["extra_info"]  # fields of the other row are not nulls of this one
     assert second.data["extra_info"] == other["extra_info"]
     (folder / "data" / "train.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(DataError, match=r"train\.parquet is no parquet file"):
+    with pytest.raises(DataError, match=r"train\.parquet cannot be read as parquet"):
         load_pack(folder).tasks("train")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingDependency) as caught:
@@ -200,15 +200,15 @@ def test_a_dataset_of_the_hub(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.jsonl").write_text(json.dumps(GSM8K) + "\n")
-    with_data(folder, train={"hub": str(tmp_path / "set"), "split": "train"}, test={"hub": "nobody/nothing-here"})
+    with_data(folder, train={"hub": str(tmp_path / "set"), "split": "train"}, test={"hub": "no-one/nothing-here"})
     assert load_pack(folder).tasks("train")[0].data["answer"] == "1002"
-    with pytest.raises(EnvironmentProblem, match=r"nobody/nothing-here cannot be reached") as caught:
+    with pytest.raises(EnvironmentProblem, match=r"no-one/nothing-here cannot be reached") as caught:
         load_pack(folder).tasks("test")
     assert "save its rows as JSONL or parquet" in caught.value.hint
 
 
 def test_a_dataset_that_was_saved_to_disk(folder: Path) -> None:
-    """Arrow files, a dataset alone or with its splits, beside task.yaml; a bad row is told with its number."""
+    """Arrow files, a dataset alone or with its splits, beside task.yaml; a bad row is reported with its number."""
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
     rows = datasets.Dataset.from_list([GSM8K, {**GSM8K, "answer": "#### 7"}])
@@ -301,7 +301,7 @@ def test_dataset_classes_and_generators(folder: Path) -> None:
         ({"path": "a.jsonl", "seed": 1}, "unknown keys: seed"),
         ({"path": "a.jsonl", "form": "verk"}, "No form named 'verk'"),
         ({"path": "a.jsonl", "limit": 0}, "`limit` must be a number above 0"),
-        ({"generate": "g"}, "`count` is needed"),
+        ({"generate": "g"}, "`count` is missing"),
     ],
 )
 def test_sources_that_cannot_be(folder: Path, value: object, words: str) -> None:
@@ -311,10 +311,10 @@ def test_sources_that_cannot_be(folder: Path, value: object, words: str) -> None
 
 
 def test_other_files_are_refused(folder: Path) -> None:
-    with_data(folder, train="rows.csv", test="gone.jsonl")
+    with_data(folder, train="rows.csv", test="missing.jsonl")
     with pytest.raises(ConfigError, match=r"rows are read from \.jsonl, \.json, \.parquet"):
         load_pack(folder).tasks("train")
-    with pytest.raises(NotFound, match=r"gone\.jsonl"):
+    with pytest.raises(NotFound, match=r"missing\.jsonl"):
         load_pack(folder).tasks("test")
 
 

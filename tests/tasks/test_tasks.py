@@ -1,4 +1,4 @@
-"""Rows are checked to the last field, and a mistake is told with its place; so is a weight of no reward."""
+"""Rows are checked to the last field, and a mistake is reported with its place; so is a weight of no reward."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_good_rows(folder: Path, row: dict[str, Any]) -> None:
         ({**GOOD, "family": 3}, "`family` must be a text, not 3"),
         ({**GOOD, "prompt": []}, "`prompt` must be a text or a list"),
         ({**GOOD, "prompt": ["hello"]}, "message 0: a message has role and content"),
-        (messages(role="usr"), "message 1: the role 'usr' is none of system, user, assistant, tool"),
+        (messages(role="usr"), "message 1: the role 'usr' is not one of system, user, assistant, tool"),
         (messages(content=["a"]), "message 1: `content` must be a text, not list"),
         (messages(content=None), "message 1: `content` must be a text, not NoneType"),
         ({**GOOD, "tools": "lookup"}, "`tools` must be a list of names"),
         ({**GOOD, "tools": ["lokup"]}, "the pack has no tool 'lokup'; it has lookup"),
     ],
 )
-def test_bad_rows_are_told_with_file_and_line(folder: Path, row: object, words: str) -> None:
+def test_bad_rows_are_reported_with_file_and_line(folder: Path, row: object, words: str) -> None:
     path = write(folder, {**GOOD, "id": "first"}, row)
     with pytest.raises(DataError) as caught:
         load_pack(folder).tasks("train")
@@ -72,10 +72,10 @@ def test_read_gives_good_rows_and_every_bad_line(folder: Path) -> None:
     tasks, bad = load_pack(folder).read("train")
     assert [task.data["id"] for task in tasks] == ["a", "b"]
     assert [line.number for line in bad] == [3, 5, 6, 7]
-    assert bad[1] == BadLine(5, "the id 'a' stands in line 1 too.") and bad[3].text.startswith("not UTF-8")
+    assert bad[1] == BadLine(5, "the id 'a' is also in line 1.") and bad[3].text.startswith("not UTF-8")
     with pytest.raises(DataError) as caught:
         load_pack(folder).tasks("train")
-    assert caught.value.hint.startswith("4 rows are bad")
+    assert caught.value.hint.startswith("4 rows are invalid")
 
 
 def test_rows_of_a_script_are_checked_too() -> None:

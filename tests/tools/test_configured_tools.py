@@ -384,7 +384,7 @@ async def test_a_row_picks_its_trl_environment(tmp_path: Path) -> None:
         ({"environment": "pathlib:Path"}, "needs reset"),
         ({"mcp": {"x": {"command": "a", "url": "b"}}}, "either a command or a url"),
         ({"mcp": {"x": {"command": "a", "sesion": "b"}}}, "unknown keys: sesion"),
-        ({"mcp": {"mcp_servers_config_path": "gone.json"}}, "there is no"),
+        ({"mcp": {"mcp_servers_config_path": "missing.json"}}, "does not exist"),
         ({"mcp": {}}, "no MCP server is named"),
     ],
 )

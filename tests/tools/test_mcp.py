@@ -86,7 +86,7 @@ async def test_a_server_over_stdio(folder: Path) -> None:
     failed = await tools["fail"].call(states["fail"], {})
     assert failed.error == "exception" and "fail" in failed.text
     assert (await tools["add"].call(states["add"], {"a": "x"})).error == "bad_arguments"
-    with pytest.raises(EnvError, match="went away"):
+    with pytest.raises(EnvError, match="was lost"):
         await tools["leave"].call(states["leave"], {})
     again = await tools["add"].create(ToolContext())  # the next episode finds the server back
     assert (await tools["add"].call(again, {"a": 1, "b": 1})).text == "2"

@@ -125,7 +125,7 @@ async def test_databases_from_files_and_those_that_cannot_be(tmp_path: Path) -> 
         tool = SqlTool(name, writable=True).at(tmp_path)
         assert (await calls(tool, {"query": "DELETE FROM item"}))[0].text == "OK, 3 rows changed."
         assert (await calls(tool, {"query": "SELECT count(*) FROM item"}))[0].text == "count(*)\n3"
-    for source in ("gone.db", "CREATE TABEL x"):
+    for source in ("missing.db", "CREATE TABEL x"):
         with pytest.raises(EnvError):
             await calls(SqlTool().at(tmp_path), database=source)
     with pytest.raises(ConfigError):
@@ -181,7 +181,7 @@ async def test_search_reads_folders_of_texts_and_sees_changes(tmp_path: Path) ->
 
 
 async def test_corpora_that_cannot_be(tmp_path: Path) -> None:
-    for tool, words in ((SearchTool(), "neither a corpus"), (SearchTool("gone").at(tmp_path), "no corpus")):
+    for tool, words in ((SearchTool(), "neither a corpus"), (SearchTool("missing").at(tmp_path), "does not exist")):
         with pytest.raises(EnvError, match=words):
             await calls(tool, {"query": "a"})
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"txt": "b"}\n')
@@ -212,7 +212,7 @@ class Site:
                 self.answer()
 
             def answer(self) -> None:
-                status, headers, body = site.pages.get(self.path, (404, {}, b"gone"))
+                status, headers, body = site.pages.get(self.path, (404, {}, b"missing"))
                 self.send_response(status)
                 for key, value in {"Content-Type": "text/html; charset=utf-8", **headers}.items():
                     self.send_header(key, value)
@@ -255,7 +255,7 @@ async def test_search_asks_a_retriever(site: Site) -> None:
     with pytest.raises(EnvError, match="in another form"):
         await calls(SearchTool(url=f"{site.url}/retrieve"), {"query": "moons"})
     with pytest.raises(EnvError, match="answered 404"):
-        await calls(SearchTool(url=f"{site.url}/gone"), {"query": "moons"})
+        await calls(SearchTool(url=f"{site.url}/missing"), {"query": "moons"})
 
 
 # --- fetch_page ------------------------------------------------------------------------------------------------------
@@ -348,7 +348,11 @@ async def test_redirects_are_checked_again(site: Site) -> None:
     site.pages["/out"] = (302, {"Location": f"http://localhost:{site.port}/end"}, b"")
     site.pages["/round"] = (302, {"Location": "/round"}, b"")
     assert (await fetch(fetcher(site), f"{site.url}/in")).text == "there"
-    for path, words in (("/out", "localhost is not on the list"), ("/round", "more than 5"), ("/gone", "answered 404")):
+    for path, words in (
+        ("/out", "localhost is not on the list"),
+        ("/round", "more than 5"),
+        ("/missing", "answered 404"),
+    ):
         result = await fetch(fetcher(site), site.url + path)
         assert result.error == "refused" and words in result.text
 

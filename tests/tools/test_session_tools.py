@@ -108,7 +108,7 @@ async def test_view_shows_ranges_and_says_what_is_left(ctx: ToolContext) -> None
         ({"action": "edit", "path": "a", "old": "", "new": "one"}, "old is empty"),
     ],
 )
-async def test_what_goes_wrong_is_told(ctx: ToolContext, arguments: dict[str, Any], says: str) -> None:
+async def test_what_goes_wrong_is_reported(ctx: ToolContext, arguments: dict[str, Any], says: str) -> None:
     await (await ctx.session()).write("bytes", b"\xff\xfe")
     await call(ctx, "bash", command="printf 'one\\ntwo\\none\\n' > a; mkdir d")
     result = await call(ctx, "files", **arguments)

@@ -465,7 +465,7 @@ async def test_what_a_thread_of_a_tool_raises_arrives() -> None:
 
 
 def test_a_tool_that_hangs_does_not_hold_the_process() -> None:
-    """Its time is over, the episode went on, the log says so once, and Python ends without it."""
+    """Its time is over, the episode went on, the log reports it once, and Python ends without it."""
     code = """
 import asyncio, time
 from agentrl_cli.threads import THREADS, in_thread
@@ -482,5 +482,5 @@ asyncio.run(go())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0 and "Traceback" not in done.stderr
     assert done.stdout == "late {'threads/abandoned': 1.0}\nlate {'threads/abandoned': 2.0}\n"
-    assert done.stderr.count("runs on in its thread") == 1
+    assert done.stderr.count("keeps running in its thread") == 1
     assert time.monotonic() - started < 30

@@ -94,7 +94,7 @@ def test_a_template_is_audited(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     told = capsys.readouterr().out
     assert "turns can be appended: False" in told and "model.append_only=true" in told
     assert main(["doctor", "--template", str(tmp_path / "none")]) == 2
-    assert "no model folder" in capsys.readouterr().err
+    assert "No model folder" in capsys.readouterr().err
 
 
 def test_the_sandbox_is_attacked_and_the_matrix_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -197,7 +197,7 @@ async def test_protocol_says_ready_and_idle_and_survives_nonsense(script: list[s
     assert [event["message"] for event in events if event["ev"] == "error"] == [
         "not a request: Expecting value: line 1 column 1 (char 0)",
         "unknown request 'nope'",
-        "There is nothing to take back.",
+        "There is nothing to undo.",
     ]
     assert "saved" in kinds and "token" in kinds
 

@@ -85,7 +85,7 @@ async def test_replay_shows_the_tree_and_each_branch_alone(db: Path) -> None:
         assert "It costs 54" in visible(app)
 
 
-async def test_an_episode_in_one_branch_says_so(db: Path) -> None:
+async def test_an_episode_of_one_branch_has_no_other_to_show(db: Path) -> None:
     app = AgentApp(db, lambda reader: ReplayScreen(reader, "ep0120003"))
     async with app.run_test(notifications=True, size=(120, 40)) as pilot:
         text = await until_text(pilot, "> 2 asst +tool")

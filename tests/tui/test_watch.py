@@ -86,7 +86,7 @@ async def test_controls_ask_first_and_only_yes_sends(db: Path) -> None:
         assert [control.action for control in store.controls.take("run7")] == ["checkpoint", "evaluate"]
 
 
-async def test_a_paused_run_says_so_and_the_pace_leaves_the_pause_out(db: Path) -> None:
+async def test_a_paused_run_reports_it_and_the_pace_leaves_the_pause_out(db: Path) -> None:
     with Store.open(db) as store:
         store.controls.add("run7", "pause")
         store.controls.take("run7")

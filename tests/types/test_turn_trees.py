@@ -87,6 +87,6 @@ def test_values_of_sampled_tokens_go_to_the_branches_and_back() -> None:
 def test_odd_trees() -> None:
     assert Episode("e", "t").branches == () and Episode("e", "t").linear and len(Episode("e", "t").sequences) == 1
     late = episode([Said("user", (1,)), Said("assistant", (2,), parent=5)])
-    assert late.branches == ((0,), (1,))  # a parent that is no earlier turn counts as none
+    assert late.branches == ((0,), (1,))  # a parent that does not come earlier counts as none
     roots = episode([Said("user", (1,), parent=ROOT), Said("user", (2,), parent=ROOT)])
     assert roots.branches == ((0,), (1,)) and not roots.sequences[1].trained.any()

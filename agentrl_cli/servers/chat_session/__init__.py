@@ -1,1 +1,1 @@
-"""The child process behind the chat and what-if screens: it loads the model, so the screens need not."""
+"""The child process of the chat and what-if screens; it loads the model, so that the screens stay light."""

@@ -3,10 +3,10 @@
     python -m agentrl_cli.servers.chat_session.child --model tiny --pack code-task [--task ID] [--project DIR] …
 
 Requests, one JSON object a line: `{"op": "user", "text"}`, `as_model`, `as_tool`, `call` (`name`, `arguments`), `undo`,
-`retry`, `reward` (`value`, or none to let the pack score), `save`, `approve` (`on`), `answer` (`run`, `text`, `rest`),
-`simulate` (`on`, or none to ask the simulated user once), `set` (`temperature`, `max_new_tokens`), `cancel`, `quit`.
+`retry`, `reward` (`value`; without it the pack scores), `save`, `approve` (`on`), `answer` (`run`, `text`, `rest`),
+`simulate` (`on`; without it, ask the simulated user once), `set` (`temperature`, `max_new_tokens`), `cancel`, `quit`.
 Events: `ready`, `token`, `turn`, `cut`, `ask`, `result`, `reward`, `saved`, `note`, `error`, and `idle` after each
-request. Only this protocol reaches stdout: whatever a library prints goes to stderr.
+request. Only this protocol reaches stdout: prints of libraries go to stderr.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from agentrl_cli.types.plain import parse_json
 
 
 class Server:
-    """Reads requests, runs them one after another on the session, writes events."""
+    """Reads requests, runs them in order on the session, writes events."""
 
     def __init__(self, out: TextIO) -> None:
         self.out = out
@@ -76,8 +76,8 @@ class Server:
         }
 
     async def ask(self, calls: tuple[ToolCall, ...]) -> Answer:
-        """Asks the person about the first of a turn's calls that are left and waits for `answer`."""
-        if self._over:  # nobody is left to answer
+        """Asks the user about the first of a turn's remaining calls and waits for `answer`."""
+        if self._over:  # stdin is closed: no answer can come
             return Answer(run=False)
         self._answer = asyncio.get_running_loop().create_future()
         turns = self.session.turns if self.session is not None else []
@@ -92,7 +92,7 @@ class Server:
     # -- requests -------------------------------------------------------------------------------------------------
 
     async def serve(self, lines: asyncio.Queue[str | None]) -> None:
-        """Handles requests until `quit` or the end of input; `answer` and `cancel` reach a request that runs."""
+        """Handles requests until `quit` or end of input; `answer` and `cancel` act on the running request."""
         while (line := await lines.get()) is not None:
             try:
                 request = parse_json(line)
@@ -119,9 +119,9 @@ class Server:
         await self._finished()
 
     async def begin(self, prompt: Sequence[Message], past: Episode | None = None, turn: int = 0) -> None:
-        """Starts the conversation, or goes on with a stored one before its turn `turn`.
+        """Starts the conversation, or resumes a stored one before its turn `turn`.
 
-        A prompt that ends with a user message is answered while requests are read.
+        If the prompt ends with a user message, the model answers it while requests are read.
         """
 
         async def first() -> None:
@@ -142,9 +142,9 @@ class Server:
         assert self.session is not None
         for item in (await self.session.resume(past, turn)).reruns:
             if not item.same:
-                self.emit({"ev": "note", "text": f"{item.diverged}: run again, it answered {item.after.text!r:.200}"})
+                self.emit({"ev": "note", "text": f"{item.diverged}: run again, it returned {item.after.text!r:.200}"})
         if self.session.turns[-1].role != "assistant":
-            self.emit({"ev": "note", "text": "the model speaks next: /retry lets it, /as-model TEXT speaks for it"})
+            self.emit({"ev": "note", "text": "it is the model's turn: /retry samples it, /as-model TEXT writes it"})
 
     async def _finished(self) -> None:
         if self._job is not None:
@@ -153,7 +153,7 @@ class Server:
             self._job = None
 
     async def _handle(self, op: str, request: dict[str, Any]) -> None:
-        """One request; a user's mistake or a failing model is an event, and the chat goes on."""
+        """Handles one request; a mistake or a failing model becomes an event, and the chat continues."""
         try:
             await self._do(op, request)
         except AgentRLError as error:
@@ -225,7 +225,7 @@ def call_object(call: ToolCall) -> dict[str, Any]:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The child's own arguments; people use `agentrl chat`."""
+    """The child's own arguments; users run `agentrl chat`."""
     parser = argparse.ArgumentParser(prog="agentrl_cli.servers.chat_session.child", description=__doc__)
     parser.add_argument("--model")
     parser.add_argument("--pack", action="append", default=[])
@@ -238,14 +238,14 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--approve", action="store_true")
-    parser.add_argument("--episode", help="go on from a stored episode")
-    parser.add_argument("--turn", type=int, default=0, help="from which turn of it")
+    parser.add_argument("--episode", help="continue a stored episode")
+    parser.add_argument("--turn", type=int, default=0, help="from this turn")
     parser.add_argument("--script", type=Path, help="replies of the scripted model, a JSON list of texts")
     return parser.parse_args(argv)
 
 
 async def run(argv: Sequence[str], lines: asyncio.Queue[str | None], out: TextIO) -> int:
-    """The whole child: open the model, say `ready`, serve. Returns the exit code."""
+    """Runs the child: opens the model, emits `ready`, serves. Returns the exit status."""
     from agentrl_cli.servers.chat_session.open import open_session
 
     server = Server(out)

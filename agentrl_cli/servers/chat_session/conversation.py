@@ -1,8 +1,8 @@
-"""The state of a conversation: its turns, their tokens, the world that answers; and how each is appended.
+"""The state of a conversation: its turns, their tokens, its environment; and how each is appended.
 
-Token ids are the truth here too: what the model sampled is kept with its log-probabilities, what a person wrote in its
-place is FORCED and never trained, and everything else is appended as the chat template's delta. What a person may do
-in it: session.py.
+Token ids are the truth here too: sampled tokens keep their log-probabilities, text that the user wrote in the model's
+place is FORCED and never trained, and everything else is appended as the chat template's delta. The user's actions
+are in session.py.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ if TYPE_CHECKING:
 
 Emit = Callable[[dict[str, Any]], None]
 Approve = Callable[[tuple[ToolCall, ...]], Awaitable["Answer"]]
-"""Is asked about one call at a time: (the calls of the turn from that one on)."""
+"""Called once per tool call with the turn's remaining calls, that one first."""
 REFUSED = "Not run: the person refused this call."
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a person decided about tool calls: run them, refuse them, or answer in the tool's place."""
+    """The user's decision about tool calls: run them, refuse them, or answer in the tool's place."""
 
     run: bool = True
     text: str | None = None
     rest: bool = False
-    """The same for the other calls of the turn."""
+    """Whether the decision also applies to the turn's other calls."""
 
 
 @dataclass
 class Conversation:
-    """One conversation. `emit` gets an event for every turn, token and result; `approve` is asked before tools run."""
+    """One conversation. `emit` gets an event for each turn, token and result; `approve` is called before tools run."""
 
     policy: Policy
     chat: Chat
@@ -69,16 +69,16 @@ class Conversation:
     task: Task
     rewards: Sequence[Reward] = ()
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Weights of reward parts as configured, over the pack's."""
+    """Configured weights of reward parts; they override the pack's."""
     remake: Callable[[], Env] | None = None
-    """Makes a new world where one of its own kind cannot go back."""
+    """Makes a new environment if the current one cannot roll back."""
     simulate: bool = True
-    """Whether a world that talks (a simulated user, an environment of its own) answers turns without a call."""
+    """Whether the environment (a simulated user, or the pack's own) answers turns without a call."""
     approve: Approve | None = None
     sampling: Sampling = field(default_factory=lambda: Sampling(max_new_tokens=256))
     max_turns: int = 8
     most: int = 0
-    """Tokens of the whole conversation at most; 0: as many as the policy's context holds."""
+    """Maximum tokens of the conversation; 0: the policy's context length."""
     sandboxed: bool = False
     id: str = field(default_factory=new_id)
     parent: Episode | None = None
@@ -93,11 +93,11 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     reward_parts: tuple[RewardPart, ...] = ()
     by_hand: list[tuple[int, str]] = field(default_factory=list)
-    """(turns before it, text) of the calls that a person made; the model sees none of them."""
+    """(turns before it, text) of the user's own calls; the model sees none of them."""
     over: bool = False
-    """True where the world ended the conversation."""
+    """True if the environment ended the conversation."""
     _earned: list[tuple[int, float]] = field(default_factory=list)
-    """(number of the answered turn, reward) of the world's steps."""
+    """(index of the answered turn, reward) of the environment's steps."""
     _marks: list[int] = field(default_factory=list)
     _tries: int = 0
     _opening: list[Message] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Conversation:
         episode = self.episode()
         primary = episode.primary
         outcome = Outcome.CANCELLED if primary is None else Outcome.SOLVED if primary >= 1 else Outcome.FAILED
-        error = "a chat that nobody scored" if primary is None else ""
+        error = "an unscored chat" if primary is None else ""
         store.episodes.finish(
             episode.with_(outcome=outcome, error=error, ended=time.time()), split="chat", tokenizer=tokenizer.hash
         )
@@ -118,7 +118,7 @@ class Conversation:
         return self.id
 
     def _keep_by_hand(self, store: Store) -> None:
-        """Write the calls by hand into the episode's note, beside what a person wrote there."""
+        """Write the calls by hand into the episode's note, beside the user's own note."""
         text = "\n".join(f"by hand before turn {turns}: {text}" for turns, text in self.by_hand)
         kept = store.episodes.row(self.id).note
         rest = "\n".join(line for line in kept.splitlines() if not line.startswith("by hand before turn "))
@@ -127,7 +127,7 @@ class Conversation:
             store.marks.note(self.id, note)
 
     def episode(self) -> Episode:
-        """The conversation so far as an episode, a child of the one it went on from."""
+        """The conversation so far as an episode, a child of the one it continues."""
         parent = self.parent
         return Episode(
             id=self.id,
@@ -150,7 +150,7 @@ class Conversation:
         )
 
     async def close(self) -> None:
-        """Forgets the policy's state of it, releases the tools."""
+        """Releases the policy's state of the conversation, and the tools."""
         await self.policy.release(self.id)
         await self.env.close()
 
@@ -163,7 +163,7 @@ class Conversation:
 
     @property
     def earned(self) -> float | None:
-        """What the world's steps rewarded; None where they did not."""
+        """Sum of the environment's step rewards; None if there were none."""
         return sum(reward for _, reward in self._earned) if self._earned else None
 
     @property
@@ -180,15 +180,15 @@ class Conversation:
         return sum(turn.role == "assistant" for turn in self.turns)
 
     @property
-    def _last_said(self) -> AssistantTurn:
-        """The last turn, which is the assistant's."""
+    def _last_answer(self) -> AssistantTurn:
+        """The last turn, which must be the assistant's."""
         last = self.turns[-1]
         content = str(last.messages[0].get("content") or "") if last.messages else ""
         return AssistantTurn(content, last.calls, self._answers - 1)
 
     @property
-    def _waits_for_world(self) -> bool:
-        """True where the last turn is the assistant's, so that user or tool may speak."""
+    def _awaits_environment(self) -> bool:
+        """True if the last turn is the assistant's, so that the user or a tool comes next."""
         return bool(self.turns) and self.turns[-1].role == "assistant"
 
     def _open(self, messages: list[Message]) -> None:
@@ -215,29 +215,29 @@ class Conversation:
             self._turn(role, own, tokens, **facts, reward=reward if role == "user" else None)
 
     async def _sample(self) -> tuple[Generation, list[int]]:
-        """What the model says, and the ids that a task's `tool_choice` made its turn begin with."""
+        """The model's generation, and the ids that the task's `tool_choice` forced at its start."""
         choice = self.task.data.get("tool_choice") if not self._answers else None
         forced = self.chat.tokenizer.encode(forced_text(self.chat, self.env.schemas, choice)) if choice else []
         ids = [*self.ids, *forced]
         most = min(self.most or self.policy.context_length, self.policy.context_length)
         room = min(self.sampling.max_new_tokens, most - len(ids))
         if room < 1:
-            raise UsageError("The context is full.", hint="/undo makes room; /save keeps what there is.")
+            raise UsageError("The context is full.", hint="/undo makes room; /save stores the chat so far.")
         seed = seed_of(self.sampling.seed, self._answers, self._tries)
         sampling = replace(self.sampling, max_new_tokens=room, stop_ids=self.chat.stop_ids, seed=seed)
         loop = asyncio.get_running_loop()
 
-        def heard(token: int) -> None:  # may come from the policy's thread
+        def on_token(token: int) -> None:  # may come from the policy's thread
             loop.call_soon_threadsafe(self.emit, {"ev": "token", "id": token})
 
         if isinstance(self.policy, MessagePolicy):
             self.policy.observe(self.id, self.messages, self.env.schemas)
         images = self.episode().images
-        generation = await self.policy.generate(self.id, ids, sampling, on_token=heard, images=images)
-        await asyncio.sleep(0)  # tokens that were heard are told before the turn they make
+        generation = await self.policy.generate(self.id, ids, sampling, on_token=on_token, images=images)
+        await asyncio.sleep(0)  # the tokens are reported before the turn that they make
         return generation, forced
 
-    def _said(self, generation: Generation, forced: Sequence[int] = ()) -> AssistantTurn:
+    def _append_answer(self, generation: Generation, forced: Sequence[int] = ()) -> AssistantTurn:
         number = self._answers
         parsed = self.chat.parse([*forced, *generation.ids.tolist()], self.env.schemas, turn=number)
         closing = self.chat.close_turn(generation.stop_reason, generation.ids.tolist())
@@ -256,12 +256,12 @@ class Conversation:
         return AssistantTurn(parsed.content, parsed.calls, number)
 
     async def _run_tools(self, turn: AssistantTurn) -> bool:
-        """Runs, refuses or answers the calls of a turn, one by one; True where the model should go on."""
+        """Runs, refuses or answers a turn's calls one by one; True if the model should continue."""
         answers = await self._decide(turn.calls)
         if all(answer.run for answer in answers):
-            return await self._world(turn)
+            return await self._environment_answers(turn)
         if not any(answer.run or answer.text is not None for answer in answers):
-            self.emit({"ev": "note", "text": "not run: /as-tool TEXT answers in the tool's place, /undo takes it back"})
+            self.emit({"ev": "note", "text": "not run: /as-tool TEXT answers in the tool's place, /undo removes it"})
             return False
         chosen = tuple(call for call, answer in zip(turn.calls, answers, strict=True) if answer.run)
         step = await step_of(self.env, replace(turn, calls=chosen)) if chosen else Step()
@@ -271,20 +271,20 @@ class Conversation:
         return not step.terminated
 
     async def _decide(self, calls: tuple[ToolCall, ...]) -> list[Answer]:
-        """What a person decided about each call; without anybody to ask they are run."""
+        """The user's decision about each call; without `approve` all are run."""
         answers: list[Answer] = []
-        for place in range(len(calls)):
+        for index in range(len(calls)):
             last = answers[-1] if answers else None
             if self.approve is None:
                 answers.append(Answer())
             elif last is not None and last.rest:
                 answers.append(last)
             else:
-                answers.append(await self.approve(calls[place:]))
+                answers.append(await self.approve(calls[index:]))
         return answers
 
-    async def _world(self, turn: AssistantTurn) -> bool:
-        """The world's answer to a turn; True where the model should go on."""
+    async def _environment_answers(self, turn: AssistantTurn) -> bool:
+        """Appends the environment's answer to a turn; True if the model should continue."""
         step = await step_of(self.env, turn)
         self.over = step.terminated or not step.messages
         if step.reward is not None:
@@ -292,17 +292,17 @@ class Conversation:
         if step.messages:
             self._extend(list(step.messages), results_of(step) if turn.calls else (), step.reward)
         if self.over and not turn.calls:
-            self.emit({"ev": "note", "text": "the conversation is over, says the world: /reward scores it"})
+            self.emit({"ev": "note", "text": "the environment ended the conversation: /reward scores it"})
         return not self.over and not step.truncated
 
     def _answer(self, calls: Sequence[ToolCall], results: tuple[ToolResult, ...], *, heard: bool = True) -> None:
-        """Results in the place of the tools'. `heard`: the world made none of them, and is told."""
+        """Appends results in the tools' place. `heard`: the environment made none of them and is notified."""
         messages: list[Message] = [
             {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
             for call, result in zip(calls, results, strict=True)
         ]
         if heard:
-            self.env.heard(self._last_said, messages)
+            self.env.heard(self._last_answer, messages)
         self._extend(messages, results)
 
     def _turn(self, role: str, messages: tuple[Message, ...], tokens: Tokens, **facts: Any) -> None:
@@ -313,18 +313,18 @@ class Conversation:
         self.reward_parts = ()
         self.emit({"ev": "turn", "turn": turn, "tokens": tokens})
 
-    async def _back_to(self, role: str, *, calls: bool = False) -> None:
-        """Drops what came after the last turn of a role (with calls); without such a turn nothing is dropped."""
+    async def _drop_after(self, role: str, *, calls: bool = False) -> None:
+        """Drops all turns after the last one of a role (with calls); without such a turn, drops nothing."""
         fits = [n for n, turn in enumerate(self.turns) if turn.role == role and (turn.calls or not calls)]
         if fits and fits[-1] + 1 < len(self.turns):
             await self._cut(fits[-1] + 1)
 
     async def _cut(self, keep: int) -> None:
-        """Drops all turns from `keep` on; the messages follow from the turns, and the world goes back with them."""
+        """Drops all turns from `keep` on, their messages too, and rolls the environment back."""
         self.turns, self.parts = self.turns[:keep], self.parts[:keep]
         self.messages = [message for turn in self.turns for message in turn.messages]
         self._marks = [mark for mark in self._marks if mark < keep]
-        self.by_hand = [(turns, text) for turns, text in self.by_hand if turns <= keep]  # the world goes back, too
+        self.by_hand = [(turns, text) for turns, text in self.by_hand if turns <= keep]  # rolled back, too
         self.reward_parts = ()
         self.emit({"ev": "cut", "turns": keep})
         last = self.turns[-1] if self.turns else None
@@ -334,12 +334,12 @@ class Conversation:
         self.over = False
         notes = await self.env.back(answered)
         if notes and self.remake is not None:
-            notes = await self._anew(len(self.turns) - unanswered)
+            notes = await self._rebuild(len(self.turns) - unanswered)
         for note in notes:
             self.emit({"ev": "note", "text": note})
 
-    async def _anew(self, until: int) -> tuple[str, ...]:
-        """A new world in the place of one that cannot go back, which hears the turns before `until` again."""
+    async def _rebuild(self, until: int) -> tuple[str, ...]:
+        """Replaces an environment that cannot roll back by a new one, and replays the turns before `until` to it."""
         assert self.remake is not None
         await self.env.close()
         self.env = self.remake()
@@ -347,16 +347,16 @@ class Conversation:
         return tuple(item.diverged for item in (await self._rerun(self.episode(), until)).reruns if not item.same)
 
     async def _rerun(self, episode: Episode, until: int) -> ReplayResult:
-        """An episode's turns before `until` said to the world, which was reset."""
+        """Replays an episode's turns before `until` to the environment, which was reset."""
         again = await rerun_calls(episode, self.env, until=until)
-        self._went(again)
+        self._adopt(again)
         return again
 
-    def _went(self, world: ReplayResult) -> None:
-        """The world is as it is after these turns."""
+    def _adopt(self, world: ReplayResult) -> None:
+        """Records that the environment is in the state after these turns."""
         self._earned, self.over = [] if world.earned is None else [(-1, world.earned)], world.over
 
 
 def _in_place(answer: Answer) -> ToolResult:
-    """What stands in the place of a call that was not run."""
+    """The placeholder result of a call that was not run."""
     return ToolResult(REFUSED, error="refused") if answer.text is None else ToolResult(answer.text)

@@ -1,4 +1,4 @@
-"""Opens what a chat needs: configuration, pack, tools, sandbox, tokenizer and policy, from the child's arguments."""
+"""Opens a chat's configuration, pack, tools, sandbox, tokenizer and policy, from the child's arguments."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from agentrl_cli.store import EpisodeRow, TokenizerRow
 
 KEPT = 8
-"""Earlier states of a session that stay alive in a chat, so that taking a turn back is immediate."""
+"""Checkpoints of a sandbox session that a chat keeps, so that /undo is immediate."""
 
-SAID = "This is the scripted model: it repeats what it was told to say and knows nothing."
+SAID = "This is the scripted model: it repeats the replies it was given and knows nothing."
 
 
 @dataclass
 class Opened:
-    """A session, what to tell the other side first, and what to close at the end."""
+    """A session, its first event, and the resources to close at the end."""
 
     session: Session
     prompt: list[Message]
     ready: dict[str, Any]
     sandbox: Sandbox | None
     past: Past | None = None
-    """The episode to go on from, where there is one."""
+    """The episode to continue, if any."""
 
     async def close(self) -> None:
         """Closes session, policy and sandbox."""
@@ -60,7 +60,7 @@ class Opened:
 
 @dataclass
 class Past:
-    """A stored episode with what is needed to go on from it."""
+    """A stored episode with everything needed to continue it."""
 
     db: Path
     base: Path
@@ -71,7 +71,7 @@ class Past:
     row: EpisodeRow
     siblings: list[EpisodeRow]
     decode: Callable[[Sequence[int]], str] | None = None
-    """Ids as text without control tokens, where the store has the tokenizer: what verl's rewards see."""
+    """Decodes ids without control tokens, as verl's rewards see them; None without a stored tokenizer."""
 
     def keep(self, children: Sequence[Episode]) -> None:
         """Stores episodes as children of this one."""
@@ -84,7 +84,7 @@ class Past:
 def open_past(given: argparse.Namespace) -> Past:
     """The episode `given.episode` with its pack, its task and the settings of its run.
 
-    Raises NotFound where episode, pack or task are not there, UsageError for one that still runs.
+    Raises NotFound if the episode, pack or task is missing, UsageError if the episode is still running.
     """
     from agentrl_cli.store import Store
 
@@ -100,9 +100,9 @@ def open_past(given: argparse.Namespace) -> Past:
         kept = store.tokenizers.get(row.tokenizer) if row.tokenizer else None
     if episode.outcome is None:
         raise UsageError(
-            f"Episode {row.id} still runs.", hint="`agentrl replay` follows it; come back when it is over."
+            f"Episode {row.id} is still running.", hint="`agentrl replay` follows it; try again when it has ended."
         )
-    for section in ("rollout", "model", "rewards"):  # as the run had it, as far as this version still knows it
+    for section in ("rollout", "model", "rewards"):  # the run's settings, as far as this version still has them
         found = settings.get(section)
         if isinstance(found, Mapping):
             kind = type(getattr(config, section))
@@ -125,7 +125,7 @@ def _decoder(kept: TokenizerRow | None) -> Callable[[Sequence[int]], str] | None
 
 
 def _pack_of(name: str, config: Config, base: Path) -> Pack:
-    """The pack of an episode: one of the project's by its name, else the one that ships."""
+    """The pack of an episode: the project's pack of that name, else the bundled one."""
     for path in config.task.packs:
         with contextlib.suppress(NotFound, ConfigError):
             pack = load_pack(path, base=base)
@@ -135,21 +135,21 @@ def _pack_of(name: str, config: Config, base: Path) -> Pack:
 
 
 def check_tokenizer(past: Past, chat: Chat) -> None:
-    """Raises UsageError where the model reads other token ids than the episode's."""
+    """Raises UsageError if the model's tokenizer is not the episode's."""
     if past.row.tokenizer and chat.tokenizer.hash != past.row.tokenizer:
         raise UsageError(
-            "This model has another tokenizer than the episode's: its token ids would mean something else.",
-            hint="Take a checkpoint of the same run, or its base.",
+            "This model's tokenizer differs from the episode's: the token ids would mean something else.",
+            hint="Use a checkpoint of the same run, or its base model.",
         )
 
 
 def make_env(
     config: Config, pack: Pack | None, task: Task, sandbox: Sandbox | None, seed: int, *, keep: int = 0
 ) -> Env:
-    """The world of one conversation, as a rollout makes it: the pack's own environment, else its tools and users.
+    """The environment of one conversation, as in a rollout: the pack's own, else its tools and simulated user.
 
-    `keep`: earlier states of the sandbox session that stay alive. A chat without a task has no simulated user: that
-    would not know what it wants.
+    `keep`: number of the sandbox session's checkpoints to keep. A chat without a task has no simulated user, since the
+    task holds the user's goal.
     """
     if pack is None:
         session = partial(sandbox.session, keep=keep, episode_seed=seed) if sandbox is not None else None
@@ -172,7 +172,7 @@ def make_env(
 
 
 async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
-    """Everything behind a chat. Raises an AgentRLError that says what is missing."""
+    """Opens everything behind a chat. Raises an AgentRLError that names what is missing."""
     project = find_project(override=given.project)
     base = project or Path.cwd()
     past = open_past(given) if given.episode else None
@@ -193,7 +193,7 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
     make = partial(make_env, config, pack, task, sandbox, given.seed, keep=KEPT)
     try:
         env = make()
-    except BaseException:  # the pack's own code, or a row that names what is not there
+    except BaseException:  # from the pack's code, or from a row that names something missing
         await policy.close()
         if sandbox is not None:
             await sandbox.close()
@@ -212,17 +212,17 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         sampling=limits.sampling(temperature=temperature, seed=given.seed),
         sandboxed=sandbox is not None,
     )
-    told = _ready(session, given.model or config.model.name, note)
-    told |= {
+    first_event = _ready(session, given.model or config.model.name, note)
+    first_event |= {
         "pack": pack.name if pack is not None else "",
         "task": task.id if given.task or past is not None else None,
         "sandbox": getattr(sandbox, "level", None),
     }
-    return Opened(session, prompt, told, sandbox, past)
+    return Opened(session, prompt, first_event, sandbox, past)
 
 
 def _ready(session: Session, model: str, note: str) -> dict[str, Any]:
-    """The first event: who talks, with what."""
+    """The first event: model, pack, tools and settings."""
     policy, tokenizer, env = session.policy, session.chat.tokenizer, session.env
     return {
         "ev": "ready",
@@ -238,17 +238,17 @@ def _ready(session: Session, model: str, note: str) -> dict[str, Any]:
 
 
 def _pack(names: Sequence[str], config: Config, project: Path | None) -> Pack | None:
-    """The pack named, else the project's first; none outside a project."""
+    """The named pack, else the project's first; None outside a project."""
     if names:
         return load_pack(names[0], base=project)
     return load_pack(config.task.packs[0], base=project) if project is not None and config.task.packs else None
 
 
 def _task(given: argparse.Namespace, pack: Pack | None) -> tuple[Task, list[Message]]:
-    """The task and the opening messages: a row's whole prompt, or a system message alone."""
+    """The task and the opening messages: a row's prompt, or a system message alone."""
     if given.task:
         if pack is None:
-            raise NotFound("A task needs a pack.", hint="--pack NAME says which.")
+            raise NotFound("A task needs a pack.", hint="Name it with --pack NAME.")
         tasks = [task for split in _splits(pack) for task in pack.tasks(split)]
         found = next((t for t in tasks if given.task in (t.id, t.id.partition("/")[2])), None)
         if found is None:
@@ -265,7 +265,7 @@ def _splits(pack: Pack) -> list[str]:
 
 
 async def _sandbox(config: Config, pack: Pack | None) -> tuple[Sandbox | None, str]:
-    """The sandbox for the pack's tools; without one the chat still works, and says so."""
+    """The sandbox for the pack's tools, and a warning if none starts: the chat works without one."""
     if pack is None or not pack.sandbox:
         return None, ""
     from agentrl_cli.sandbox import Sandbox
@@ -282,7 +282,7 @@ def open_policy(
 ) -> tuple[Policy, Chat]:
     """A policy and its chat: `scripted`, `tiny`, a folder, a Hugging Face id, or RUN@best, RUN@last, RUN@STEP.
 
-    `script` holds the scripted model's replies, a JSON list of texts, one an answer.
+    `script` is a file with the scripted model's replies, a JSON list of texts.
     """
     if (name or config.model.name) != "scripted":
         return _loaded(name, config, db, base)
@@ -301,7 +301,7 @@ def _replies(script: Path) -> list[str]:
     except (OSError, ValueError) as error:
         raise UsageError(f"{script} cannot be read as JSON: {error}.") from error
     if not isinstance(replies, list) or not all(isinstance(reply, str) for reply in replies):
-        raise UsageError(f"{script} must hold a JSON list of texts, one a reply.")
+        raise UsageError(f"{script} must hold a JSON list of texts, one per reply.")
     return replies
 
 
@@ -313,14 +313,14 @@ async def reachable(name: str | None, config: Config) -> None:
     try:
         await endpoint.reach()
     except PolicyError as error:
-        hint = f"{error.hint} remote.url names the server; --model tiny is the bundled model, which needs none."
+        hint = f"{error.hint} remote.url names the server; --model tiny is the bundled model, without a server."
         raise PolicyError(error.message, hint=hint) from error
     finally:
         await endpoint.close()
 
 
 def _loaded(name: str | None, config: Config, db: Path, base: Path) -> tuple[Policy, Chat]:
-    from agentrl_cli.policies.load import load_policy  # imports torch: only this process pays for it
+    from agentrl_cli.policies.load import load_policy  # imports torch, only in this process
     from agentrl_cli.store import Store
 
     if not db.is_file():

@@ -3,9 +3,9 @@
     python -m agentrl_cli.servers.chat_session.whatif --db FILE --episode ID --rerun
     python -m agentrl_cli.servers.chat_session.whatif --db FILE --episode ID --turn 2 --samples 4 [--model RUN@best] …
 
-Events: `ready`; of `--rerun` one `rerun` a recorded call and a `rewards`; of a re-roll one `child` an episode that was
-stored, and one `diverged` a recorded call that answered otherwise when it was run again; then `done`. A mistake is one
-`fatal`, and the exit code says of which kind. Only this reaches stdout.
+Events: `ready`; for `--rerun` one `rerun` per recorded call and a `rewards`; for a re-roll one `child` per stored
+episode, and one `diverged` per recorded call whose result differs when run again; then `done`. An error is one
+`fatal`, and the exit status gives its kind. Only this protocol reaches stdout.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
 
 PARALLEL = 16
-"""Samples that run at once."""
+"""Maximum number of concurrent samples."""
 
 
-class Lane:
-    """Where one sample after the other runs: the world is built once and goes back to the turn between them."""
+class Slot:
+    """Runs samples in sequence: its environment is built once and rolled back to the turn between them."""
 
     env: Env | None = None
     world: ReplayResult | None = None
-    """What became of the episode's beginning in it."""
+    """The result of replaying the episode's first turns here."""
 
 
 class WhatIf:
-    """One request: an episode, what to try with it, where to write events."""
+    """One request: an episode, what to try with it, and a writer for events."""
 
     def __init__(self, given: argparse.Namespace, past: Past, out: TextIO) -> None:
         self.given = given
         self.past = past
         self.out = out
         self.diverged: set[tuple[int, int]] = set()
-        """(turn, call) of what answered otherwise before a re-roll, and was told of."""
+        """(turn, call) of divergent calls before a re-roll that were already reported."""
 
     def emit(self, event: dict[str, Any]) -> None:
         """Writes one event."""
@@ -77,8 +77,8 @@ class WhatIf:
             try:
                 check_tokenizer(past, chat)
                 model = self.given.model or past.config.model.name
-                told = {"model": model, "weights": policy.weights_version, "note": _warning(sandbox)}
-                self.emit({"ev": "ready", **told})
+                first = {"model": model, "weights": policy.weights_version, "note": _warning(sandbox)}
+                self.emit({"ev": "ready", **first})
                 self.emit({"ev": "from", **child_object(past.episode)})
                 await self.reroll(policy, chat, sandbox)
             finally:
@@ -88,7 +88,7 @@ class WhatIf:
                 await sandbox.close()
 
     async def rerun(self, sandbox: Sandbox | None) -> None:
-        """Every recorded call once more; then rewards and the advantage they would give."""
+        """Runs every recorded call again; then computes the rewards and the advantage they would give."""
         past, episode = self.past, self.past.episode
         self.emit({"ev": "ready", "model": "", "weights": "", "note": _warning(sandbox)})
         env = make_env(past.config, past.pack, past.task, sandbox, episode.seed)
@@ -127,7 +127,7 @@ class WhatIf:
         )
 
     def _keep_rescored(self, parts: Sequence[RewardPart], advantage: float | None) -> str:
-        """A child with the new rewards; only where the calls answered as before, since its tokens say so."""
+        """Stores a child with the new rewards; only if no call diverged, since its tokens are the old ones."""
         episode = self.past.episode
         over = episode.outcome not in (Outcome.TRUNCATED_TURNS, Outcome.TRUNCATED_TOKENS)
         outcome = _outcome(episode, parts, over=over)
@@ -140,18 +140,18 @@ class WhatIf:
         return child.id
 
     async def reroll(self, policy: Policy, chat: Chat, sandbox: Sandbox | None) -> None:
-        """`samples` episodes from the turn on, at most PARALLEL at once; stored together, with their advantages."""
+        """Samples `samples` episodes from the turn on, at most PARALLEL at once; stores them with their advantages."""
         number, group = max(self.given.samples, 1), f"whatif-{new_id()}"
-        lanes: asyncio.Queue[Lane] = asyncio.Queue()
+        slots: asyncio.Queue[Slot] = asyncio.Queue()
         for _ in range(min(number, PARALLEL)):
-            lanes.put_nowait(Lane())
+            slots.put_nowait(Slot())
 
         async def one(sample: int) -> Episode:
-            lane = await lanes.get()
+            slot = await slots.get()
             try:
-                episode = await self.sample(policy, chat, sandbox, group, sample, lane)
+                episode = await self.sample(policy, chat, sandbox, group, sample, slot)
             finally:
-                lanes.put_nowait(lane)
+                slots.put_nowait(slot)
             self.emit({"ev": "progress", "sample": sample, "reward": episode.reward})
             return episode
 
@@ -159,10 +159,10 @@ class WhatIf:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(one(n)) for n in range(number)]
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from errors  # the first says what happened; the others followed from it
+            raise errors.exceptions[0] from errors  # the first is the cause; the others follow from it
         finally:
-            while not lanes.empty():
-                if (env := lanes.get_nowait().env) is not None:
+            while not slots.empty():
+                if (env := slots.get_nowait().env) is not None:
                     await env.close()
         children = [task.result() for task in running]
         graded = [child for child in children if child.graded]
@@ -173,14 +173,14 @@ class WhatIf:
             self.emit({"ev": "child", **child_object(child)})
 
     async def sample(
-        self, policy: Policy, chat: Chat, sandbox: Sandbox | None, group: str, sample: int, lane: Lane
+        self, policy: Policy, chat: Chat, sandbox: Sandbox | None, group: str, sample: int, slot: Slot
     ) -> Episode:
-        """One episode from the turn on, graded."""
+        """Samples and grades one episode from the turn on."""
         given, past = self.given, self.past
         limits = past.config.rollout
         seed = seed_of(given.seed, "whatif", sample)
-        env = lane.env or make_env(past.config, past.pack, past.task, sandbox, past.episode.seed, keep=limits.max_turns)
-        lane.env = env
+        env = slot.env or make_env(past.config, past.pack, past.task, sandbox, past.episode.seed, keep=limits.max_turns)
+        slot.env = env
         temperature = limits.temperature if given.temperature is None else given.temperature
         chain, at, places = chain_to(past.episode, given.turn)
         said = sum(turn.role == "assistant" and turn.index < at for turn in chain.turns)
@@ -192,8 +192,8 @@ class WhatIf:
             group_id=group,
         )  # fmt: skip
         try:
-            lane.world = await session.resume(past.episode, given.turn, there=lane.world)
-            for item in lane.world.reruns:
+            slot.world = await session.resume(past.episode, given.turn, there=slot.world)
+            for item in slot.world.reruns:
                 if not item.same and (item.turn, item.call) not in self.diverged:
                     self.diverged.add((item.turn, item.call))
                     self.emit({"ev": "diverged", **rerun_object(replace(item, turn=places[item.turn]))})
@@ -207,14 +207,14 @@ class WhatIf:
                 episode, past.pack.rewards, env, past.task, sandboxed=sandbox is not None,
                 weights=past.config.rewards, earned=session.earned, decode=past.decode,
             )  # fmt: skip
-            if await env.back(said):  # something cannot be taken back: the next sample gets a new world
-                lane.env = lane.world = None
+            if await env.back(said):  # cannot roll back: the next sample gets a new environment
+                slot.env = slot.world = None
         except BaseException:
-            lane.env = lane.world = None
+            slot.env = slot.world = None
             raise
         finally:
             await policy.release(session.id)
-            if lane.env is None:
+            if slot.env is None:
                 await env.close()
         outcome = _outcome(episode, parts, over=session.over)
         ended = episode.with_(reward_parts=parts, outcome=outcome, ended=time.time())
@@ -222,7 +222,7 @@ class WhatIf:
 
 
 def _outcome(episode: Episode, parts: Sequence[RewardPart], *, over: bool) -> Outcome:
-    """How it ended: solved, or what cut it off, or failed. `over`: the world ended it."""
+    """The outcome: solved, failed, or the limit that cut it off. `over`: the environment ended it."""
     primary = next((part.value for part in parts if part.primary), None)
     if primary is not None and primary >= 1.0:
         return Outcome.SOLVED
@@ -290,12 +290,12 @@ def _warning(sandbox: Sandbox | None) -> str:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The child's own arguments; people use `agentrl replay EP --whatif`."""
+    """The child's own arguments; users run `agentrl replay EP --whatif`."""
     parser = argparse.ArgumentParser(prog="agentrl_cli.servers.chat_session.whatif", description=__doc__)
     parser.add_argument("--db", type=Path, required=True)
     parser.add_argument("--episode", required=True)
     parser.add_argument("--rerun", action="store_true")
-    parser.add_argument("--verify", action="store_true", help="the calls of --rerun alone; nothing is scored or stored")
+    parser.add_argument("--verify", action="store_true", help="with --rerun: only the calls; scores and stores nothing")
     parser.add_argument("--turn", type=int, default=0)
     parser.add_argument("--samples", type=int, default=1)
     parser.add_argument("--model")
@@ -312,7 +312,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 async def run(argv: Sequence[str], out: TextIO) -> int:
-    """The whole child. Returns the exit code."""
+    """Runs the child. Returns the exit status."""
 
     def tell(event: dict[str, Any]) -> None:
         out.write(json.dumps(event, ensure_ascii=False, default=str) + "\n")

@@ -6,9 +6,9 @@
     POST /v1/close    {"trajectories": [ids]}                                       → {"closed": [ids]}
     GET  /v1/tools                                                                  → {"tools": [schemas]}
 
-An answer is {"result", "state"}, or {"fault": "env_error" | "sandbox_error" | "usage_error", "message"}.
-`tools` are schemas, `opening` is what the tools want the model to read with its task.
-Every request but `/health` brings `Authorization: Bearer TOKEN`. 429 with Retry-After means that nothing was run.
+Each answer is {"result", "state"}, or {"fault": "env_error" | "sandbox_error" | "usage_error", "message"}.
+`tools` are schemas, `opening` is text that the tools add to the task's prompt.
+Every request but `/health` needs `Authorization: Bearer TOKEN`. 429 with Retry-After means that nothing was run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 MAX_BODY = 64 * 1024 * 1024
-"""Bytes of a request."""
+"""Maximum bytes of a request."""
 
 BOXED = r"\boxed{"
 
@@ -40,11 +40,11 @@ Route = Callable[["web.Request"], Awaitable["web.Response"]]
 
 
 class Busy(AgentRLError):
-    """More calls at once than the server takes; nothing was run."""
+    """More concurrent calls than the server accepts; nothing was run."""
 
 
 class ToolServer:
-    """Requests in, answers out. `limit`: calls that may run or wait at once."""
+    """Handles requests. `limit`: maximum number of calls running or waiting."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class ToolServer:
         limit: int = 256,
         done_if_invalid: bool = False,
     ) -> None:
-        """`token` empty: anyone who reaches the address may call. `parser` reads verl-tool's actions."""
+        """With an empty `token`, anyone who reaches the address may call. `parser` reads verl-tool's actions."""
         self.trajectories = trajectories
         self.limit = limit
         self.active = 0
@@ -87,18 +87,18 @@ class ToolServer:
         return {"closed": [name for name in names if await self.trajectories.close(name)]}
 
     async def _admitted(self, calls: Sequence[Call]) -> list[dict[str, Any]]:
-        """The answers in order."""
-        with self._places(len(calls)):
+        """The calls' answers, in order."""
+        with self._slots(len(calls)):
             return list(await asyncio.gather(*map(self._answer, calls)))
 
     @contextlib.contextmanager
-    def _places(self, count: int) -> Iterator[None]:
-        """Room for so many calls. Raises Busy, and UsageError where there can never be room: nothing was run then."""
+    def _slots(self, count: int) -> Iterator[None]:
+        """Reserves slots for `count` calls. Raises Busy, or UsageError if `count` exceeds the limit, before any run."""
         if count > self.limit:
-            raise UsageError(f"{count} calls in one request; at most {self.limit} are taken.")
+            raise UsageError(f"{count} calls in one request; the limit is {self.limit}.")
         if self.active + count > self.limit:
             self.refused += count
-            raise Busy(f"{self.active} calls are running or waiting, of at most {self.limit}.", hint="Try again.")
+            raise Busy(f"{self.active} calls are running or waiting; the limit is {self.limit}.", hint="Try again.")
         self.active += count
         try:
             yield
@@ -116,13 +116,13 @@ class ToolServer:
     # -- verl-tool's --------------------------------------------------------------------------------------------------
 
     async def observe(self, body: Mapping[str, Any]) -> Any:
-        """verl-tool's batch of actions: texts with tool calls in them, each for one trajectory."""
+        """Handles verl-tool's batch of actions: texts with tool calls, each for one trajectory."""
         started = time.perf_counter()
         names, actions = bodies.items(body, "trajectory_ids"), bodies.items(body, "actions")
         fields = bodies.fields(body, len(names))
         if not names or not len(names) == len(actions) == len(fields):
             raise UsageError("trajectory_ids, actions and extra_fields must have the same length, at least 1.")
-        with self._places(len(names)):
+        with self._slots(len(names)):
             rows = await asyncio.gather(*map(self._observe, map(str, names), map(str, actions), fields))
         took = (time.perf_counter() - started) * 1000
         return {
@@ -141,7 +141,7 @@ class ToolServer:
         if not self.trajectories.journal.known(name):
             await self.trajectories.open(name, {"task": {"data": bodies.task_data(field)}})
         schemas = [tool.schema for tool in self.trajectories.tools.values()]
-        parsed = await asyncio.to_thread(parse_text, action, self._parser, schemas)  # as long as a request may be
+        parsed = await asyncio.to_thread(parse_text, action, self._parser, schemas)  # actions may be long
         if not parsed.calls:
             return {"obs": "", "invalid_reason": "no valid tool found for action"}, self._done_if_invalid, False
         bad = [call for call in parsed.calls if call.error]
@@ -163,11 +163,11 @@ class ToolServer:
         return ({"obs": text, **extra} if extra else text), done, True
 
     async def health(self, _: Mapping[str, Any]) -> Any:
-        """What verl-tool's `/health` says; the names of the tools only to those who may call them."""
+        """The answer to verl-tool's `/health`, with the tools' names only for authorized clients."""
         return {**await self.pulse({}), "tools": list(self.trajectories.tools)}
 
     async def pulse(self, _: Mapping[str, Any]) -> Any:
-        """The same for everyone."""
+        """The answer to `/health` for any client."""
         return {
             "status": "draining" if self.draining else "healthy",
             "concurrent_requests": self.active,
@@ -182,7 +182,7 @@ class ToolServer:
         return {"tools": [tool.schema for tool in self.trajectories.tools.values()]}
 
     def metrics(self) -> str:
-        """Prometheus' text format."""
+        """Metrics in Prometheus' text format."""
         lines = ["# TYPE agentrl_tool_calls_total counter"]
         for (tool, status), count in sorted(self.trajectories.counts.items()):
             lines.append(f'agentrl_tool_calls_total{{tool="{tool}",status="{status}"}} {count}')
@@ -202,7 +202,7 @@ class ToolServer:
     def app(self, names: Collection[str] | None = None) -> web.Application:
         """The aiohttp application. Raises MissingDependency.
 
-        `names`: those that a request's Host may have, besides addresses; None: any, where no page can send requests.
+        `names`: allowed Host names besides IP addresses; None: any, for sockets that no web page can reach.
         """
         try:
             from aiohttp import web
@@ -234,9 +234,9 @@ class ToolServer:
         return not self._token or allowed(self._token, bearer(request.headers.get("Authorization", "")))
 
     def _route(self, handler: Handler, *, everyone: Handler | None = None) -> Route:
-        """A handler of JSON objects as one of requests; errors of ours as JSON with a fitting status.
+        """Wraps a handler of JSON objects as an aiohttp handler; AgentRL errors become JSON with a fitting status.
 
-        `everyone`: what is answered without the token; by default, that it is missing.
+        `everyone`: the answer without a token; by default, that the token is missing.
         """
         from aiohttp import web
 
@@ -245,7 +245,7 @@ class ToolServer:
             if not known and everyone is None:
                 return _problem(401, UsageError("The token is missing or wrong.", hint="Authorization: Bearer …"))
             if self.draining and everyone is None:
-                return _problem(503, Busy("The tool server is about to end.", hint="Try again when it is back."))
+                return _problem(503, Busy("The tool server is shutting down.", hint="Try again after its restart."))
             try:
                 body = bodies.json_object(await request.read()) if request.method == "POST" else {}
                 return web.json_response(await (handler if known or everyone is None else everyone)(body))
@@ -255,7 +255,7 @@ class ToolServer:
                 return _problem(404, error)
             except UsageError as error:
                 return _problem(400, error)
-            except EnvError as error:  # of the task or its tools: asking again would not help
+            except EnvError as error:  # caused by the task or its tools: a retry would not help
                 return _problem(422, error)
             except AgentRLError as error:
                 return _problem(500, error)
@@ -264,7 +264,7 @@ class ToolServer:
 
 
 def _guard(names: Collection[str] | None) -> Any:
-    """The middleware that keeps pages out, token or not: Host, Origin, and a body that no page sends without asking."""
+    """The middleware that keeps web pages out, with or without a token: checks Host, Origin and content type."""
     from aiohttp import web
 
     @web.middleware
@@ -272,9 +272,9 @@ def _guard(names: Collection[str] | None) -> Any:
         host = request.host
         if names is not None and not is_served(host, names):
             hint = "`tools serve --allow-host NAME` serves it under another name, too."
-            return _problem(403, UsageError(f"No server is called {host!r} here.", hint=hint))
+            return _problem(403, UsageError(f"The host {host!r} is not served here.", hint=hint))
         if is_foreign(request.headers.get("Origin"), (host,)):
-            return _problem(403, UsageError("Pages of other sites are not answered."))
+            return _problem(403, UsageError("Requests from pages of other sites are refused."))
         if request.method == "POST" and sent_unasked(request.headers.get("Content-Type", "")):
             return _problem(415, UsageError("The body must be JSON.", hint="Content-Type: application/json"))
         return await handler(request)
@@ -283,7 +283,7 @@ def _guard(names: Collection[str] | None) -> Any:
 
 
 def _boxed(action: str) -> str | None:
-    """What stands in an answer's first box, which is not empty; None without one."""
+    r"""The content of an answer's first non-empty \boxed{}; None if absent."""
     start = action.find(BOXED)
     end = action.find("}", start + len(BOXED) + 1) if start >= 0 else -1
     return action[start + len(BOXED) : end] if end >= 0 else None

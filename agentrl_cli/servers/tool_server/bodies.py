@@ -1,4 +1,4 @@
-"""What a tool server's requests may hold. Anything else is a UsageError, which the server answers with 400."""
+"""Validates a tool server's requests. Invalid ones raise UsageError, which the server answers with 400."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl_cli.types.plain import parse_json
 
 
 def json_object(data: bytes) -> Mapping[str, Any]:
-    """The body of a request."""
+    """A request's body as a JSON object."""
     try:
         body = parse_json(data)
     except ValueError as error:
@@ -22,7 +22,7 @@ def json_object(data: bytes) -> Mapping[str, Any]:
 
 
 def items(body: Mapping[str, Any], key: str) -> list[Any]:
-    """A list under a key."""
+    """The list under a key."""
     value = body.get(key)
     if not isinstance(value, list):
         raise UsageError(f"`{key}` must be a list.")
@@ -30,25 +30,25 @@ def items(body: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def text(body: Mapping[str, Any], key: str) -> str:
-    """A text under a key."""
+    """The text under a key."""
     value = body.get(key)
     if not isinstance(value, str) or not value:
-        raise UsageError(f"`{key}` must be a text that is not empty.")
+        raise UsageError(f"`{key}` must be a non-empty text.")
     return value
 
 
 def spec(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a trajectory starts from: the body of `/v1/open` without its id."""
+    """A trajectory's spec: the body of `/v1/open` without its id."""
     tools, seed, task = body.get("tools"), body.get("seed", 0), body.get("task") or {}
     if tools is not None and not (isinstance(tools, list) and all(isinstance(name, str) for name in tools)):
         raise UsageError("`tools` must be a list of names.")
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
-        raise UsageError("`seed` must be a whole number from 0 on, below 2^63.")
+        raise UsageError("`seed` must be an integer from 0 to 2^63 - 1.")
     if not isinstance(task, dict) or not isinstance(task.get("data", {}), dict):
         raise UsageError("`task` must be an object with `data`, `prompt`, `pack`, `family` and `split`.")
     prompt = task.get("prompt", [])
     if not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
-        raise UsageError("`prompt` of the task must be a list of messages.")
+        raise UsageError("The task's `prompt` must be a list of messages.")
     return {key: value for key, value in body.items() if key != "trajectory"}
 
 
@@ -60,7 +60,7 @@ def call(item: Any) -> Call:
 
 
 def fields(body: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """verl-tool's `extra_fields`, one object for each of `count` actions; other lists of the body go into them."""
+    """verl-tool's `extra_fields`, one object for each of `count` actions; the body's other lists are merged in."""
     given = body.get("extra_fields")
     found = [{} for _ in range(count)] if given in (None, []) else items(body, "extra_fields")
     if not all(isinstance(one, dict) for one in found):
@@ -73,5 +73,5 @@ def fields(body: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
 
 
 def task_data(field: Mapping[str, Any]) -> dict[str, Any]:
-    """The task's data of a verl-tool request: its extra fields, but for those about the request itself."""
+    """The task's data of a verl-tool request: its extra fields, except those about the request itself."""
     return {key: value for key, value in field.items() if key not in ("finish", "is_last_step", "key")}

@@ -1,8 +1,8 @@
-"""The tool server's journal: every call is written down before it runs, so that no retry runs it twice.
+"""The tool server's journal: every call is written before it runs, so that no retry runs it twice.
 
-A SQLite file. A call is a row under its idempotency key; its result is filled in when it is known. A row without a
-result was in flight when the server ended. Rows of a trajectory go when it is closed; the mark that it was closed stays
-for `KEEP` seconds, so that a second `close` or a late retry is answered and not run again.
+A SQLite file. A call is a row under its idempotency key; its result is filled in later. A row without a result was in
+flight when the server stopped. Closing a trajectory deletes its rows; the closed mark stays for `KEEP` seconds, so
+that a second `close` or a late retry is answered and not run again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS calls(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One journalled call. `result` is the answer as JSON carries it, None where there is none yet."""
+    """One journalled call. `result` is the answer as JSON, None if pending."""
 
     number: int
     trajectory: str
@@ -42,19 +42,17 @@ class Entry:
 
 
 class Journal:
-    """One file, one server. WAL without a sync per commit: it survives the death of the process, at 20 µs a write."""
+    """One file, one server. WAL without a sync per commit: survives a crash of the process, at 20 µs a write."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UsageError where another server holds the file, StoreError where it is no journal."""
+        """Raises UsageError if another server holds the file, StoreError if it is not a journal."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = open(path.with_name(path.name + ".lock"), "w")  # noqa: SIM115 - held until `close`
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
-            raise UsageError(
-                f"Another tool server uses {path}.", hint="Give this one a journal of its own: --journal FILE"
-            ) from error
+            raise UsageError(f"Another tool server uses {path}.", hint="Use another journal: --journal FILE") from error
         self._db = sqlite3.connect(path, isolation_level=None)
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -63,19 +61,19 @@ class Journal:
             self._db.execute("DELETE FROM trajectories WHERE closed < ?", (time.time() - KEEP,))
         except sqlite3.DatabaseError as error:
             self.close()
-            raise StoreError(f"{path} is no journal: {error}.", hint="Move it away, or use --journal FILE.") from error
+            raise StoreError(f"{path} is not a journal: {error}.", hint="Move it, or use --journal FILE.") from error
 
     def close(self) -> None:
-        """Close the file and let another server have it."""
+        """Close the file and release its lock."""
         self._db.close()
         self._lock.close()
 
     # -- trajectories ---------------------------------------------------------------------------------------------
 
     def open(self, trajectory: str, spec: Mapping[str, Any]) -> None:
-        """Note a trajectory and what it starts from; again with the same spec changes nothing.
+        """Store a trajectory and its spec; repeating it with the same spec changes nothing.
 
-        Raises UsageError where it is known with another spec, or closed.
+        Raises UsageError if it is known with another spec, or closed.
         """
         text = json.dumps(spec, sort_keys=True)
         found = self._db.execute("SELECT spec, closed FROM trajectories WHERE id=?", (trajectory,)).fetchone()
@@ -87,7 +85,7 @@ class Journal:
             raise UsageError(f"The trajectory {trajectory} is open with another task.", hint="Ids must be unique.")
 
     def spec(self, trajectory: str) -> dict[str, Any]:
-        """What an open trajectory started from. Raises NotFound where there is none, UsageError where it is closed."""
+        """The spec of an open trajectory. Raises NotFound if unknown, UsageError if closed."""
         found = self._db.execute("SELECT spec, closed FROM trajectories WHERE id=?", (trajectory,)).fetchone()
         if found is None:
             raise NotFound(f"No trajectory {trajectory} is open.", hint="POST /v1/open first.")
@@ -101,7 +99,7 @@ class Journal:
         return self._db.execute("SELECT 1 FROM trajectories WHERE id=?", (trajectory,)).fetchone() is not None
 
     def end(self, trajectory: str) -> bool:
-        """Close a trajectory; its calls go. False where it was closed already, or never known."""
+        """Close a trajectory and delete its calls. False if it was closed already or is unknown."""
         self._db.execute("DELETE FROM calls WHERE trajectory=?", (trajectory,))
         cursor = self._db.execute(
             "UPDATE trajectories SET closed=? WHERE id=? AND closed IS NULL", (time.time(), trajectory)
@@ -111,7 +109,7 @@ class Journal:
     # -- calls ----------------------------------------------------------------------------------------------------
 
     def find(self, trajectory: str, key: str) -> Entry | None:
-        """The call under a key, None where there is none."""
+        """The call under a key, None if absent."""
         row = self._db.execute(
             "SELECT number, trajectory, key, name, arguments, result FROM calls WHERE trajectory=? AND key=?",
             (trajectory, key),
@@ -119,7 +117,7 @@ class Journal:
         return _entry(row) if row else None
 
     def begin(self, trajectory: str, key: str, name: str, arguments: Mapping[str, Any]) -> Entry:
-        """Write a call down, before it runs."""
+        """Store a call, before it runs."""
         cursor = self._db.execute(
             "INSERT INTO calls(trajectory, key, name, arguments) VALUES(?,?,?,?)",
             (trajectory, key, name, json.dumps(arguments)),
@@ -127,11 +125,11 @@ class Journal:
         return Entry(int(cursor.lastrowid or 0), trajectory, key, name, arguments)
 
     def finish(self, number: int, result: Mapping[str, Any]) -> None:
-        """Write its result down."""
+        """Store a call's result."""
         self._db.execute("UPDATE calls SET result=? WHERE number=?", (json.dumps(result), number))
 
     def forget(self, number: int) -> None:
-        """A call that did not take place after all (the sandbox broke): its key may be used again."""
+        """Delete a call that did not take place (the sandbox failed); its key may be used again."""
         self._db.execute("DELETE FROM calls WHERE number=?", (number,))
 
     def calls(self, trajectory: str) -> list[Entry]:

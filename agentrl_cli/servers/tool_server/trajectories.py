@@ -1,7 +1,7 @@
-"""What a tool server keeps for its callers: one world of tools per trajectory, and calls that run exactly once.
+"""A tool server's trajectories: one set of tool states each, and calls that run exactly once.
 
-No HTTP here (`servers/tool_server/app.py`). After a restart the state of a trajectory is rebuilt by running its
-journalled calls again and comparing; calls to `external` or `pure` tools are not repeated, their answers stand.
+HTTP is in app.py. After a restart, a trajectory's state is rebuilt by running its journalled calls again and
+comparing the results; calls to `external` or `pure` tools are not repeated, their stored answers are used.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from agentrl_cli.tools import Tool, refused
 from agentrl_cli.types import Task, ToolCall, ToolResult
 
 CACHE = 4096
-"""Answers of pure tools that are kept."""
+"""Maximum number of cached answers of pure tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call as it arrives. `key` is the caller's: the same key is the same call."""
+    """One call as received. `key` is the caller's idempotency key."""
 
     trajectory: str
     key: str
@@ -57,12 +57,12 @@ class Trajectories:
         limits: RolloutConfig | None = None,
         sessions: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """`open_session(episode_seed=…, …)` opens a trajectory's sandbox session; `sessions`: what each pack wants of
-        it besides, by name. `limits`: those of calls and observations, as a rollout has them."""
+        """`open_session(episode_seed=…, …)` opens a trajectory's sandbox session; `sessions` maps each pack's name to
+        its options. `limits`: those of calls and observations, as in a rollout."""
         self.tools = {tool.name: tool for tool in tools}
         self.journal = journal
         self.counts: Counter[tuple[str, str]] = Counter()
-        """How many calls ended how, by tool and `ok` or the class of their error."""
+        """Number of calls by (tool, `ok` or error class)."""
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Seconds of calls by tool, summed."""
         self._open_session = open_session
@@ -75,7 +75,7 @@ class Trajectories:
         return len(self._live)
 
     async def open(self, trajectory: str, spec: Mapping[str, Any]) -> list[str]:
-        """Note a trajectory; the names of its tools. Raises UsageError for a spec that cannot be."""
+        """Open a trajectory; returns its tools' names. Raises UsageError for an invalid spec."""
         names = [str(name) for name in spec.get("tools") or self.tools]
         for name in names:
             if name not in self.tools:
@@ -85,9 +85,9 @@ class Trajectories:
         return names
 
     async def opening(self, trajectory: str) -> list[str]:
-        """What the trajectory's tools have to say to the model with its task. Raises EnvError where one cannot be made.
+        """Text that the trajectory's tools add to the task's prompt. Raises EnvError if a tool's state cannot be made.
 
-        Only tools that may say something are made for it.
+        Only tools that may add text are created for it.
         """
         names = [name for name in self.journal.spec(trajectory)["tools"] if self.tools[name].opens]
         if not names:
@@ -98,14 +98,14 @@ class Trajectories:
         return list(live.env.context.opening)
 
     async def call(self, call: Call) -> dict[str, Any]:
-        """Run a call once, whoever asks how often; `{"result", "state"}` as JSON carries them.
+        """Run a call once, however often it is requested; returns `{"result", "state"}` as JSON.
 
-        Raises UsageError for a key that was another call, EnvError where the state cannot be rebuilt or a call to an
-        external tool was in flight when the server ended, SandboxFault where our sandbox broke.
+        Raises UsageError for a key of another call, EnvError if the state cannot be rebuilt or a call to an external
+        tool was in flight when the server stopped, SandboxFault if the sandbox itself failed.
         """
         entry = self.journal.find(call.trajectory, call.key)
         if entry is not None and (entry.name, entry.arguments) != (call.name, call.arguments):
-            raise UsageError(f"The key {call.key} was another call.", hint="A key belongs to one call for ever.")
+            raise UsageError(f"The key {call.key} belongs to another call.", hint="Use a new key for each call.")
         if entry is not None and entry.result is not None:
             return dict(entry.result)
         live = await self._ready(call.trajectory)
@@ -115,27 +115,27 @@ class Trajectories:
                 return _answer(refused(_made(call.name, {}), live.env.tools), {})
             if entry is not None and self.tools[call.name].external:
                 raise EnvError(
-                    f"A call to {call.name} was in flight when the tool server ended: whether it took effect is not "
+                    f"A call to {call.name} was in flight when the tool server stopped: whether it took effect is not "
                     "known, and it must not run twice."
                 )
             entry = entry or self.journal.begin(call.trajectory, call.key, call.name, call.arguments)
             task = live.running[call.key] = asyncio.create_task(self._run(live, entry))
             task.add_done_callback(lambda _: live.running.pop(call.key, None))
-        # Shielded: a caller that hangs up does not end a call that others may ask for again.
+        # Shielded: a disconnecting caller does not cancel a call that may be requested again.
         return await asyncio.shield(task)
 
     async def rewards(self, trajectory: str) -> dict[str, float]:
-        """What the tools think of a trajectory, `tool:<name>` to value."""
+        """The tools' rewards for a trajectory, `tool:<name>` to value."""
         live = await self._ready(trajectory)
         return {part.name: part.value for part in await live.env.rewards()}
 
     async def close(self, trajectory: str) -> bool:
-        """End a trajectory, running calls first; its tools and sandbox are released. False where it was not open."""
+        """Close a trajectory after its running calls; releases its tools and sandbox. False if it was not open."""
         await self._release(trajectory)
         return self.journal.end(trajectory)
 
     async def sweep(self, idle: float) -> int:
-        """Release trajectories that nobody called for `idle` seconds; the next call rebuilds them. How many."""
+        """Release trajectories without a call for `idle` seconds; the next call rebuilds them. Returns their number."""
         before = time.monotonic() - idle
         old = [name for name, live in self._live.items() if live.used < before and not live.running]
         for name in old:
@@ -143,7 +143,7 @@ class Trajectories:
         return len(old)
 
     async def shutdown(self, grace: float = 10.0) -> None:
-        """Let running calls end for `grace` seconds, then release everything. The journal keeps what is open."""
+        """Wait up to `grace` seconds for running calls, then release everything. The journal keeps open ones."""
         running = [task for live in self._live.values() for task in live.running.values()]
         if running:
             _, late = await asyncio.wait(running, timeout=grace)
@@ -172,20 +172,20 @@ class Trajectories:
         try:
             await asyncio.shield(live.ready)
         except AgentRLError:
-            if self._live.get(trajectory) is live:  # the next call tries again from the journal
+            if self._live.get(trajectory) is live:  # the next call rebuilds it from the journal
                 del self._live[trajectory]
                 await live.env.close()
             raise
         return live
 
     def _wants(self, pack: str) -> Mapping[str, Any]:
-        """What a pack asks of its sandbox sessions; a caller that names none means the only one there is."""
+        """A pack's options for its sandbox sessions; without a name, those of the only pack."""
         if not pack and len(self._sessions) == 1:
             return next(iter(self._sessions.values()))
         return self._sessions.get(pack, {})
 
     async def _start(self, live: _Live, task: Task) -> None:
-        """The tools' states, then what the journal says happened before."""
+        """Creates the tools' states, then replays the journal."""
         try:
             await live.env.reset(task)
         except Exception as error:
@@ -201,7 +201,7 @@ class Trajectories:
             if (again.text, again.error) != (was["text"], was["error"]):
                 raise EnvError(
                     f"The state of {task.id} could not be rebuilt: diverged at call {number} ({entry.name}).",
-                    hint="Its tools do not answer twice the same; nothing was hidden, the episode is an env_error.",
+                    hint="Its tools are not deterministic, so the episode is an env_error.",
                 )
 
     async def _run(self, live: _Live, entry: Entry) -> dict[str, Any]:
@@ -245,12 +245,12 @@ def _task(trajectory: str, spec: Mapping[str, Any]) -> Task:
 
 
 def _made(name: str, arguments: Mapping[str, Any]) -> ToolCall:
-    """A call that was never text."""
+    """A ToolCall without source text."""
     return ToolCall(id="", name=name, arguments=dict(arguments), raw="")
 
 
 def _answer(result: ToolResult, state: Mapping[str, Any]) -> dict[str, Any]:
-    """A result and the shared state of the tools as JSON carries them; what it cannot carry stays here."""
+    """A result and the tools' shared state as JSON; values that JSON cannot carry are left out."""
     said = asdict(result)
     said["images"] = [base64.b64encode(image).decode() for image in result.images]
     said["metrics"] = dict(result.metrics)

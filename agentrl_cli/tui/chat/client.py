@@ -100,7 +100,7 @@ class ChatClient:
         if self._stderr_task is not None:
             self._stderr_task.cancel()
         # The pipes are no longer read, and asyncio closes them only at their end.
-        getattr(self._process, "_transport").close()  # noqa: B009 - a private name, the only handle there is
+        getattr(self._process, "_transport").close()  # noqa: B009 - private, but the only handle
 
     async def stop(self) -> None:
         """Asks the child to end, and kills it after three seconds."""

@@ -1,6 +1,6 @@
 """One episode, ready to show: decoded, cut into blocks, with its siblings and reasons. Pure; no textual, no torch.
 
-A half-written run is no error: arrays of another length are cut or padded, turns without tokens, a missing tokenizer
+A half-written run is fine: arrays of another length are cut or padded, turns without tokens, a missing tokenizer
 and missing signals are shown as such.
 """
 

@@ -117,7 +117,7 @@ class ReplayScreen(AgentScreen):
         self.notify(self.panes.transcript.find(), timeout=2, markup=False)
 
     def action_diff(self) -> None:
-        """Moves to where a sibling differs; where there is no pane for the difference, a window shows it."""
+        """Moves to where a sibling differs; without a pane for the difference, a window shows it."""
         transcript = self.panes.transcript
         if not transcript.to_fork():
             self.notify("No sibling differs.", timeout=2)

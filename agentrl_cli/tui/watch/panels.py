@@ -37,7 +37,7 @@ EXPLAIN = {
     "kl": "Distance from the reference model; a fast rise often comes before a collapse.",
     "entropy": "How undecided the policy is per token; near zero it tries nothing new.",
     "nan": "A loss or gradient that is not a number spoils the weights for good.",
-    "hacking": "Training reward rises while the evaluation stands still: the policy may game the reward.",
+    "hacking": "Training reward rises while the evaluation does not: the policy may game the reward.",
     "spike": "A gradient far above its usual size; one bad batch can undo many steps.",
     "pace": "Wall time of a step against the usual; a stuck tool or a full disk shows here first.",
     "loop": "Share of episodes that make the same call with the same arguments again and again.",
