@@ -19,7 +19,7 @@ from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import ALARM, BAD, FAINT, HERE, TITLE
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.common.tree import branch_title
-from agentrl_cli.tui.replay import menus, panels, related
+from agentrl_cli.tui.replay import legend, menus, panels, related
 from agentrl_cli.tui.replay.panes import GroupPane, InspectorPane, Panel, SiblingChosen, TokenChosen
 from agentrl_cli.tui.replay.transcript import Transcript
 
@@ -177,8 +177,8 @@ class EpisodePanes(Vertical):
             return
         small = self.small
         self._show("head", Text("" if small else "agentrl replay   ", TITLE) + panels.header(view, brief=small))
-        legend = panels.legend_strip(self.transcript.lens, max(self.screen.size.width - 2, 20))
-        self._show("strip", panels.group_strip(view), legend)
+        key = legend.legend_strip(self.transcript.lens, max(self.screen.size.width - 2, 20))
+        self._show("strip", panels.group_strip(view), key)
         self.left.show(view, self.transcript.lens)
         self.right.show(view)
         self.transcript.paint()

@@ -14,7 +14,7 @@ from agentrl_cli.tui.common.episode_view import EpisodeView
 from agentrl_cli.tui.common.layers import Layer
 from agentrl_cli.tui.common.lines import Rows
 from agentrl_cli.tui.common.text import join
-from agentrl_cli.tui.replay import panels
+from agentrl_cli.tui.replay import legend, panels
 
 
 class Panel(Rows):
@@ -81,7 +81,7 @@ class GroupPane(Pane):
 
     def show_layer(self, layer: Layer) -> None:
         """Explains the glyphs of a layer."""
-        self.legend.show(panels.legend_lines(layer, self.inner))
+        self.legend.show(legend.legend_lines(layer, self.inner))
 
     def show_failure(self, found: tuple[str, int, int] | None, step: int | None) -> None:
         """Shows how many episodes of the step carry the same flag."""

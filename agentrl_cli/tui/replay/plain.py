@@ -12,7 +12,7 @@ from agentrl_cli.tui.common.layers import LAYERS, Layer, default_layer
 from agentrl_cli.tui.common.layout import Kind, Layout, head_text
 from agentrl_cli.tui.common.load_episode import load_view
 from agentrl_cli.tui.common.text import BAD, FAINT
-from agentrl_cli.tui.replay import panels
+from agentrl_cli.tui.replay import legend, panels
 
 
 def replay_lines(store: Store, episode_id: str, *, layer: str = "", width: int = 100) -> Iterator[Text]:
@@ -25,8 +25,8 @@ def replay_lines(store: Store, episode_id: str, *, layer: str = "", width: int =
     yield Text("")
     yield from transcript_lines(view, lens, width)
     yield Text("")
-    yield from panels.map_lines(view, lens, view.classes(lens), 0, width)[:-1]
-    yield from panels.legend_lines(lens, width)[:-1]
+    yield from legend.map_lines(view, lens, view.classes(lens), 0, width)[:-1]
+    yield from legend.legend_lines(lens, width)[:-1]
     yield Text("")
     sibling = contrasting_sibling(view)
     if sibling is not None:

@@ -13,7 +13,7 @@ from textual.widgets import Static
 from agentrl_cli.tui.common.episode_view import EpisodeView, Fork, next_flagged, off_branch, own_token
 from agentrl_cli.tui.common.layers import LAYERS, Layer
 from agentrl_cli.tui.common.token_view import TokenView
-from agentrl_cli.tui.replay import panels
+from agentrl_cli.tui.replay import legend, panels
 from agentrl_cli.tui.replay.panes import Panel, TokenChosen
 
 
@@ -94,7 +94,7 @@ class Transcript(Vertical):
         """Shows on the map where the cursor is."""
         if self.view is None:
             return
-        lines = panels.map_lines(self.view, self.lens, self.tokens.levels, token, self.inner)
+        lines = legend.map_lines(self.view, self.lens, self.tokens.levels, token, self.inner)
         short = self.screen.has_class("-small") and len(lines) > 3
         self.map.show([lines[1], lines[3]] if short else lines)
 
@@ -156,6 +156,6 @@ class Transcript(Vertical):
     @on(Panel.Chosen, "#map")
     def choose_place(self, event: Panel.Chosen) -> None:
         """Posts the token under a click on the map."""
-        token = panels.token_on_map(self.view, event.column, self.inner) if self.view is not None else None
+        token = legend.token_on_map(self.view, event.column, self.inner) if self.view is not None else None
         if token is not None:
             self.post_message(TokenChosen(token))
