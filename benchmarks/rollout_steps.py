@@ -23,7 +23,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # works without an installation
 
 from agentrl_cli.inference.cuda_graphs import CudaCapture, GraphRunner
-from agentrl_cli.inference.decode_batch import decode_batch
 from agentrl_cli.inference.kv_cache import BlockPool, KVCache, blocks
 from agentrl_cli.inference.model_runner import ModelRunner
 from agentrl_cli.inference.request import TokenSequence
@@ -41,7 +40,7 @@ def milliseconds(runner: ModelRunner, rows: int, positions: int, steps: int) -> 
         runner.prefill(cache.pool, [sequences[0].ids[:1]], [0], [sequences[0].block_table])
         for _ in range(steps):
             began = time.perf_counter()
-            runner.decode(cache.pool, decode_batch(sequences))
+            runner.decode(cache.pool, sequences)
             if runner.device.type == "cuda":
                 torch.cuda.synchronize()
             times.append(1000 * (time.perf_counter() - began))

@@ -86,7 +86,7 @@ class Scripted(LocalPolicy):
         assert isinstance(self._engine, PagedEngine)
         runner = self._engine.runner
         decode = runner.decode
-        runner.decode = lambda pool, batch: self.scripted(decode(pool, batch))  # type: ignore[method-assign]
+        runner.decode = lambda pool, sequences: self.scripted(decode(pool, sequences))  # type: ignore[method-assign]
 
     async def generate(self, key: str, ids: Any, sampling: Sampling, **options: Any) -> Generation:
         self.said[key] = self.said.get(key, 0) + 1

@@ -116,7 +116,6 @@ def plan(config: Config, folder: Path, held: float = 0.0, *, gpu_bytes: float | 
     """
     import torch
 
-    from agentrl_cli.inference.memory import copies_weights
     from agentrl_cli.models.device import pick_device, pick_dtype
 
     device = pick_device(config.model.device) if gpu_bytes is None else torch.device("cuda")
@@ -134,19 +133,14 @@ def plan(config: Config, folder: Path, held: float = 0.0, *, gpu_bytes: float | 
         "runtime": OVERHEAD[device.type if device.type in OVERHEAD else "cuda"] * GiB,
     }
     available = (_available(device) if gpu_bytes is None else gpu_bytes) + held
-    copied = size == 4 and copies_weights(count * size, device, available)
-    if copied:
-        # The packed copy has the embedding and the head apart; a frozen embedding is read where it is.
-        apart = shape["tied"] - config.adapter.enabled
-        both["sampling weights"] = float((count + apart * shape["vocabulary"] * shape["hidden"]) * size)
     if config.algo.kl_coef and not (config.adapter.enabled and folder == given):  # a fresh adapter is switched off
         both["reference"] = float(count * size)
-    rollout = both | _sampling(config, shape, size, adapted=config.adapter.enabled and not copied)
+    rollout = both | _sampling(config, shape, size, adapted=config.adapter.enabled)
     stays = _captured(config, shape, size, rollout) if on_gpu else {}
     both_ways = [both | _updating(config, shape, size, trained, again=way, on_gpu=on_gpu) for way in (False, True)]
     rollout, both_ways = rollout | stays, [stays | update for update in both_ways]
     if config.rollout.async_staleness:  # both phases at once, and the sampler has weights of its own
-        more = {} if copied else {"sampler": float(trained * (4 if config.adapter.enabled else size))}
+        more = {"sampler": float(trained * (4 if config.adapter.enabled else size))}
         both_ways = [rollout | more | update for update in both_ways]
     choice = config.train.checkpointing
     again = choice == "on" or (choice == "auto" and sum(both_ways[0].values()) > available)
@@ -312,7 +306,6 @@ def _shape(folder: Path) -> dict[str, int]:
         "hidden": int(text.hidden_size),
         "vocabulary": int(text.vocab_size),
         "kv_width": int(heads * width),
-        "tied": int(bool(getattr(text, "tie_word_embeddings", False))),
         "fused": int(getattr(config, "model_type", "") in FAMILIES),
         "q_width": int(text.num_attention_heads * width),
         "inner": inner_size(text),

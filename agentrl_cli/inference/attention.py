@@ -4,9 +4,10 @@ A view is what one forward works on. It is handed to a model's own forward as `p
 stores new keys and values, and computes attention: `PrefillView` for several new tokens a sequence, `DecodeView` for
 one.
 
-In a decode step every block is attended to on its own, and the results are merged by the log-sum-exp of their scores
-(https://arxiv.org/abs/2307.08691, section 3.1). No keys or values are copied for that, and a block that several
-sequences share is read once. Only public operations of torch are used, the same on every device.
+In a decode step queries meet keys, and weights meet values, block by block where the blocks lie; between the two, the
+scores of a sequence's blocks are brought side by side for one softmax. Scores are small beside keys and values: few of
+those are copied, and a block that several sequences share is read once. Only public operations of torch are used, the
+same on every device.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from agentrl_cli.inference.decode_batch import Shape
 from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, block_tensor, blocks
 
 MASKED = -1e30
-"""Added to the scores of what is not attended to. Finite: a block without any visible place stays a number."""
+"""Added to the scores of what is not attended to. Finite: times False it is 0."""
 
 
 class View(Cache):
@@ -174,35 +175,81 @@ class PrefillView(View):
         return mask
 
 
-class DecodeView(View):
-    """One new token of each sequence.
+class Tables:
+    """The block tables of decode steps on a device, and what follows from them alone.
 
     Args:
-        tensors: Those of a DecodeBatch, in order.
-        in_place: See DecodeBatch.
+        tensors: Those of a Layout, in order.
+        in_place: See Layout.
         read: By layer, keys and values of just these shared blocks as an earlier step read them.
     """
 
     def __init__(
         self,
-        pool: BlockPool,
         tensors: Sequence[Tensor],
         shape: Shape,
         in_place: bool,
         read: dict[int, tuple[Tensor, Tensor]] | None = None,
     ) -> None:
+        self.blocks, self.shared, self._spots, self._parts = tensors
+        self.shape, self.in_place = shape, in_place
+        self.read = {} if read is None else read
+        self._indices: tuple[Tensor, Tensor, Tensor] | None = None
+        self._buffers: tuple[Tensor, Tensor] | None = None
+
+    def indices(self, kv_heads: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Where things lie, heads included: a part's queries; a head's scores, by places; a part's weights.
+
+        Queries, scores and results of parts are in the order in which `_pairs` multiplies them:
+        [blocks, kv_heads, groups], then [shared, kv_heads, members, groups].
+        """
+        if self._indices is None:
+            shape, device = self.shape, self._parts.device
+            kv = torch.arange(kv_heads, device=device)[:, None]
+            group = torch.arange(groups, device=device)[:, None]
+            spots = self._spots
+            own, several = spots[: shape.blocks, None, None], spots[shape.blocks :].view(shape.shared, 1, shape.members)
+            row = torch.cat([(spot // shape.parts * kv_heads + kv).view(-1) for spot in (own, several)])
+            place = torch.cat([(spot % shape.parts).expand(-1, kv_heads, -1).reshape(-1) for spot in (own, several)])
+            weight_of = (row[:, None] * groups + group.view(1, -1)) * shape.parts + place[:, None]
+            part = self._parts[:, None, None]
+            kv, entry = kv[:, :, None], part - shape.blocks
+            unit = torch.where(
+                part < shape.blocks,
+                part * kv_heads + kv,
+                shape.blocks * kv_heads
+                + (entry // shape.members * kv_heads + kv) * shape.members
+                + entry % shape.members,
+            )
+            score_of = (unit * groups + group).masked_fill_(part < 0, shape.parts_in_all * kv_heads * groups)
+            self._indices = row, score_of.view(-1), weight_of.view(-1)
+        return self._indices
+
+    def results(self, heads: int, values: Tensor) -> tuple[Tensor, Tensor]:
+        """For all parts: scores [parts · heads + 1, BLOCK] and Σ p·v [parts · heads + 1, dim]; the last ones are 0."""
+        if self._buffers is None:
+            exact = torch.promote_types(values.dtype, torch.float32)
+            sizes = [(self.shape.parts_in_all * heads + 1, width) for width in (BLOCK, values.shape[-1])]
+            scores, out = (values.new_empty(size, dtype=exact) for size in sizes)
+            scores[-1] = out[-1] = 0
+            self._buffers = scores, out
+        return self._buffers
+
+
+class DecodeView(View):
+    """One new token of each sequence.
+
+    Args:
+        step: That of a DecodeBatch: [3, rows].
+    """
+
+    def __init__(self, pool: BlockPool, step: Tensor, tables: Tables) -> None:
         super().__init__(pool)
-        self._read_before = {} if read is None else read
-        _, positions, write, self._blocks, self._owner, begins, held, *several, parts = tensors
-        self._shared, shared_begins, members = several
-        self._shape, self._in_place = shape, in_place
+        _, positions, write = step
         self.positions = positions[:, None]
+        self._tables = tables
         self._block, self._place = write // BLOCK, write % BLOCK
-        self._begins, self._held, self._shared_begins = begins[:, None], held[:, None], shared_begins
-        self._members, self._parts = members.view(-1), parts
-        self._merge: Tensor | None = None
-        self._results: tuple[Tensor, Tensor, Tensor] | None = None
-        self._masks: dict[int | None, tuple[Tensor, Tensor | None]] = {}
+        self._masks: dict[int | None, Tensor] = {}
 
     def _write(self, keys: Tensor, values: Tensor, key: Tensor, value: Tensor) -> None:
         keys[self._block, :, :, self._place] = key[:, :, 0]
@@ -223,123 +270,79 @@ class DecodeView(View):
         rows, heads, _, dim = query.shape
         keys, values = self._stored()
         kv_heads, groups = keys.shape[1], heads // keys.shape[1]
-        shape = self._shape
-        own_mask, shared_mask = self._mask(window)
-        flat = (query[:, :, 0] * scale).reshape(rows, heads * dim)
-        own = flat.index_select(0, self._owner).view(-1, groups, dim)
-        out, best, total = self._buffers(heads, values)
-        split = shape.blocks * heads
-        pair = (keys, values) if self._in_place else self._gathered(keys, values)
-        count = shape.blocks * kv_heads
-        pair = pair[0].flatten(0, 1)[:count], pair[1].flatten(0, 1)[:count]
-        _attend(own, *pair, own_mask, softcap, out[:split], best[:split], total[:split])
-        if shape.shared:
-            several = flat.index_select(0, self._members).view(shape.shared, shape.members, kv_heads, groups * dim)
-            several = several.transpose(1, 2).reshape(shape.shared * kv_heads, shape.members * groups, dim)
-            found = out[split:-1], best[split:-1], total[split:-1]
-            _attend(several, *self._shared_read(keys, values), shared_mask, softcap, *found)
-        return self._merged(kv_heads, groups, sinks).view(rows, heads, 1, -1).to(query.dtype)
+        queries, score_of, weight_of = self._tables.indices(kv_heads, groups)
+        scores, out = self._tables.results(heads, values)
+        found = (query * scale).view(rows * kv_heads, groups * dim).index_select(0, queries)
+        pairs = self._pairs(found.view(-1, dim), keys, values, heads)
+        for some, (each, held, _) in pairs:
+            _product(each, held, scores[some])
+        weights = self._softmax(scores.index_select(0, score_of).view(rows, heads, -1), window, softcap, sinks)
+        weights = weights.reshape(-1, BLOCK).index_select(0, weight_of)
+        for some, (each, _, held) in pairs:
+            _product(weights[some].view(*each.shape[:2], BLOCK), held, out[some])
+        total = embedding_bag(score_of.view(rows * heads, -1), out, mode="sum")
+        return total.view(rows, heads, 1, -1).to(query.dtype)
 
-    def _gathered(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        return keys.index_select(0, self._blocks), values.index_select(0, self._blocks)
+    def _pairs(self, found: Tensor, keys: Tensor, values: Tensor, heads: int) -> list[tuple[slice, tuple[Tensor, ...]]]:
+        """Own blocks, then shared ones: which results are theirs; queries [N, Q, d], keys and values of N blocks."""
+        tables, shape, kv_heads = self._tables, self._tables.shape, keys.shape[1]
+        count, end = shape.blocks * heads, shape.parts_in_all * heads
+        pairs: list[tuple[slice, tuple[Tensor, ...]]] = []
+        if shape.blocks:
+            n = shape.blocks * kv_heads
+            own = (keys, values) if tables.in_place else _read(tables.blocks, keys, values)
+            own = own[0].flatten(0, 1)[:n], own[1].flatten(0, 1)[:n]
+            pairs.append((slice(0, count), (found[:count].view(n, -1, found.shape[-1]), *own)))
+        if shape.shared:
+            several = found[count:].view(shape.shared * kv_heads, -1, found.shape[-1])
+            pairs.append((slice(count, end), (several, *self._shared_read(keys, values))))
+        return pairs
 
     def _shared_read(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [entries · heads, dim, BLOCK] and values [entries · heads, BLOCK, dim] of shared blocks.
 
         A full block does not change: what the step before read is used again if it was of the same blocks.
         """
-        found = self._read_before.get(self._layer)
+        found = self._tables.read.get(self._layer)
         if found is None:
-            found = keys.index_select(0, self._shared).flatten(0, 1), values.index_select(0, self._shared).flatten(0, 1)
-            self._read_before[self._layer] = found
+            keys, values = _read(self._tables.shared, keys, values)
+            found = self._tables.read[self._layer] = keys.flatten(0, 1), values.flatten(0, 1)
         return found
 
-    def _buffers(self, heads: int, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """For all parts: Σ p·v [parts · heads + 1, dim], the best score and Σ p. The last one is nobody's."""
-        if self._results is None:
-            exact = torch.promote_types(values.dtype, torch.float32)
-            count = (self._shape.blocks + self._shape.shared * self._shape.members) * heads + 1
-            sums = values.new_zeros(count, values.shape[-1], dtype=exact)
-            self._results = sums, values.new_full((count,), 2 * MASKED, dtype=exact), sums.new_zeros(count)
-        return self._results
+    def _softmax(self, scores: Tensor, window: int | None, softcap: float | None, sinks: Tensor | None) -> Tensor:
+        """Probabilities [rows, heads, places] of scores by the places of each sequence."""
+        if softcap is not None:
+            scores = scores.div_(softcap).tanh_().mul_(softcap)
+        scores += self._mask(window, scores.shape[-1])
+        if sinks is None:
+            return torch.softmax(scores, -1)
+        column = sinks.to(scores.dtype).view(1, -1, 1).expand(len(scores), -1, -1)
+        return torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1]
 
-    def _merged(self, kv_heads: int, groups: int, sinks: Tensor | None) -> Tensor:
-        """[rows · heads, dim] of each sequence over all of its parts."""
-        assert self._results is not None
-        out, best, total = self._results
-        where = self._where(kv_heads, groups)
-        tops = best[where]
-        highest = tops.amax(-1, keepdim=True)
-        weights = tops.sub_(highest).exp_()
-        whole = total[where].mul_(weights).sum(-1, keepdim=True)
-        if sinks is not None:
-            whole += (sinks.to(whole.dtype).repeat(self._shape.rows)[:, None] - highest).exp_()
-        return embedding_bag(where, out, mode="sum", per_sample_weights=weights.div_(whole))
-
-    def _where(self, kv_heads: int, groups: int) -> Tensor:
-        """[rows · heads, parts] where the results of each head's parts lie, by the orders that `_attend` writes in."""
-        if self._merge is None:
-            heads, shape, parts = kv_heads * groups, self._shape, self._parts
-            kv = torch.arange(kv_heads, device=parts.device)[None, :, None, None]
-            group = torch.arange(groups, device=parts.device)[None, None, :, None]
-            part = parts[:, None, None]
-            own = (part * kv_heads + kv) * groups + group
-            entry, member = (part - shape.blocks) // shape.members, (part - shape.blocks) % shape.members
-            several = shape.blocks * heads + ((entry * kv_heads + kv) * shape.members + member) * groups + group
-            nobody = (shape.blocks + shape.shared * shape.members) * heads
-            where = torch.where(part < shape.blocks, own, several).masked_fill_(part < 0, nobody)
-            self._merge = where.view(shape.rows * heads, -1)
-        return self._merge
-
-    def _mask(self, window: int | None) -> tuple[Tensor, Tensor | None]:
-        """To be added to scores: of own blocks [blocks, 1, 1, BLOCK], of shared ones [shared, 1, members, BLOCK]."""
-        found = self._masks.get(window)
-        if found is None:
-            place = torch.arange(BLOCK, device=self._held.device)[None]
-            hidden = place >= self._held
-            shared = None
+    def _mask(self, window: int | None, places: int) -> Tensor:
+        """[rows, 1, places] to be added to the scores."""
+        mask = self._masks.get(window)
+        if mask is None:
+            place = torch.arange(places, device=self.positions.device)[None]
+            hidden = place > self.positions
             if window is not None:
-                position = self.positions[:, 0]
-                hidden |= place + self._begins <= position[self._owner][:, None] - window
-                shared = self._shared_mask(place, position, window)
-            found = self._masks[window] = (hidden * MASKED)[:, None, None], shared
-        return found
-
-    def _shared_mask(self, place: Tensor, position: Tensor, window: int) -> Tensor | None:
-        """Shared blocks are full; of their members each may see another part of them."""
-        if not self._shape.shared:
-            return None
-        members = self._members.view(self._shape.shared, -1)
-        begins = self._shared_begins[:, None, None]
-        hidden = place[None] + begins <= position[members][:, :, None] - window
-        return (hidden * MASKED)[:, None]
+                hidden |= place <= self.positions - window
+            mask = self._masks[window] = (hidden * MASKED)[:, None]
+        return mask
 
 
-def _attend(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    softcap: float | None,
-    out: Tensor,
-    best: Tensor,
-    total: Tensor,
-) -> None:
-    """Queries [N, Q, d] meet one block each: the best score, Σ exp(s - best) and Σ exp(s - best)·v of each query."""
-    scores = torch.bmm(query, keys).to(out.dtype)
-    if softcap is not None:
-        scores = scores.div_(softcap).tanh_().mul_(softcap)
-    if mask is not None:
-        count, _, members, width = mask.shape
-        scores.view(count, -1, members, scores.shape[1] // members, width).add_(mask[:, :, :, None])
-    rows = scores.shape[:2]
-    weights = scores.sub_(torch.amax(scores, -1, keepdim=True, out=best.view(*rows, 1))).exp_()
-    torch.sum(weights, -1, out=total.view(rows))
-    into = out.view(*rows, -1)
-    if values.dtype == out.dtype:
-        torch.bmm(weights, values, out=into)
+def _read(blocks: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Copies of some blocks."""
+    return keys.index_select(0, blocks), values.index_select(0, blocks)
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Products of matrices a [N, Q, k] and b [N, k, m] into out [N · Q, m]."""
+    into = out.view(*a.shape[:2], -1)
+    if b.dtype == out.dtype:
+        torch.bmm(a, b, out=into)
     else:
-        into.copy_(torch.bmm(weights.to(values.dtype), values))
+        into.copy_(torch.bmm(a.to(b.dtype), b))
 
 
 def explicit_attention(

@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from agentrl_cli.inference.attention import DecodeView
-from agentrl_cli.inference.decode_batch import DecodeBatch, Shape, padded, split
+from agentrl_cli.inference.attention import DecodeView, Tables
+from agentrl_cli.inference.decode_batch import Shape, decode_batch, padded, split
 from agentrl_cli.inference.kv_cache import BlockPool
 from agentrl_cli.inference.memory import MOST_GRAPHS
 from agentrl_cli.inference.model_runner import TOLERANCE, ModelRunner, difference
+from agentrl_cli.inference.request import TokenSequence
 
 _LOG = logging.getLogger(__name__)
 CHECKS = 2
@@ -106,25 +107,26 @@ class GraphRunner(ModelRunner):
     def records(self) -> bool:
         return self._make is not None
 
-    def decode(self, pool: BlockPool, batch: DecodeBatch) -> Tensor:
+    def decode(self, pool: BlockPool, sequences: Sequence[TokenSequence]) -> Tensor:
         if self._make is None or not pool.scratch or pool.keys[0] is None:
-            return super().decode(pool, batch)
+            return super().decode(pool, sequences)
         fixed = (pool, pool.moves, *addresses(self.model))
         if fixed != self._fixed:
             self.drop()
             self._fixed = fixed
-        rows = len(batch.tokens)
-        batch = padded(batch, pool.size)
+        rows = len(sequences)
+        batch = padded(decode_batch(sequences), pool.size)
+        shape = batch.layout.shape
         packed = torch.from_numpy(batch.packed())
         if len(self._given) < len(packed):
             self.drop()
             self._fixed = fixed
             self._given = torch.zeros(2 * len(packed), dtype=torch.int64, device=self.device)
         self._given[: len(packed)].copy_(packed)
-        if len(self._logits) < len(batch.tokens):
+        if len(self._logits) < shape.rows:
             self.graphs.clear()
-            self._logits = torch.zeros(len(batch.tokens), self.vocabulary, dtype=self.dtype, device=self.device)
-        self._run(pool, batch.shape, len(packed))
+            self._logits = torch.zeros(shape.rows, self.vocabulary, dtype=self.dtype, device=self.device)
+        self._run(pool, shape, len(packed))
         return self._logits[:rows]
 
     def drop(self) -> None:
@@ -135,9 +137,9 @@ class GraphRunner(ModelRunner):
 
     def _run(self, pool: BlockPool, shape: Shape, size: int) -> None:
         def step() -> None:
-            tensors = split(self._given[:size], shape)
-            view = DecodeView(pool, tensors, shape, in_place=True)
-            self._logits[: shape.rows].copy_(self.run(tensors[0][:, None], view))
+            given, *tables = split(self._given[:size], shape)
+            view = DecodeView(pool, given, Tables(tables, shape, in_place=True))
+            self._logits[: shape.rows].copy_(self.run(given[0][:, None], view))
 
         graph = self.graphs.get(shape) or self._captured(shape, step)
         if graph is None:

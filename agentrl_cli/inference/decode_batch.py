@@ -1,15 +1,17 @@
 """The block tables of a decode step as arrays of fixed shapes.
 
-Attention of a decode step goes over blocks, not over sequences: a block of one sequence meets that sequence's query; a
-block that several sequences share meets the queries of all of them at once, so its keys and values are read once. What
-each block gives is then merged per sequence (attention.py). The arrays here say which query meets which block, and
-where the parts of each sequence lie. They travel to the device as one tensor.
+Attention of a decode step multiplies block by block, not sequence by sequence: a block of one sequence meets that
+sequence's query; a block that several sequences share meets the queries of all of them at once, so its keys and values
+are read once (attention.py). The arrays here are the block tables of the step seen from both sides: which query meets
+which block, and where the parts of each sequence lie. They change when a sequence comes, leaves or gets another block;
+most steps use those of the step before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from operator import is_
 from typing import NamedTuple
 
 import numpy as np
@@ -42,54 +44,62 @@ class Shape(NamedTuple):
     """Most blocks of a sequence."""
 
     @property
+    def parts_in_all(self) -> int:
+        """Blocks as the queries meet them: a shared one counts once for each of its members."""
+        return self.blocks + self.shared * self.members
+
+    @property
     def sizes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the arrays of a DecodeBatch, in order."""
-        rows, many, shared, members, parts = self
-        each, own = ((rows,), (rows,), (rows,)), ((many,), (many,), (many,), (many,))
-        return *each, *own, (shared,), (shared,), (shared, members), (rows, parts)
+        """Of the arrays of a DecodeBatch in one: the step's, then the layout's."""
+        return (3, self.rows), (self.blocks,), (self.shared,), (self.parts_in_all,), (self.rows, self.parts)
+
+
+@dataclass(slots=True, eq=False)
+class Layout:
+    """The block tables of a step. A part is a block as one sequence sees it."""
+
+    blocks: Ints
+    """[blocks] blocks that meet one query."""
+    shared: Ints
+    """[shared] blocks that meet several queries."""
+    spots: Ints
+    """[blocks + shared · members] where each part stands in `parts`: row · its width + column; 0 if it is padding."""
+    parts: Ints
+    """[rows, parts] per row its parts: n for `blocks[n]`, blocks + e · members + m for `shared[e]`, NOWHERE."""
+    members: int
+    """Queries of an entry of `shared`."""
+    in_place: bool
+    """`blocks` are the first ones of the pool in order: they are read where they are."""
+    tables: Sequence[list[int]] = ()
+    """The block tables that these arrays are of; `counts` says how many blocks each had."""
+    counts: Sequence[int] = ()
+
+    @property
+    def shape(self) -> Shape:
+        rows, parts = self.parts.shape
+        return Shape(rows, len(self.blocks), len(self.shared), self.members, parts)
+
+    @property
+    def arrays(self) -> tuple[Ints, ...]:
+        return self.blocks, self.shared, self.spots, self.parts
+
+    def describes(self, tables: Sequence[list[int]]) -> bool:
+        """Whether these are still the block tables: a table of a running sequence changes by growing alone."""
+        same = len(tables) == len(self.tables) and all(map(is_, tables, self.tables))
+        return same and list(map(len, tables)) == self.counts
 
 
 @dataclass(slots=True)
 class DecodeBatch:
-    """Arrays of a decode step. Rows are sequences; a part is a block as one sequence sees it."""
+    """Arrays of a decode step. Rows are sequences."""
 
-    tokens: Ints
-    """[rows] fed by the step."""
-    positions: Ints
-    """[rows] of those tokens."""
-    write: Ints
-    """[rows] where their keys and values go: block · BLOCK + offset."""
-    blocks: Ints
-    """[blocks] blocks that meet one query."""
-    owner: Ints
-    """[blocks] the row whose query that is."""
-    begins: Ints
-    """[blocks] position of the block's first place in its sequence."""
-    held: Ints
-    """[blocks] how many of its places are written."""
-    shared: Ints
-    """[shared] blocks that meet several queries."""
-    shared_begins: Ints
-    """[shared] position of the block's first place in its sequences."""
-    members: Ints
-    """[shared, members] the rows of those queries."""
-    parts: Ints
-    """[rows, parts] per row its parts: n for `blocks[n]`, blocks + e · members + m for `shared[e]`, NOWHERE."""
-    in_place: bool = False
-    """`blocks` are the first ones of the pool in order: they are read where they are."""
-
-    @property
-    def shape(self) -> Shape:
-        shared, members = self.members.shape
-        return Shape(len(self.tokens), len(self.blocks), shared, members, self.parts.shape[1])
-
-    def tensors(self, device: torch.device) -> list[Tensor]:
-        """The arrays on a device, moved there as one."""
-        return split(torch.from_numpy(self.packed()).to(device), self.shape)
+    step: Ints
+    """[3, rows] tokens fed by the step; their positions; where their keys and values go, block · BLOCK + offset."""
+    layout: Layout
 
     def packed(self) -> Ints:
         """All arrays in one."""
-        return np.concatenate([getattr(self, field.name).reshape(-1) for field in fields(self)[:-1]])
+        return np.concatenate([array.reshape(-1) for array in (self.step, *self.layout.arrays)])
 
 
 def split(packed: Tensor, shape: Shape) -> list[Tensor]:
@@ -99,69 +109,50 @@ def split(packed: Tensor, shape: Shape) -> list[Tensor]:
     return [part.view(size) for part, size in zip(flat, sizes, strict=True)]
 
 
-def decode_batch(requests: Sequence[TokenSequence]) -> DecodeBatch:
-    """The arrays of a step that feeds each request its newest token."""
-    tables = [request.block_table for request in requests]
-    counts = np.array([len(table) for table in tables])
-    lengths = np.array([request.length for request in requests])
+def decode_batch(sequences: Sequence[TokenSequence], before: Layout | None = None) -> DecodeBatch:
+    """The arrays of a step that feeds each sequence its newest token, with the layout of before if it still holds."""
+    tables = [sequence.block_table for sequence in sequences]
+    layout = before if before is not None and before.describes(tables) else layout_of(tables)
+    positions = [sequence.length - 1 for sequence in sequences]
+    write = [table[n // BLOCK] * BLOCK + n % BLOCK for table, n in zip(tables, positions, strict=True)]
+    return DecodeBatch(np.array([[sequence.last for sequence in sequences], positions, write], np.int64), layout)
+
+
+def layout_of(tables: Sequence[list[int]]) -> Layout:
+    """The arrays of some block tables."""
+    lengths = list(map(len, tables))
+    counts = np.array(lengths)
     flat = np.array([block for table in tables for block in table], np.int64)
     row = np.repeat(np.arange(len(tables)), counts)
-    place = np.arange(len(flat)) - np.repeat(counts.cumsum() - counts, counts)
-    is_shared = np.bincount(flat)[flat] > 1
-    positions = lengths - 1
-    last = flat[counts.cumsum() - counts + positions // BLOCK]
     parts = np.full((len(tables), int(counts.max())), NOWHERE, np.int64)
+    spot = row * parts.shape[1] + np.arange(len(flat)) - (counts.cumsum() - counts)[row]
 
-    own = ~is_shared
-    held = np.minimum(lengths[row] - place * BLOCK, BLOCK)
-    blocks, owner, begins, written, in_place = _own(flat[own], row[own], place[own] * BLOCK, held[own])
-    parts[row[own], place[own]] = flat[own] if in_place else np.arange(len(blocks))
-
-    shared, shared_begins, members, part = _shared(flat[is_shared], row[is_shared], place[is_shared] * BLOCK)
-    parts[row[is_shared], place[is_shared]] = len(blocks) + part
-    return DecodeBatch(
-        np.array([request.last for request in requests], np.int64),
-        positions,
-        last * BLOCK + positions % BLOCK,
-        blocks,
-        owner,
-        begins,
-        written,
-        shared,
-        shared_begins,
-        members,
-        parts,
-        in_place,
-    )
+    is_shared = np.bincount(flat)[flat] > 1
+    blocks = flat[~is_shared]
+    size = int(blocks.max(initial=-1)) + 1
+    in_place = len(blocks) >= IN_PLACE * size
+    part, blocks = (blocks, np.arange(size)) if in_place else (np.arange(len(blocks)), blocks)
+    shared, members, shared_part = _shared(flat[is_shared])
+    parts.flat[spot[~is_shared]] = part
+    parts.flat[spot[is_shared]] = len(blocks) + shared_part
+    spots = np.zeros(len(blocks) + len(shared) * members, np.int64)
+    spots[part] = spot[~is_shared]
+    spots[len(blocks) + shared_part] = spot[is_shared]
+    return Layout(blocks, shared, spots, parts, members, in_place, list(tables), lengths)
 
 
-def _own(blocks: Ints, row: Ints, begins: Ints, held: Ints) -> tuple[Ints, Ints, Ints, Ints, bool]:
-    """Blocks of one sequence each. If they are most of the first ones of the pool, all of those are taken instead."""
-    size = int(blocks.max()) + 1 if len(blocks) else 0
-    if len(blocks) < IN_PLACE * size:
-        return blocks, row, begins, held, False
-    spread = np.zeros((3, size), np.int64)
-    spread[:, blocks] = row, begins, held
-    return np.arange(size), spread[0], spread[1], spread[2], True
-
-
-def _shared(blocks: Ints, row: Ints, begins: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Entries of shared blocks: block, begin, members; and which part (entry · members + member) each given one is."""
+def _shared(blocks: Ints) -> tuple[Ints, int, Ints]:
+    """Entries of shared blocks, their members, and which part (entry · members + member) each given block is."""
     if not len(blocks):
-        nothing = np.zeros(0, np.int64)
-        return nothing, nothing, np.zeros((0, 1), np.int64), nothing
+        return np.zeros(0, np.int64), 1, np.zeros(0, np.int64)
     order = np.argsort(blocks, kind="stable")
     _, first, counts = np.unique(blocks[order], return_index=True, return_counts=True)
     members = min(MEMBERS, int(counts.max()))
     rank = np.arange(len(blocks)) - np.repeat(first, counts)
     entries = -(-counts // members)
-    entry = np.repeat(entries.cumsum() - entries, counts) + rank // members
-    rows = np.zeros((int(entries.sum()), members), np.int64)
-    rows[entry, rank % members] = row[order]
     part = np.empty(len(blocks), np.int64)
-    part[order] = entry * members + rank % members
-    which = order[first]
-    return np.repeat(blocks[which], entries), np.repeat(begins[which], entries), rows, part
+    part[order] = (np.repeat(entries.cumsum() - entries, counts) + rank // members) * members + rank % members
+    return np.repeat(blocks[order[first]], entries), members, part
 
 
 def padded(batch: DecodeBatch, size: int) -> DecodeBatch:
@@ -169,36 +160,22 @@ def padded(batch: DecodeBatch, size: int) -> DecodeBatch:
 
     Block 0 must be scratch: rows that fill up write there.
     """
-    shape = batch.shape
-    rows, parts, shared = _power(shape.rows), _power(shape.parts), _power(shape.shared) if shape.shared else 0
+    layout, shape = batch.layout, batch.layout.shape
+    rows, width, shared = _power(shape.rows), _power(shape.parts), _power(shape.shared) if shape.shared else 0
     members = MEMBERS if shared else 1
-    own = np.zeros((3, size), np.int64)
-    own[:, batch.blocks] = batch.owner, batch.begins, batch.held
-    entry = batch.parts - shape.blocks
+    row, column = np.nonzero(layout.parts >= 0)
+    old = layout.parts[row, column]
+    entry = old - shape.blocks
     several = size + entry // shape.members * members + entry % shape.members
-    mine = np.append(batch.blocks, 0)[np.minimum(batch.parts, shape.blocks)]
-    where = np.where(batch.parts < shape.blocks, mine, several)
-    return DecodeBatch(
-        _filled(batch.tokens, (rows,)),
-        _filled(batch.positions, (rows,)),
-        _filled(batch.write, (rows,)),
-        np.arange(size),
-        own[0],
-        own[1],
-        own[2],
-        _filled(batch.shared, (shared,)),
-        _filled(batch.shared_begins, (shared,)),
-        _filled(batch.members, (shared, members)),
-        _filled(np.where(batch.parts < 0, NOWHERE, where), (rows, parts), NOWHERE),
-        in_place=True,
-    )
+    part = np.where(entry < 0, np.append(layout.blocks, 0)[np.minimum(old, shape.blocks)], several)
+    parts = np.full((rows, width), NOWHERE, np.int64)
+    parts[row, column] = part
+    spots = np.zeros(size + shared * members, np.int64)
+    spots[part] = row * width + column
+    step, blocks = np.zeros((3, rows), np.int64), np.zeros(shared, np.int64)
+    step[:, : shape.rows], blocks[: shape.shared] = batch.step, layout.shared
+    return DecodeBatch(step, Layout(np.arange(size), blocks, spots, parts, members, in_place=True))
 
 
 def _power(count: int) -> int:
     return 1 << (count - 1).bit_length()
-
-
-def _filled(array: Ints, shape: tuple[int, ...], value: int = 0) -> Ints:
-    found = np.full(shape, value, np.int64)
-    found[tuple(slice(size) for size in array.shape)] = array
-    return found

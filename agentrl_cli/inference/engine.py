@@ -12,7 +12,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from agentrl_cli.inference.decode_batch import decode_batch
 from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, FixedKVCache, KVCache, common
 from agentrl_cli.inference.model_runner import PIECE, ModelRunner, sampling_mode
 from agentrl_cli.inference.request import Request, TokenSequence
@@ -28,8 +27,6 @@ class Engine(Protocol):
     """What a LocalPolicy samples with. `step` runs in a thread, everything else between two steps."""
 
     name: str
-    copies: bool
-    """True where it samples from a copy of the weights: an optimizer may change the model's own meanwhile."""
     vocabulary: int
     limit: int
     """Most positions of a sequence."""
@@ -94,7 +91,6 @@ class PagedEngine:
     def __init__(self, runner: ModelRunner, *, limit: int, rows: int, budget: int) -> None:
         self.runner = runner
         self.vocabulary, self.limit = runner.vocabulary, min(limit, budget * BLOCK)
-        self.copies = runner.copies
         self.pool = BlockPool(runner.layers, budget, scratch=runner.records)
         self.scheduler = self._scheduler(rows, budget)
         self.cache = self.scheduler.cache
@@ -142,7 +138,6 @@ class PagedEngine:
 
     def renew(self, version: str) -> None:
         self.cache.drop_cached()
-        self.runner.refresh()
 
     def rest(self) -> None:
         if self.runner.records:  # graphs read the pool where it was captured
@@ -153,6 +148,7 @@ class PagedEngine:
     def clear(self) -> None:
         self.scheduler.clear()
         self.cache.clear()
+        self.runner.forget_tables()
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -171,7 +167,7 @@ class PagedEngine:
 
     def _decode(self, live: list[Request]) -> Tensor:
         """Logits [rows, vocabulary] after each request's newest token."""
-        return self.runner.decode(self.pool, decode_batch(live))
+        return self.runner.decode(self.pool, live)
 
     def _begin(self, fresh: list[Request]) -> None:
         """Block tables for new requests, and the keys and values of their contexts."""
@@ -230,7 +226,7 @@ class FixedEngine(PagedEngine):
         rows: list[TokenSequence] = cache.idle([request.key for request in self.running])
         for request in live:
             rows[request.slot] = request
-        return self.runner.decode(self.pool, decode_batch(rows))[[request.slot for request in live]]
+        return self.runner.decode(self.pool, rows)[[request.slot for request in live]]
 
     def _add_prefixes(self, fresh: list[Request]) -> None:
         """Nothing is shared."""

@@ -36,7 +36,7 @@ class FallbackEngine:
     """
 
     name = "fallback"
-    copies = records = False
+    records = False
 
     def __init__(self, model: Any, *, why: str, rows: int, limit: int, memory: int) -> None:
         embedding = model.get_input_embeddings().weight

@@ -23,8 +23,6 @@ MOST_GRAPHS = 32
 """CUDA graphs that are kept (cuda_graphs.py)."""
 GRAPH = 2 * 2**20
 """Bytes of one of them beside its tensors. A guess: none was measured."""
-COPY_SHARE = 0.25
-"""A copy of the weights for sampling may take so much of the memory that is free."""
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -46,11 +44,6 @@ def parse_memory(text: str) -> int | None:
 def auto_memory(device: torch.device) -> int:
     """Bytes that keys and values may take by default: half of what is free on the device."""
     return int(AUTO_SHARE * free_memory(device))
-
-
-def copies_weights(size: int, device: torch.device, free: float) -> bool:
-    """Whether a float32 model of `size` bytes is sampled from a packed copy of its weights (cpu/packed.py)."""
-    return device.type == "cpu" and size <= COPY_SHARE * free
 
 
 def cuda_graphs_enabled(config: Config) -> bool:

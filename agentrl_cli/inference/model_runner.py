@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agentrl_cli.inference.attention import DecodeView, PrefillView, View
+from agentrl_cli.inference.attention import DecodeView, PrefillView, Tables, View
 from agentrl_cli.inference.attention_hook import paged_attention_in
-from agentrl_cli.inference.decode_batch import DecodeBatch, Ints, decode_batch
+from agentrl_cli.inference.decode_batch import Layout, decode_batch
 from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, KVCache, NotServed
 from agentrl_cli.inference.memory import prefill_tokens
 from agentrl_cli.inference.request import TokenSequence
@@ -33,9 +33,6 @@ PIECE = 2048
 class ModelRunner:
     """Prefill and decode over a pool of blocks. Raises NotServed where the model's numbers would not be its own."""
 
-    copies = False
-    """True where it runs a copy of the weights, which `refresh` renews: the model itself is left alone."""
-
     why = ""
     """Why it is slower than it was to be."""
 
@@ -48,9 +45,9 @@ class ModelRunner:
         self.layers = int(self._config.num_hidden_layers)
         self.most = prefill_tokens(self._config, weight.dtype.itemsize)
         """Prompt tokens of all sequences in one forward, padding included."""
-        self._shared: Ints = np.zeros(0, np.int64)
-        self._read: dict[int, tuple[Tensor, Tensor]] = {}
-        """Shared blocks of the step before, and their keys and values by layer."""
+        self._layout: Layout | None = None
+        self._tables: Tables | None = None
+        """The block tables of the step before, here and on the device."""
         self.prefilled = 0
         """Prompt tokens computed so far."""
         check_structure(model)
@@ -67,15 +64,26 @@ class ModelRunner:
         with sampling_mode(self.model):
             verify(self)
 
-    def refresh(self) -> None:
-        """The weights of the model have changed: nothing to do, they are read in every forward."""
+    def decode(self, pool: BlockPool, sequences: Sequence[TokenSequence]) -> Tensor:
+        """Logits [rows, vocabulary] after each sequence's newest token."""
+        batch = decode_batch(sequences, self._layout)
+        step = torch.from_numpy(batch.step).to(self.device)
+        return self.run(step[0][:, None], DecodeView(pool, step, self._tables_of(batch.layout)))
 
-    def decode(self, pool: BlockPool, batch: DecodeBatch) -> Tensor:
-        """Logits [rows, vocabulary] after each row's token."""
-        tensors = batch.tensors(self.device)
-        if not np.array_equal(batch.shared, self._shared):
-            self._shared, self._read = batch.shared, {}
-        return self.run(tensors[0][:, None], DecodeView(pool, tensors, batch.shape, batch.in_place, self._read))
+    def _tables_of(self, layout: Layout) -> Tables:
+        """A layout on the device; what was read of shared blocks is kept while they are the same."""
+        old, before = self._tables, self._layout
+        if old is not None and before is layout:
+            return old
+        same = before is not None and np.array_equal(layout.shared, before.shared)
+        arrays = [torch.from_numpy(array).to(self.device) for array in layout.arrays]
+        self._layout = layout
+        self._tables = Tables(arrays, layout.shape, layout.in_place, old.read if old is not None and same else None)
+        return self._tables
+
+    def forget_tables(self) -> None:
+        """Drop what is kept from one decode step to the next."""
+        self._layout = self._tables = None
 
     def prefill(
         self, pool: BlockPool, tokens: Sequence[Int32], starts: Sequence[int], tables: Sequence[list[int]]
@@ -84,7 +92,7 @@ class ModelRunner:
 
         Short ones are padded on the right. Not for sequences without new tokens.
         """
-        self._shared = np.zeros(0, np.int64)  # blocks may have become others'
+        self.forget_tables()  # blocks may have become others'
         self.prefilled += sum(map(len, tokens))
         logits, left = None, [*zip(tokens, starts, tables, strict=True)]
         while left:
@@ -166,7 +174,7 @@ def _steps(runner: ModelRunner, ids: Int32, lengths: Sequence[int]) -> Iterator[
             if step:
                 request.out.append(int(ids[n, lengths[n] - 1 + step]))
             cache.reserve(request)
-        yield runner.decode(cache.pool, decode_batch(requests)).float().log_softmax(-1).cpu()
+        yield runner.decode(cache.pool, requests).float().log_softmax(-1).cpu()
 
 
 def difference(got: Tensor, wanted: Tensor) -> float:

@@ -31,14 +31,9 @@ from agentrl_cli.inference.request import Request
 from agentrl_cli.inference.sampler import check_sampling, uniforms
 from agentrl_cli.models.adapter import copy_trained
 from agentrl_cli.models.vision import reader_of
-from agentrl_cli.registry import resolve
 from agentrl_cli.types import Generation, Int32, Sampling, StopReason
 
 _LOG = logging.getLogger(__name__)
-BACKENDS = [
-    "agentrl_cli.inference.cpu.packed:PackedRunner",
-]
-"""Runners that are tried before the ModelRunner, for one kind of device each."""
 
 
 class LocalPolicy:
@@ -54,7 +49,7 @@ class LocalPolicy:
         slot_length: Positions of a slot; no episode may be longer.
         decode: Text of ids; needed for stop strings only.
         memory: Bytes that keys and values may take; None: half of what is free on the model's device.
-        runner: Makes what runs the forwards, if not `choose_runner`; where it raises NotServed, the fallback samples.
+        runner: Makes what runs the forwards, if not ModelRunner; where it raises NotServed, the fallback samples.
         source: The model that is trained if `model` is a copy of it, which `publish` renews.
 
     Raises ModelError where the memory does not hold what it must.
@@ -83,7 +78,7 @@ class LocalPolicy:
         reader = reader_of(model)
         self._unsaid = reader.unsaid if reader is not None else ()  # a placeholder without an image means nothing
         length = min(context_length, slot_length or context_length) if deterministic else context_length
-        self._engine = _make_engine(model, runner or choose_runner, length, rows, deterministic, memory)
+        self._engine = _make_engine(model, runner or ModelRunner, length, rows, deterministic, memory)
         self.context_length = min(context_length, self._engine.limit)  # an episode must fit into the memory
         self._bounded = self.context_length < context_length
         self._orders = itertools.count()
@@ -104,14 +99,6 @@ class LocalPolicy:
     def engine(self) -> str:
         """What samples: paged or fallback."""
         return self._engine.name
-
-    @property
-    def copies_weights(self) -> bool:
-        """True where episodes are sampled from a copy of the weights that `set_version` renews.
-
-        An optimizer may then work on the model's own while they are.
-        """
-        return self._engine.copies
 
     @property
     def engine_why(self) -> str:
@@ -348,24 +335,8 @@ class LocalPolicy:
         return [*self._waiting, *self._engine.running]
 
 
-def choose_runner(model: Any) -> ModelRunner:
-    """The first runner that serves the model. Raises NotServed, with the model's own reason, where none does."""
-    for place in BACKENDS:
-        try:
-            backend: Callable[[Any], ModelRunner] = resolve("runners", {}, place)
-            return backend(model)
-        except NotServed as why:
-            _LOG.debug("%s: %s", place, why.message)
-    return ModelRunner(model)
-
-
 def _make_engine(
-    model: Any,
-    runner: Callable[[Any], ModelRunner],
-    length: int,
-    rows: int,
-    deterministic: bool,
-    memory: int | None,
+    model: Any, runner: Callable[[Any], ModelRunner], length: int, rows: int, deterministic: bool, memory: int | None
 ) -> Engine:
     """The paged engine where it gives the model's own numbers, else the fallback."""
     weight = model.get_input_embeddings().weight

@@ -133,9 +133,9 @@ def draw(
     divisor = None if plain else torch.tensor(temperatures, device=logits.device)[:, None]
     logp = torch.log_softmax(logits if divisor is None else logits / divisor, dim=-1)
     probs = logp.exp()
-    entropy = -torch.bmm(probs[:, None], logp[:, :, None])[:, 0, 0]
+    entropy = -(probs * logp).sum(-1)
     if bool(entropy.isnan().any()):  # a token without probability has logp −inf, and counts nothing
-        entropy = -torch.einsum("rv,rv->r", probs, logp.clamp(min=-1e4))
+        entropy = -(probs * logp.clamp(min=-1e4)).sum(-1)
     drawn_logp, drawn_probs = logp, probs
     if steered is not None:
         drawn_logp = torch.log_softmax(steered if divisor is None else steered / divisor, dim=-1)

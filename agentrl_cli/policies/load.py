@@ -135,9 +135,8 @@ def make_policy(
         memory=memory,
         runner=runner_for(config, next(model.parameters()).device),
     )
-    policy = make(model)
-    if trainable and config.rollout.async_staleness and not policy.copies_weights:
-        policy = make(twin(model), source=model)
+    ahead = trainable and config.rollout.async_staleness
+    policy = make(twin(model), source=model) if ahead else make(model)
     if policy.context_length < min(length, config.rollout.max_tokens):
         _LOG.warning(
             "rollout.memory holds %d tokens: episodes end there, not at rollout.max_tokens", policy.context_length

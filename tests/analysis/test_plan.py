@@ -11,10 +11,7 @@ import torch
 
 from agentrl_cli.analysis.memory_plan import Plan, checkpoints, plan
 from agentrl_cli.config import Config
-from agentrl_cli.config.models import ModelConfig
-from agentrl_cli.inference.cpu.packed import PackedRunner
 from agentrl_cli.inference.memory import kv_positions
-from agentrl_cli.models.load import load_model
 from agentrl_cli.paths import bundled_model
 
 
@@ -186,17 +183,6 @@ def test_keys_and_values_of_a_prompt_count_once_where_its_length_is_known() -> N
     assert positions(response_tokens=1024) == 4 * 1024 + 33 * own
     assert positions(response_tokens=1024, concurrency=3) == 3 * 1024 + 4 * own, "of three rows, three prompts"
     assert positions(response_tokens=4096) == 33 * 2048
-
-
-@pytest.mark.parametrize(("adapter", "apart"), [(False, 1), (True, 0)])
-def test_the_packed_copy_has_embedding_and_head_apart(adapter: bool, apart: int) -> None:
-    """Of tied weights there are two copies, or one where the embedding is frozen and shared."""
-    found = plan(Config.model_validate({"adapter": {"enabled": adapter}}), bundled_model())
-    assert found.rollout["sampling weights"] == (found.parameters + apart * 768 * 160) * 4
-    model: Any = load_model(bundled_model(), ModelConfig(), base=Path())
-    model.requires_grad_(not adapter)
-    copied: Any = PackedRunner(model).model.get_input_embeddings()  # type: ignore[operator]
-    assert (copied.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr()) is bool(apart)
 
 
 def test_a_value_head_is_counted() -> None:

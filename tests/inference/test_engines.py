@@ -15,11 +15,10 @@ from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError, PolicyError
 from agentrl_cli.inference.attention import PrefillView, View, explicit_attention
 from agentrl_cli.inference.attention_hook import paged_attention
-from agentrl_cli.inference.cpu.packed import PackedRunner
 from agentrl_cli.inference.decode_batch import MEMBERS, decode_batch
 from agentrl_cli.inference.engine import PagedEngine
-from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, KVCache, NotServed
-from agentrl_cli.inference.model_runner import ModelRunner, check_structure, difference
+from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, NotServed
+from agentrl_cli.inference.model_runner import ModelRunner, check_structure
 from agentrl_cli.inference.request import TokenSequence
 from agentrl_cli.policies.load import make_policy
 from agentrl_cli.policies.protocols import Policy
@@ -61,47 +60,6 @@ async def test_an_adapter_and_a_preemption(kind: str) -> None:
     assert policy.metrics["rollout/preemptions"] >= 1
     assert policy.metrics["rollout/kv_blocks_peak"] <= 5
     await check_against_generate(model, count=6, memory=7 * BLOCK * 2 * 2 * 2 * dim * 4)
-
-
-class Packed(PackedRunner):
-    """Packs layers of every size for oneDNN."""
-
-    packs_from = 0
-
-
-@pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2", "gpt-oss"])
-@pytest.mark.parametrize("make", [PackedRunner, Packed])
-async def test_packed_weights(kind: str, make: type[PackedRunner]) -> None:
-    """On a CPU: the same tokens from a copy of the weights in another order, adapters merged, renewed with them."""
-    for model in (tiny(kind), with_lora(tiny(kind))):
-        policy = await check_against_generate(model, count=4, runner=make)
-        assert policy.copies_weights and policy.engine == "paged"
-        runner = make(model)
-        with torch.no_grad():
-            for weights in model.parameters():
-                weights += 0.02 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(1))
-        assert last_logps(runner, model) > 1e-3, "an optimizer leaves the copy alone"
-        runner.refresh()
-        assert last_logps(runner, model) < 1e-4
-
-
-def last_logps(runner: ModelRunner, model: Any) -> float:
-    """How far a runner's log-probabilities after a prompt are from the model's own."""
-    ids = torch.arange(20)
-    with torch.inference_mode():
-        wanted = model(input_ids=ids[None]).logits[:, -1].log_softmax(-1)
-        cache = KVCache(BlockPool(runner.layers, 4))
-        sequence = TokenSequence(key="a", ids=ids.numpy().astype(np.int32))
-        assert cache.begin(sequence) == 0
-        found = runner.prefill(cache.pool, [sequence.ids], [0], [sequence.block_table])
-    assert found is not None
-    return difference(found.log_softmax(-1), wanted)
-
-
-def test_a_copy_is_made_only_where_it_helps() -> None:
-    with pytest.raises(NotServed, match="no float32"):
-        PackedRunner(tiny().to(torch.bfloat16))
-    assert policy_of(tiny()).copies_weights and not policy_of(tiny().to(torch.bfloat16)).copies_weights
 
 
 async def test_eager_attention_and_fixed_slots() -> None:
@@ -298,15 +256,16 @@ def test_blocks_that_many_share_are_listed_more_than_once() -> None:
     tables = [[5, 6, 10 + n] if n < 2 else [5, 20 + n] for n in range(MEMBERS + 2)]
     ids = [np.zeros(BLOCK * (len(table) - 1) + 1 + n, np.int32) for n, table in enumerate(tables)]
     batch = decode_batch([TokenSequence(key="", ids=i, block_table=t) for i, t in zip(ids, tables, strict=True)])
-    assert batch.shared.tolist() == [5, 5, 6] and batch.shared_begins.tolist() == [0, 0, BLOCK]
-    assert batch.members[0].tolist() == list(range(MEMBERS)) and batch.members[1, :2].tolist() == [8, 9]
-    assert batch.members[2, :2].tolist() == [0, 1]
-    first = batch.shape.blocks
-    assert batch.parts[1].tolist() == [first + 1, first + 2 * MEMBERS + 1, batch.blocks.tolist().index(11)]
-    assert batch.parts[9, :2].tolist() == [first + MEMBERS + 1, batch.blocks.tolist().index(29)]
-    assert batch.write.tolist() == [table[-1] * BLOCK + n for n, table in enumerate(tables)]
-    own = batch.blocks.tolist().index(29)
-    assert (batch.owner[own], batch.begins[own], batch.held[own]) == (9, BLOCK, 10)
+    layout = batch.layout
+    assert layout.shared.tolist() == [5, 5, 6] and layout.shape.parts == 3
+    first = layout.shape.blocks
+    spots = layout.spots[first:].reshape(3, MEMBERS)
+    assert spots[0].tolist() == [3 * n for n in range(MEMBERS)] and spots[1, :2].tolist() == [3 * 8, 3 * 9]
+    assert spots[2, :2].tolist() == [1, 3 + 1]
+    assert layout.parts[1].tolist() == [first + 1, first + 2 * MEMBERS + 1, layout.blocks.tolist().index(11)]
+    assert layout.parts[9, :2].tolist() == [first + MEMBERS + 1, layout.blocks.tolist().index(29)]
+    assert batch.step[2].tolist() == [table[-1] * BLOCK + n for n, table in enumerate(tables)]
+    assert layout.spots[layout.blocks.tolist().index(29)] == 3 * 9 + 1
 
 
 def runner_of(policy: Any) -> ModelRunner:

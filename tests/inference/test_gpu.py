@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from agentrl_cli.inference.decode_batch import decode_batch
 from agentrl_cli.inference.kv_cache import BlockPool, KVCache
 from agentrl_cli.inference.model_runner import ModelRunner
 from agentrl_cli.inference.request import TokenSequence
@@ -88,13 +87,12 @@ def test_prompts_and_steps_stay_on_the_gpu(kind: str, adapter: bool) -> None:
         for _ in range(24):
             for sequence in sequences:
                 assert cache.reserve(sequence)
-            logits = runner.decode(cache.pool, decode_batch(sequences))
+            logits = runner.decode(cache.pool, sequences)
             for sequence in sequences:
                 sequence.out.append(7)
     assert logits.device.type == "meta" and logits.shape == (3, VOCAB) and logits.dtype == torch.bfloat16
     for store in (*cache.pool.keys, *cache.pool.values):
         assert store is not None and store.device.type == "meta" and store.dtype == torch.bfloat16
-
 
 
 def test_drawing_stays_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,6 @@ from agentrl_cli.config import Config
 from agentrl_cli.config.models import LoraConfig, ModelConfig
 from agentrl_cli.errors import TrainingStopped
 from agentrl_cli.hooks import Hook
-from agentrl_cli.inference.cpu.packed import PackedRunner
-from agentrl_cli.inference.model_runner import ModelRunner
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.models.adapter import add_adapter, copy_trained, twin
 from agentrl_cli.models.load import load_model
@@ -65,19 +63,18 @@ def teacher_forced(weights: torch.nn.Module, ids: Sequence[int], start: int) -> 
     return np.asarray(logits.gather(-1, torch.tensor(list(ids[start:]))[:, None])[:, 0])
 
 
-@pytest.mark.parametrize("kind", ["twin", "itself, packed", "adapter", "adapter, packed"])
-async def test_no_forward_sees_half_updated_weights(model: Path, kind: str) -> None:
+@pytest.mark.parametrize("adapter", [False, True])
+async def test_no_forward_sees_half_updated_weights(model: Path, adapter: bool) -> None:
     """Weights change in a thread while turns are sampled; each turn's log-probs are those of its own version.
 
-    With a twin of the model, a packed copy of the model itself, and a second adapter on the same base, packed or not.
+    With a twin of the model, and with a second adapter on the same base.
     """
     trained = load_model(model, ModelConfig(dtype="float32"), base=model)
-    if "adapter" in kind:
+    if adapter:
         trained = add_adapter(trained, LoraConfig(r=2), model)
-    sampler = trained if "itself" in kind else twin(trained)
-    runner = PackedRunner if "packed" in kind else ModelRunner
-    policy = LocalPolicy(sampler, context_length=256, version="v0", runner=runner)
-    assert policy.engine == "paged" and policy.copies_weights == ("packed" in kind)
+    sampler = twin(trained)
+    policy = LocalPolicy(sampler, context_length=256, version="v0")
+    assert policy.engine == "paged"
     versions = {"v0": copy.deepcopy(trained)}
     turns: list[tuple[str, list[int], int, np.ndarray[Any, Any]]] = []
 
@@ -258,12 +255,11 @@ async def test_ahead_begins_no_step_twice_and_none_beyond_the_last() -> None:
 def test_the_plan_counts_the_second_copy_and_determinism_refuses(model: Path) -> None:
     small = {"model": {"name": str(model)}, "rollout": {"async_staleness": 1}}
     ahead, turns = plan(Config.model_validate(small), model), plan(Config(), model)
-    # On a CPU float32 is sampled from a copy anyway; another model needs trained weights of its own.
-    assert ahead.update["sampling weights"] == ahead.parameters * 4 and "sampler" not in ahead.update
+    assert ahead.update["sampler"] == ahead.parameters * 4 and "sampler" not in turns.update
     assert ahead.peak > turns.peak
     half: dict[str, Any] = {**small, "model": {"name": str(model), "dtype": "bfloat16"}}
     shared = plan(Config.model_validate(half), model)
-    assert shared.update["sampler"] == shared.parameters * 2 and "sampling weights" not in shared.update
+    assert shared.update["sampler"] == shared.parameters * 2
     lora = plan(Config.model_validate({**half, "adapter": {"enabled": True}}), model)
     assert lora.update["sampler"] == lora.trainable * 4
     with pytest.raises(ValueError, match="async_staleness"):
@@ -271,12 +267,12 @@ def test_the_plan_counts_the_second_copy_and_determinism_refuses(model: Path) ->
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_there_is_one_copy_of_the_weights_to_sample_from(model: Path, dtype: str) -> None:
+def test_a_training_ahead_samples_from_a_twin(model: Path, dtype: str) -> None:
     settings = {"model": {"name": str(model), "dtype": dtype}, "rollout": {"async_staleness": 1}}
     loaded = load_policy(None, Config.model_validate(settings), base=model, trainable=True)
     policy = loaded.policy
     assert isinstance(policy, LocalPolicy) and policy.engine == "paged"
-    assert (policy.source is None) == policy.copies_weights == (dtype == "float32")
+    assert policy.source is not None and next(policy.source.parameters()).dtype == getattr(torch, dtype)
     asyncio.run(policy.close())
 
 
