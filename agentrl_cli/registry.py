@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from agentrl_cli.errors import EnvError, NotFound
+from agentrl_cli.threads import from_outside
 
 
 def resolve(kind: str, table: Mapping[str, str | object], name: str, *, base: Path | None = None) -> Any:
@@ -75,7 +76,7 @@ def names(kind: str, table: Mapping[str, str | object]) -> list[str]:
 def load_file(path: Path) -> ModuleType:
     """Import a Python file by its path, once per path and content change.
 
-    Raises NotFound if the file is missing, EnvError if its code fails (file and line).
+    Raises NotFound if the file is missing, EnvError if its code fails or would end the process (file and line).
     """
     path = path.expanduser().resolve()
     if not path.is_file():
@@ -92,8 +93,10 @@ def load_file(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look a class's module up by name
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except BaseException as error:
         del sys.modules[name]
+        if not isinstance(error, Exception) and from_outside(error):
+            raise
         raise EnvError(_import_failure(path, error), hint="Fix the file: it is imported unchanged.") from error
     return module
 
@@ -123,9 +126,15 @@ def _import(kind: str, name: str) -> ModuleType:
             f"No module named {name!r}, wanted as one of the {kind}.",
             hint='A file is written with its ending: "my_code.py:thing".',
         ) from error
+    except Exception:
+        raise
+    except BaseException as error:
+        if from_outside(error):
+            raise
+        raise EnvError(f"The module {name} ended its import by {type(error).__name__}: {error}") from error
 
 
-def _import_failure(path: Path, error: Exception) -> str:
+def _import_failure(path: Path, error: BaseException) -> str:
     line = getattr(error, "lineno", None)
     trace = error.__traceback__
     while trace is not None:

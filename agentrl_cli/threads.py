@@ -19,7 +19,7 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from functools import partial
 from types import CodeType
 from typing import Any, ParamSpec, TypeVar
@@ -224,24 +224,87 @@ def name_of(function: Callable[..., Any]) -> str:
 def contained(what: str) -> Iterator[None]:
     """Wraps a project's code: SystemExit and the like, raised by the code itself, become an EnvError.
 
-    A Ctrl-C of the user and a cancellation from outside pass through.
+    That is every BaseException that is not an Exception: a test framework's `fail()` raises such ones, too. A Ctrl-C of
+    the user and a cancellation from outside pass through. A task that the code starts is contained, too: what it
+    raises ends the task alone, where asyncio would end the event loop.
     """
+    token = _CONTAINED.set(True)
+    with contextlib.suppress(RuntimeError):  # no event loop, no tasks
+        _guard_tasks(asyncio.get_running_loop())
     try:
         yield
     except Quit as error:
         raise EnvError(f"{what} raised {error.message}") from error.__cause__
-    except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
-        if _from_outside(error):
+    except Exception:
+        raise
+    except BaseException as error:
+        if from_outside(error):
             raise
         raise EnvError(f"{what} raised {_words(error)}") from error
+    finally:
+        _CONTAINED.reset(token)
 
 
-def _from_outside(error: BaseException) -> bool:
+_CONTAINED: contextvars.ContextVar[bool] = contextvars.ContextVar("agentrl_contained", default=False)
+"""Whether code of a project runs; the tasks that it starts inherit it."""
+
+
+class _Guarded(Coroutine[Any, Any, Any]):
+    """A task's coroutine whose SystemExit or KeyboardInterrupt is Quit, which asyncio keeps for who awaits the task."""
+
+    def __init__(self, inner: Coroutine[Any, Any, Any]) -> None:
+        self.inner = inner
+
+    def send(self, value: Any) -> Any:
+        return self._step(self.inner.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._step(self.inner.throw, *error)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self.inner.__await__()
+
+    def _step(self, step: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return step(*args)
+        except (SystemExit, KeyboardInterrupt) as error:
+            if from_outside(error):
+                raise
+            raise Quit(_words(error), error) from error
+
+
+class _TaskFactory:
+    """The loop's task factory, with the tasks of a project's code guarded."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        """The factory that was there before, if one was."""
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+        coro = _Guarded(coro) if _CONTAINED.get() else coro
+        if self.inner is None:
+            return asyncio.Task(coro, loop=loop, **options)
+        return self.inner(loop, coro, **options)
+
+
+def _guard_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    factory = loop.get_task_factory()
+    if not isinstance(factory, _TaskFactory):
+        loop.set_task_factory(_TaskFactory(factory))
+
+
+def from_outside(error: BaseException) -> bool:
     """Whether the user's Ctrl-C or a cancellation of the running task raised this, not the code itself."""
     if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no event loop, so nothing was cancelled
+            return False
         return task is None or task.cancelling() > 0
-    if isinstance(error, SystemExit):
+    if not isinstance(error, KeyboardInterrupt):
         return False
     handler: Any = signal.getsignal(signal.SIGINT)
     while isinstance(handler, partial):

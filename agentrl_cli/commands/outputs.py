@@ -17,12 +17,17 @@ from agentrl_cli.errors import writing as disk_writing
 def writing(out: Path, doing: str, db: Path | None) -> Iterator[None]:
     """Lock the folder `out` for the command `doing` while the block runs, and the stored run that it lies in.
 
+    First deletes what a process that died left beside `out`.
     Raises UsageError if another process writes there or works on that run; StoreError if it is not writable.
     """
+    from agentrl_cli.models.checkpoint import sweep
+
+    out = out.resolve()  # one lock for a folder and the links to it
     with contextlib.ExitStack() as stack:
         if db is not None and db.is_file():
             stack.enter_context(_run_around(out, doing, db))
         stack.enter_context(_locked(out, doing))
+        sweep(out.parent, out.name)
         yield
 
 
@@ -30,11 +35,11 @@ def writing(out: Path, doing: str, db: Path | None) -> Iterator[None]:
 def _run_around(out: Path, doing: str, db: Path) -> Iterator[None]:
     from agentrl_cli.store import Store
 
-    if not out.resolve().is_relative_to(db.parent.resolve()):
+    if not out.is_relative_to(db.parent.resolve()):
         yield
         return
     with Store.open(db) as store:
-        runs = [run for run in store.runs.all() if run.dir and out.resolve().is_relative_to(Path(run.dir).resolve())]
+        runs = [run for run in store.runs.all() if run.dir and out.is_relative_to(Path(run.dir).resolve())]
         with store.claims.hold(runs[0].id, doing) if runs else contextlib.nullcontext():
             yield
 
@@ -42,7 +47,7 @@ def _run_around(out: Path, doing: str, db: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _locked(out: Path, doing: str) -> Iterator[None]:
     """A lock on a file beside the folder; the kernel releases it when the process exits, even on a crash."""
-    path = out.absolute().with_name(f".{out.absolute().name}.lock")
+    path = out.with_name(f".{out.name}.lock")
     with disk_writing(str(out), hint="Choose another folder, or free some space."):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = _lock(path, out)

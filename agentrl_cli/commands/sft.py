@@ -138,7 +138,8 @@ def _fine_tune(context: Any, given: dict[str, Any], out: Path, kept: _FromStore 
     seed = int(given.get("seed", context.config.seed))
     with Store.open(context.db) if kept else contextlib.nullcontext() as store:
         loaded = load_policy(None, context.config, base=context.project, store=store, trainable=True)
-        episodes = kept.episodes(store, loaded.hash, out.name) if kept else []
+        vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
+        episodes = kept.episodes(store, loaded.hash, out.name, vocabulary) if kept else []
     shown = min(Recipe.rows - 1, max(1, round(kept.share * Recipe.rows))) if kept and kept.share else 0
     if kept:
         given = {"steps": max(1, -(-kept.epochs * len(episodes) // (Recipe.rows - shown))), **given}
@@ -166,11 +167,12 @@ class _FromStore:
     share: float = 0.0
     """Share of demonstrations in each step."""
 
-    def episodes(self, store: Any, tokenizer: str, name: str) -> list[Any]:
+    def episodes(self, store: Any, tokenizer: str, name: str, vocabulary: int) -> list[Any]:
         """The episodes, tagged with their use, so that `ls -f tag:sft-NAME` lists them."""
         from agentrl_cli.sft.from_store import choose
 
-        found = choose(store, self.filter, tokenizer, best_of=self.best_of)
+        limits: dict[str, Any] = {"best_of": self.best_of, "vocabulary": vocabulary}
+        found = choose(store, self.filter, tokenizer, narrate=narrate, **limits)
         tasks = len({(episode.pack, episode.task_id) for episode in found})
         rewards = [episode.graded_reward for episode in found if episode.graded]
         mean = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "not graded"

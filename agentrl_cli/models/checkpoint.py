@@ -26,6 +26,8 @@ from agentrl_cli.models.save import save_model
 
 STATE = "trainer.pt"
 """Optimizer, random numbers and step; the rest of the folder is the model."""
+OF_ONE_MODEL = (STATE, ADAPTER_FILE, "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
+"""Files that mean nothing beside another model's."""
 LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>partial|old)-(?P<pid>[0-9]+)")
 """What a checkpoint is called while it is written, and while it is replaced."""
 
@@ -56,7 +58,7 @@ def written_whole(folder: Path, *, keep: bool = False) -> Iterator[Path]:
 
     With `keep`, what `folder` holds under other names stays there. Raises OSError.
     """
-    folder = folder.absolute()  # "." has no name
+    folder = folder.resolve()  # "." has no name, and a link stays one
     beside = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(beside, ignore_errors=True)
     try:
@@ -72,34 +74,48 @@ def written_whole(folder: Path, *, keep: bool = False) -> Iterator[Path]:
 
 
 def _move_files(new: Path, folder: Path) -> None:
-    """The checksums go first: killed among the files, this leaves a folder that is known to be damaged."""
+    """The checksums go first: killed among the files, this leaves a folder that is known to be damaged.
+
+    Weights and trainer's state of an earlier model go: a reader would take its adapter or its shards for the new one's.
+    """
+    stale = {path.name for pattern in OF_ONE_MODEL for path in folder.glob(pattern)}
+    stale -= {path.name for path in new.iterdir()}
     for path in sorted(new.iterdir(), key=lambda path: path.name != CHECKSUMS):
         path.replace(folder / path.name)
         to_disk(folder)
+    for name in stale:
+        (folder / name).unlink()
 
 
 def replace_folder(new: Path, folder: Path) -> None:
-    """Put `new` in the place of `folder`, which may exist: two renames, then the old one is deleted. Raises OSError.
+    """Put `new` in the place of `folder`, which may exist: two renames, then the old one is deleted.
 
+    Raises OSError; the old one is back in its place then.
     Killed between the two, the old one lies aside under a hidden name; `sweep` puts it back.
     """
     aside = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
     if folder.exists():
         folder.rename(aside)
-    new.rename(folder)
+    try:
+        new.rename(folder)
+    except OSError:
+        if aside.exists():
+            aside.rename(folder)
+        raise
     to_disk(folder.parent)
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def sweep(parent: Path) -> None:
+def sweep(parent: Path, name: str = "") -> None:
     """Tidy up after processes that died while they wrote checkpoints into `parent`, which may not exist.
 
     An old checkpoint that was renamed aside is put back where its replacement did not come; everything else goes.
+    `name`: only what belongs to this folder.
     """
     for path in sorted(parent.glob(".*-*")) if parent.is_dir() else ():
         found = LEFTOVER.fullmatch(path.name)
-        if found is None or _alive(int(found["pid"])):
+        if found is None or (name and found["name"] != name) or _alive(int(found["pid"])):
             continue
         place = path.with_name(found["name"])
         if found["kind"] == "old" and not place.exists() and (whole(path) or (path / CHECKSUMS).is_file()):

@@ -59,6 +59,7 @@ async def score(episode: Episode, rewards: Sequence[Reward], ctx: RewardContext)
             async with deadline:
                 with contained(f"The reward {reward.name!r}"):
                     answer = await call(reward.function, episode, ctx)
+                    part = None if answer is None else _part(reward, answer)
         except AgentRLError:
             raise
         except Exception as error:
@@ -68,8 +69,7 @@ async def score(episode: Episode, rewards: Sequence[Reward], ctx: RewardContext)
                 f"The reward {reward.name!r} raised {type(error).__name__}: {error}",
                 hint="A failing grader masks its episodes: they are neither scored nor trained.",
             ) from error
-        if answer is not None:
-            part = _part(reward, answer)
+        if part is not None:
             parts.append(replace(part, fakeable=part.fakeable or ctx.fakeable))
     return tuple(parts)
 

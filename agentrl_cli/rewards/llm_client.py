@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.errors import ConfigError, EnvError, PolicyError
+from agentrl_cli.errors import BadAnswer, ConfigError, EnvError, PolicyError
+from agentrl_cli.policies.remote.checked import choice_of, part, shown
 from agentrl_cli.policies.remote.http import Endpoint, check_address
 from agentrl_cli.types import Message
+from agentrl_cli.types.plain import is_text
 
 KEYS = {
     *("url", "model", "api_key_env", "temperature", "max_tokens", "timeout", "retries", "concurrency"),
@@ -91,21 +93,32 @@ async def ask(asked: Asked, messages: Sequence[Message]) -> str:
     key = hashlib.sha256(json.dumps([asked.url, body], sort_keys=True).encode()).hexdigest()
     if key in asked._answers:
         return asked._answers[key]
-    running = asked._running.get(key)
-    if running is not None and running.get_loop() is asyncio.get_running_loop():
-        return await asyncio.shield(running)
-    task = asyncio.ensure_future(_send(asked, body))
-    asked._running[key] = task
+    while (running := _running(asked, key)) is not None:
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:  # of the episode that had sent it, or of this one
+            task = asyncio.current_task()
+            if not running.cancelled() or (task is not None and task.cancelling()):
+                raise
+    request = asked._running[key] = asyncio.ensure_future(_send(asked, body))
     try:
-        text = await task
+        text = await request
     finally:
-        asked._running.pop(key, None)
+        if asked._running.get(key) is request:
+            del asked._running[key]
     asked._answers[key] = text
     if asked.cache:
         Path(asked.cache).parent.mkdir(parents=True, exist_ok=True)
         with Path(asked.cache).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"key": key, "text": text}, ensure_ascii=False) + "\n")
     return text
+
+
+def _running(asked: Asked, key: str) -> asyncio.Future[str] | None:
+    """The same question where it was sent, in this loop, and is not answered yet."""
+    found = asked._running.get(key)
+    mine = found is not None and found.get_loop() is asyncio.get_running_loop() and not found.cancelled()
+    return found if mine else None
 
 
 async def _send(asked: Asked, body: Mapping[str, Any]) -> str:
@@ -123,19 +136,23 @@ async def _send(asked: Asked, body: Mapping[str, Any]) -> str:
     )
     try:
         async with _places(asked):
-            answer = await endpoint.post("/chat/completions", body)
+            text, tokens = await endpoint.ask("/chat/completions", body, _read)
     except PolicyError as error:
         raise EnvError(f"{asked.model} cannot be reached: {error.message}", hint=error.hint) from error
     finally:
         await endpoint.close()
-    asked.tokens += int((answer.get("usage") or {}).get("total_tokens") or 0)
-    try:
-        text = answer["choices"][0]["message"]["content"]
-    except (KeyError, IndexError, TypeError):
-        text = None
-    if not isinstance(text, str):
-        raise EnvError(f"{asked.url} returned no text: {json.dumps(answer)[:200]}")
+    asked.tokens += tokens
     return text
+
+
+def _read(answer: Mapping[str, Any]) -> tuple[str, int]:
+    """The text of an answer, and how many tokens the server counts. Raises BadAnswer without a text."""
+    message = part(choice_of(dict(answer)), "message")
+    text, tokens = message.get("content"), part(dict(answer), "usage").get("total_tokens", 0)
+    if not isinstance(text, str) or not is_text(text):
+        raise BadAnswer(f"answered no text: {shown(answer)}")
+    counted = isinstance(tokens, int) and not isinstance(tokens, bool) and 0 <= tokens < 2**31
+    return text, tokens if counted else 0
 
 
 def _places(asked: Asked) -> asyncio.Semaphore:

@@ -7,10 +7,11 @@ what it (or a teacher with the same tokenizer) really said. https://arxiv.org/ab
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from agentrl_cli.errors import NotFound, UsageError
+from agentrl_cli.learning.dispositions import flaw
 from agentrl_cli.learning.packing import Segment, segments_of
 from agentrl_cli.store import EpisodeRow, Store
 from agentrl_cli.types import Episode
@@ -18,43 +19,63 @@ from agentrl_cli.types import Episode
 DEFAULT_FILTER = "outcome:solved"
 
 
-def choose(store: Store, filter: str, tokenizer: str, *, best_of: int | None = None) -> list[Episode]:
+def choose(
+    store: Store,
+    filter: str,
+    tokenizer: str,
+    *,
+    best_of: int | None = None,
+    vocabulary: int | None = None,
+    narrate: Callable[[str], None] = lambda text: None,
+) -> list[Episode]:
     """The episodes that match, oldest first: graded, with sampled tokens, no two of a task with the same ids.
 
     Args:
         filter: In the language of `ls --filter`; empty: those that were solved.
         tokenizer: Hash of the tokenizer of the model to be trained; ids of another one mean something else.
         best_of: At most so many of each task, those with the highest reward (of equal ones the shortest).
+        vocabulary: Ids that the model knows. Episodes with others, or with impossible log-probabilities, are left out.
+        narrate: Is given a line about those.
     Raises NotFound where none is left, UsageError where some come from another tokenizer.
     """
     rows = store.episodes.rows(store.episodes.ids(filter or DEFAULT_FILTER, "time"))
     rows = [row for row in rows if row.outcome is not None and not row.outcome.is_error and row.n_model_tokens]
-    foreign = [row for row in rows if row.tokenizer != tokenizer]
-    if foreign:
-        raise UsageError(
-            f"{len(foreign)} of {len(rows)} episodes were sampled with another tokenizer ({foreign[0].id} for one).",
-            hint="Train the model that they come from, or one with the same tokenizer, or filter them out.",
-        )
+    _require_tokenizer(rows, tokenizer)
     ranked = rows if best_of is None else sorted(rows, key=_worth)
     found: dict[str, Episode] = {}
     seen: set[tuple[Any, ...]] = set()
     counts: dict[tuple[str, str], int] = {}
+    bad: list[str] = []
     for row in ranked:
         task = (row.pack, row.task_id)
         if best_of is not None and counts.get(task, 0) >= best_of:
             continue
         episode = store.episodes.get(row.id)
+        if why := flaw(episode, vocabulary):
+            bad.append(f"{row.id}: {why}")
+            continue
         same = (*task, episode.tokens.ids.tobytes(), () if episode.linear else episode.branches)
         if same not in seen and episode.tokens.trained_mask.any():
             seen.add(same)
             counts[task] = counts.get(task, 0) + 1
             found[row.id] = episode
+    if bad:
+        narrate(f"{len(bad)} episodes are left out: no model can have sampled what is stored ({bad[0]})")
     if not found:
         raise NotFound(
             f"No episode to train on matches {filter or DEFAULT_FILTER!r}.",
             hint="`agentrl ls -f …` shows what a filter finds; `agentrl rollout` makes more.",
         )
     return [found[row.id] for row in rows if row.id in found]
+
+
+def _require_tokenizer(rows: Sequence[EpisodeRow], tokenizer: str) -> None:
+    foreign = [row for row in rows if row.tokenizer != tokenizer]
+    if foreign:
+        raise UsageError(
+            f"{len(foreign)} of {len(rows)} episodes were sampled with another tokenizer ({foreign[0].id} for one).",
+            hint="Train the model that they come from, or one with the same tokenizer, or filter them out.",
+        )
 
 
 def _worth(row: EpisodeRow) -> tuple[bool, float, int]:

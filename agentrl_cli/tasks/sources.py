@@ -104,6 +104,9 @@ def _path(source: Source) -> Iterator[Numbered]:
     if path.suffix not in FILES:
         raise ConfigError(f"{path}: rows are read from {', '.join(ENDINGS)} files.")
     if not path.is_file():
+        if path.exists() or path.is_symlink():
+            hint = "It is a folder, a pipe, or a link that leads nowhere."
+            raise DataError(f"{path} is not a regular file.", hint=hint)
         raise NotFound.of("data file", str(path), [str(p) for p in path.parent.glob("*") if p.suffix in FILES])
     return FILES[path.suffix](path)
 

@@ -192,6 +192,9 @@ _CLOSED = tuple(
         "168.63.129.16/32",  # another cloud's metadata
         "192.88.99.0/24",  # relays to IPv6
         "64:ff9b:1::/48",  # translation to IPv4 inside a network
+        "::ffff:0:0:0/96",  # translation to IPv4 (SIIT)
+        "3fff::/20",  # documentation
+        "5f00::/16",  # segment routing (SRv6)
         "fec0::/10",  # site-local, the former private range of IPv6
         "100::/64",  # discarded
         "2001::/23",  # protocol assignments

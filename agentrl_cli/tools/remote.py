@@ -7,25 +7,28 @@ Requests to a busy, restarting or unreachable server are retried for `patience` 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentrl_cli.errors import ConfigError, EnvError, MissingDependency, SandboxFault
+from agentrl_cli.errors import ConfigError, EnvError, MissingDependency
+from agentrl_cli.tools import remote_answers
 from agentrl_cli.tools.base import Tool, ToolContext
 from agentrl_cli.types import ToolResult, ToolSchema, new_id
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
+T = TypeVar("T")
+
 AGAIN = {408, 429, 500, 502, 503, 504}
 """Statuses after which a request is retried."""
-
-FAULTS = {"sandbox_error": SandboxFault, "env_error": EnvError, "usage_error": EnvError}
+TRIES = 3
+"""Times that a request is sent whose answers are unusable."""
 
 
 class RemoteServer:
@@ -39,31 +42,39 @@ class RemoteServer:
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to an idempotent request, with retries. Raises EnvError if none arrives in time."""
-        return await self._request("POST", path, body)
+        return await self._request("POST", path, body, dict)
+
+    async def ask(self, path: str, body: Mapping[str, Any], read: Callable[[remote_answers.Answer], T]) -> T:
+        """What `read` makes of the answer; if it raises ValueError, the request is sent again."""
+        return await self._request("POST", path, body, read)
 
     async def schemas(self) -> list[ToolSchema]:
         """The schemas of the server's tools, by name."""
-        answer = await self._request("GET", "/v1/tools", None)
-        tools: list[ToolSchema] = answer["tools"]
-        return tools
+        return await self._request("GET", "/v1/tools", None, remote_answers.schemas)
 
-    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, read: Callable[[remote_answers.Answer], T]
+    ) -> T:
         from aiohttp import ClientError
 
         loop = asyncio.get_running_loop()
-        until, wait, said = loop.time() + self.patience, 0.05, ""
+        until, wait, said, tries = loop.time() + self.patience, 0.05, "", 0
         while True:
             try:
                 async with self._session.request(method, self._base + path, json=body) as response:
                     if response.status == 200:
-                        answer: dict[str, Any] = await response.json()
-                        return answer
+                        return read(remote_answers.decoded(await response.read()))
                     said = f"{response.status}: {_message(await response.text())}"
                     if response.status not in AGAIN:
                         kind = ConfigError if response.status == 401 else EnvError
                         raise kind(f"The tool server answered {said}.", hint="Set the token in AGENTRL_TOKEN.")
             except (ClientError, TimeoutError, OSError) as error:
                 said = str(error) or type(error).__name__
+            except ValueError as error:
+                said, tries = str(error), tries + 1
+                if tries >= TRIES:
+                    sent = f"The tool server at {self._base} sent what cannot be used"
+                    raise EnvError(f"{sent}: {said}; tried {tries} times.") from error
             if loop.time() + wait > until:
                 raise EnvError(
                     f"The tool server at {self._base} gave no answer for {self.patience:g} s ({said}).",
@@ -103,7 +114,7 @@ class _Trajectory:
     """An episode at the server, shared by its tools."""
 
     id: str = field(default_factory=new_id)
-    opened: asyncio.Task[Any] | None = None
+    opened: asyncio.Task[list[str]] | None = None
     calls: int = 0
     users: int = 0
     read: bool = False
@@ -131,7 +142,7 @@ class RemoteTool(Tool):
         if self.opens and not ctx.remote.read:
             ctx.remote.read = True
             await self._opened(ctx)
-            ctx.opening += [str(text) for text in ctx.remote.opened.result().get("opening", ())]
+            ctx.opening += ctx.remote.opened.result()
         return ctx
 
     async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
@@ -144,21 +155,16 @@ class RemoteTool(Tool):
             "name": self.name,
             "arguments": arguments,
         }
-        answer = (await self._server.post("/v1/call", {"calls": [call]}))["results"][0]
-        if "fault" in answer:
-            raise FAULTS.get(answer["fault"], EnvError)(str(answer["message"]))
-        ctx.state.update(answer["state"])
-        result = dict(answer["result"])
-        result["images"] = tuple(base64.b64decode(image) for image in result["images"])
-        return ToolResult(**result)
+        result, now = await self._server.ask("/v1/call", {"calls": [call]}, remote_answers.result)
+        ctx.state.update(now)
+        return result
 
     async def reward(self, state: Any) -> float | None:
         trajectory: _Trajectory = state.remote
         if trajectory.opened is None:
             return None
-        said = await self._server.post("/v1/rewards", {"trajectories": [trajectory.id]})
-        value = said["rewards"][trajectory.id].get(f"tool:{self.name}")
-        return None if value is None else float(value)
+        read = partial(remote_answers.reward, trajectory=trajectory.id, name=self.name)
+        return await self._server.ask("/v1/rewards", {"trajectories": [trajectory.id]}, read)
 
     async def release(self, state: Any) -> None:
         trajectory: _Trajectory = state.remote
@@ -175,7 +181,7 @@ class RemoteTool(Tool):
         if trajectory.opened is None:
             task = asdict(ctx.task) if ctx.task is not None else {}
             spec = {"trajectory": trajectory.id, "task": task, "seed": ctx.seed, "tools": self._names}
-            trajectory.opened = asyncio.create_task(self._server.post("/v1/open", spec))
+            trajectory.opened = asyncio.create_task(self._server.ask("/v1/open", spec, remote_answers.opening))
         await asyncio.shield(trajectory.opened)
         return trajectory
 

@@ -13,7 +13,9 @@ import asyncio
 import copy
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,8 @@ STEPS = 20
 """Virtual-machine steps between checks of the clock; low, since a step may be a function of a long value."""
 OPENING = 30.0
 """Maximum seconds of a row's script."""
+STRIPS: dict[str, Callable[[str, str], str]] = {"trim": str.strip, "ltrim": str.lstrip, "rtrim": str.rstrip}
+"""SQLite's functions that are replaced."""
 STATE = "sql"
 """Key of the episode's connection in `ToolContext.state`, for rewards."""
 
@@ -168,6 +172,8 @@ def open_database(source: str, folder: Path | None, memory_mb: int, within: Path
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 8 * LONGEST)
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN)
+        for name, strip in STRIPS.items():
+            connection.create_function(name, 2, partial(_stripped, strip), deterministic=True)
         connection.set_progress_handler(lambda: int(time.monotonic() > ends), STEPS)
         if source.endswith((".db", ".sqlite", ".sqlite3", ".sql")) and "\n" not in source:
             _copy(_file(source, folder, within), connection)
@@ -182,6 +188,12 @@ def open_database(source: str, folder: Path | None, memory_mb: int, within: Path
         connection.close()
         raise
     return connection
+
+
+def _stripped(strip: Callable[[str, str], str], value: Any, characters: Any) -> str | None:
+    """trim(X, Y): SQLite's own compares each character of X with each of Y, seconds for one call."""
+    texts = [part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in (value, characters)]
+    return None if None in texts else strip(str(texts[0]), str(texts[1]))
 
 
 def _file(source: str, folder: Path | None, within: Path | None) -> Path:

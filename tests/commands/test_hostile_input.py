@@ -402,3 +402,12 @@ def test_yaml_that_was_fine_stays_fine(tmp_path: Path) -> None:
     assert parse_scalar("[1, a]", "--set x") == [1, "a"] and parse_scalar("", "--set x") is None
     with pytest.raises(NotFound):
         load_yaml(tmp_path / "y.yaml")
+
+
+def test_rows_that_are_no_file(tmp_path: Path) -> None:
+    """A link that leads nowhere was `No data file named X. Did you mean X?`."""
+    (tmp_path / "link.jsonl").symlink_to("nowhere")
+    (tmp_path / "folder.jsonl").mkdir()
+    for name in ("link.jsonl", "folder.jsonl"):
+        with pytest.raises(DataError, match=f"{name} is not a regular file"):
+            list(source_of(tmp_path, "train", name).rows())

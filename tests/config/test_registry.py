@@ -58,3 +58,16 @@ def test_code_that_fails_names_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "worse.py").write_text("x = 1\n\ndef f(:\n")
     with pytest.raises(EnvError, match=r"worse\.py:3: SyntaxError"):
         load_file(tmp_path / "worse.py")
+
+
+@pytest.mark.parametrize("line", ["raise SystemExit(3)", "import asyncio; raise asyncio.CancelledError"])
+def test_a_file_that_would_end_the_process_is_an_error_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    """As a script without `if __name__ == "__main__":` does; the command ended with that status and no word."""
+    (tmp_path / "script_that_ends.py").write_text(f"x = 1\n{line}\n")
+    with pytest.raises(EnvError, match=r"script_that_ends\.py:2: (SystemExit: 3|CancelledError)"):
+        load_file(tmp_path / "script_that_ends.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EnvError, match="script_that_ends ended its import by"):
+        resolve("rewards", {}, "script_that_ends:x")

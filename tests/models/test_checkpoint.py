@@ -12,8 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl_cli.errors import ModelError, StoreError
-from agentrl_cli.models.checkpoint import load_state, load_weights, replace_folder, save_checkpoint, sweep, whole
+from agentrl_cli.commands.outputs import writing
+from agentrl_cli.errors import ModelError, StoreError, UsageError
+from agentrl_cli.models.checkpoint import (
+    load_state,
+    load_weights,
+    replace_folder,
+    save_checkpoint,
+    sweep,
+    whole,
+    written_whole,
+)
 from tests.helpers.train import write_model
 
 
@@ -119,6 +128,46 @@ def test_the_place_is_never_a_torn_folder(tmp_path: Path, dead: int) -> None:
     assert whole(tmp_path / "last") and (tmp_path / "last" / "trainer.pt").read_text() == "new"
     sweep(tmp_path)
     assert names(tmp_path) == ["last"]
+
+
+def test_a_rename_that_fails_puts_the_old_one_back(tmp_path: Path) -> None:
+    """As on a full disk: the name of the new one could not be written."""
+    old = fake(tmp_path / "last", "old")
+    with pytest.raises(OSError):
+        replace_folder(tmp_path / "never written", old)
+    assert names(tmp_path) == ["last"] and (old / "config.json").read_text() == "old"
+
+
+def test_another_model_s_weights_do_not_stay_in_a_folder_that_is_written_into(tmp_path: Path) -> None:
+    folder = fake(tmp_path / "out", "old")
+    for name in ("adapter_config.json", "adapter_model.safetensors", "model-00002-of-00002.safetensors", "notes.txt"):
+        (folder / name).write_text("old")
+    with written_whole(folder, keep=True) as beside:
+        for name in ("config.json", "model.safetensors"):
+            (beside / name).write_text("new")
+    assert names(folder) == ["checksums.json", "config.json", "model.safetensors", "notes.txt"]
+    assert (folder / "model.safetensors").read_text() == "new"
+
+
+def test_what_a_killed_merge_left_is_tidied_up_by_the_next(tmp_path: Path, dead: int) -> None:
+    for name in (f".out.partial-{dead}", f".out.old-{dead}", f".other.partial-{dead}"):
+        fake(tmp_path / name, name)
+    with writing(tmp_path / "out", "merge", None):
+        assert (tmp_path / "out" / "config.json").read_text() == f".out.old-{dead}"
+    assert names(tmp_path) == [f".other.partial-{dead}", "out"]
+
+
+def test_a_link_stays_one_and_its_folder_is_locked(tmp_path: Path) -> None:
+    fake(tmp_path / "disk" / "out", "old")
+    link = tmp_path / "link"
+    link.symlink_to("disk/out")
+    with writing(link, "merge", None):
+        with pytest.raises(UsageError, match="is being written"), writing(tmp_path / "disk" / "out", "sft", None):
+            pass
+        with written_whole(link) as beside:
+            (beside / "config.json").write_text("new")
+    assert names(tmp_path) == ["disk", "link"] and names(tmp_path / "disk") == ["out"] and link.is_symlink()
+    assert (tmp_path / "disk" / "out" / "config.json").read_text() == "new"
 
 
 def test_replacing_what_is_not_there(tmp_path: Path) -> None:

@@ -148,6 +148,10 @@ async def test_what_sglang_answers_is_checked_too(meta: Any, reason: str) -> Non
         {"message": {"tool_calls": [{"function": {"name": 3}}]}},
         {"message": {"content": "hello"}},
         {"message": {"content": "hello " * 500}, "finish_reason": "stop"},
+        {"message": {"content": "a\ud800"}, "finish_reason": "stop"},
+        {"message": {"content": [5]}, "finish_reason": "stop"},
+        {"message": {"content": [{"type": "text"}]}, "finish_reason": "stop"},
+        {"message": {"tool_calls": [{"function": {"name": "f", "arguments": "[" * 5000}}]}, "finish_reason": "stop"},
     ],
 )
 async def test_a_text_only_server_is_checked(bad: dict[str, Any]) -> None:
@@ -157,6 +161,18 @@ async def test_a_text_only_server_is_checked(bad: dict[str, Any]) -> None:
     async with server(handler) as url:
         policy = OpenAIPolicy(url, "gpt", Chat(ByteTokenizer()), mode="chat", retries=0)
         policy.observe("a", [{"role": "user", "content": "Hello?"}])
+        with pytest.raises(BadAnswer, match="sent"):
+            await policy.generate("a", [1], SAMPLING)
+        await policy.close()
+
+
+@pytest.mark.parametrize("text", ["a\ud800", {"role": "assistant"}, None])
+async def test_a_text_that_is_none_is_a_bad_answer(text: Any) -> None:
+    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return 200, {"choices": [{"text": text, "finish_reason": "stop"}]}
+
+    async with server(handler) as url:
+        policy = OpenAIPolicy(url, "gpt", Chat(ByteTokenizer()), retries=0)
         with pytest.raises(BadAnswer, match="sent"):
             await policy.generate("a", [1], SAMPLING)
         await policy.close()

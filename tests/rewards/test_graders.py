@@ -37,7 +37,18 @@ from tests.helpers.train import TASK_PY, episodes_of, trainer_of, write_model, w
 
 BYTES = ByteTokenizer()
 CALL = '<tool_call>\n{"name": "act", "arguments": {}}\n</tool_call>'
-ENDINGS = {"SystemExit: 3": SystemExit(3), "KeyboardInterrupt": KeyboardInterrupt(), "CancelledError": None}
+
+
+class Skipped(BaseException):
+    """As a test framework's `skip()` raises it."""
+
+
+ENDINGS = {
+    "SystemExit: 3": SystemExit(3),
+    "KeyboardInterrupt": KeyboardInterrupt(),
+    "Skipped: no": Skipped("no"),
+    "CancelledError": None,
+}
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +145,24 @@ async def test_a_tool_that_ends_the_process_masks_its_episode(words: str, later:
     rollout, jobs = rollout_of(tools=(acts if later else act,))
     (episode,) = await rollout.run(jobs[:1])
     assert episode.outcome is Outcome.ENV_ERROR and f"The tool act raised {words}" in episode.error
+
+
+@pytest.mark.parametrize("words", ["SystemExit: 3", "KeyboardInterrupt", "Skipped: no"])
+async def test_a_grader_s_task_that_ends_the_process_masks_its_episode(words: str) -> None:
+    """asyncio lets SystemExit and KeyboardInterrupt of a task out of the event loop: the run ended without a word."""
+    end = ends(words, later=True)
+    forgotten: list[asyncio.Task[float]] = []
+
+    async def grade(episode: Episode, ctx: Any) -> float:
+        forgotten.append(asyncio.create_task(end(episode, ctx)))
+        (value,) = await asyncio.gather(asyncio.create_task(end(episode, ctx)))
+        return float(value)
+
+    rollout, jobs = rollout_of(Reward("judge", grade))
+    found = await rollout.run(jobs)
+    assert [e.outcome for e in found] == [Outcome.SOLVED, Outcome.ENV_ERROR, *[Outcome.SOLVED] * 4]
+    assert f"The reward 'judge' raised {words}" in found[1].error
+    assert len(await asyncio.gather(*forgotten, return_exceptions=True)) == 6
 
 
 async def test_a_cancellation_from_outside_still_cancels() -> None:

@@ -266,7 +266,9 @@ async def test_a_judge_scores_between_its_ends_and_is_asked_once(fake: Fake, tmp
         (["I like it."], "gave no score"),
         (["Score: 11"], "not between 0 and 10"),
         ([500], "cannot be reached"),
-        ([{"choices": []}], "returned no text"),
+        ([{"choices": []}], "has no choices"),
+        ([{"choices": [{"message": {"content": None}}]}], "answered no text"),
+        ([{"choices": [{"message": {"content": "Score: 5 \ud800"}}]}], "answered no text"),
     ],
 )
 async def test_a_judge_that_fails_masks_the_episode(fake: Fake, answers: list[Any], words: str) -> None:
@@ -279,6 +281,24 @@ async def test_a_judge_that_fails_masks_the_episode(fake: Fake, answers: list[An
     rollout = Rollout(ScriptedPolicy(["5"], chat.tokenizer), chat, {"p": pack}, Config())
     done = await rollout.episode(Job(pack.tasks("train")[0], 1))
     assert done.outcome is Outcome.ENV_ERROR and done.reward_parts == () and words.split(maxsplit=1)[0] in done.error
+
+
+async def test_a_judge_whose_answer_is_bad_is_asked_again(fake: Fake) -> None:
+    """A 200 without a text is a failure of the server like any other; what it counts does not matter."""
+    spoilt = {"choices": [{"message": {"content": "Score: 10"}}], "usage": {"total_tokens": "many"}}
+    fake.answers = [{"error": "loading"}, spoilt]
+    judge = Judge.of({"url": fake.url, "model": "m", "retries": 1}, "here")
+    assert (await value(judge))[0] == 1.0 and len(fake.bodies) == 2
+
+
+async def test_an_episode_that_is_cut_off_does_not_take_its_question_from_another(fake: Fake) -> None:
+    fake.answers = [0.5, "Score: 10"]
+    asked = Asked.of({"url": fake.url, "model": "m", "retries": 1}, "here")
+    question = [{"role": "user", "content": "Well?"}]
+    first, second = (asyncio.ensure_future(ask(asked, question)) for _ in range(2))
+    await asyncio.sleep(0.1)
+    first.cancel()
+    assert await second == "Score: 10" and first.cancelled()
 
 
 async def test_a_judge_that_is_silent_is_given_up_and_asked_again(fake: Fake) -> None:

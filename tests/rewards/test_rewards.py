@@ -71,6 +71,16 @@ async def test_what_is_no_number_is_an_error_of_the_grader(answer: Any) -> None:
         await score(EPISODE, one(lambda episode, ctx: answer), context())
 
 
+async def test_a_number_whose_text_would_end_the_process_is_an_error_of_the_grader() -> None:
+    class Detail:
+        def __str__(self) -> str:
+            raise SystemExit(3)
+
+    for answer in ((1.0, Detail()), 10**400):
+        with pytest.raises(EnvError, match="'part' raised"):
+            await score(EPISODE, one(lambda episode, ctx, answer=answer: answer), context())
+
+
 async def test_a_function_that_raises_is_named() -> None:
     def broken(episode: Episode, ctx: RewardContext) -> float:
         return 1 / 0

@@ -30,6 +30,7 @@ from agentrl_cli.tasks import load_pack
 from agentrl_cli.tools import Tool, ToolContext, as_tool, tool
 from agentrl_cli.tools.remote import connect, remote_tools
 from agentrl_cli.types import Outcome, ToolResult
+from tests.helpers.remote import server
 from tests.rollout.test_rollout import call, pack_of, rollout_of
 
 aiohttp = pytest.importorskip("aiohttp")
@@ -228,6 +229,41 @@ async def test_tools_at_a_server_behave_like_tools_here(tmp_path: Path) -> None:
         changed = {**offered[0], "function": {**offered[0]["function"], "description": "Else."}}
         with pytest.raises(ConfigError, match="another schema"):
             remote_tools(remote, [changed], [tally.tool])
+
+
+GOOD = {"results": [{"result": {"text": "5", "images": []}, "state": {}}]}
+SPOILT: dict[str, Any] = {
+    "a page": b"<html>proxy</html>",
+    "nested": b"[" * 100_000,
+    "a list": [GOOD],
+    "no results": {"results": []},
+    "a result that is null": {"results": [None]},
+    "a number as text": {"results": [{"result": {"text": 5}, "state": {}}]},
+    "no text": {"results": [{"result": {}, "state": {}}]},
+    "a reward of infinity": {"results": [{"result": {"text": "5", "reward": float("inf")}, "state": {}}]},
+    "another field": {"results": [{"result": {"text": "5", "more": 1}, "state": {}}]},
+    "no picture": {"results": [{"result": {"text": "5", "images": ["%"]}, "state": {}}]},
+    "a state that is a list": {"results": [{"result": {"text": "5"}, "state": []}]},
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+async def test_an_answer_that_cannot_be_used_is_no_observation(name: str) -> None:
+    """It was one: `Error: JSONDecodeError …`, which the model read and was trained on."""
+    answers: list[Any] = []
+
+    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return 200, answers.pop(0) if path == "/v1/call" else {}
+
+    async with server(handler) as url, connect(url.removesuffix("/v1"), token="secret", patience=20.0) as remote:
+        (bumped,) = remote_tools(remote, [Tally().tool.schema], [Tally().tool])
+        state = await bumped.create(ToolContext())
+        answers += [SPOILT[name], GOOD]
+        assert (await bumped.call(state, {"by": 1})).text == "5" and not answers
+        answers += [SPOILT[name]] * 3
+        with pytest.raises(EnvError, match=r"The tool server at http\S+ sent what cannot be used.*tried 3 times"):
+            await bumped.call(state, {"by": 1})
+        await bumped.release(state)
 
 
 async def test_the_token_and_bad_requests(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from agentrl_cli.sft.from_store import batches, choose
 from agentrl_cli.sft.train import _backward
 from agentrl_cli.store import Store
 from agentrl_cli.types import Outcome
-from tests.helpers.train import episodes_of, trainer_of, write_model, write_project
+from tests.helpers.train import VOCABULARY, episodes_of, trainer_of, write_model, write_project
 from tests.helpers.trees import episode, three_leaves
 
 
@@ -70,6 +71,24 @@ def test_the_best_of_each_task(project: Path) -> None:
             choose(store, "step:99", hash_of(store))
         with pytest.raises(UsageError, match="another tokenizer"):
             choose(store, "kind:train", "0" * 64)
+
+
+def test_an_episode_that_no_model_can_have_sampled_is_left_out(project: Path, tmp_path: Path) -> None:
+    """One id outside the vocabulary ended the whole fine-tuning with an IndexError."""
+    db = tmp_path / "a.db"
+    with sqlite3.connect(project / "runs" / "agentrl.db") as source, sqlite3.connect(db) as copy:
+        source.backup(copy)
+    lines: list[str] = []
+    with Store.open(db) as store:
+        first, second = choose(store, "kind:train", hash_of(store))[:2]
+        turn = first.turns[-1]
+        tokens = first.tokens.slice(turn.start, turn.end)
+        tokens.ids[0] = 5_000_000
+        store.episodes.add_turn(first.id, turn, tokens)
+        store.flush()
+        found = choose(store, "kind:train", hash_of(store), vocabulary=VOCABULARY, narrate=lines.append)
+    kept = [e.id for e in found]
+    assert first.id not in kept and second.id in kept and "5000000" in lines[0] and first.id in lines[0]
 
 
 def test_ids_are_trained_as_they_were_sampled(project: Path) -> None:
@@ -145,7 +164,7 @@ def test_episodes_and_demonstrations_in_one_step(
     assert [len(rows) for rows in seen] == [count + 4] * 2
     assert len({row for rows in seen for row in rows[-4:]}) > 1, "fresh ones"
     code = main(["sft", str(tmp_path / "x"), "--demonstrations", "0.5", "--project", str(project)])
-    assert code == 2 and "beside the store's episodes" in capfd.readouterr().err
+    assert code == 2 and "needs episodes from the store" in capfd.readouterr().err
 
 
 def test_a_cold_start_from_demonstrations_alone(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.errors import BadAnswer, PolicyError
+from agentrl_cli.errors import BadAnswer, PolicyError, TemplateError
 from agentrl_cli.policies.protocols import OnToken, PolicySource, generation
 from agentrl_cli.policies.remote.base import RemotePolicy, connection
 from agentrl_cli.policies.remote.checked import (
@@ -31,6 +31,7 @@ from agentrl_cli.policies.remote.checked import (
 from agentrl_cli.policies.remote.http import Endpoint, ServerError
 from agentrl_cli.policies.remote.token_ids import NO_IMAGES, Answer, IdServer, narrowed
 from agentrl_cli.types import TOP_K, Generation, Int32, Message, Sampling, StopReason, ToolSchema
+from agentrl_cli.types.plain import check_plain
 
 ID = "token_id:"
 FINISH = {"stop": "stop", "length": "length", "abort": "abort"}
@@ -205,9 +206,14 @@ class OpenAIPolicy(RemotePolicy):
         """The answer's text, encoded here, and why the server stopped. Raises BadAnswer."""
         choice = choice_of(answer)
         said = _message(choice) if self.mode == "chat" else choice.get("text")
-        if said is None or not isinstance(said, (str, dict)):
+        if not isinstance(said, str if self.mode == "completions" else dict):
             raise BadAnswer(f"sent the text {shown(said)}")
-        out = self.chat.assistant_ids(said)
+        try:
+            check_plain(said)
+            out = self.chat.assistant_ids(said)
+        except (ValueError, RecursionError, TemplateError) as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise BadAnswer(f"sent {shown(said)}, which cannot be made into tokens: {why}") from error
         if len(out) > LOOSELY * sampling.max_new_tokens + LOOSELY:  # its tokenizer is another, but not so different
             raise BadAnswer(f"sent a text of {len(out)} tokens where {sampling.max_new_tokens} were asked for")
         return out, finish(choice.get("finish_reason"), TEXT_FINISH)
@@ -229,7 +235,12 @@ def _message(choice: dict[str, Any]) -> Message:
     message = {name: value for name, value in part(choice, "message").items() if value is not None}
     calls = items(message.get("tool_calls"), "tool_calls")
     content = message.get("content", "")
-    if not message or not isinstance(content, (str, list)):
+    parts = content if isinstance(content, list) else []
+    if (
+        not message
+        or not isinstance(content, (str, list))
+        or not all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in parts)
+    ):
         raise BadAnswer(f"sent the message {shown(choice.get('message'))}")
     for call in calls:
         function = part(call, "function") if isinstance(call, dict) else {}
