@@ -1,65 +1,113 @@
-"""`agentrl serve`: the screens in a browser, on this machine."""
+"""`agentrl serve`: the model and its adapters for any OpenAI or Anthropic client, every call recorded."""
 
 from __future__ import annotations
 
-import secrets
-import shlex
-import socket
-import sys
-from typing import Annotated
+import asyncio
+import signal
+from socket import gethostname
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl_cli.commands.common import DbOption, ProjectOption, echo, find_db, narrate
+from agentrl_cli.commands.common import (
+    ConfigOption,
+    DbOption,
+    ModelOption,
+    ProjectOption,
+    SetOption,
+    echo,
+    narrate,
+    open_project,
+)
 from agentrl_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from agentrl_cli.commands.common import Context
+
+AdapterOption = Annotated[
+    list[str] | None,
+    typer.Option("--adapter", metavar="[NAME=]RUN@STEP", help="A LoRA adapter of a run, or its folder; repeatable."),
+]
+RecordOption = Annotated[bool, typer.Option("--record", help="Write every conversation to the store as an episode.")]
+HostOption = Annotated[str, typer.Option(help="Address to listen on; off the loopback it needs a token.")]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")]
+TokenOption = Annotated[str, typer.Option(envvar="AGENTRL_TOKEN", help="The API key that clients must bring.")]
+AllowHostOption = Annotated[
+    list[str] | None, typer.Option(help="A further name that this machine has for clients; repeat.")
+]
+IdleOption = Annotated[float, typer.Option(min=1, help="Seconds without a call after which a session ends.")]
 
 
 def command(
-    screens: Annotated[bool, typer.Option("--screens", help="The terminal screens, in a browser.")] = False,
-    run: Annotated[str | None, typer.Argument(help="Watch this run; without it, the list of runs.")] = None,
-    host: Annotated[str, typer.Option(help="A loopback address.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port.")] = 7575,
-    token: Annotated[
-        str | None, typer.Option(envvar="AGENTRL_TOKEN", help="The token; by default a new one each time.")
-    ] = None,
+    model: ModelOption = None,
+    adapter: AdapterOption = None,
+    record: RecordOption = False,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8484,
+    token: TokenOption = "",
+    allow_host: AllowHostOption = None,
+    idle: IdleOption = 900.0,
     project: ProjectOption = None,
     db: DbOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    screens: Annotated[bool, typer.Option("--screens", hidden=True, help="See `agentrl screens`.")] = False,
+    run: Annotated[str | None, typer.Argument(hidden=True, help="See `agentrl screens`.")] = None,
 ) -> None:
-    """Serve the screens over HTTP on the loopback address, behind a token; needs the extra `serve`.
+    """Serve a model over HTTP for any OpenAI or Anthropic client: chat completions, completions, responses, messages.
 
-    Prints the address to open, with the token. Anyone with the token can do everything the screens can. From another
-    machine, use `ssh -L 7575:127.0.0.1:7575`.
+    Prints the base_url. With `/e/NAME/v1` in place of `/v1` all calls of one agent are one session; with --record each
+    session is an episode in the store, with the very tokens that were sampled. Ctrl-C ends the server.
     """
-    if not screens:
-        raise UsageError("Nothing to serve.", hint="`agentrl serve --screens` serves the terminal screens.")
-    path = find_db(project, db)
-    if run is not None:
-        from agentrl_cli.store import Store
+    if screens or run is not None:
+        raise UsageError("The screens in a browser have a command of their own.", hint=_instead(run))
+    from agentrl_cli.servers.guard import is_loopback
 
-        with Store.open(path, readonly=True) as store:
-            run = store.runs.get(run).id
-    from agentrl_cli.servers.screens import address, make_server, serve
-
-    secret = token or secrets.token_urlsafe(24)
-    code = f"from pathlib import Path; from agentrl_cli.tui.app import start; start(Path({str(path)!r}), {run!r})"
-
-    def listening() -> None:
-        echo(f"http://{address(host, port)}/?token={secret}")
-        narrate("Open this address in a browser; ctrl+c stops the server, trainings keep running.")
-
-    server = make_server(shlex.join([sys.executable, "-c", code]), host, port, secret)
-    _must_be_free(host, port)
-    serve(server, listening)
+    if not is_loopback(host) and not token:
+        raise UsageError(
+            f"{host} can be reached from other machines: a token is needed.", hint="--token TOKEN, or AGENTRL_TOKEN."
+        )
+    context = open_project(project, db, config, sets, required=False)
+    names = {"localhost", host, gethostname(), *(allow_host or ())}
+    asyncio.run(_serve(context, model, adapter or [], record, (host, port, token), names, idle))
 
 
-def _must_be_free(host: str, port: int) -> None:
-    """Raises UsageError if the port is taken, before the server is built."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise UsageError(
-                f"Nothing can be served on port {port}: {error.strerror}.", hint=f"Try --port {port + 1}."
-            ) from error
+def _instead(run: str | None) -> str:
+    return f"agentrl screens{f' {run}' if run else ''}"
+
+
+async def _serve(
+    context: Context,
+    model: str | None,
+    adapters: list[str],
+    record: bool,
+    where: tuple[str, int, str],
+    names: set[str],
+    idle: float,
+) -> None:
+    from agentrl_cli.agents.gateway.listen import listening
+    from agentrl_cli.servers.model_server.server import open_server
+
+    host, port, token = where
+    opened = open_server(
+        context.config,
+        base=context.project,
+        db=context.db,
+        spec=model,
+        adapters=adapters,
+        record=record,
+        token=token,
+    )
+    async with opened as server:
+        ending = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, ending.set)
+        async with listening(server.app(names), host, port) as address:
+            echo(f"{address}/v1")
+            served = ", ".join(str(card["id"]) for card in server.models.cards())
+            narrate(f"Serving {served}; ctrl+c ends the server.")
+            if server.run:
+                narrate(f"Recording into {server.run} of {context.db}: agentrl ls --run {server.run}")
+            sweeping = asyncio.create_task(server.sweep(idle))
+            await ending.wait()
+            sweeping.cancel()

@@ -63,6 +63,43 @@ def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
     return adapted
 
 
+def put_adapter(model: nn.Module, folder: Path, name: str) -> nn.Module:
+    """The model with the adapter of a folder beside those it has, under a name. Raises ModelError."""
+    from peft import PeftModel
+
+    try:
+        with quiet_peft():
+            if hasattr(model, "peft_config"):
+                loader: Any = model
+                loader.load_adapter(str(folder), adapter_name=name)
+            else:
+                model = PeftModel.from_pretrained(model, str(folder), adapter_name=name)
+    except (ValueError, RuntimeError, OSError, KeyError) as error:
+        raise ModelError(f"The adapter in {folder} cannot be loaded: {short(error)}") from error
+    return model.eval()
+
+
+def use_adapter(model: Any, name: str | None) -> None:
+    """Let a model with adapters compute with one of them; None: without any."""
+    with quiet_peft():
+        if name is None:
+            model.base_model.disable_adapter_layers()
+        else:
+            model.base_model.enable_adapter_layers()
+            model.set_adapter(name)
+
+
+def drop_adapter(model: Any, name: str) -> nn.Module:
+    """The model without an adapter; without its last one, the model as it was before."""
+    with quiet_peft():
+        if list(model.peft_config) == [name]:
+            bare: nn.Module = model.unload()
+            return bare
+        model.delete_adapter(name)
+    kept: nn.Module = model
+    return kept
+
+
 def name_base(model: nn.Module, name: str, revision: str | None) -> None:
     """Let an adapter name its base as the hub or the project does, not a folder of this machine."""
     configs: Any = getattr(model, "peft_config", {})

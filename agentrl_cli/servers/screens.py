@@ -49,7 +49,7 @@ def make_guard(token: str, hosts: Collection[str]) -> Any:
             response.set_cookie(COOKIE, token, httponly=True, samesite="Strict", path="/")
             return response
         if not allowed(token, request.cookies.get(COOKIE, "")):
-            raise web.HTTPForbidden(text="Open the address that `agentrl serve` printed: it contains the token.")
+            raise web.HTTPForbidden(text="Open the address that `agentrl screens` printed: it contains the token.")
         answer = await handler(request)
         if isinstance(answer, web.Response) and answer.content_type == "text/html" and answer.text:
             answer.text = FOREIGN.sub("", answer.text)

@@ -11,7 +11,7 @@ TABLES: dict[str, str] = {
     "runs": """One training, rollout, evaluation, chat or what-if.
         id: sortable by time
         name: unique, chosen or made
-        kind: `train`, `rollout`, `eval`, `chat`, `whatif`
+        kind: `train`, `rollout`, `eval`, `chat`, `whatif`, `serve`
         status: `running`, `finished`, `stopped`, `failed`; a killed run stays `running`
         model: folder or name of the model, relative to the project if inside it
         pack: the packs' names
@@ -69,7 +69,7 @@ TABLES: dict[str, str] = {
         n_tool_errors: failed tool calls, malformed ones included
         sample: number within its group
         seed: seed of its sampling
-        kind: `train`, `rollout`, `eval`, `chat`, `whatif`, or the ReMax baseline's
+        kind: `train`, `rollout`, `eval`, `chat`, `whatif`, `serve`, or the ReMax baseline's
         fact: what training did with it: `trained`, `skipped:…`, or empty
         flags: names of flags, JSON; empty without any
         pack: name of the pack

@@ -185,8 +185,7 @@ class Episode:
     error: str = ""
     """What happened, where the outcome is an error."""
     flags: tuple[str, ...] = ()
-    fact: str = ""
-    """A `Fact` value once a training step decided; empty before."""
+    fact: str = ""  # a `Fact` value once a training step decided; empty before
     advantage: float | None = None
     started: float = 0.0
     ended: float = 0.0

@@ -194,9 +194,7 @@ def test_calls_come_back_as_the_template_writes_them(name: str) -> None:
         found = parse_text(shown, parser, TOOLS)
         wanted = calls[:1] if short in FIRST_ALONE else calls
         assert [(call.name, call.arguments, call.error) for call in found.calls] == [(*call, None) for call in wanted]
-        assert (
-            short in PARTS or found.content.endswith(text) or text not in shown
-        )  # many drop the text beside a call
+        assert short in PARTS or found.content.endswith(text) or text not in shown  # many drop the text beside a call
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in NO_END])

@@ -86,7 +86,7 @@ def test_the_command_serves_without_telling_the_token_twice(tmp_path: Path) -> N
 
     with Store.open(tmp_path / "a.db") as store:
         store.runs.add(RunRow("r", "served", status="finished"))
-    command = [sys.executable, "-m", "agentrl_cli", "serve", "--screens", "--db", str(tmp_path / "a.db")]
+    command = [sys.executable, "-m", "agentrl_cli", "screens", "--db", str(tmp_path / "a.db")]
     process = subprocess.Popen(
         [*command, "--port", str(unused_port())], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -107,9 +107,10 @@ def test_the_command_serves_without_telling_the_token_twice(tmp_path: Path) -> N
     assert process.returncode == 0 and out == "" and address.partition("=")[2] not in err
 
 
-def test_without_screens_it_says_what_there_is() -> None:
-    done = subprocess.run([sys.executable, "-m", "agentrl_cli", "serve"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "--screens" in done.stderr
+def test_the_old_form_says_what_to_type() -> None:
+    command = [sys.executable, "-m", "agentrl_cli", "serve", "--screens", "my-run"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "agentrl screens my-run" in done.stderr
 
 
 async def test_a_screen_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

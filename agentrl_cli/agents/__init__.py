@@ -1,0 +1,1 @@
+"""Agents that are not written as packs: the gateway between a program's model calls and an episode."""

@@ -1,0 +1,297 @@
+"""The gateway over HTTP: every dialect under every address that names an episode.
+
+    /v1/…                                                   the episode is named by key, header or body, or not at all
+    /e/{key}/v1/…                                           by the address alone
+    /rollout/{id}/attempt/{a}/v1/…                          as Agent-Lightning 0.x's proxy has it
+    /proxy/rollout/{id}/attempt/{a}/mode/{m}/openai/v1/…    as Agent-Lightning 1.0's
+
+Under each: chat/completions, completions, responses, messages, messages/count_tokens, models; `v1` may be left out.
+POST {address}/end ends an episode, with `{"reward": 0.5}` or without. A key that this process opened (`Sessions.open`)
+lets its client in; everything else needs the token, if there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from agentrl_cli.agents.gateway.dialects import DIALECTS
+from agentrl_cli.agents.gateway.dialects.base import Dialect, openai_error
+from agentrl_cli.agents.gateway.http import CLOSED, KEEP_ALIVE, Stream, disconnected, events_response, first, json_body
+from agentrl_cli.agents.gateway.messages import joined
+from agentrl_cli.agents.gateway.request import ModelRequest, Reply, RequestError, bad
+from agentrl_cli.agents.gateway.session import Session
+from agentrl_cli.agents.gateway.sessions import Sessions
+from agentrl_cli.agents.gateway.tree import MessageTree
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.errors import AgentRLError, MissingDependency, TemplateError
+from agentrl_cli.policies.protocols import Policy
+
+_LOG = logging.getLogger(__name__)
+
+ADDRESSES = (
+    "",
+    "/e/{key}",
+    "/rollout/{rollout}/attempt/{attempt}",
+    "/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/openai",
+)
+NAMED = ("ep-", "agl-")
+"""Beginnings of API keys that name an episode even if no one opened it."""
+RETRIED = "x-stainless-retry-count"
+SESSION_HEADERS = ("x-session-id", "x-agentrl-session")
+
+
+class Models(Protocol):
+    """What samples, by the names that clients use."""
+
+    def policy(self, name: str) -> Policy:
+        """The policy of a model; "" is the default. Raises RequestError (404) for a model that is not served."""
+        ...
+
+    def cards(self) -> Sequence[Mapping[str, Any]]:
+        """What is served: `id`, and `parent` for an adapter."""
+        ...
+
+
+@dataclass(frozen=True)
+class OneModel:
+    """A single policy under one name."""
+
+    served: Policy
+    name: str
+
+    def policy(self, name: str) -> Policy:
+        """The policy. Raises RequestError for another name."""
+        if name not in ("", self.name):
+            raise unknown_model(name, [self.name])
+        return self.served
+
+    def cards(self) -> Sequence[Mapping[str, Any]]:
+        """Its card."""
+        return [{"id": self.name, "max_model_len": self.served.context_length}]
+
+
+def unknown_model(name: str, known: Sequence[str]) -> RequestError:
+    """The answer to a request for a model that is not served."""
+    hint = f"Served are: {', '.join(known)}."
+    return RequestError(
+        f"The model {name!r} is not served.", status=404, code="model_not_found", param="model", hint=hint
+    )
+
+
+class Gateway:
+    """The routes over some sessions and models. `app` is the ASGI application."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        models: Models,
+        chat: Chat,
+        *,
+        token: str = "",
+        routes: Sequence[BaseRoute] = (),
+        keep_alive: float = KEEP_ALIVE,
+    ) -> None:
+        """`token` empty: no client needs one. `routes`: further ones of the server around this."""
+        self.sessions, self.models, self.chat = sessions, models, chat
+        self._token, self._keep_alive = token, keep_alive
+        self.app: ASGIApp = Starlette(routes=[*self._routes(), *routes])
+
+    def _routes(self) -> Iterator[Route]:
+        yield Route("/health", self._health)
+        for address in ADDRESSES:
+            for base in (f"{address}/v1", address) if address else ("/v1",):
+                for dialect in DIALECTS.values():
+                    yield Route(f"{base}/{dialect.path}", partial(self._call, dialect), methods=["POST"])
+                yield Route(f"{base}/messages/count_tokens", self._count, methods=["POST"])
+                yield Route(f"{base}/models", self._models)
+                yield Route(f"{base}/models/{{model:path}}", self._model)
+            if address:
+                yield Route(f"{address}/end", self._end, methods=["POST"])
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    async def _call(self, dialect: Dialect, request: Request) -> Any:
+        """One model call. Every error is answered in the dialect's form."""
+        left: asyncio.Task[None] | None = None
+        try:
+            self.require_allowed(request)
+            asked = dialect.parse(await json_body(request))
+            session = self._session(request, asked)
+            policy = self.models.policy(asked.model)
+            retry = request.headers.get(RETRIED, "0") not in ("", "0")
+            work = asyncio.ensure_future(session.complete(asked, retry=retry, policy=policy))
+            left = asyncio.ensure_future(disconnected(request.receive))
+            # A stream waits a little before its head, so that most errors still have their own status.
+            if not await first(work, left, self._keep_alive / 3 if asked.stream else None):
+                events = partial(self._events, dialect, asked, session)
+                stream, left = Stream(work, left, events, self._keep_alive), None
+                return stream
+            if not work.done():
+                return Response(status_code=CLOSED)
+            reply = work.result()
+            self._remember(asked, reply, session)
+            if asked.stream:
+                return events_response(dialect.events(asked, reply))
+            return JSONResponse(dialect.answer(asked, reply))
+        except Exception as error:  # noqa: BLE001 - the boundary: a client gets its dialect's error, never a traceback
+            return self._problem(dialect, error)
+        finally:
+            if left is not None:
+                left.cancel()
+
+    def _events(
+        self, dialect: Dialect, asked: ModelRequest, session: Session, work: asyncio.Task[Reply]
+    ) -> Iterator[str]:
+        """The events of a stream whose answer took long."""
+        if (error := work.exception()) is not None:
+            status, message, code, param = problem(error)
+            yield dialect.failed(dialect.error(message, status, code, param))
+            return
+        self._remember(asked, work.result(), session)
+        yield from dialect.events(asked, work.result())
+
+    def _remember(self, asked: ModelRequest, reply: Reply, session: Session) -> None:
+        if asked.remember:
+            self.sessions.remember(reply.id, session.key)
+
+    def _problem(self, dialect: Dialect, error: BaseException) -> Response:
+        status, message, code, param = problem(error)
+        retry = status in (429, 500, 503)
+        headers = {"x-should-retry": str(retry).lower()} | ({"retry-after": "1"} if retry else {})
+        return JSONResponse(dialect.error(message, status, code, param), status, headers=headers)
+
+    # --- who calls ---------------------------------------------------------------------------------------------------
+
+    def require_allowed(self, request: Request) -> None:
+        """Raise RequestError unless a request brings the token, or the key of an episode that was opened here."""
+        if not self._token or hmac.compare_digest(_credential(request).encode(), self._token.encode()):
+            return
+        if not (self.sessions.admits(_path_key(request)) or self.sessions.admits(_credential(request))):
+            raise RequestError("The token is missing or wrong.", status=401, code="invalid_api_key")
+
+    def _session(self, request: Request, asked: ModelRequest) -> Session:
+        """The session of a call: by its address, its key, a header, its body; else by its first messages."""
+        if key := _path_key(request):
+            return self.sessions.find(key)
+        credential = _credential(request)
+        if credential and (self.sessions.knows(credential) or credential.startswith(NAMED)):
+            return self.sessions.find(credential)
+        named = (request.headers.get(name) for name in SESSION_HEADERS)
+        key = next((name for name in named if name), "") or asked.session
+        return self.sessions.find(key) if key else self.sessions.of(asked)
+
+    # --- the rest ----------------------------------------------------------------------------------------------------
+
+    async def _count(self, request: Request) -> Response:
+        """Anthropic's count of a request's tokens, without an answer."""
+        dialect = DIALECTS["messages"]
+        try:
+            self.require_allowed(request)
+            asked = dialect.parse({"max_tokens": 1, **await json_body(request)})
+            self.models.policy(asked.model)
+            context = MessageTree(self.chat).find(joined(asked.messages), asked.tools)
+            return JSONResponse({"input_tokens": len(context.ids)})
+        except AgentRLError as error:
+            return self._problem(dialect, error)
+
+    async def _health(self, request: Request) -> Response:
+        """That the server is up, for everyone."""
+        return JSONResponse({"status": "ok"})
+
+    async def _models(self, request: Request) -> Response:
+        try:
+            self.require_allowed(request)
+        except RequestError as error:
+            return self._problem(DIALECTS["chat"], error)
+        cards = [_card(card) for card in self.models.cards()]
+        ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
+        return JSONResponse({"object": "list", "data": cards, **ends})
+
+    async def _model(self, request: Request) -> Response:
+        try:
+            self.require_allowed(request)
+            name = request.path_params["model"]
+            self.models.policy(name)
+        except RequestError as error:
+            return self._problem(DIALECTS["chat"], error)
+        return JSONResponse(next(_card(card) for card in self.models.cards() if card["id"] == name))
+
+    async def _end(self, request: Request) -> Response:
+        """End an episode; the reward, if one is given, is a number."""
+        try:
+            self.require_allowed(request)
+            body = await json_body(request) if await request.body() else {}
+            trace = await self.sessions.end(_path_key(request), reward_of(body))
+        except RequestError as error:
+            return self._problem(DIALECTS["chat"], error)
+        return JSONResponse({"turns": len(trace.turns), "calls": trace.calls, "forks": trace.forks})
+
+
+def reward_of(body: Mapping[str, Any]) -> float | None:
+    """The reward of a body, None if absent. Raises RequestError for what is not a finite number."""
+    value = body.get("reward")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+        raise bad(f"reward must be a finite number, not {value!r}.", "reward")
+    return float(value)
+
+
+def problem(error: BaseException) -> tuple[int, str, str, str]:
+    """(status, message, code, param) of an error; an unexpected one is logged."""
+    match error:
+        case RequestError():
+            return error.status, f"{error.message} {error.hint}".rstrip(), error.code, error.param
+        case TemplateError():
+            return 400, f"The chat template refuses these messages: {error.message}", "template", "messages"
+        case MissingDependency():
+            return 501, f"{error.message} {error.hint}", "missing_dependency", ""
+        case AgentRLError():
+            return 500, f"{error.message} {error.hint}".rstrip(), type(error).__name__, ""
+    _LOG.exception("a model call failed", exc_info=error)
+    return 500, f"The server failed: {type(error).__name__}.", "internal_error", ""
+
+
+def error_body(message: str, status: int) -> dict[str, Any]:
+    """An error outside any dialect, in OpenAI's form."""
+    return openai_error(message, status)
+
+
+def _path_key(request: Request) -> str:
+    """The episode that the address names; empty if it names none."""
+    path = request.path_params
+    if "rollout" in path:
+        return f"{path['rollout']}/{path['attempt']}"
+    return str(path.get("key", ""))
+
+
+def _credential(request: Request) -> str:
+    """The API key of a request, in OpenAI's or Anthropic's header."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.casefold() == "bearer" else request.headers.get("x-api-key", "")
+
+
+def _card(card: Mapping[str, Any]) -> dict[str, Any]:
+    """A model in OpenAI's and Anthropic's form at once."""
+    return {
+        "object": "model",
+        "created": 0,
+        "owned_by": "agentrl",
+        "type": "model",
+        "display_name": card["id"],
+        "created_at": "1970-01-01T00:00:00Z",
+        **card,
+    }

@@ -1,0 +1,216 @@
+"""Anthropic's messages: system text beside the messages, blocks in place of strings, tools with an input schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agentrl_cli.agents.gateway.dialects.base import (
+    Body,
+    Dialect,
+    flag_of,
+    integer_of,
+    model_of,
+    sampling_of,
+    schema_of,
+    session_of,
+    sse,
+    stops_of,
+)
+from agentrl_cli.agents.gateway.messages import assistant_message, message_list, text_of, tool_message
+from agentrl_cli.agents.gateway.request import Choice, ModelRequest, Reply, bad
+from agentrl_cli.agents.gateway.tools import chosen_tool, read_tools
+from agentrl_cli.types import Message, ToolSchema
+
+ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+SIGNATURE = "agentrl"
+"""Stands where Anthropic signs a thinking block: clients send it back as it is."""
+
+
+def parse(body: Body) -> ModelRequest:
+    """A messages body. Raises RequestError."""
+    if integer_of(body, "max_tokens", 1) is None:
+        raise bad("max_tokens: field required.", "max_tokens")
+    tools = read_tools([_tool(tool) for tool in body.get("tools") or ()] or None)
+    choice, name, parallel = _choice_of(body.get("tool_choice"), tools)
+    return ModelRequest(
+        model=model_of(body),
+        messages=tuple(_messages(body)),
+        tools=tools,
+        sampling=sampling_of(body),
+        max_tokens=integer_of(body, "max_tokens"),
+        stop=stops_of(body.get("stop_sequences"), "stop_sequences"),
+        tool_choice=choice,
+        tool_name=name,
+        parallel=parallel,
+        schema=_schema(body),
+        stream=flag_of(body, "stream"),
+        session=session_of(body),
+        raw=body,
+    )
+
+
+def _schema(body: Body) -> Mapping[str, Any] | None:
+    config = body.get("output_config")
+    inner = config.get("format") if isinstance(config, Mapping) else body.get("output_format")
+    return schema_of(inner, "output_config.format")
+
+
+def _tool(tool: Any) -> Any:
+    """A tool for `read_tools`, which refuses Anthropic's own server tools by their type."""
+    if isinstance(tool, Mapping) and tool.get("type") in (None, "custom"):
+        return {**tool, "type": "function", "parameters": tool.get("input_schema")}
+    return tool
+
+
+def _choice_of(value: Any, tools: tuple[ToolSchema, ...]) -> tuple[str, str, bool]:
+    """(choice, name, parallel) of `tool_choice`."""
+    if value is None:
+        return "auto", "", True
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    parallel = not (isinstance(value, Mapping) and value.get("disable_parallel_tool_use"))
+    match kind:
+        case "auto" | "none":
+            return str(kind), "", parallel
+        case "any":
+            return "required" if tools else "auto", "", parallel
+        case "tool":
+            return "function", chosen_tool(value.get("name"), tools), parallel
+    raise bad("tool_choice must be an object of type auto, any, tool or none.", "tool_choice")
+
+
+def _messages(body: Body) -> Iterator[Message]:
+    if system := text_of(body.get("system"), "system"):
+        yield {"role": "system", "content": system}
+    for number, message in enumerate(message_list(body.get("messages"))):
+        param = f"messages[{number}]"
+        content = message.get("content")
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
+            raise bad(f"{param}: content must be a string or a list of blocks.", param)
+        match message.get("role"):
+            case "user":
+                yield from _user(blocks, param)
+            case "assistant":
+                yield _assistant(blocks, param)
+            case "system":
+                yield {"role": "system", "content": text_of(blocks, param)}
+            case role:
+                raise bad(f"{param}: the role {role!r} is unknown; use user or assistant.", param)
+
+
+def _user(blocks: list[Mapping[str, Any]], param: str) -> Iterator[Message]:
+    """Results first, as they answer the turn before; then the user's own text."""
+    own = []
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            text = text_of(block.get("content"), param)
+            if block.get("is_error") and not text:
+                text = "error"
+            yield tool_message(str(block.get("tool_use_id") or ""), text)
+        else:
+            own.append(block)
+    if own or not blocks:
+        yield {"role": "user", "content": text_of(own, param)}
+
+
+def _assistant(blocks: list[Mapping[str, Any]], param: str) -> Message:
+    texts, calls, thinking = [], [], []
+    for block in blocks:
+        match block.get("type"):
+            case "text":
+                texts.append(block)
+            case "tool_use":
+                calls.append((str(block.get("id") or ""), str(block.get("name") or ""), block.get("input") or {}))
+            case "thinking":
+                thinking.append(str(block.get("thinking") or ""))
+            case "redacted_thinking":
+                pass
+            case kind:
+                raise bad(f"{param}: blocks of type {kind!r} are not served.", param, "unsupported_content")
+    return assistant_message(text_of(texts, param, ""), calls, "".join(thinking) or None)
+
+
+def answer(request: ModelRequest, reply: Reply) -> dict[str, Any]:
+    """A message."""
+    choice = reply.choices[0]
+    return {**_head(reply), "content": list(_blocks(choice)), **_stopped(choice), "usage": _usage(reply)}
+
+
+def _head(reply: Reply) -> dict[str, Any]:
+    return {"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "model": reply.model}
+
+
+def _blocks(choice: Choice) -> Iterator[dict[str, Any]]:
+    if choice.reasoning:
+        yield {"type": "thinking", "thinking": choice.reasoning, "signature": SIGNATURE}
+    if choice.text or not choice.calls:
+        yield {"type": "text", "text": choice.text}
+    for call in choice.calls:
+        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
+
+
+def _stopped(choice: Choice) -> dict[str, Any]:
+    reasons = {"length": "max_tokens", "tool_calls": "tool_use"}
+    reason = "stop_sequence" if choice.stop_string and not choice.calls else reasons.get(choice.finish, "end_turn")
+    return {"stop_reason": reason, "stop_sequence": choice.stop_string or None}
+
+
+def _usage(reply: Reply, sampled: int | None = None) -> dict[str, Any]:
+    return {
+        "input_tokens": len(reply.prompt_ids) - reply.cached,
+        "output_tokens": reply.sampled if sampled is None else sampled,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": reply.cached,
+    }
+
+
+def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
+    """message_start; start, delta and stop of each block; message_delta with usage; message_stop."""
+    choice = reply.choices[0]
+    empty = {**_head(reply), "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(reply, 0)}
+    yield _event("message_start", message=empty)
+    for index, block in enumerate(_blocks(choice)):
+        start: dict[str, Any]
+        match block["type"]:
+            case "text":
+                start, deltas = {"type": "text", "text": ""}, [{"type": "text_delta", "text": block["text"]}]
+            case "thinking":
+                start = {"type": "thinking", "thinking": "", "signature": ""}
+                deltas = [{"type": "thinking_delta", "thinking": block["thinking"]}]
+                deltas.append({"type": "signature_delta", "signature": SIGNATURE})
+            case _:
+                start = {**block, "input": {}}
+                deltas = [{"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}]
+        yield _event("content_block_start", index=index, content_block=start)
+        for delta in deltas:
+            yield _event("content_block_delta", index=index, delta=delta)
+        yield _event("content_block_stop", index=index)
+    yield _event("message_delta", delta=_stopped(choice), usage=_usage(reply))
+    yield _event("message_stop")
+
+
+def _event(kind: str, **data: Any) -> str:
+    return sse({"type": kind, **data}, kind)
+
+
+def error(message: str, status: int, code: str = "", param: str = "") -> dict[str, Any]:
+    """An error in Anthropic's form."""
+    kind = ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def failed(body: dict[str, Any]) -> str:
+    """An error in a stream that has begun."""
+    return sse(body, "error")
+
+
+DIALECT = Dialect("messages", "messages", parse, answer, events, error, failed)

@@ -1,0 +1,230 @@
+"""OpenAI's responses: items in place of messages, flat tools, `instructions`, `previous_response_id`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agentrl_cli.agents.gateway.dialects.base import (
+    Body,
+    Dialect,
+    flag_of,
+    integer_of,
+    model_of,
+    openai_error,
+    sampling_of,
+    schema_of,
+    session_of,
+    sse,
+)
+from agentrl_cli.agents.gateway.dialects.chat import tool_choice
+from agentrl_cli.agents.gateway.messages import assistant_message, read_message, text_of, tool_message
+from agentrl_cli.agents.gateway.request import Call, Choice, ModelRequest, Reply, bad
+from agentrl_cli.agents.gateway.tools import read_tools
+from agentrl_cli.types import Message
+
+REFUSED = ("conversation", "prompt", "background")
+"""Fields that need state which this server does not have."""
+
+
+def parse(body: Body) -> ModelRequest:
+    """A responses body. Raises RequestError."""
+    for name in REFUSED:
+        if body.get(name):
+            raise bad(f"{name} is not served.", name, "unsupported_parameter")
+    tools = read_tools(body.get("tools"))
+    choice, name = tool_choice(body.get("tool_choice"), tools)
+    text = body.get("text")
+    return ModelRequest(
+        model=model_of(body),
+        messages=tuple(_messages(body)),
+        tools=tools,
+        sampling=sampling_of(body),
+        max_tokens=integer_of(body, "max_output_tokens", 1),
+        top_logprobs=_logprobs(body),
+        tool_choice=choice,
+        tool_name=name,
+        parallel=flag_of(body, "parallel_tool_calls", True),
+        schema=schema_of(text.get("format") if isinstance(text, Mapping) else None, "text.format"),
+        stream=flag_of(body, "stream"),
+        remember=flag_of(body, "store", True),
+        previous=str(body.get("previous_response_id") or "").removeprefix("resp_"),
+        session=session_of(body),
+        raw=body,
+    )
+
+
+def _logprobs(body: Body) -> int | None:
+    include = body.get("include")
+    wanted = isinstance(include, list) and "message.output_text.logprobs" in include
+    return (integer_of(body, "top_logprobs", 0) or 0) if wanted else None
+
+
+def _messages(body: Body) -> Iterator[Message]:
+    if instructions := body.get("instructions"):
+        yield {"role": "system", "content": text_of(instructions, "instructions")}
+    given = body.get("input")
+    if isinstance(given, str):
+        yield {"role": "user", "content": given}
+        return
+    if not isinstance(given, list) or not all(isinstance(item, Mapping) for item in given):
+        raise bad("input must be a string or a list of items.", "input")
+    for number, item in enumerate(given):
+        yield _message(item, f"input[{number}]")
+
+
+def _message(item: Mapping[str, Any], param: str) -> Message:
+    """One item; reasoning and calls are assistant messages, which are joined with their neighbours later."""
+    match item.get("type", "message"):
+        case "message":
+            return read_message(item, param)
+        case "function_call":
+            call = (str(item.get("call_id") or ""), str(item.get("name") or ""), item.get("arguments"))
+            return assistant_message("", [call], None)
+        case "function_call_output":
+            return tool_message(str(item.get("call_id") or ""), text_of(item.get("output"), param))
+        case "reasoning":
+            parts = item.get("content") or item.get("summary") or []
+            texts = [str(part.get("text") or "") for part in parts if isinstance(part, Mapping)]
+            return assistant_message("", [], "".join(texts))
+    raise bad(f"{param}: items of type {item.get('type')!r} are not served.", param, "unsupported_content")
+
+
+def answer(request: ModelRequest, reply: Reply) -> dict[str, Any]:
+    """A finished response."""
+    choice = reply.choices[0]
+    cut = choice.finish == "length"
+    return {
+        **_head(request, reply),
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "output": list(_items(request, reply)),
+        "usage": _usage(reply),
+    }
+
+
+def _head(request: ModelRequest, reply: Reply) -> dict[str, Any]:
+    raw = request.raw
+    return {
+        "id": f"resp_{reply.id}",
+        "object": "response",
+        "created_at": reply.created,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": raw.get("instructions"),
+        "max_output_tokens": request.max_tokens,
+        "model": reply.model,
+        "output": [],
+        "parallel_tool_calls": request.parallel,
+        "previous_response_id": f"resp_{request.previous}" if request.previous else None,
+        "reasoning": {"effort": None, "summary": None},
+        "store": request.remember,
+        "temperature": request.sampling.get("temperature", 1.0),
+        "text": raw.get("text") or {"format": {"type": "text"}},
+        "tool_choice": raw.get("tool_choice") or "auto",
+        "tools": raw.get("tools") or [],
+        "top_p": request.sampling.get("top_p", 1.0),
+        "truncation": "disabled",
+        "usage": None,
+        "metadata": raw.get("metadata") or {},
+    }
+
+
+def _usage(reply: Reply) -> dict[str, Any]:
+    return {
+        "input_tokens": len(reply.prompt_ids),
+        "input_tokens_details": {"cached_tokens": reply.cached},
+        "output_tokens": reply.sampled,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": len(reply.prompt_ids) + reply.sampled,
+    }
+
+
+def _items(request: ModelRequest, reply: Reply) -> Iterator[dict[str, Any]]:
+    choice = reply.choices[0]
+    if choice.reasoning:
+        content = [{"type": "reasoning_text", "text": choice.reasoning}]
+        yield {"id": f"rs_{reply.id}", "type": "reasoning", "summary": [], "content": content, "status": "completed"}
+    if choice.text or not choice.calls:
+        part = _part(request, choice)
+        status = "incomplete" if choice.finish == "length" else "completed"
+        yield {"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "status": status, "content": [part]}
+    yield from (_call(reply, number, call) for number, call in enumerate(choice.calls))
+
+
+def _part(request: ModelRequest, choice: Choice) -> dict[str, Any]:
+    tokens = choice.tokens if request.top_logprobs is not None else ()
+    logprobs = [
+        {
+            "token": token.text,
+            "logprob": token.logprob,
+            "bytes": list(token.text.encode()),
+            "top_logprobs": [{"token": t, "logprob": p, "bytes": list(t.encode())} for t, p in token.top],
+        }
+        for token in tokens
+    ]
+    return {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": logprobs}
+
+
+def _call(reply: Reply, number: int, call: Call) -> dict[str, Any]:
+    return {
+        "id": f"fc_{reply.id}_{number}",
+        "type": "function_call",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": "completed",
+    }
+
+
+def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
+    """response.created and in_progress; each item added, its parts, done; response.completed with all of it."""
+    numbered = 0
+
+    def event(kind: str, **data: Any) -> str:
+        nonlocal numbered
+        numbered += 1
+        return sse({"type": kind, "sequence_number": numbered - 1, **data}, kind)
+
+    whole = answer(request, reply)
+    yield event("response.created", response=_head(request, reply))
+    yield event("response.in_progress", response=_head(request, reply))
+    for index, item in enumerate(whole["output"]):
+        place = {"output_index": index, "item_id": item["id"]}
+        nothing: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        empty = {**item, "status": "in_progress", **nothing}
+        yield event("response.output_item.added", output_index=index, item=empty)
+        for kind, data in _inner(item):
+            yield event(kind, **place, **data)
+        yield event("response.output_item.done", output_index=index, item=item)
+    yield event("response.incomplete" if whole["status"] == "incomplete" else "response.completed", response=whole)
+
+
+def _inner(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What is streamed between the events that add and finish an item."""
+    match item["type"]:
+        case "function_call":
+            yield "response.function_call_arguments.delta", {"delta": item["arguments"]}
+            done = {"arguments": item["arguments"], "name": item["name"]}
+            yield "response.function_call_arguments.done", done
+        case "reasoning":
+            text = item["content"][0]["text"]
+            yield "response.reasoning_text.delta", {"content_index": 0, "delta": text}
+            yield "response.reasoning_text.done", {"content_index": 0, "text": text}
+        case _:
+            part = item["content"][0]
+            at = {"content_index": 0}
+            yield "response.content_part.added", {**at, "part": {**part, "text": "", "logprobs": []}}
+            if part["text"]:
+                yield "response.output_text.delta", {**at, "delta": part["text"], "logprobs": []}
+            yield "response.output_text.done", {**at, "text": part["text"], "logprobs": []}
+            yield "response.content_part.done", {**at, "part": part}
+
+
+def failed(body: dict[str, Any]) -> str:
+    """An error in a stream that has begun."""
+    return sse({**body["error"], "type": "error", "sequence_number": 0}, "error")
+
+
+DIALECT = Dialect("responses", "responses", parse, answer, events, openai_error, failed)

@@ -1,0 +1,89 @@
+"""HTTP of the gateway: bodies, clients that go away, and streams that stay alive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from agentrl_cli.agents.gateway.request import RequestError, bad
+from agentrl_cli.types.plain import parse_json
+
+T = TypeVar("T")
+
+MAX_BODY = 32 * 2**20
+"""Bytes of a request."""
+KEEP_ALIVE = 3.0
+"""Seconds between the comments of a stream that waits for its answer; its head is sent after a third of that."""
+CLOSED = 499
+"""nginx's status for a request whose client went away; no one reads it."""
+
+
+async def json_body(request: Request, most: int = MAX_BODY) -> Mapping[str, Any]:
+    """The JSON object of a request's body. Raises RequestError."""
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > most:
+            raise RequestError(f"The body is larger than {most} bytes.", status=413, code="request_too_large")
+    try:
+        value = parse_json(bytes(data))
+    except ValueError as error:
+        raise bad(f"The body is not JSON: {error}.", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise bad("The body must be a JSON object.")
+    return value
+
+
+async def disconnected(receive: Receive) -> None:
+    """Returns when the client has closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def first(work: asyncio.Task[T], left: asyncio.Task[None], timeout: float | None = None) -> bool:
+    """Wait for work or its client's leaving. Returns whether one of them happened; work that no one waits for stops."""
+    done, _ = await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED, timeout=timeout)
+    if left in done and work not in done:
+        work.cancel()
+    return bool(done)
+
+
+class Stream:
+    """A response that sends a comment every `period` seconds until its work is done, then the events of the result.
+
+    `events` gets the finished task and never raises.
+    """
+
+    def __init__(
+        self,
+        work: asyncio.Task[T],
+        left: asyncio.Task[None],
+        events: Callable[[asyncio.Task[T]], Iterator[str]],
+        period: float,
+    ) -> None:
+        self._work, self._left, self._events, self._period = work, left, events, period
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            while not await first(self._work, self._left, self._period):
+                await send({"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True})
+            if self._work.done() and not self._work.cancelled():
+                for event in self._events(self._work):
+                    await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self._left.cancel()
+            if not self._work.done():
+                self._work.cancel()
+
+
+def events_response(events: Iterator[str]) -> Response:
+    """All events at once."""
+    return Response("".join(events), media_type="text/event-stream", headers={"cache-control": "no-cache"})

@@ -1,0 +1,202 @@
+"""Messages in normal form, and their keys: two messages mean the same if their keys are equal.
+
+Normal form: `role` system, user, assistant or tool; `content` a text; an assistant's `tool_calls` with arguments as
+objects and its `reasoning_content` if it has any; a tool's `tool_call_id` and the `name` of the tool it answers for.
+Clients write a message in many ways: null content, lists of parts, arguments with other spaces or key order, extra
+keys, fresh call ids, a mixed turn split in two. A key contains none of that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from agentrl_cli.agents.gateway.request import RAW_ARGUMENTS, bad
+from agentrl_cli.chat.thinking import BLOCKS
+from agentrl_cli.types import Message, ToolSchema
+
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+ECHO = re.compile(r"\s*Calling tools:\n\[\{'id': .*\]\s*\Z", re.DOTALL)
+REASONING_FIELDS = ("reasoning_content", "reasoning")
+
+
+class Key(NamedTuple):
+    """What a message means. `reasoning` is compared only if the client sent it."""
+
+    role: str
+    text: str
+    calls: tuple[tuple[str, str], ...] = ()
+    """(name, arguments as canonical JSON) of each call."""
+
+
+def text_of(content: Any, param: str, joiner: str = "\n") -> str:
+    """The text of a content: a string, null, or a list of text parts. Raises RequestError for anything else."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise bad(f"{param} must be a string or a list of parts.", param)
+    return joiner.join(_part(part, param) for part in content)
+
+
+def _part(part: Any, param: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in TEXT_PARTS:
+        text = part.get("text", part.get("refusal"))
+        if isinstance(text, str):
+            return text
+        raise bad(f"{param}: the text of a part must be a string.", param)
+    if kind in ("image_url", "input_image", "image"):
+        raise bad("Images are not served: this model reads text alone.", param, "image_not_supported")
+    raise bad(f"{param}: parts of type {kind!r} are not served; text parts are.", param, "unsupported_content")
+
+
+def message_list(value: Any, param: str = "messages") -> list[Mapping[str, Any]]:
+    """A list of objects. Raises RequestError if it is anything else, or empty."""
+    if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
+        raise bad(f"{param} must be a list of objects, at least one.", param)
+    return value
+
+
+def read_message(message: Mapping[str, Any], param: str) -> Message:
+    """A chat-completions message in normal form. Raises RequestError."""
+    role = message.get("role")
+    match role:
+        case "system" | "developer":
+            return {"role": "system", "content": text_of(message.get("content"), param)}
+        case "user":
+            return {"role": "user", "content": text_of(message.get("content"), param)}
+        case "tool" | "function":
+            text = text_of(message.get("content"), param)
+            return tool_message(str(message.get("tool_call_id") or ""), text, str(message.get("name") or ""))
+        case "assistant":
+            text = text_of(message.get("content"), param, "") or text_of(message.get("refusal"), param)
+            return assistant_message(text, _calls(message, param), reasoning_of(message))
+    raise bad(f"{param}: the role {role!r} is unknown; use system, user, assistant or tool.", param)
+
+
+def _calls(message: Mapping[str, Any], param: str) -> list[tuple[str, str, Any]]:
+    """(id, name, arguments) of a message's calls, as they were sent."""
+    found = message.get("tool_calls") or []
+    if old := message.get("function_call"):
+        found = [*found, {"id": "", "function": old}]
+    out = []
+    for call in found:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not function.get("name"):
+            raise bad(f"{param}: each tool call must have a function with a name.", param)
+        out.append((str(call.get("id") or ""), str(function["name"]), function.get("arguments")))
+    return out
+
+
+def reasoning_of(message: Mapping[str, Any]) -> str | None:
+    """An assistant's reasoning, under any of the names it is sent with; None if the client did not send it."""
+    for name in REASONING_FIELDS:
+        if isinstance(message.get(name), str):
+            return str(message[name])
+    details = message.get("reasoning_details")
+    if isinstance(details, list):
+        texts = [part.get("text") for part in details if isinstance(part, Mapping)]
+        return "".join(text for text in texts if isinstance(text, str))
+    return None
+
+
+def assistant_message(text: str, calls: Sequence[tuple[str, str, Any]], reasoning: str | None) -> Message:
+    """An assistant's message in normal form. `calls`: (id, name, arguments as text or object)."""
+    message: Message = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [
+            {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments_of(arguments)}}
+            for id_, name, arguments in calls
+        ]
+    if reasoning is not None:
+        message["reasoning_content"] = reasoning
+    return message
+
+
+def tool_message(call_id: str, text: str, name: str = "") -> Message:
+    """A tool's answer in normal form."""
+    return {"role": "tool", "content": text, "tool_call_id": call_id, **({"name": name} if name else {})}
+
+
+def arguments_of(value: Any) -> dict[str, Any]:
+    """A call's arguments as an object; what cannot be read as one stands under `_raw_arguments`."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    try:
+        found = json.loads(value) if value else {}
+    except (TypeError, ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {RAW_ARGUMENTS: str(value)}
+
+
+def joined(messages: Iterable[Message]) -> list[Message]:
+    """Messages with neighbouring assistant messages joined, and tool messages named after the calls they answer."""
+    out: list[Message] = []
+    names: dict[str, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        if message["role"] == "tool" and not message.get("name"):
+            message = {**message, "name": names.get(message["tool_call_id"], "tool")}
+        if out and message["role"] == "assistant" == out[-1]["role"]:
+            out[-1] = _together(out[-1], message)
+        else:
+            out.append(message)
+    return out
+
+
+def _together(first: Message, second: Message) -> Message:
+    both: Message = {**first, "content": first["content"] + second["content"]}
+    if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
+        both["tool_calls"] = calls
+    reasoning = [m["reasoning_content"] for m in (first, second) if "reasoning_content" in m]
+    return {**both, "reasoning_content": "".join(reasoning)} if reasoning else both
+
+
+def key_of(message: Message) -> Key:
+    """The key of a message in normal form."""
+    text = message["content"]
+    if message["role"] == "assistant":
+        text = split_reasoning(text)[1]
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    return Key(message["role"], text.strip(), tuple((call["name"], canonical(call["arguments"])) for call in calls))
+
+
+def without_echo(message: Message) -> Message | None:
+    """An assistant's message without the list of calls that smolagents' CodeAgent adds to the model's own text.
+
+    The list repeats the code that stands in the text. None without text before it: then it is the whole message.
+    """
+    text = ECHO.sub("", message["content"])
+    return {**message, "content": text} if text.strip() and text != message["content"] else None
+
+
+def tools_key(tools: Sequence[ToolSchema]) -> str:
+    """The key of a request's tools, which belong to the root of its tree."""
+    return canonical([tool["function"] for tool in tools])
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and no spaces."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def split_reasoning(text: str, opened: bool = False) -> tuple[str, str]:
+    """(reasoning, rest) of an assistant's text that begins with a block of thinking.
+
+    `opened`: the generation prompt opened the block. A block that is not closed is all reasoning.
+    """
+    bare = text.lstrip()
+    for start, end in BLOCKS:
+        if bare.startswith(start):
+            inside, _, rest = bare.removeprefix(start).partition(end)
+            return inside.strip(), rest.lstrip()
+    if opened:
+        end = BLOCKS[0][1]
+        inside, mark, rest = text.partition(end)
+        return inside.strip(), rest.lstrip() if mark else ""
+    return "", text

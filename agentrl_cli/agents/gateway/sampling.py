@@ -1,0 +1,240 @@
+"""One answer: how it is drawn, and what the client sees of what was drawn."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentrl_cli.agents.gateway.constrained import constrained
+from agentrl_cli.agents.gateway.messages import Key, canonical, split_reasoning
+from agentrl_cli.agents.gateway.request import RAW_ARGUMENTS, Call, Choice, ModelRequest, RequestError, Token, bad
+from agentrl_cli.agents.gateway.tree import Piece, Spoken
+from agentrl_cli.chat.parse import Parsed, foreign_parser, parse_text
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.thinking import THINK_END
+from agentrl_cli.chat.tool_choice import NAME, forced_text
+from agentrl_cli.types import TOP_K, Generation, Origin, Sampling, StopReason, Tokens, ToolCall, ToolSchema
+
+CLIENT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Fields of `Sampling` that a client may set. The seed is derived, see `Session`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a session takes."""
+
+    max_tokens: int
+    """Positions of a context with its answer."""
+    max_new_tokens: int
+    """Tokens of one answer."""
+    max_turns: int = 10_000
+    """Answers of the session."""
+    choices: int = 1
+    """Answers to one request (`n`)."""
+    client_sampling: bool = True
+    """Whether the client's temperature and the like count; in a training they do not."""
+    retries: bool = True
+    """Whether equal requests of one session are one: a retry is answered from what is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the answers to a request are drawn."""
+
+    sampling: Sampling
+    forced: tuple[int, ...]
+    """Ids that every answer begins with, for `tool_choice`."""
+    tools: tuple[ToolSchema, ...]
+    """Tools whose calls the client is to see."""
+    schema: Mapping[str, Any] | None
+    """JSON Schema that the text follows."""
+
+    def drawn(self, chat: Chat, seed: int) -> Sampling:
+        """The sampling of one answer."""
+        allow = None if self.schema is None else constrained(chat, self.schema, bool(self.tools))
+        return replace(self.sampling, seed=seed, allow=allow)
+
+
+def plan(request: ModelRequest, context: int, chat: Chat, base: Sampling, limits: Limits, length: int) -> Plan:
+    """How to answer a request after `context` tokens; `length` is the model's own limit. Raises RequestError."""
+    if request.n > limits.choices:
+        raise bad(f"n = {request.n}: at most {limits.choices} is served in one request of this session.", "n")
+    if request.top_logprobs is not None and request.top_logprobs > TOP_K:
+        raise bad(f"top_logprobs is at most {TOP_K} here.", "top_logprobs")
+    tools = () if request.tool_choice == "none" else request.tools
+    choice: Any = {"function": {"name": request.tool_name}} if request.tool_name else request.tool_choice
+    text = forced_text(chat, tools, choice)
+    constrains = request.schema is not None and not text
+    if constrains and chat.opens:  # the text that follows the schema is not thinking
+        text = f"\n{THINK_END}\n\n"
+    forced = tuple(chat.tokenizer.encode(text))
+    most = min(limits.max_tokens, length)
+    room = most - context - len(forced)
+    if room < 1:
+        raise bad(
+            f"This model's maximum context length is {most} tokens; the request has {context}.",
+            "messages",
+            "context_length_exceeded",
+        )
+    asked = limits.max_new_tokens if request.max_tokens is None else request.max_tokens
+    fields: dict[str, Any] = {}
+    if limits.client_sampling:
+        fields = {name: value for name, value in request.sampling.items() if name in CLIENT_FIELDS}
+    sampling = replace(
+        base,
+        **fields,
+        max_new_tokens=min(asked, limits.max_new_tokens, room),
+        stop_ids=chat.stop_ids,
+        stop_strings=tuple(dict.fromkeys([*base.stop_strings, *request.stop, *_after_call(request, chat)])),
+        bad_ids=(*base.bad_ids, *(_call_markers(chat) if request.tool_choice == "none" else ())),
+    )
+    if problem := sampling.problem.removeprefix("Sampling."):
+        raise bad(f"{problem}.", problem.split()[0])
+    return Plan(sampling, forced, tools, request.schema if constrains else None)
+
+
+def _call_markers(chat: Chat) -> tuple[int, ...]:
+    """Tokens without which no call can be written, if the syntax has any."""
+    found = (chat.tokenizer.id_of(marker) for marker in chat.parser.markers)
+    return tuple(id_ for id_ in found if id_ is not None and id_ not in chat.stop_ids)
+
+
+def _after_call(request: ModelRequest, chat: Chat) -> tuple[str, ...]:
+    """The text that ends a call, if an answer may have a single one and the syntax has an end marker."""
+    if request.parallel or not request.tools:
+        return ()
+    ending = chat.parser.example(NAME, {}).rpartition("}")[2].strip()
+    return (ending,) if ending and chat.tokenizer.id_of(ending) is not None else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer: the turn to record, what the client gets, and what was wrong with its calls."""
+
+    piece: Piece
+    choice: Choice
+    malformed: int
+    """Calls that could not be read."""
+    foreign: str
+    """The parser that reads calls of this turn which the chat's own does not; empty if there are none."""
+
+
+def read_answer(
+    chat: Chat, request: ModelRequest, how: Plan, generation: Generation, number: int, started: float, exact: bool
+) -> Answer:
+    """A generation as an answer. Unless its ids are `exact` it is recorded as context, which is never trained."""
+    ids = [*how.forced, *generation.ids.tolist()]
+    parsed = chat.parse(ids, list(how.tools), turn=number) if how.tools else _plain(chat, ids)
+    text, stopped = _until_stop(chat.decode(_own(chat, ids)), request.stop, generation)
+    shown = parsed if not stopped else _read(text, chat, how, number)
+    calls, content, malformed = _calls(shown, how.tools, chat, request.parallel)
+    reasoning, content = (shown.thinking, content) if shown.thinking else split_reasoning(content, bool(chat.opens))
+    finish = "length" if generation.stop_reason is StopReason.LENGTH else "tool_calls" if calls else "stop"
+    if calls:
+        content = content.strip()
+    closing = chat.close_turn(generation.stop_reason, generation.ids.tolist()) if request.prompt is None else []
+    sampled = Tokens.sampled(generation) if exact else _forced(generation.ids.tolist())
+    piece = Piece(
+        "assistant",
+        (parsed.message,),
+        Tokens.concat([_forced(how.forced), sampled, _forced(closing)]),
+        _spoken(content, reasoning, calls, stopped),
+        calls=parsed.calls,
+        stop_reason=generation.stop_reason,
+        weights_version=generation.weights_version,
+        started=started,
+        seconds=generation.seconds or time.time() - started,
+    )
+    tokens = _tokens(chat, generation, request.top_logprobs)
+    read = any(call.arguments is not None for call in parsed.calls) or not how.tools
+    foreign = "" if read else foreign_parser(chat.decode(ids), parsed, chat.parser, list(how.tools))
+    return Answer(piece, Choice(content, reasoning, calls, finish, stopped, generation, tokens), malformed, foreign)
+
+
+def _forced(ids: Sequence[int]) -> Tokens:
+    return Tokens.given(list(ids), [int(Origin.FORCED)] * len(ids))
+
+
+def _own(chat: Chat, ids: Sequence[int]) -> Sequence[int]:
+    """The ids of a turn without its stop token."""
+    return ids[:-1] if ids and ids[-1] in chat.stop_ids else ids
+
+
+def _plain(chat: Chat, ids: Sequence[int]) -> Parsed:
+    """A turn of a request without tools: no call counts."""
+    text = chat.decode(_own(chat, ids))
+    return Parsed(text, (), {"role": "assistant", "content": text})
+
+
+def _read(text: str, chat: Chat, how: Plan, number: int) -> Parsed:
+    if not how.tools:
+        return Parsed(text, (), {"role": "assistant", "content": text})
+    return parse_text(text, chat.parser, list(how.tools), number, opened=chat.opens)
+
+
+def _until_stop(text: str, stops: Sequence[str], generation: Generation) -> tuple[str, str]:
+    """The text before the client's first stop string, and that string; the whole text and "" if none ended the turn."""
+    if generation.stop_reason is not StopReason.STOP_STRING:
+        return text, ""
+    found = [(place, stop) for stop in stops if (place := text.find(stop)) >= 0]
+    if not found:
+        return text, ""
+    place, stop = min(found)
+    return text[:place], stop
+
+
+def _calls(
+    parsed: Parsed, tools: Sequence[ToolSchema], chat: Chat, parallel: bool
+) -> tuple[tuple[Call, ...], str, int]:
+    """The calls as the client sees them, the text beside them, and how many were malformed.
+
+    A malformed call of a known tool is sent with its text as the only argument, so that the agent's own validation
+    answers it. One that names no tool stays text.
+    """
+    broken = [call for call in parsed.calls if call.arguments is None]
+    named = [_sent(call, tools) for call in parsed.calls]
+    if None in named:
+        return (), parsed.content, len(broken)
+    calls = tuple(call for call in named if call is not None)
+    text = parsed.content
+    if broken:
+        marks = [place for marker in chat.parser.markers if (place := text.find(marker)) >= 0]
+        text = text[: min(marks)] if marks else ""
+    return calls if parallel else calls[:1], text, len(broken)
+
+
+def _sent(call: ToolCall, tools: Sequence[ToolSchema]) -> Call | None:
+    if call.arguments is not None:
+        return Call(call.id, call.name, json.dumps(call.arguments, ensure_ascii=False))
+    names = [tool["function"]["name"] for tool in tools]
+    name = call.name if call.name in names else names[0] if len(names) == 1 else ""
+    return Call(call.id, name, json.dumps({RAW_ARGUMENTS: call.raw}, ensure_ascii=False)) if name else None
+
+
+def _spoken(content: str, reasoning: str, calls: Sequence[Call], stopped: str) -> Spoken:
+    made = tuple((call.name, canonical(json.loads(call.arguments))) for call in calls)
+    texts = [content, content + stopped, content.rstrip() + stopped]
+    return Spoken(tuple(dict.fromkeys(Key("assistant", text.strip(), made) for text in texts)), reasoning)
+
+
+def _tokens(chat: Chat, generation: Generation, top: int | None) -> tuple[Token, ...]:
+    if top is None:
+        return ()
+    text = chat.tokenizer.token_text
+    rows = zip(generation.ids, generation.logp_policy, generation.top_ids, generation.top_logps, strict=True)
+    return tuple(
+        Token(
+            text(int(id_)),
+            float(logp),
+            tuple((text(int(i)), float(p)) for i, p in zip(ids[:top], logps[:top], strict=True) if i >= 0),
+        )
+        for id_, logp, ids, logps in rows
+    )
+
+
+def ended(key: str) -> RequestError:
+    """The answer to a call after the end of its episode."""
+    return RequestError(f"The episode {key} has ended: it takes no more calls.", status=409, code="episode_ended")

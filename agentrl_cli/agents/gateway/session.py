@@ -1,0 +1,293 @@
+"""One episode being recorded from the model calls of an agent.
+
+Requests may come at any time and several at once. A request whose clients have all left stops sampling and leaves no
+trace. A retry (the same body, sent again by an SDK) gets the stored answer; an equal body in flight is joined. After
+`seal` every call is refused, and the turns and tokens are final.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agentrl_cli.agents.gateway.messages import assistant_message, canonical, joined
+from agentrl_cli.agents.gateway.request import Choice, ModelRequest, Reply, RequestError, bad
+from agentrl_cli.agents.gateway.sampling import Answer, Limits, Plan, ended, plan, read_answer
+from agentrl_cli.agents.gateway.tree import Context, MessageTree, Node
+from agentrl_cli.chat.drift import Drift
+from agentrl_cli.chat.drift_guard import DriftGuard
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.policies.protocols import MessagePolicy, Policy
+from agentrl_cli.rollout.job import seed_of
+from agentrl_cli.types import Episode, Message, Sampling, Tokens, Turn, new_id
+
+STORED = 64
+"""Answers of a session that are kept for retries, and conversations for `previous_response_id`."""
+
+OnTurn = Callable[[Turn, Tokens], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a session recorded."""
+
+    turns: tuple[Turn, ...]
+    tokens: Tokens
+    """The spans of the turns, in turn order."""
+    drift: tuple[Drift, ...]
+    forks: int
+    """Branches beyond the first."""
+    calls: int
+    """Answers that were sampled."""
+    malformed: int
+    """Tool calls of the model that could not be read."""
+    replayed: int
+    """Retries that were answered from what was stored."""
+    foreign: str
+    """The parser that reads calls which the chat's own does not; empty if there were none."""
+
+
+@dataclass(eq=False, slots=True)
+class _Pending:
+    """A request in flight, and how many clients wait for it."""
+
+    task: asyncio.Task[Reply]
+    waiters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request with everything that its answers are drawn from."""
+
+    request: ModelRequest
+    messages: tuple[Message, ...]
+    context: Context
+    how: Plan
+    policy: Policy
+
+
+@dataclass(eq=False)
+class Session:
+    """An episode's model calls. `sampling` is the base of every answer; its seed is the episode's."""
+
+    key: str
+    chat: Chat
+    policy: Policy
+    sampling: Sampling
+    limits: Limits
+    on_turn: OnTurn | None = None
+    """Called with each turn as it is recorded."""
+    sealed: bool = field(default=False, init=False)
+    malformed: int = field(default=0, init=False)
+    replayed: int = field(default=0, init=False)
+    foreign: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self.tree = MessageTree(self.chat)
+        self.used = time.monotonic()
+        """When the last call began or ended."""
+        self._numbers = itertools.count()
+        self._recorded = 0
+        self._running: dict[str, _Pending] = {}
+        self._answers: OrderedDict[str, Reply] = OrderedDict()
+        self._said: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
+        self._slots: dict[str, bool] = {}
+        """Names under which the policy keeps a KV cache for this episode; True: in use."""
+        self._policies: set[int] = set()
+        self._sources: list[Policy] = []
+
+    @property
+    def calls(self) -> int:
+        """Answers recorded so far."""
+        return self._recorded
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is being answered."""
+        return bool(self._running)
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    async def complete(self, request: ModelRequest, *, retry: bool = False, policy: Policy | None = None) -> Reply:
+        """Answer a request, by `policy` if not by the session's own, and record it.
+
+        `retry`: the client marked the request as sent again. Cancelled, it stops sampling unless another client
+        waits for the same answer. Raises RequestError, TemplateError, PolicyError.
+        """
+        if self.sealed:
+            raise ended(self.key)
+        digest = _digest(request)
+        if retry and digest in self._answers:
+            self.replayed += 1
+            return self._answers[digest]
+        joins = retry or self.limits.retries
+        pending = self._running.get(digest) if joins else None
+        if pending is None:
+            name = digest if joins else f"{digest}-{next(self._numbers)}"
+            pending = self._start(request, digest, name, policy or self.policy)
+        pending.waiters += 1
+        try:
+            return await asyncio.shield(pending.task)
+        except asyncio.CancelledError:
+            if pending.task.cancelled():  # by `seal`
+                raise ended(self.key) from None
+            raise
+        finally:
+            pending.waiters -= 1
+            if not pending.waiters and not pending.task.done():
+                self._forget(pending)  # a retry must not join what is being cancelled
+                pending.task.cancel()
+
+    def _start(self, request: ModelRequest, digest: str, name: str, policy: Policy) -> _Pending:
+        task = asyncio.get_running_loop().create_task(self._answer(request, digest, policy))
+        pending = self._running[name] = _Pending(task)
+
+        def over(task: asyncio.Task[Reply]) -> None:
+            self._forget(pending)
+            if not task.cancelled():
+                task.exception()  # a failure whose clients have all left is reported to no one
+
+        task.add_done_callback(over)
+        return pending
+
+    def _forget(self, pending: _Pending) -> None:
+        for name in [name for name, other in self._running.items() if other is pending]:
+            del self._running[name]
+
+    async def _answer(self, request: ModelRequest, digest: str, policy: Policy) -> Reply:
+        self.used = time.monotonic()
+        if self.calls >= self.limits.max_turns:
+            raise RequestError(f"The episode has had its {self.limits.max_turns} answers.", code="max_turns")
+        messages = self._conversation(request) if request.prompt is None else ()
+        context = self.tree.find(messages, request.tools) if messages else self.tree.find_prompt(request.prompt or "")
+        how = plan(request, len(context.ids), self.chat, self.sampling, self.limits, policy.context_length)
+        numbers = [next(self._numbers) for _ in range(request.n)]
+        asked = Asked(request, messages, context, how, policy)
+        made = await asyncio.gather(*(self._sample(asked, number) for number in numbers))
+        # From here to the end nothing waits: a client that is still there gets what is recorded.
+        self._record(self.tree.add(context, [answer.piece for answer in made]))
+        self._recorded += len(made)
+        self.malformed += sum(answer.malformed for answer in made)
+        self.foreign = next((answer.foreign for answer in made if answer.foreign), self.foreign)
+        reply = _reply(request, context, [answer.choice for answer in made], policy)
+        if self.limits.retries:
+            _keep(self._answers, digest, reply)
+        if request.remember:
+            _keep(self._said, reply.id, (*messages, said_message(reply.choices[0])))
+        self.used = time.monotonic()
+        return reply
+
+    def _conversation(self, request: ModelRequest) -> tuple[Message, ...]:
+        """The request's messages after those of the answer that it continues."""
+        earlier: tuple[Message, ...] = ()
+        if request.previous:
+            if request.previous not in self._said:
+                raise RequestError(
+                    f"There is no answer {request.previous!r} to continue.", status=404, param="previous_response_id"
+                )
+            earlier = self._said[request.previous]
+        found = tuple(joined([*earlier, *request.messages]))
+        if not found:
+            raise bad("There are no messages.", "messages")
+        return found
+
+    async def _sample(self, asked: Asked, number: int) -> Answer:
+        """One answer of a request; `number` is its own in the episode."""
+        request, policy, how = asked.request, asked.policy, asked.how
+        slot = next((name for name, used in self._slots.items() if not used), None)
+        if slot is None:
+            slot = f"{self.key}#{len(self._slots)}" if self._slots else self.key
+        self._slots[slot] = True
+        if id(policy) not in self._policies:
+            self._policies.add(id(policy))
+            self._sources.append(policy)
+        started = time.time()
+        try:
+            sampling = how.drawn(self.chat, self._seed(request, number))
+            if isinstance(policy, MessagePolicy):
+                policy.observe(slot, asked.messages, asked.context.tools)
+            generation = await policy.generate(slot, [*asked.context.ids, *how.forced], sampling)
+        finally:
+            self._slots[slot] = False
+        return read_answer(self.chat, request, how, generation, number, started, not policy.untrainable)
+
+    def _seed(self, request: ModelRequest, number: int) -> int:
+        """The seed of an answer: the client's, if it may choose; else of the episode and the answer's number."""
+        given = request.sampling.get("seed")
+        if given is not None and self.limits.client_sampling:
+            return seed_of(int(given), "choice", number % request.n) if request.n > 1 else abs(int(given))
+        return seed_of(self.sampling.seed, "turn", number)
+
+    def _record(self, nodes: Sequence[Node]) -> None:
+        if self.on_turn is not None:
+            for node in nodes:
+                if node.turn is not None:
+                    self.on_turn(node.turn, node.tokens)
+
+    # --- its end -----------------------------------------------------------------------------------------------------
+
+    async def seal(self) -> Trace:
+        """End the episode: stop what runs, free the policy's caches, check for drift. Idempotent."""
+        self.sealed = True
+        running = [pending.task for pending in self._running.values()]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        for policy in self._sources:
+            for slot in self._slots:
+                await policy.release(slot)
+        self._sources.clear()
+        tree = self.tree
+        drift = tuple(drift_of(tree))
+        numbers = (tree.forks, self.calls, self.malformed, self.replayed)
+        return Trace(tree.turns, tree.tokens, drift, *numbers, self.foreign)
+
+
+def drift_of(tree: MessageTree) -> list[Drift]:
+    """What the drift guard finds in each branch, with the turns and positions of the episode; each thing once."""
+    found: dict[tuple[str, int], Drift] = {}
+    for leaf in tree.written:
+        path, turns, start = leaf.path, [], 0
+        for index, node in enumerate(path):
+            assert node.turn is not None
+            end = start + len(node.tokens)
+            turns.append(replace(node.turn, index=index, start=start, end=end, parent=None))
+            start = end
+        branch = Episode("", "", turns=tuple(turns), tokens=Tokens.concat([node.tokens for node in path]))
+        for drift in DriftGuard(tree.chat, list(leaf.tools) or None).end(branch):
+            if drift.turn >= 0:
+                own = path[drift.turn].turn
+                assert own is not None
+                moved = own.start - turns[drift.turn].start
+                drift = replace(drift, turn=own.index, position=drift.position + moved)
+            found.setdefault((drift.kind, drift.turn), drift)
+    return list(found.values())
+
+
+def said_message(choice: Choice) -> Message:
+    """An answer as a message in normal form, as its client would send it back."""
+    calls = [(call.id, call.name, call.arguments) for call in choice.calls]
+    return assistant_message(choice.text, calls, choice.reasoning or None)
+
+
+def _reply(request: ModelRequest, context: Context, choices: Sequence[Choice], policy: Policy) -> Reply:
+    version = choices[0].generation.weights_version
+    name = request.model or policy.name
+    return Reply(new_id(), int(time.time()), name, version, context.ids, tuple(choices), cached=context.known)
+
+
+def _digest(request: ModelRequest) -> str:
+    return hashlib.sha256(canonical(request.raw).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _keep(store: OrderedDict[str, Any], key: str, value: Any) -> None:
+    store[key] = value
+    while len(store) > STORED:
+        store.popitem(last=False)

@@ -1,0 +1,307 @@
+"""The message tree of an episode: turns by what they mean, with the ids that the model really saw.
+
+A request repeats the whole conversation. Its messages are matched against the tree from the root; the path that
+matches keeps its ids, and only the rest is rendered: the first prompt as a whole, everything later as a delta after an
+assistant turn. Where the history differs the tree forks, at the last turn boundary that matches. Tools belong to the
+root, as the template writes them at its start.
+
+`find` changes nothing: a request whose client goes away leaves no trace. `add` records a context with its answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from agentrl_cli.agents.gateway.messages import Key, canonical, key_of, tools_key, without_echo
+from agentrl_cli.agents.gateway.request import bad
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.thinking import THINK
+from agentrl_cli.types import Int32, Message, Origin, StopReason, Tokens, ToolCall, ToolResult, ToolSchema, Turn
+
+ROOT = -1
+"""`Turn.parent` of a turn that continues no other."""
+RAW = "prompt"
+"""Key of the root of prompts without messages."""
+TAIL = 16
+"""Ids at the end of a context that may spell an opened block of thinking."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """An assistant turn as the client was sent it, and may send it back."""
+
+    keys: tuple[Key, ...]
+    """The message's key; another one with the stop text that was cut off, which some clients add again."""
+    reasoning: str = ""
+
+    def matches(self, message: Message) -> bool:
+        """Whether a message means this turn; reasoning counts only if the client sent it."""
+        said = message.get("reasoning_content")
+        if said and said.strip() != self.reasoning.strip():
+            return False
+        bare = without_echo(message)
+        return key_of(message) in self.keys or (bare is not None and key_of(bare) in self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A turn to be: its role, messages and tokens."""
+
+    role: str
+    messages: tuple[Message, ...]
+    tokens: Tokens
+    spoken: Spoken | None = None
+    calls: tuple[ToolCall, ...] = ()
+    stop_reason: StopReason | None = None
+    weights_version: str = ""
+    started: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A turn in its tree. The root has none and stands for a set of tools."""
+
+    tools: tuple[ToolSchema, ...]
+    turn: Turn | None = None
+    tokens: Tokens = field(default_factory=Tokens.empty)
+    parent: Node | None = None
+    spoken: Spoken | None = None
+    children: list[Node] = field(default_factory=list)
+    contexts: dict[tuple[Key, ...], Node] = field(default_factory=dict)
+    """Messages that were added after this node, between two assistant turns, to the last node that they became."""
+
+    @property
+    def index(self) -> int:
+        """Of its turn; ROOT for a root."""
+        return ROOT if self.turn is None else self.turn.index
+
+    @property
+    def path(self) -> list[Node]:
+        """The nodes from the first turn to this one."""
+        found: list[Node] = []
+        node: Node | None = self
+        while node is not None and node.turn is not None:
+            found.append(node)
+            node = node.parent
+        return found[::-1]
+
+    @property
+    def ids(self) -> list[int]:
+        """[n] what the model saw up to the end of this turn."""
+        return [int(id_) for node in self.path for id_ in node.tokens.ids]
+
+    @property
+    def message(self) -> Message | None:
+        """The last message of the turn."""
+        return None if self.turn is None else self.turn.messages[-1]
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the model wrote (part of) it."""
+        return bool(self.tokens.trained_mask.any())
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where a request's messages lead: the node that matches, and what follows it."""
+
+    at: Node
+    pieces: tuple[tuple[tuple[Key, ...], tuple[Piece, ...]], ...]
+    """New segments: the keys of their messages, and the turns that they become."""
+    ids: tuple[int, ...]
+    """[n] the whole context, generation prompt included."""
+    known: int
+    """How many of them were recorded before."""
+    raw: bool = False
+    """Whether it is a prompt without messages."""
+
+    @property
+    def tools(self) -> tuple[ToolSchema, ...]:
+        return self.at.tools
+
+
+class MessageTree:
+    """The turns of one episode in the order in which they were made, and how they continue each other."""
+
+    def __init__(self, chat: Chat) -> None:
+        self.chat = chat
+        self.nodes: list[Node] = []
+        self._roots: dict[str, Node] = {}
+        self._length = 0
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The turns with their parents."""
+        return tuple(node.turn for node in self.nodes if node.turn is not None)
+
+    @property
+    def tokens(self) -> Tokens:
+        """The spans of the turns, in turn order."""
+        return Tokens.concat([node.tokens for node in self.nodes])
+
+    @property
+    def leaves(self) -> list[Node]:
+        """The ends of the branches, in turn order."""
+        return [node for node in self.nodes if not node.children]
+
+    @property
+    def written(self) -> list[Node]:
+        """The leaves of the branches that the chat template wrote."""
+        raw = self._roots.get(RAW)
+        return [leaf for leaf in self.leaves if raw is None or leaf.path[0].parent is not raw]
+
+    @property
+    def forks(self) -> int:
+        """Branches beyond the first."""
+        return max(len(self.leaves) - 1, 0)
+
+    def find(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Context:
+        """The context of a request. Raises RequestError if it cannot be continued, TemplateError if not rendered."""
+        if not messages or messages[-1]["role"] == "assistant":
+            raise bad("The last message is an assistant's: there is nothing to answer.", "messages")
+        at = self._roots.get(tools_key(tools)) or Node(tuple(tools))
+        rest = list(_segments(messages))
+        while rest and (found := _match(at, rest[0])) is not None:
+            at = found
+            rest.pop(0)
+        ids, before = at.ids, at.message
+        known = len(ids)
+        pieces = []
+        for segment in rest:
+            made = self._render(segment, before, ids, at.tools)
+            pieces.append((tuple(map(key_of, segment)), made))
+            ids = [*ids, *(int(id_) for piece in made for id_ in piece.tokens.ids)]
+            before = segment[-1]
+        return Context(at, tuple(pieces), tuple(ids), known)
+
+    def find_prompt(self, prompt: str | Sequence[int]) -> Context:
+        """The context of a raw prompt, text or ids: what it repeats of the recorded turns keeps its ids."""
+        at = self._roots.get(RAW) or Node(())
+        rest = prompt if isinstance(prompt, str) else [int(id_) for id_ in prompt]
+        while found := [child for child in at.children if self._begins(rest, child)]:
+            at = found[-1]
+            rest = rest[len(self._raw(rest, at)) :]
+        ids = at.ids
+        new = self.chat.tokenizer.encode(rest) if isinstance(rest, str) else list(rest)
+        if not ids and not new:
+            raise bad("The prompt is empty.", "prompt")
+        text = rest if isinstance(rest, str) else self.chat.decode(rest)
+        piece = Piece("user", ({"role": "user", "content": text},), Tokens.given(new, [int(Origin.USER)] * len(new)))
+        return Context(at, (((), (piece,)),) if new else (), (*ids, *new), len(ids), raw=True)
+
+    def _raw(self, like: str | list[int], node: Node) -> str | list[int]:
+        ids = [int(id_) for id_ in node.tokens.ids]
+        return self.chat.decode(ids) if isinstance(like, str) else ids
+
+    def _begins(self, rest: str | list[int], node: Node) -> bool:
+        own = self._raw(rest, node)
+        return rest[: len(own)] == own
+
+    def add(self, context: Context, answers: Sequence[Piece]) -> list[Node]:
+        """Record a context and its answers, each as a turn after it. Returns the new nodes of the context and answers.
+
+        Another request may have recorded the same context meanwhile: its turns are shared.
+        """
+        before = len(self.nodes)
+        at = self._attach(context.at, RAW if context.raw else tools_key(context.tools))
+        for keys, made in context.pieces:
+            start = at
+            for piece in made:
+                at = self._same(at, piece) or self._put(at, piece)
+            if keys:
+                start.contexts[keys] = at
+        for answer in answers:
+            self._put(at, answer)
+        return self.nodes[before:]
+
+    def _attach(self, node: Node, key: str) -> Node:
+        """The node, if it is in the tree; for a new root the one that the tree has under this key by now."""
+        return node if node.turn is not None else self._roots.setdefault(key, node)
+
+    def _render(
+        self, segment: Sequence[Message], before: Message | None, ids: Sequence[int], tools: Sequence[ToolSchema]
+    ) -> tuple[Piece, ...]:
+        """The turns of a segment that follows `before`, the last message, and `ids`."""
+        if before is None:
+            rendered = self.chat.prompt(list(segment), list(tools) or None)
+        elif segment[0]["role"] == "assistant":
+            return (self._foreign(segment[0], ids, tools),)
+        else:
+            rendered = self.chat.extend([before], list(segment), list(tools) or None, last_id=ids[-1])
+        return tuple(Piece(role, own, tokens) for role, own, tokens in rendered.by_role(segment))
+
+    def _foreign(self, message: Message, ids: Sequence[int], tools: Sequence[ToolSchema]) -> Piece:
+        """An assistant message that this episode's model did not write as it stands: context, never trained."""
+        opened = self.chat.decode(ids[-TAIL:]).rstrip().endswith(THINK)
+        written = self.chat.assistant_ids(message, list(tools) or None, thinking=opened)
+        tokens = Tokens.given(written, [int(Origin.FORCED)] * len(written))
+        spoken = Spoken((key_of(message),), message.get("reasoning_content") or "")
+        return Piece("assistant", (message,), tokens, spoken, calls=tuple(_made_up(message)))
+
+    @staticmethod
+    def _same(at: Node, piece: Piece) -> Node | None:
+        """A child that is the same context."""
+        for child in at.children:
+            turn = child.turn
+            alike = turn is not None and turn.role == piece.role and not child.sampled
+            if alike and _equal(child.tokens.ids, piece.tokens.ids):
+                return child
+        return None
+
+    def _put(self, at: Node, piece: Piece) -> Node:
+        index, start = len(self.nodes), self._length
+        results = _results(piece.messages) if piece.role == "tool" else ()
+        turn = Turn(
+            index,
+            piece.role,
+            piece.messages,
+            start,
+            start + len(piece.tokens),
+            calls=piece.calls,
+            results=results,
+            stop_reason=piece.stop_reason,
+            weights_version=piece.weights_version,
+            started=piece.started or time.time(),
+            seconds=piece.seconds,
+            parent=None if at.index == index - 1 else at.index,
+        )
+        node = Node(at.tools, turn, piece.tokens, at, piece.spoken)
+        at.children.append(node)
+        self.nodes.append(node)
+        self._length = turn.end
+        return node
+
+
+def _segments(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """Messages cut into assistant messages and what stands between two of them; a leading one belongs to the prompt."""
+    parts = [list(part) for _, part in groupby(messages, lambda message: bool(message["role"] == "assistant"))]
+    if len(parts) > 1 and parts[0][0]["role"] == "assistant":
+        parts[:2] = [parts[0] + parts[1]]
+    yield from parts
+
+
+def _match(at: Node, segment: Sequence[Message]) -> Node | None:
+    """The node that a segment means after `at`; of several equal answers the newest."""
+    if at.turn is not None and segment[0]["role"] == "assistant":
+        answers = (child for child in reversed(at.children) if child.spoken is not None)
+        return next((child for child in answers if child.spoken is not None and child.spoken.matches(segment[0])), None)
+    return at.contexts.get(tuple(map(key_of, segment)))
+
+
+def _made_up(message: Message) -> Iterator[ToolCall]:
+    """The calls of a message that the client wrote: what its results answer."""
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        yield ToolCall(call["id"], function["name"], function["arguments"], canonical(function["arguments"]))
+
+
+def _results(messages: Sequence[Message]) -> tuple[ToolResult, ...]:
+    return tuple(ToolResult(message["content"]) for message in messages)
+
+
+def _equal(first: Int32, second: Int32) -> bool:
+    return len(first) == len(second) and bool((first == second).all())

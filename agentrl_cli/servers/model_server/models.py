@@ -1,0 +1,226 @@
+"""The models of a server: the one that is loaded, and LoRA adapters on it, by the names that clients use.
+
+One engine samples for all of them. It has one set of weights at a time, so a batch holds turns of one model: requests
+wait in their order, the engine changes its adapter when the running turns have ended, and then takes all that wait for
+the new one. Turns of one model are batched as in a training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from agentrl_cli.agents.gateway.app import unknown_model
+from agentrl_cli.agents.gateway.request import RequestError
+from agentrl_cli.errors import ModelError
+from agentrl_cli.policies.protocols import MessagePolicy, OnToken, Policy
+from agentrl_cli.types import Generation, Int32, Message, Sampling, ToolSchema
+
+T = TypeVar("T")
+
+Load = Callable[[str], Awaitable[tuple[str, str]]]
+"""Puts the adapter of a checkpoint or folder on the engine's model: peft's name for it, and its version."""
+
+
+@dataclass(eq=False)
+class ServedModel:
+    """One name that clients may ask for: a Policy that takes its turns of the shared engine."""
+
+    name: str
+    adapter: str | None
+    """peft's name of the adapter; None: the model as it was loaded."""
+    weights_version: str
+    """What its turns are stored with."""
+    engine: SharedEngine
+    untrainable: str = ""
+    context_length: int = 0
+
+    def __post_init__(self) -> None:
+        policy: Policy = self.engine.policy
+        self.context_length, self.untrainable = policy.context_length, policy.untrainable
+
+    async def generate(
+        self,
+        key: str,
+        ids: Sequence[int] | Int32,
+        sampling: Sampling,
+        *,
+        group: str = "",
+        on_token: OnToken | None = None,
+        images: Sequence[bytes] = (),
+    ) -> Generation:
+        """One turn with this model's weights."""
+        async with self.engine.turn(self):
+            policy: Policy = self.engine.policy
+            return await policy.generate(f"{self.name}/{key}", ids, sampling, group=group)
+
+    def observe(self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
+        """The conversation so far, for a server that renders the messages itself."""
+        if isinstance(self.engine.policy, MessagePolicy):
+            self.engine.policy.observe(f"{self.name}/{key}", messages, tools)
+
+    async def release(self, key: str) -> None:
+        """Forget an episode."""
+        await self.engine.policy.release(f"{self.name}/{key}")
+
+    async def close(self) -> None:
+        """The engine is closed by the server."""
+
+
+@dataclass(eq=False)
+class SharedEngine:
+    """A policy whose weights are those of one model at a time.
+
+    Args:
+        activate: Makes a model the one that the next forwards compute; None if there is only one.
+    """
+
+    policy: Any
+    activate: Callable[[ServedModel], None] | None = None
+    _current: ServedModel | None = None
+    _running: int = 0
+    _waiting: deque[tuple[ServedModel, asyncio.Future[None]]] = field(default_factory=deque)
+    _changing: bool = False
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def turn(self, model: ServedModel) -> _Turn:
+        """A context in which the engine computes with a model's weights."""
+        return _Turn(self, model)
+
+    async def begin(self, model: ServedModel) -> None:
+        """Wait for the model's weights. Requests are served in their order; those for one model together."""
+        free = model is self._current and not self._waiting and not self._changing
+        if free or self.activate is None:
+            self._running += 1
+            return
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((model, ready))
+        self._wake()
+        try:
+            await ready
+        except asyncio.CancelledError:
+            if ready.done() and not ready.cancelled():  # admitted in the moment in which its client left
+                self.end()
+            raise
+
+    def end(self) -> None:
+        """A turn is over."""
+        self._running -= 1
+        self._wake()
+
+    async def exclusive(self, change: Callable[[], Awaitable[T]]) -> T:
+        """Run `change` while no turn runs; those that come meanwhile wait."""
+        async with self._lock:
+            return await self._alone(change)
+
+    async def _alone(self, change: Callable[[], Awaitable[T]]) -> T:
+        self._changing = True
+        try:
+            while self._running:
+                await asyncio.sleep(0.005)
+            return await change()
+        finally:
+            self._current = None
+            self._changing = False
+            self._wake()
+
+    def _wake(self) -> None:
+        """Admit the first that waits, and all that wait for the same model, if the engine can have its weights."""
+        while self._waiting and self._waiting[0][1].done():
+            self._waiting.popleft()
+        if not self._waiting or self._changing:
+            return
+        model = self._waiting[0][0]
+        if model is not self._current:
+            if self._running:
+                return
+            assert self.activate is not None
+            self.activate(model)
+            self._current = model
+        left: deque[tuple[ServedModel, asyncio.Future[None]]] = deque()
+        for asked, ready in self._waiting:
+            if asked is not model:
+                left.append((asked, ready))
+            elif not ready.done():
+                ready.set_result(None)
+                self._running += 1
+        self._waiting = left
+
+
+class _Turn:
+    """`async with`: a turn of the shared engine."""
+
+    def __init__(self, engine: SharedEngine, model: ServedModel) -> None:
+        self._engine, self._model = engine, model
+
+    async def __aenter__(self) -> None:
+        await self._engine.begin(self._model)
+
+    async def __aexit__(self, *error: object) -> None:
+        self._engine.end()
+
+
+class ServedModels:
+    """The names that a server answers to. The first is the default."""
+
+    def __init__(
+        self,
+        name: str,
+        engine: SharedEngine,
+        load: Load | None = None,
+        unload: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        """`load` and `unload`: None if the model takes no adapters."""
+        self.default = name
+        self._engine, self._load, self._unload = engine, load, unload
+        version = engine.policy.weights_version
+        self._served: dict[str, ServedModel] = {name: ServedModel(name, None, version, engine)}
+
+    def policy(self, name: str) -> Policy:
+        """The policy of a name; "" is the default. Raises RequestError (404)."""
+        found = self._served.get(name or self.default)
+        if found is None:
+            raise unknown_model(name, list(self._served))
+        return found
+
+    def cards(self) -> list[Mapping[str, Any]]:
+        """What `/v1/models` lists."""
+        length = self._engine.policy.context_length
+        return [
+            {"id": name, "root": self.default, "parent": None if model.adapter is None else self.default}
+            | {"max_model_len": length, "weights_version": model.weights_version}
+            for name, model in self._served.items()
+        ]
+
+    async def add(self, name: str, spec: str) -> ServedModel:
+        """Serve an adapter under a name, or give a served one new weights; turns that run end with the old ones.
+
+        Raises RequestError, ModelError, NotFound.
+        """
+        if name == self.default:
+            raise RequestError(f"{name!r} is the model itself: an adapter needs a name of its own.", param="id")
+        if self._load is None:
+            raise ModelError(
+                "This model takes no adapters.", hint="Adapters are served on a model that is loaded in this process."
+            )
+        load, old = self._load, self._served.get(name)
+        adapter, version = await self._engine.exclusive(lambda: load(spec))
+        self._served[name] = model = ServedModel(name, adapter, version, self._engine)
+        if old is not None:
+            await self._drop(old)
+        return model
+
+    async def remove(self, name: str) -> None:
+        """Serve an adapter no more; turns that run end with it. Raises RequestError."""
+        if name == self.default:
+            raise RequestError(f"{name!r} is the model itself: it is served as long as the server runs.", param="id")
+        self.policy(name)
+        await self._drop(self._served.pop(name))
+
+    async def _drop(self, model: ServedModel) -> None:
+        if self._unload is not None and model.adapter is not None:
+            unload, adapter = self._unload, model.adapter
+            await self._engine.exclusive(lambda: unload(adapter))

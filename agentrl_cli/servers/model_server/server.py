@@ -1,0 +1,179 @@
+"""Puts a model server together: policy, adapters, sessions, recorder, routes; and listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from agentrl_cli.agents.gateway.app import Gateway, problem
+from agentrl_cli.agents.gateway.dialects.base import openai_error
+from agentrl_cli.agents.gateway.http import json_body
+from agentrl_cli.agents.gateway.request import bad
+from agentrl_cli.agents.gateway.sampling import Limits
+from agentrl_cli.agents.gateway.session import OnTurn, Session
+from agentrl_cli.agents.gateway.sessions import TRACE, Sessions
+from agentrl_cli.errors import AgentRLError, UsageError
+from agentrl_cli.policies.load import load_policy
+from agentrl_cli.runtime import new_run
+from agentrl_cli.servers.model_server.adapters import Adapters
+from agentrl_cli.servers.model_server.models import ServedModels, SharedEngine
+from agentrl_cli.servers.model_server.pages import PageGuard
+from agentrl_cli.servers.model_server.recorder import KIND, Recorder
+from agentrl_cli.store import Store
+
+if TYPE_CHECKING:
+    from agentrl_cli.config import Config
+    from agentrl_cli.policies.load import Loaded
+
+SWEEP = 5.0
+"""Seconds between looks for idle sessions."""
+CHOICES = 16
+"""Answers to one request outside an episode."""
+
+
+@dataclass
+class ModelServer:
+    """Everything open at once."""
+
+    gateway: Gateway
+    models: ServedModels
+    sessions: Sessions
+    run: str
+    """Name of the run that records; empty if nothing is recorded."""
+
+    def app(self, names: Collection[str]) -> ASGIApp:
+        """The ASGI application. `names`: those that a request's Host may have, besides addresses."""
+        return PageGuard(self.gateway.app, names)
+
+    async def sweep(self, idle: float) -> None:
+        """End sessions that were idle for so long, again and again."""
+        while True:
+            await asyncio.sleep(min(SWEEP, idle))
+            await self.sessions.sweep(idle)
+
+
+@contextlib.asynccontextmanager
+async def open_server(
+    config: Config,
+    *,
+    base: Path,
+    db: Path,
+    spec: str | None = None,
+    adapters: Sequence[str] = (),
+    record: bool = False,
+    token: str = "",
+) -> AsyncIterator[ModelServer]:
+    """Load the model and its adapters (`NAME=SPEC` or `SPEC`) and open what records. Raises AgentRLErrors."""
+    with contextlib.ExitStack() as stack:
+        store = None
+        if record or db.is_file():
+            db.parent.mkdir(parents=True, exist_ok=True)
+            store = stack.enter_context(Store.open(db, readonly=not record))
+        # Fixed slots belong to a training: a session that is idle would keep one.
+        config = config.model_copy(update={"deterministic": False})
+        loaded = load_policy(spec, config, base=base, store=store)
+        recorder, run = None, ""
+        if record:
+            assert store is not None
+            recorder, run = stack.enter_context(_recording(store, config, loaded))
+        holder = Adapters(loaded, config, base, store) if loaded.model is not None else None
+        engine = holder.engine if holder is not None else SharedEngine(loaded.policy)
+        try:
+            models = ServedModels(
+                loaded.name, engine, holder.load if holder else None, holder.unload if holder else None
+            )
+            for given in adapters:
+                name, _, path = given.rpartition("=")
+                await models.add(name or path, path)
+            sessions = Sessions(_maker(models, engine, loaded, config, recorder), recorder.end if recorder else None)
+            routes = list(_routes(models, base))
+            gateway = Gateway(sessions, models, loaded.chat, token=token, routes=routes)
+            for route in routes:
+                route.app = _allowed(gateway, route.app)
+            try:
+                yield ModelServer(gateway, models, sessions, run)
+            finally:
+                await sessions.close()
+        finally:
+            await engine.policy.close()
+
+
+@contextlib.contextmanager
+def _recording(store: Store, config: Config, loaded: Loaded) -> Iterator[tuple[Recorder, str]]:
+    """A run for what is served; its status is written at the end."""
+    tokenizer = loaded.chat.tokenizer
+    store.tokenizers.add(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", tokenizer.specials)
+    row = new_run(config, store, kind=KIND, packs=["traces"], tokenizer=tokenizer.hash, model=loaded.name)
+    with store.claims.hold(row.id, KIND):
+        try:
+            yield Recorder(store, row, tokenizer.hash), row.name
+        finally:
+            store.flush()
+            store.runs.update(row.id, status="finished", ended=time.time())
+
+
+def _maker(
+    models: ServedModels, engine: SharedEngine, loaded: Loaded, config: Config, recorder: Recorder | None
+) -> Any:
+    """Opens a session for a key that a client brought."""
+    sampling = config.rollout.sampling()
+
+    def make(key: str) -> Session:
+        length = engine.policy.context_length
+        named = not key.startswith(TRACE)
+        limits = Limits(length, length, choices=1 if named else CHOICES, retries=named)
+        seed = secrets.randbits(62)
+        write: OnTurn | None = recorder.writer(key, seed) if recorder is not None else None
+        return Session(key, loaded.chat, models.policy(""), replace(sampling, seed=seed), limits, write)
+
+    return make
+
+
+def _routes(models: ServedModels, base: Path) -> Iterator[Route]:
+    """Adapters while the server runs: AgentRL's own routes, and vLLM's."""
+
+    async def add(request: Request) -> Response:
+        body = await json_body(request)
+        name, spec = body.get("id", body.get("lora_name")), body.get("adapter", body.get("lora_path"))
+        if not isinstance(name, str) or not name or not isinstance(spec, str) or not spec:
+            raise bad("An adapter needs `id`, the name to serve it under, and `adapter`, RUN@STEP or a folder.")
+        if "@" not in spec and not (base / spec).resolve().is_relative_to(base.resolve()):
+            raise bad(f"{spec} is outside the project: adapters are loaded from the project and its runs.", "adapter")
+        model = await models.add(name, spec)
+        return JSONResponse({"id": name, "object": "model", "weights_version": model.weights_version})
+
+    async def remove(request: Request) -> Response:
+        name = request.path_params.get("model") or (await json_body(request)).get("lora_name")
+        await models.remove(str(name))
+        return JSONResponse({"id": name, "object": "model", "deleted": True})
+
+    yield Route("/v1/models", add, methods=["POST"])
+    yield Route("/v1/models/{model:path}", remove, methods=["DELETE"])
+    yield Route("/v1/load_lora_adapter", add, methods=["POST"])
+    yield Route("/v1/unload_lora_adapter", remove, methods=["POST"])
+
+
+def _allowed(gateway: Gateway, app: ASGIApp) -> ASGIApp:
+    """A route behind the token, with errors in OpenAI's form."""
+
+    async def checked(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            gateway.require_allowed(Request(scope, receive))
+            await app(scope, receive, send)
+        except AgentRLError as error:
+            status, message, code, param = problem(error)
+            status = 400 if isinstance(error, UsageError) else status
+            await JSONResponse(openai_error(message, status, code, param), status)(scope, receive, send)
+
+    return checked

@@ -1,0 +1,76 @@
+"""A gateway over a scripted policy, served on a free port of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl_cli.agents.gateway.app import Gateway, OneModel
+from agentrl_cli.agents.gateway.listen import listening
+from agentrl_cli.agents.gateway.sampling import Limits
+from agentrl_cli.agents.gateway.session import Session, Trace
+from agentrl_cli.agents.gateway.sessions import Sessions
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.policies.protocols import Policy
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.types import Sampling
+
+CHAT = Chat(ByteTokenizer())
+LIMITS = Limits(max_tokens=32000, max_new_tokens=2000)
+MODEL = "scripted"
+
+
+@dataclass
+class World:
+    """A gateway, and what its sessions recorded when they ended."""
+
+    gateway: Gateway
+    policy: Policy
+    traces: dict[str, Trace] = field(default_factory=dict)
+    rewards: dict[str, float | None] = field(default_factory=dict)
+    url: str = ""
+
+    def base(self, key: str) -> str:
+        """The OpenAI base_url of an episode."""
+        return f"{self.url}/e/{key}/v1"
+
+    async def end(self, key: str) -> Trace:
+        return await self.gateway.sessions.end(key)
+
+
+def call(name: str, **arguments: Any) -> str:
+    """A tool call as the scripted model writes it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def session_of(replies: Any, key: str = "k", **limits: Any) -> Session:
+    """A session over given texts, without HTTP."""
+    policy = replies if isinstance(replies, ScriptedPolicy) else ScriptedPolicy(replies, CHAT.tokenizer)
+    return Session(key, CHAT, policy, Sampling(), Limits(**{"max_tokens": 32000, "max_new_tokens": 2000, **limits}))
+
+
+def world_of(replies: Any = ("Hello.",), *, policy: Policy | None = None, chat: Chat = CHAT, **more: Any) -> World:
+    """A gateway over given texts or a policy; `token` and `keep_alive` are the gateway's, the rest are limits."""
+    policy = policy or ScriptedPolicy(replies, chat.tokenizer)
+    given = {name: more.pop(name) for name in ("token", "keep_alive") if name in more}
+    limits = Limits(**{"max_tokens": policy.context_length, "max_new_tokens": 2000, **more})
+
+    def make(key: str) -> Session:
+        return Session(key, chat, policy, Sampling(), limits)
+
+    def ended(session: Session, trace: Trace, reward: float | None) -> None:
+        world.traces[session.key], world.rewards[session.key] = trace, reward
+
+    world = World(Gateway(Sessions(make, ended), OneModel(policy, MODEL), chat, **given), policy)
+    return world
+
+
+@contextlib.asynccontextmanager
+async def served(world: World) -> AsyncIterator[World]:
+    """A world with its address."""
+    async with listening(world.gateway.app, "127.0.0.1", 0) as world.url:
+        yield world

@@ -1,0 +1,279 @@
+"""`agentrl serve`: what is served is what a training would see, adapters come and go, and episodes reach the store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import torch
+
+from agentrl_cli.agents.gateway.session import Trace
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ModelError
+from agentrl_cli.learning.forward import trained_logprobs
+from agentrl_cli.learning.packing import Segment
+from agentrl_cli.models.adapter import quiet_peft
+from agentrl_cli.models.load import load_model
+from agentrl_cli.servers.model_server.models import ServedModel, SharedEngine
+from agentrl_cli.servers.model_server.server import ModelServer, open_server
+from agentrl_cli.store import Store
+from agentrl_cli.types import Episode, Origin, Outcome, Tokens
+from tests.helpers.train import write_model
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+def settings(model: Path) -> Config:
+    return Config.model_validate({"model": {"name": str(model), "dtype": "float32"}, "rollout": {"max_new_tokens": 20}})
+
+
+def write_adapter(folder: Path, model: Path, seed: int) -> Path:
+    """A LoRA adapter with random weights."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    given: Any = AutoModelForCausalLM.from_pretrained(model)
+    with quiet_peft():
+        made: Any = get_peft_model(given, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+        made.save_pretrained(folder)
+    return folder
+
+
+async def ask(server: ModelServer, path: str, body: Any, method: str = "POST") -> httpx2.Response:
+    transport = httpx2.ASGITransport(app=server.app({"test"}))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client:
+        return await client.request(method, path, json=body)
+
+
+async def talk(server: ModelServer, key: str, turns: int, **more: Any) -> None:
+    """A conversation whose answers go back as they came."""
+    messages: list[Any] = [{"role": "user", "content": f"Go {key}."}]
+    for number in range(turns):
+        body = {"messages": messages, "max_tokens": 12, **more}
+        found = (await ask(server, f"/e/{key}/v1/chat/completions", body)).json()
+        messages += [found["choices"][0]["message"], {"role": "user", "content": f"And {number}?"}]
+
+
+def branches(trace: Trace) -> list[tuple[Tokens, int]]:
+    """The tokens of each root-to-leaf path, and where those of its last turn begin."""
+    parents = [index - 1 if turn.parent is None else turn.parent for index, turn in enumerate(trace.turns)]
+    out = []
+    for leaf in sorted(set(range(len(parents))) - set(parents)):
+        path, at = [], leaf
+        while at >= 0:
+            path.append(trace.turns[at])
+            at = parents[at]
+        spans = [trace.tokens.slice(turn.start, turn.end) for turn in reversed(path)]
+        out.append((Tokens.concat(spans), sum(len(span) for span in spans[:-1])))
+    return out
+
+
+def differences(model: Any, trace: Trace, temperature: float) -> float:
+    """Most that a recorded log-probability differs from the trainer's, over all branches."""
+    worst = 0.0
+    for tokens, _ in branches(trace):
+        episode = Episode("e", "t", tokens=tokens)
+        _, found = trained_logprobs(model, [[Segment.of(episode)]], temperature=temperature)
+        worst = max(worst, float(np.abs(found.logp.numpy() - tokens.logp_policy[tokens.trained_mask]).max()))
+    return worst
+
+
+async def test_what_is_served_has_the_trainers_log_probabilities(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", layers=2)
+    async with open_server(settings(model), base=tmp_path, db=tmp_path / "a.db") as server:
+        await asyncio.gather(*(talk(server, f"k{n}", 3, temperature=0.7, top_p=0.9) for n in range(4)))
+        await talk(server, "k0", 2, temperature=0.7)  # the same first message: the tree forks
+        weights = load_model(model, settings(model).model, base=tmp_path)
+        for n in range(4):
+            trace = await server.sessions.end(f"k{n}")
+            assert trace.calls == (5 if n == 0 else 3) and trace.forks == (n == 0)
+            with torch.no_grad():
+                assert differences(weights, trace, 0.7) < 1e-4
+
+
+async def test_adapters_are_loaded_used_in_turn_and_unloaded(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", layers=2)
+    for name, seed in (("one", 1), ("two", 2)):
+        write_adapter(tmp_path / name, model, seed)
+    base = {"messages": [{"role": "user", "content": "Go."}], "max_tokens": 8, "temperature": 0, "logprobs": True}
+
+    async def logprobs(server: ModelServer, name: str) -> list[float]:
+        found = (await ask(server, "/v1/chat/completions", {**base, "model": name})).json()
+        return [token["logprob"] for token in found["choices"][0]["logprobs"]["content"]]
+
+    async with open_server(settings(model), base=tmp_path, db=tmp_path / "a.db", adapters=["first=one"]) as server:
+        added = await ask(server, "/v1/models", {"id": "second", "adapter": "two"})
+        assert added.json()["weights_version"] == "two", added.text
+        listed = (await ask(server, "/v1/models", None, "GET")).json()["data"]
+        assert [card["id"] for card in listed] == [str(model), "first", "second"]
+        assert [card["parent"] for card in listed] == [None, str(model), str(model)]
+        alone = {name: await logprobs(server, name) for name in (str(model), "first", "second")}
+        assert len({tuple(values) for values in alone.values()}) == 3
+        mixed = await asyncio.gather(*(logprobs(server, name) for name in [*alone, *alone] * 3))
+        for name, values in zip([*alone, *alone] * 3, mixed, strict=True):
+            assert values == pytest.approx(alone[name], abs=1e-4)
+        # New weights under a served name: later turns have its version.
+        await ask(server, "/v1/models", {"id": "first", "adapter": "two"})
+        assert await logprobs(server, "first") == pytest.approx(alone["second"], abs=1e-4)
+        await talk(server, "k", 1, model="first")
+        assert (await server.sessions.end("k")).turns[-1].weights_version == "two"
+        assert (await ask(server, "/v1/models/second", None, "DELETE")).json()["deleted"] is True
+        missing = await ask(server, "/v1/chat/completions", {**base, "model": "second"})
+        await ask(server, "/v1/unload_lora_adapter", {"lora_name": "first"})
+        assert missing.status_code == 404 and await logprobs(server, str(model)) == pytest.approx(
+            alone[str(model)], abs=1e-4
+        )
+        for body, text in (
+            ({"id": "x"}, "`adapter`"),
+            ({"id": "x", "adapter": "../x"}, "outside the project"),
+            ({"id": "x", "adapter": "model"}, "is not an adapter"),
+            ({"id": str(model), "adapter": "one"}, "name of its own"),
+        ):
+            refused = await ask(server, "/v1/models", body)
+            assert refused.status_code == 400 and text in refused.json()["error"]["message"]
+
+
+async def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
+    model, other = write_model(tmp_path / "model"), write_model(tmp_path / "other")
+    write_adapter(tmp_path / "adapter", other, 1)
+    opened = open_server(settings(model), base=tmp_path, db=tmp_path / "a.db", adapters=["adapter"])
+    with pytest.raises(ModelError, match="was trained on"):
+        async with opened:
+            pass
+
+
+async def test_requests_for_one_model_are_batched_and_none_starves() -> None:
+    order: list[str] = []
+
+    class Policy:
+        context_length, weights_version, untrainable = 100, "base", ""
+
+    engine = SharedEngine(Policy(), lambda model: order.append(f"use {model.name}"))
+    a, b = (ServedModel(name, name, name, engine) for name in "ab")
+
+    async def turn(model: ServedModel, seconds: float) -> None:
+        async with engine.turn(model):
+            order.append(model.name)
+            await asyncio.sleep(seconds)
+
+    await asyncio.gather(*(turn(model, 0.01) for model in (a, a, b, a, b)))
+    assert order == ["use a", "a", "a", "a", "use b", "b", "b"] or order == [
+        "use a",
+        "a",
+        "a",
+        "use b",
+        "b",
+        "b",
+        "use a",
+        "a",
+    ]
+    waiting = asyncio.create_task(turn(a, 0))
+    leaving = asyncio.create_task(turn(b, 0.02))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait([waiting, leaving])
+    assert engine._running == 0
+
+
+async def test_sessions_are_recorded_as_episodes(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    async with open_server(settings(model), base=tmp_path, db=tmp_path / "a.db", record=True) as server:
+        await talk(server, "k", 2, tools=[TOOL])
+        await ask(server, "/e/k/end", {"reward": 1.0})
+        await talk(server, "open", 1)
+    with Store.open(tmp_path / "a.db", readonly=True) as store:
+        run = store.runs.get(server.run)
+        assert (run.kind, run.status, run.model) == ("serve", "finished", str(model))
+        rows = {row.task_id: row for row in store.episodes.rows(store.episodes.ids())}
+        assert rows["k"].outcome is Outcome.SOLVED and rows["k"].reward == 1.0
+        assert rows["open"].outcome is Outcome.UNGRADED and rows["open"].reward is None
+        episode = store.episodes.get(rows["k"].id)
+        assert [turn.role for turn in episode.turns] == ["user", "assistant", "user", "assistant"]
+        assert episode.weights_version == str(model) and rows["k"].kind == "serve"
+        assert not np.isnan(episode.tokens.logp_policy[episode.tokens.trained_mask]).any()
+
+
+def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agentrl_cli", "serve", "--model", "scripted", "--port", "0", "--record"]
+    process = subprocess.Popen(
+        [*command, "--db", str(tmp_path / "a.db")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert process.stdout is not None
+    base = process.stdout.readline().strip()
+    try:
+        assert base.startswith("http://127.0.0.1:") and base.endswith("/v1")
+        body = {"messages": [{"role": "user", "content": "Hi."}]}
+        found = httpx2.post(f"{base}/chat/completions", json=body, timeout=20).json()
+        assert found["choices"][0]["message"]["content"] == "Hello."
+        cases: Sequence[tuple[dict[str, Any], int]] = (
+            ({"headers": {"Host": "evil.example"}, "json": body}, 403),
+            ({"headers": {"Origin": "http://evil.example"}, "json": body}, 403),
+            ({"headers": {"Content-Type": "text/plain"}, "content": json.dumps(body)}, 415),
+        )
+        for more, status in cases:
+            assert httpx2.post(f"{base}/chat/completions", timeout=20, **more).status_code == status
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 0 and "Traceback" not in err, err
+    with Store.open(tmp_path / "a.db", readonly=True) as store:
+        assert len(store.episodes.ids()) == 1
+
+
+def test_other_machines_need_a_token(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agentrl_cli", "serve", "--model", "scripted", "--host", "0.0.0.0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2 and "a token is needed" in done.stderr
+
+
+async def test_an_answer_follows_its_schema(tmp_path: Path) -> None:
+    pytest.importorskip("llguidance", reason="the extra `constrained` is not installed")
+    model = write_model(tmp_path / "model")
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"enum": ["cat", "dog"]}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["kind", "age"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "pet", "schema": schema}}
+    body = {"messages": [{"role": "user", "content": "Go."}], "max_tokens": 60, "response_format": wanted}
+    async with open_server(settings(model), base=tmp_path, db=tmp_path / "a.db") as server:
+        for n in range(3):
+            found = (await ask(server, f"/e/k{n}/v1/chat/completions", body)).json()
+            value = json.loads(found["choices"][0]["message"]["content"])
+            assert value["kind"] in ("cat", "dog") and 0 <= value["age"] <= 99
+            assert found["choices"][0]["finish_reason"] == "stop"
+        trace = await server.sessions.end("k0")
+        assert int(Origin.FORCED) in trace.tokens.origin  # what the grammar left no choice about is not trained
+        free = {"type": "json_object"}
+        found = await ask(server, "/v1/chat/completions", {**body, "response_format": free, "max_tokens": 6})
+        assert found.json()["choices"][0]["message"]["content"].startswith("{")
+        both = (await ask(server, "/v1/chat/completions", {**body, "tools": [TOOL]})).json()["choices"][0]["message"]
+        assert both.get("tool_calls") or both["content"][:1] in "{<"
+        for bad, text in (
+            ({"type": "xml"}, "xml"),
+            ({"type": "json_schema"}, "needs a schema"),
+            (
+                {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"type": "object", "patternProperties": {"(?=a)": {}}}},
+                },
+                "not served",
+            ),
+        ):
+            refused = await ask(server, "/v1/chat/completions", {**body, "response_format": bad})
+            assert refused.status_code == 400 and text in refused.json()["error"]["message"], refused.text
