@@ -65,7 +65,9 @@ async def open_runtime(
     from agentrl_cli.sandbox import Sandbox
 
     one_heap()
-    found = {pack.name: pack for pack in packs} if packs is not None else load_packs(config.task.packs, base=base)
+    if packs is None:
+        packs = list(load_packs(config.task.packs, base=base, agent=config.task.agent).values())
+    found = {pack.name: pack for pack in packs}
     check_weights(found, config.rewards)
     hook_list = HookList([*load_hooks(config.hooks, base, config.loggers).hooks, *hooks])
     async with contextlib.AsyncExitStack() as stack:
@@ -103,12 +105,13 @@ def one_heap() -> None:
 def conversations(packs: Iterable[Pack], split: str) -> Conversations:
     """The kinds of messages that these packs' conversations can contain, for the audit of a chat template.
 
-    An environment of a pack's own may write anything. The rows of `split` may bring system texts of their own.
+    An environment of a pack's own may write anything, and so may an agent. The rows of `split` may bring system texts
+    of their own.
     """
     from agentrl_cli.chat.audit import EVERY, Conversations
 
     found = list(packs)
-    if any(getattr(pack.module, "make_env", None) is not None for pack in found):
+    if any(pack.agent is not None or getattr(pack.module, "make_env", None) is not None for pack in found):
         return EVERY
     prompts = (task.prompt for pack in found for task in pack.tasks(split))
     return Conversations(

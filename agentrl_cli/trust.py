@@ -38,7 +38,8 @@ def meet(folder: Path) -> None:
     if place in _said or (project is not None and _is_met(project)):
         return
     _said.add(place)
-    _say(f"This runs the code of {folder / 'task.py'}: use only packs that you trust.")
+    code = folder / "task.py"
+    _say(f"This runs the code of {code if code.is_file() else folder}: use only packs that you trust.")
     if project is not None:
         _remember(project)
 

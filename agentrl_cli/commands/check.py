@@ -40,7 +40,8 @@ def command(
 ) -> None:
     """Validate packs: rows, schema, that the reference solution scores 1 and an empty answer 0. Exit 1 on a problem.
 
-    JSON: [{"pack": "code-task", "solver": true, "problems": [{"where": "data/train.jsonl:3", "text": "…"}]}]
+    JSON: [{"pack": "code-task", "solver": true, "agent": "",
+    "problems": [{"where": "data/train.jsonl:3", "text": "…"}]}]
     """
     folder = find_project(override=project)
     context = open_project(project, None, config, sets, required=not packs)
@@ -69,7 +70,8 @@ async def _check(folders: list[Path], settings: SandboxConfig, every: bool) -> l
         for pack in packs:
             narrate(f"checking {pack.name} …")
             problems = await check_pack(pack, sandbox, every=every)
-            results.append({"pack": pack.name, "solver": pack.solver, "problems": problems})
+            agent = pack.agent.text if pack.agent is not None else ""
+            results.append({"pack": pack.name, "solver": pack.solver, "agent": agent, "problems": problems})
     finally:
         if sandbox is not None:
             await sandbox.close()
@@ -86,6 +88,8 @@ def _report(results: list[dict[str, Any]]) -> None:
             narrate(f"{result['pack']}: {where[0]}{more}: {text}")
         if not result["solver"]:
             untried = "task.py has no `solve(row)`, so it is untested that a right answer scores 1"
+            if result["agent"]:
+                untried = f"its episodes are made by {result['agent']}, which was not run: `agentrl rollout -n 1` does"
             narrate(f"{result['pack']}: {untried}")
         count = len(result["problems"])
         narrate(f"{result['pack']}: " + (f"{count} problem{'s' if count > 1 else ''}" if count else "fine"))

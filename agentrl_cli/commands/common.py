@@ -6,7 +6,7 @@ Options (Annotated types for Typer; write `db: DbOption = None`):
     JsonOption     --json        bool             RunOption   --run         str | None
     PackOption     --pack        list[str] | None ModelOption --model/-m    str | None
     SeedOption     --seed        int | None       YesOption   --yes/-y      bool
-    LimitOption    --limit/-n    int | None
+    LimitOption    --limit/-n    int | None       AgentOption --agent       str | None
 
 Helpers:
     open_project(project=None, db=None, config=None, sets=None, flags=None, required=True) -> Context
@@ -70,6 +70,9 @@ SetOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 RunOption = Annotated[str | None, typer.Option("--run", "-r", help="A run by name, id or unique prefix.")]
 PackOption = Annotated[list[str] | None, typer.Option("--pack", help="A pack by name or folder; repeatable.")]
+AgentOption = Annotated[
+    str | None, typer.Option("--agent", metavar="FILE.py:FUNCTION", help="The program that makes the episodes.")
+]
 ModelOption = Annotated[
     str | None, typer.Option("--model", "-m", help='"tiny", a Hugging Face id, a folder, or RUN@STEP.')
 ]

@@ -11,6 +11,7 @@ import typer
 
 from agentrl_cli.commands.checkpoints import full_name, trained_by
 from agentrl_cli.commands.common import (
+    AgentOption,
     ConfigOption,
     Context,
     DbOption,
@@ -84,6 +85,7 @@ def command(
     db: DbOption = None,
     config: ConfigOption = None,
     sets: SetOption = None,
+    agent: AgentOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Evaluate the newest run's best checkpoint against its base: pass@k with 95 % intervals, flipped tasks.
@@ -96,7 +98,7 @@ def command(
     """
     flags: dict[str, Any] = {"eval.k": samples, "eval.limit": limit, "eval.temperature": temperature}
     flags |= {"eval.fail_under": fail_under}
-    flags |= {"seed": seed, "model.name": model, "task.packs": pack or None}
+    flags |= {"seed": seed, "model.name": model, "task.packs": pack or None, "task.agent": agent}
     context = open_project(project, db, config, sets, flags)
     names = [name for name in families.split(",") if name] if families else None
     with data_stdout():
@@ -137,7 +139,7 @@ def _plan(
     from agentrl_cli.tasks import load_packs
 
     settings = Settings.of(context.config, with_tools=with_tools)
-    packs = load_packs(context.config.task.packs, base=context.project)
+    packs = load_packs(context.config.task.packs, base=context.project, agent=context.config.task.agent)
     splits = list(split or [context.config.eval.split])
     if not split and any((pack.dir / "data" / f"{HELDOUT}.jsonl").is_file() for pack in packs.values()):
         splits = list(dict.fromkeys([*splits, HELDOUT]))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl_cli.commands.common import (
+    AgentOption,
     ConfigOption,
     Context,
     DbOption,
@@ -56,10 +57,11 @@ def command(
     db: DbOption = None,
     config: ConfigOption = None,
     sets: SetOption = None,
+    agent: AgentOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Sample episodes into the store and print a line for each. `agentrl replay last` opens the newest."""
-    flags = {"rollout.temperature": temperature, "seed": seed, "task.packs": pack or None}
+    flags = {"rollout.temperature": temperature, "seed": seed, "task.packs": pack or None, "task.agent": agent}
     context = open_project(project, db, config, sets, flags)
     with data_stdout():
         run, episodes = asyncio.run(_sample(context, model, count, group, split, not no_tools))
@@ -90,7 +92,8 @@ async def _sample(
 async def _attempt(
     runtime: Runtime, context: Context, count: int, group: int, split: str, tools: bool
 ) -> tuple[RunRow, list[Episode]]:
-    from agentrl_cli.rollout import Job, Rollout, seed_of
+    from agentrl_cli.agents.runners import AgentRollout
+    from agentrl_cli.rollout import Job, seed_of
     from agentrl_cli.runtime import new_run
 
     config = runtime.config
@@ -109,7 +112,7 @@ async def _attempt(
         for n, task in enumerate(tasks)
         for sample in range(group)
     ]
-    rollout = Rollout(
+    rollout = AgentRollout(
         runtime.loaded.policy,
         runtime.loaded.chat,
         runtime.packs,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl_cli.commands.common import (
+    AgentOption,
     ConfigOption,
     Context,
     DbOption,
@@ -72,6 +73,7 @@ def command(
     db: DbOption = None,
     config: ConfigOption = None,
     sets: SetOption = None,
+    agent: AgentOption = None,
     run_id: IdOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -84,6 +86,7 @@ def command(
         "rollout.group_size": group,
         "seed": seed,
         "task.packs": pack or None,
+        "task.agent": agent,
     }
     context = open_project(project, db, config, sets, flags)
     with _claimed(context, resume, here=not (dry_run or watch or detach)):
@@ -143,7 +146,7 @@ def _resumed(context: Context, name: str, sets: list[str] | None, flags: dict[st
     """
     import dataclasses
 
-    from agentrl_cli.config import load_config
+    from agentrl_cli.config import Config, load_config
     from agentrl_cli.paths import portable
     from agentrl_cli.store import Store
 
@@ -152,8 +155,12 @@ def _resumed(context: Context, name: str, sets: list[str] | None, flags: dict[st
         row = _run(store, name)
     settings, sources = load_config((), sets or (), os.environ, flags, base=context.project, run=row.config)
     before, now = portable(row.config, (context.project,)), settings.model_dump(mode="json")
+    default = Config().model_dump(mode="json")
     for key in FIXED:
-        if before.get(key) != now.get(key):
+        was = before.get(key)
+        if isinstance(was, dict):  # a setting that is newer than the run had its default
+            was = {**default[key], **was}
+        if was != now.get(key):
             raise ConfigError(
                 f"A run cannot be resumed with other settings under `{key}`.",
                 hint=f"Start a new run, or restore `{key}`.",

@@ -84,6 +84,11 @@ class TaskConfig(Section):
     split_train: str = Field(default="train", description="the split to train on")
     families: list[str] | None = Field(default=None, description="only tasks of these families; null: all")
     limit: Positive | None = Field(default=None, description="only the first N tasks; null: all")
+    agent: str | dict[str, Any] | None = Field(
+        default=None,
+        description="the program that makes the episodes, for all packs: file.py:function, module:function, or a"
+        " mapping as `agent` in a task.yaml; null: each pack's own agent, or the built-in loop",
+    )
     order: Literal["shuffle", "curriculum", "balanced"] = Field(
         default="shuffle",
         description="shuffle: each once per epoch; curriculum: mostly tasks solved about half the time;"

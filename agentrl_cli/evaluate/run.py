@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.config import Config
 from agentrl_cli.errors import NotFound, RunFailed
@@ -190,7 +191,7 @@ async def evaluate(
     # One of two that start at once sees the other.
     with contextlib.nullcontext() if store is None else store.transaction():
         run = None if store is None else _open_run(store, loaded, packs, config, tasks, settings, parent, resume)
-    rollout = Rollout(
+    rollout = AgentRollout(
         loaded.policy,
         loaded.chat,
         packs,
@@ -227,6 +228,7 @@ def fingerprint(
         _files(loaded.folder, ("*.safetensors", "*.bin", "*config.json")),
         [[task.id, task.prompt, dict(task.data), task.tools] for task in tasks],
         {name: _texts(pack.dir) for name, pack in packs.items()},
+        *(pack.agent.code for pack in packs.values() if pack.agent is not None),
         limits,
         config.rewards,
         config.hooks,

@@ -42,12 +42,12 @@ MIN_ROOM = 8
 """An assistant turn with less room than this many tokens is not begun."""
 CLOSING = 30.0
 """Seconds that freeing an episode's tools and session may take."""
-UNGRADABLE = (Outcome.TOO_LONG, Outcome.DRIFT)
+UNGRADABLE = (Outcome.TOO_LONG, *(outcome for outcome in Outcome if outcome.is_error))
 """Outcomes that explain by themselves why nothing was graded."""
 
 
 class Attempt:
-    """One episode being made."""
+    """One episode being made: by the built-in loop, unless a subclass overrides `play`."""
 
     def __init__(self, context: RolloutContext, pack: Pack, job: Job) -> None:
         self.context = context
@@ -56,6 +56,8 @@ class Attempt:
         self.limits = context.config.rollout
         self.most = min(self.limits.max_tokens, context.policy.context_length)
         """Tokens that the episode may have."""
+        self.timeout = self.limits.episode_timeout
+        """Seconds that it may take, grading included."""
         self.env = Env()
         self.cut: Outcome | None = None
         """The limit that ended the episode, if one did."""
@@ -89,12 +91,12 @@ class Attempt:
 
     async def _outcome(self) -> tuple[Outcome, str, tuple[RewardPart, ...]]:
         """Loop, score, close. Returns (outcome, error, reward parts)."""
-        deadline = asyncio.timeout(self.limits.episode_timeout)
+        deadline = asyncio.timeout(self.timeout)
         problem: Exception | None = None
         try:
             try:
                 async with deadline:
-                    await self._loop()
+                    await self._trace()
                     rewards = await self._score()
             finally:
                 problem = await self._close()
@@ -106,7 +108,7 @@ class Attempt:
             raise
         except Exception as error:  # noqa: BLE001 - a failed episode is a row; a task's code may raise anything
             if isinstance(error, TimeoutError) and deadline.expired():
-                return Outcome.TIMEOUT, f"the episode took longer than {self.limits.episode_timeout:g} s", ()
+                return Outcome.TIMEOUT, f"the episode took longer than {self.timeout:g} s", ()
             return (*fault_of(error), ())
         if problem is not None:
             return (*fault_of(problem), ())
@@ -124,11 +126,15 @@ class Attempt:
             return Outcome.SOLVED, "", rewards
         return self.cut or Outcome.FAILED, self.reason, rewards
 
-    async def _loop(self) -> None:
-        """The state machine."""
+    async def _trace(self) -> None:
         event = {"task": self.job.task, "run": self.context.run}
         await self.context.hooks.call("on_rollout_start", **event)
         await self.context.hooks.call("on_trace_start", **event)
+        await self.play()
+        await self.context.hooks.call("on_trace_end", rollout=self.transcript.so_far(), **event)
+
+    async def play(self) -> None:
+        """The state machine. Leaves the episode in `transcript`, and in `cut` and `reason` what ended it early."""
         state = AgentState.PENDING
         while state is not AgentState.TERMINATED:
             self.transcript.live(state, self.parsed.content)
@@ -139,7 +145,6 @@ class Attempt:
                     state = await self._generate()
                 case AgentState.PROCESSING_TOOLS | AgentState.INTERACTING:
                     state = self._observe(await run_step(self.env, self.parsed))
-        await self.context.hooks.call("on_trace_end", rollout=self.transcript.so_far(), **event)
 
     async def _begin(self) -> AgentState:
         text = self.transcript
@@ -263,7 +268,8 @@ class Attempt:
         """Reward parts of the pack, the environment and the hooks, in this order."""
         if self.cut in UNGRADABLE:
             return ()
-        turns = self.transcript.turns
+        episode = self.transcript.so_far()
+        turns = episode.chain(episode.main).turns
         answers = [turn.messages[0].get("content") or "" for turn in turns if turn.role == "assistant"]
         world = getattr(self.env, "context", None)
         session = world.session if world is not None and self.context.sandbox is not None else None
@@ -271,8 +277,7 @@ class Attempt:
         plain = self.context.chat.tokenizer.plain
         ctx = RewardContext(self.job.task, answers[-1] if answers else "", session, state, decode=plain)
         weights = self.context.config.rewards
-        episode = self.transcript.so_far()
-        parts = list(await score(episode, self.pack.reweighted(weights), ctx))
+        parts = list(await self.parts(episode, ctx))
         with contained("The environment"):
             parts += await self.env.rewards()
         if self.earned is not None:
@@ -280,6 +285,10 @@ class Attempt:
         episode = episode.with_(reward_parts=tuple(parts))
         parts += await self.context.hooks.rollout_end(episode, self.job.task, run=self.context.run, context=ctx)
         return tuple(finite(replace(part, weight=weights.get(part.name, part.weight))) for part in parts)
+
+    async def parts(self, episode: Episode, ctx: RewardContext) -> tuple[RewardPart, ...]:
+        """The reward parts of the pack."""
+        return await score(episode, self.pack.reweighted(self.context.config.rewards), ctx)
 
     async def _close(self) -> Exception | None:
         """Free everything. Returns what went wrong with that: it must not hide what ended the episode."""

@@ -126,11 +126,15 @@ class Rollout:
         if pack is None:
             raise NotFound.of("pack", job.task.pack, packs)
         try:
-            found = await Attempt(self.context, pack, job).run()
+            found = await self.attempt(pack, job).run()
         finally:
             self._commit_soon()
         self._count(found)
         return found.episode
+
+    def attempt(self, pack: Pack, job: Job) -> Attempt:
+        """What makes an episode: the built-in loop. `agents.runners.AgentRollout` runs the agents of packs, too."""
+        return Attempt(self.context, pack, job)
 
     def take_guard_seconds(self) -> float:
         """`guard_seconds`, counted from zero again."""

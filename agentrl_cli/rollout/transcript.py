@@ -34,6 +34,8 @@ class Transcript:
         """Images in the context, in order."""
         self.guard = DriftGuard(chat)
         self.guard_seconds = 0.0
+        self.drifts: list[Drift] | None = None
+        """What a recorder of its own found in the whole conversation; None: the guard looks when it ends."""
 
     @property
     def answers(self) -> int:
@@ -43,7 +45,11 @@ class Transcript:
     @property
     def drift(self) -> str:
         """The worst kind of drift found; empty if there is none."""
-        return worst(self.guard.found) if self.guard.found else ""
+        return worst(self._drifts) if self._drifts else ""
+
+    @property
+    def _drifts(self) -> list[Drift]:
+        return [*self.guard.found, *(self.drifts or ())]
 
     def so_far(self) -> Episode:
         return self.episode.with_(turns=tuple(self.turns), tokens=Tokens.concat(self.parts))
@@ -51,7 +57,13 @@ class Transcript:
     def turn(self, role: str, messages: tuple[Message, ...], tokens: Tokens, **fields: Any) -> None:
         """Append a turn; `fields` are those of Turn."""
         start = len(self.ids)
-        turn = Turn(len(self.turns), role, messages, start, start + len(tokens), **{"started": time.time(), **fields})
+        self.record(
+            Turn(len(self.turns), role, messages, start, start + len(tokens), **{"started": time.time(), **fields}),
+            tokens,
+        )
+
+    def record(self, turn: Turn, tokens: Tokens) -> None:
+        """Append a turn as it is: its number, span and parent are given."""
         self.turns.append(turn)
         self.parts.append(tokens)
         self.ids += tokens.ids.tolist()
@@ -101,9 +113,9 @@ class Transcript:
         """The ended episode, stored. The whole conversation is compared with the template's rendering once."""
         ended = self.so_far().with_(outcome=outcome, error=error, reward_parts=rewards, ended=time.time())
         started = time.perf_counter()
-        late = [] if outcome.is_error else self.guard.end(ended)
+        late = self.drifts if self.drifts is not None else [] if outcome.is_error else self.guard.end(ended)
         self.guard_seconds += time.perf_counter() - started
-        ended = ended.with_(flags=flag_names(ended, [drift.kind for drift in self.guard.found]))
+        ended = ended.with_(flags=flag_names(ended, [drift.kind for drift in self._drifts]))
         self._store_drift(late)  # before its end: whatever kills this process, an episode that has ended is whole
         if self.store is not None:
             self.store.episodes.finish(ended, later=True)

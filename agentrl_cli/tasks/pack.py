@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli.envs.user_simulator import Interaction, Maker, kwargs_of
 from agentrl_cli.errors import ConfigError, DataError, NotFound, nearest
 from agentrl_cli.rewards import Reward
+from agentrl_cli.tasks.agent import AgentSpec
 from agentrl_cli.tasks.forms import named, normal
 from agentrl_cli.tasks.sources import Numbered, Source, default_source, default_splits
 from agentrl_cli.tools import Tool, as_tool
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
 
 SPLITS = ("train", "validation", "test", "heldout")
+AGENT_PART = "agent"
+"""Name of the reward part that an agent gives itself."""
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -65,6 +68,8 @@ class Pack:
     """Maps splits to the sources of their rows; other splits are files in `data/`."""
     interactions: Mapping[str, Maker] = field(default_factory=dict)
     """Maps names to makers of simulated users; a row picks one by name, unless there is only one."""
+    agent: AgentSpec | None = None
+    """The program that makes its episodes; None: the built-in loop does."""
 
     @property
     def schemas(self) -> list[ToolSchema]:
@@ -72,8 +77,8 @@ class Pack:
 
     @property
     def primary(self) -> str:
-        """Name of the primary reward part."""
-        return next(reward.name for reward in self.rewards if reward.primary)
+        """Name of the primary reward part; that of the agent's reward if the pack has none of its own."""
+        return next((reward.name for reward in self.rewards if reward.primary), AGENT_PART)
 
     @classmethod
     def of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from agentrl_cli.registry import load_file, resolve
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rewards.load import load_reward
 from agentrl_cli.sandbox.options import read_options
+from agentrl_cli.tasks.agent import read_agent
 from agentrl_cli.tasks.pack import Pack
 from agentrl_cli.tasks.sources import source_of
 from agentrl_cli.tools import TOOLS, Tool, as_tool
@@ -22,8 +24,11 @@ from agentrl_cli.tools.configured import load_tools
 
 KEYS = {
     *("name", "description", "system", "tools", "rewards", "row", "families", "defaults", "sandbox"),
-    *("data", "interaction"),
+    *("data", "interaction", "agent"),
 }
+
+PASSING = ("interaction", "agent", "env")
+"""Parts that episodes may have besides those of their pack."""
 
 
 def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
@@ -34,8 +39,10 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
     folder = find_pack(str(name), base)
     spec = _specification(folder / "task.yaml")
     trust.meet(folder)
-    module = load_file(folder / "task.py")
-    rewards = _rewards(folder, _section(folder, spec, "rewards"), getattr(module, "REWARDS", {}))
+    has_code = spec.get("agent") is None or (folder / "task.py").is_file()  # an agent may be all the code there is
+    module = load_file(folder / "task.py") if has_code else None
+    agent = read_agent(spec.get("agent"), folder, f"{folder / 'task.yaml'}: agent")
+    rewards = _rewards(folder, _section(folder, spec, "rewards"), getattr(module, "REWARDS", {}), agent is not None)
     tools = _tools(folder, spec.get("tools") or [], getattr(module, "TOOLS", []))
     data = _section(folder, spec, "data")
     return Pack(
@@ -53,14 +60,18 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
         row=_fields(folder, spec.get("row")),
         sources={str(split): source_of(folder, str(split), value) for split, value in data.items()},
         interactions=load_interactions(folder, spec.get("interaction")),
+        agent=agent,
     )
 
 
-def load_packs(names: Sequence[str], *, base: Path | None = None) -> dict[str, Pack]:
-    """Packs by name. Raises ConfigError if two have the same name."""
+def load_packs(names: Sequence[str], *, base: Path | None = None, agent: Any = None) -> dict[str, Pack]:
+    """Packs by name, all with `agent` if one is given (`task.agent`). Raises ConfigError if two have the same name."""
     packs: dict[str, Pack] = {}
+    given = read_agent(agent, base or Path.cwd(), "task.agent")
     for name in names:
         pack = load_pack(name, base=base)
+        if given is not None:
+            pack = replace(pack, agent=given)
         if pack.name in packs:
             raise ConfigError(f"Two packs are named {pack.name!r}.", hint="Change `name` in one task.yaml.")
         packs[pack.name] = pack
@@ -70,11 +81,12 @@ def load_packs(names: Sequence[str], *, base: Path | None = None) -> dict[str, P
 def check_weights(packs: Mapping[str, Pack], weights: Mapping[str, float]) -> None:
     """Raise ConfigError, with the nearest name, if `rewards:` weighs an unknown part.
 
-    Parts of tools (`tool:NAME`), hooks (`hook:NAME`), `interaction` and `env` depend on the episode and are accepted.
+    Parts of tools (`tool:NAME`), hooks (`hook:NAME`), `interaction`, `agent` and `env` depend on the episode and are
+    accepted.
     """
     known = sorted({reward.name for pack in packs.values() for reward in pack.rewards})
     for name in weights:
-        if name not in known and not name.startswith(("tool:", "hook:")) and name not in ("interaction", "env"):
+        if name not in known and not name.startswith(("tool:", "hook:")) and name not in PASSING:
             unknown = NotFound.of(f"reward (rewards.{name}) in {', '.join(packs)}", name, known)
             raise ConfigError(unknown.message, hint=unknown.hint)
 
@@ -111,14 +123,17 @@ def _specification(path: Path) -> dict[str, Any]:
     return spec
 
 
-def _rewards(folder: Path, spec: Mapping[str, Any], functions: Mapping[str, Any]) -> tuple[Reward, ...]:
+def _rewards(
+    folder: Path, spec: Mapping[str, Any], functions: Mapping[str, Any], optional: bool
+) -> tuple[Reward, ...]:
+    """The parts of a pack. `optional`: it may have none, as its agent gives the reward."""
     rewards = []
     for name, value in spec.items():
         given = {"weight": value} if isinstance(value, (int, float)) else value or {}
         if not isinstance(given, Mapping):
             raise ConfigError(f"{folder / 'task.yaml'}: rewards.{name} must be a weight or a mapping, not {value!r}.")
         rewards.append(load_reward(folder, str(name), given, functions))
-    if sum(reward.primary for reward in rewards) != 1:
+    if sum(reward.primary for reward in rewards) != 1 and not (optional and not rewards):
         raise ConfigError(
             f"{folder / 'task.yaml'}: exactly one reward must be primary: it defines `solved`.",
             hint="Write `primary: true` under the reward that counts.",

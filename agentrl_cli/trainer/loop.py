@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.analysis.memory_plan import checkpoints, sets_aside
 from agentrl_cli.config import Config
 from agentrl_cli.errors import TrainingStopped
@@ -22,7 +23,7 @@ from agentrl_cli.learning.update import Learner, Update
 from agentrl_cli.models.adapter import ADAPTER_FILE
 from agentrl_cli.policies.load import Loaded
 from agentrl_cli.policies.protocols import require_trainable
-from agentrl_cli.rollout import Rollout, seed_of
+from agentrl_cli.rollout import seed_of
 from agentrl_cli.rollout.greedy import Greedy
 from agentrl_cli.rollout.greedy import rewards as greedy_rewards
 from agentrl_cli.rollout.rehearse import rehearse
@@ -86,7 +87,7 @@ class Trainer:
         if self.hooks.has("on_sample") and config.algo.correction == "auto":  # a hook samples from another distribution
             self.learner.loss_config = replace(self.learner.loss_config, correction="tis")
         shaped = HookList([*self.hooks.hooks, Shaping(config)])
-        self.rollout = Rollout(
+        self.rollout = AgentRollout(
             loaded.policy, loaded.chat, packs, config, sandbox=sandbox, store=store, hooks=shaped, run=run
         )
         vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])

@@ -130,7 +130,8 @@ class Gateway:
             self.require_allowed(request)
             asked = dialect.parse(await json_body(request))
             session = self._session(request, asked)
-            policy = self.models.policy(asked.model)
+            own = self.sessions.admits(session.key)  # an episode's model, whatever name its agent asks for
+            policy = None if own else self.models.policy(asked.model)
             retry = request.headers.get(RETRIED, "0") not in ("", "0")
             work = asyncio.ensure_future(session.complete(asked, retry=retry, policy=policy))
             left = asyncio.ensure_future(disconnected(request.receive))
@@ -201,8 +202,12 @@ class Gateway:
         try:
             self.require_allowed(request)
             asked = dialect.parse({"max_tokens": 1, **await json_body(request)})
-            self.models.policy(asked.model)
-            context = MessageTree(self.chat).find(joined(asked.messages), asked.tools)
+            chat = self.chat
+            if self.sessions.admits(key := _path_key(request)):
+                chat = self.sessions.find(key).chat
+            else:
+                self.models.policy(asked.model)
+            context = MessageTree(chat).find(joined(asked.messages), asked.tools)
             return JSONResponse({"input_tokens": len(context.ids)})
         except AgentRLError as error:
             return self._problem(dialect, error)
@@ -224,10 +229,13 @@ class Gateway:
         try:
             self.require_allowed(request)
             name = request.path_params["model"]
-            self.models.policy(name)
+            card = next((card for card in self.models.cards() if card["id"] == name), None)
+            if card is None:
+                self.models.policy(name)
         except RequestError as error:
             return self._problem(DIALECTS["chat"], error)
-        return JSONResponse(next(_card(card) for card in self.models.cards() if card["id"] == name))
+        assert card is not None
+        return JSONResponse(_card(card))
 
     async def _end(self, request: Request) -> Response:
         """End an episode; the reward, if one is given, is a number."""

@@ -87,6 +87,8 @@ class Session:
     malformed: int = field(default=0, init=False)
     replayed: int = field(default=0, init=False)
     foreign: str = field(default="", init=False)
+    refused: tuple[int, str] | None = field(default=None, init=False)
+    """The last request that was refused: the answers that were recorded before it, and the error's code."""
 
     def __post_init__(self) -> None:
         self.tree = MessageTree(self.chat)
@@ -150,8 +152,10 @@ class Session:
 
         def over(task: asyncio.Task[Reply]) -> None:
             self._forget(pending)
-            if not task.cancelled():
-                task.exception()  # a failure whose clients have all left is reported to no one
+            if not task.cancelled():  # a failure whose clients have all left is asked for here, or asyncio reports it
+                error = task.exception()
+                if isinstance(error, RequestError):
+                    self.refused = (self.calls, error.code)
 
         task.add_done_callback(over)
         return pending

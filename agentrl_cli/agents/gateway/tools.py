@@ -56,7 +56,11 @@ def schema_problem(schema: Any) -> str:
         return "it is not an object"
     if schema.get("type", "object") != "object":
         return f"its type is {schema['type']!r}, not 'object'"
-    return _problem(json.dumps(schema))
+    try:
+        text = json.dumps(schema)
+    except RecursionError:
+        return "it is nested too deeply"
+    return _problem(text)
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,12 @@
+"""Programs of others as the rollout loop: each gets a task and the address of a model, and is recorded as an episode.
+
+`base.py` is what a runner gets and returns; `function.py` and `command.py` run the two kinds of agents, and
+`supervisor.py` ends programs that would outlive this process; `server.py` serves the model on a loopback address,
+`policy.py` is the rollout's policy as one episode asks it, and `attempt.py` makes an episode of it all. A kind of agent
+is added as a file here and a line in RUNNERS.
+"""
+
+from agentrl_cli.agents.runners.attempt import RUNNERS, AgentAttempt, AgentRollout
+from agentrl_cli.agents.runners.base import AgentCall, Ended, Runner, emit_reward
+
+__all__ = ["RUNNERS", "AgentAttempt", "AgentCall", "AgentRollout", "Ended", "Runner", "emit_reward"]

@@ -1,0 +1,191 @@
+"""One episode that an agent of others makes: its model calls are recorded, scored and stored as those of our own loop.
+
+The agent's reward, if it gave one, is the only part; else the pack's own parts are computed over the episode. A limit
+that refused the agent a call ends the episode as it does in the built-in loop: it is scored. What the agent's own
+failure leaves without a reward is masked, and so is a failure of the infrastructure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl_cli.agents.gateway.sampling import Limits
+from agentrl_cli.agents.gateway.session import Session, Trace
+from agentrl_cli.agents.runners.base import AgentCall, Ended, MakeRunner, Runner
+from agentrl_cli.agents.runners.command import CommandRunner
+from agentrl_cli.agents.runners.function import FunctionRunner
+from agentrl_cli.agents.runners.policy import EpisodePolicy
+from agentrl_cli.agents.runners.server import Door, EpisodeServer, new_key
+from agentrl_cli.envs.tool_env import tool_env
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.policies.protocols import MessagePolicy
+from agentrl_cli.rewards import RewardContext
+from agentrl_cli.rollout.attempt import Attempt
+from agentrl_cli.rollout.context import RolloutContext
+from agentrl_cli.rollout.job import Job
+from agentrl_cli.rollout.run import Rollout
+from agentrl_cli.rollout.world import run_reset
+from agentrl_cli.tasks import AGENT_PART, AgentSpec, Pack
+from agentrl_cli.types import AgentState, Episode, Outcome, RewardPart, StopReason, Tokens, Turn
+from agentrl_cli.types.branches import path_to
+
+RUNNERS: Mapping[str, MakeRunner] = {"function": FunctionRunner, "command": CommandRunner}
+"""Kind of agent (`AgentSpec.kind`) to what runs it."""
+
+REFUSED = {"context_length_exceeded": Outcome.TRUNCATED_TOKENS, "max_turns": Outcome.TRUNCATED_TURNS}
+"""Codes of refused calls that are limits of the episode: its end is the model's doing, and scored if it can be."""
+STOPPING = 5.0
+"""Seconds that an agent which is stopped may take to clean up."""
+TAIL = 2000
+"""Characters of stderr in an episode's error."""
+
+
+class AgentRollout(Rollout):
+    """A rollout of packs with and without an agent."""
+
+    def attempt(self, pack: Pack, job: Job) -> Attempt:
+        """The pack's agent, or the built-in loop if it has none. Raises ConfigError, NotFound."""
+        if pack.agent is None:
+            return super().attempt(pack, job)
+        return AgentAttempt(self.context, pack, job, pack.agent)
+
+
+class AgentAttempt(Attempt):
+    """An episode whose turns are the model calls of an agent."""
+
+    def __init__(self, context: RolloutContext, pack: Pack, job: Job, spec: AgentSpec) -> None:
+        super().__init__(context, pack, job)
+        if isinstance(context.policy, MessagePolicy):
+            raise ConfigError(
+                f"The policy {context.policy.name} renders messages itself, so what an agent's model saw is not known.",
+                hint="Agents need a policy that continues token ids.",
+            )
+        if not context.with_tools:
+            raise ConfigError(
+                f"The agent {spec.text} brings its own tools: they cannot be taken away.", hint="Leave out --no-tools."
+            )
+        self.runner: Runner = RUNNERS[spec.kind](spec)
+        self.agent_timeout = spec.timeout or self.limits.episode_timeout
+        self.timeout = self.agent_timeout + self.limits.episode_timeout  # the agent's own, then grading
+        self.given: float | None = None
+        """The reward that the agent gave."""
+
+    async def play(self) -> None:
+        """Run the agent against its own address of the model, and take over what was recorded."""
+        task, context = self.job.task, self.context
+        session = self.pack.open_session(context.sandbox, self.job.seed)
+        self.env = tool_env(context.config.rollout, (), task, open_session=session, seed=self.job.seed)
+        await run_reset(self.env, task)
+        self.transcript.live(AgentState.PENDING, "")
+        policy = EpisodePolicy(context, self.job, self.transcript)
+        server = EpisodeServer.here(context.chat)
+        door = await server.open(self._session(policy))
+        try:
+            end = await self._run(door, policy)
+        finally:
+            trace = await server.close(door)
+            self.transcript.drifts = list(trace.drift)
+        if policy.failed.done():
+            raise policy.failed.result()
+        if end is not None and end.reward is not None:
+            self.given = end.reward
+        else:
+            self.given = door.reward
+        self._judge(end, trace, door)
+
+    async def parts(self, episode: Episode, ctx: RewardContext) -> tuple[RewardPart, ...]:
+        """The agent's own reward, else the parts of the pack."""
+        if self.given is None:
+            return await super().parts(episode, ctx)
+        return (RewardPart(AGENT_PART, self.given, primary=True),)
+
+    def _session(self, policy: EpisodePolicy) -> Session:
+        limits = Limits(
+            max_tokens=self.most,
+            max_new_tokens=self.limits.max_new_tokens,
+            max_turns=self.limits.max_turns,
+            client_sampling=False,
+        )
+        sampling = self.limits.sampling(
+            temperature=self.context.temperature,
+            seed=self.job.seed,
+            slot=self.job.slot,
+            bad_ids=self.context.bad_ids,
+        )
+        return Session(new_key(), self.context.chat, policy, sampling, limits, self._record)
+
+    def _record(self, turn: Turn, tokens: Tokens) -> None:
+        self.transcript.record(turn, tokens)
+        if turn.role == "assistant":
+            self.transcript.live(AgentState.PROCESSING_TOOLS, str(turn.messages[-1].get("content") or ""))
+
+    async def _run(self, door: Door, policy: EpisodePolicy) -> Ended | None:
+        """How the agent ended; None if it was stopped, by its deadline or as the model failed."""
+        key = door.session.key
+        call = AgentCall(self.job.task, door.root, key, door.emit_reward)
+        agent = asyncio.ensure_future(self.runner.run(call))
+        either: set[asyncio.Future[Any]] = {agent, policy.failed}
+        try:
+            await asyncio.wait(either, timeout=self.agent_timeout, return_when=asyncio.FIRST_COMPLETED)
+            return agent.result() if agent.done() else None
+        finally:
+            agent.cancel()
+            await asyncio.wait({agent}, timeout=STOPPING)
+
+    # --- how it ended ------------------------------------------------------------------------------------------------
+
+    def _judge(self, end: Ended | None, trace: Trace, door: Door) -> None:
+        """Set `cut` and `reason`, and keep what the agent wrote to stderr."""
+        stderr = end.stderr if end is not None else self.runner.stderr
+        self._keep(stderr)
+        error = end.error if end is not None else f"The agent took longer than {self.agent_timeout:g} s."
+        refused = door.session.refused
+        limit = REFUSED.get(refused[1]) if refused is not None and refused[0] == trace.calls else None
+        if not trace.calls and limit is Outcome.TRUNCATED_TOKENS:
+            self.cut, self.reason = Outcome.TOO_LONG, "the agent's first request does not fit into the context"
+        elif (foreign := foreign_turn(trace.turns, trace.tokens)) is not None:
+            self.cut = Outcome.FOREIGN_TEXT
+            self.reason = f"turn {foreign} is an assistant's text that the model did not sample"
+        elif limit is not None and self.given is None and self.pack.rewards:
+            self.cut, self.reason = limit, error
+        elif error and self.given is None:
+            self.cut = Outcome.AGENT_TIMEOUT if end is None else Outcome.AGENT_ERROR
+            self.reason = _with_tail(error, stderr)
+        elif not trace.calls:
+            self.cut = Outcome.NO_CALLS
+            self.reason = _with_tail(error or "The agent made no call of the model.", stderr)
+        elif self.given is None and self.pack.rewards == ():
+            self.cut = Outcome.UNGRADED
+            self.reason = "The agent gave no reward, and the pack has none of its own."
+        elif trace.turns[-1].stop_reason is StopReason.LENGTH:
+            self.cut = Outcome.TRUNCATED_TOKENS
+
+    def _keep(self, stderr: str) -> None:
+        store, run = self.context.store, self.context.run
+        if stderr.strip() and store is not None:
+            data = {"episode": self.transcript.episode.id, "text": stderr[-TAIL:]}
+            store.journal.add_event(run.id if run else None, "agent_stderr", data)
+
+
+def _with_tail(text: str, stderr: str) -> str:
+    tail = stderr.strip()[-TAIL:]
+    return f"{text}\n{tail}" if tail else text
+
+
+def foreign_turn(turns: tuple[Turn, ...], tokens: Tokens) -> int | None:
+    """The first turn that an agent put into the model's mouth after the model had spoken; None if there is none.
+
+    Assistant messages before the first answer are examples of the prompt. One in the place of an answer is a rewritten
+    history, which forks the episode and is context there.
+    """
+    parents = Episode("", "", turns=turns).parents
+    sampled = [bool(tokens.trained_mask[turn.start : turn.end].any()) for turn in turns]
+    for index, turn in enumerate(turns):
+        if turn.role != "assistant" or sampled[index]:
+            continue
+        rewritten = any(sampled[other] and parents[other] == parents[index] for other in range(len(turns)))
+        if not rewritten and any(sampled[before] for before in path_to(parents, index)):
+            return index
+    return None

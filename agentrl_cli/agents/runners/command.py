@@ -1,0 +1,176 @@
+"""Agents that are programs: any language, a process group of their own, nothing of this process's environment.
+
+The program finds the model's address in the variables that OpenAI's and Anthropic's clients read, and its task in
+AGENTRL_TASK. The last line of its stdout may give the reward: `{"reward": 0.5}`, or a number alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import IO, Any
+
+from agentrl_cli.agents.runners.base import EVENT_URL, KEY, AgentCall, Ended, reward_value
+from agentrl_cli.agents.runners.supervisor import SUPERVISOR
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.tasks import AgentSpec
+from agentrl_cli.threads import in_thread
+from agentrl_cli.types.plain import parse_json
+
+PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TERM", "SYSTEMROOT")
+"""Variables of this process that a program gets; others may hold secrets."""
+TAIL = 64 * 1024
+"""Bytes of stdout and of stderr that are kept, from the end."""
+LAST = 1.0
+"""Seconds to wait for the end of a stream that a process outside the group still holds."""
+
+
+class CommandRunner:
+    """Starts a program for each episode and ends its whole process group after it."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        """Raises ConfigError if the program cannot run as the pack wants it."""
+        if spec.sandbox:
+            raise ConfigError(
+                "agent.sandbox: true: a sandbox has no network, so the agent could not reach the model.",
+                hint="Without it the agent runs with your rights. Or let its tools alone run code in the sandbox.",
+            )
+        self._spec = spec
+        self._cwd = (spec.folder / spec.cwd).resolve()
+        if not self._cwd.is_dir():
+            raise ConfigError(f"agent.cwd: there is no folder {self._cwd}.")
+        self._errors = _Tail()
+
+    @property
+    def stderr(self) -> str:
+        """What an agent that was stopped had written."""
+        return self._errors.text
+
+    async def run(self, call: AgentCall) -> Ended:
+        """The program's exit status and reward."""
+        command = list(self._spec.command)
+        if command[0] in ("python", "python3"):  # the interpreter of this environment, whatever PATH has first
+            command[0] = sys.executable
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=self._cwd,
+                env=environment(call, self._spec),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Ended(error=f"{command[0]} could not be started: {error.strerror}.")
+        SUPERVISOR.add(process.pid)
+        output = _Tail()
+        assert process.stdout is not None and process.stderr is not None
+        streams = [asyncio.ensure_future(_read(process.stdout, output))]
+        streams += [asyncio.ensure_future(_read(process.stderr, self._errors))]
+        waiting = asyncio.ensure_future(in_thread(process.wait))
+        try:
+            status = await asyncio.shield(waiting)
+        finally:
+            _end(process)
+            await waiting
+            await asyncio.wait(streams, timeout=LAST)
+            for stream in streams:
+                stream.cancel()
+        return _ended(status, output.text, self._errors.text)
+
+
+def environment(call: AgentCall, spec: AgentSpec) -> dict[str, str]:
+    """The variables of a program: a few of this process's, the model's address, its task, and what the pack adds."""
+    own = {name: os.environ[name] for name in PASSED if name in os.environ}
+    given = {
+        "OPENAI_BASE_URL": call.base_url,
+        "OPENAI_API_BASE": call.base_url,
+        "OPENAI_API_KEY": call.api_key,
+        "ANTHROPIC_BASE_URL": call.root,
+        "ANTHROPIC_API_KEY": call.api_key,
+        "AGL_OPENAI_BASE_URL": call.base_url,
+        EVENT_URL: call.event_url,
+        KEY: call.api_key,
+        "AGENTRL_MODEL": call.model,
+        "AGENTRL_TASK": json.dumps(_task(call, spec), ensure_ascii=False),
+        "NO_PROXY": "127.0.0.1,localhost",
+        "PYTHONUNBUFFERED": "1",
+    }
+    added = {name: os.environ.get(name) if text is None else text for name, text in spec.env.items()}
+    return own | given | {name: text for name, text in added.items() if text is not None}
+
+
+def _task(call: AgentCall, spec: AgentSpec) -> Mapping[str, Any]:
+    """The task without the rest of its row, which may hold the answer, but for the fields that the pack names."""
+    task = call.task
+    row = {name: task.data[name] for name in spec.fields if name in task.data}
+    return {"id": task.id, "family": task.family, "split": task.split, "messages": list(task.prompt), **row}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of a process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    SUPERVISOR.remove(process.pid)
+
+
+def _ended(status: int, output: str, errors: str) -> Ended:
+    reward, problem = last_reward(output)
+    if status:
+        name = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        said = errors.strip().splitlines()
+        problem = f"The agent ended with {name}" + (f": {said[-1][:500]}" if said else ".")
+    return Ended(reward, problem, errors)
+
+
+def last_reward(output: str) -> tuple[float | None, str]:
+    """(reward, problem) of the last line that is JSON: an object with `reward`, or a number. (None, "") if absent."""
+    for line in reversed(output.splitlines()):
+        try:
+            value = parse_json(line.encode("utf-8", "replace"))
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            value = value.get("reward")
+        if value is None:
+            return None, ""
+        try:
+            return reward_value(value), ""
+        except ValueError as error:
+            return None, f"The agent's last line: {error}."
+    return None, ""
+
+
+class _Tail:
+    """The last bytes of a stream."""
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+
+    def add(self, data: bytes) -> None:
+        self._kept += data
+        if len(self._kept) > 2 * TAIL:
+            del self._kept[:-TAIL]
+
+    @property
+    def text(self) -> str:
+        return self._kept[-TAIL:].decode("utf-8", "replace")
+
+
+async def _read(pipe: IO[bytes], tail: _Tail) -> None:
+    """Read a pipe to its end."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    try:
+        while data := await reader.read(TAIL):
+            tail.add(data)
+    finally:
+        transport.close()

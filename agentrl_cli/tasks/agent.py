@@ -1,0 +1,133 @@
+"""`agent:` of a task.yaml, or of the settings: a program that makes the episodes in place of the built-in loop.
+
+    agent: agent.py:solve                       a function, sync or async, of a file beside task.yaml or of a module
+    agent: {function: agent.py:solve, timeout: 60}
+    agent: {command: [python, agent.py], cwd: ., env: {MODE: fast}, timeout: 60, fields: [question]}
+
+What runs these is in agents/runners.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.errors import ConfigError, NotFound
+
+KINDS = {
+    "function": {"timeout"},
+    "command": {"timeout", "cwd", "env", "fields", "sandbox"},
+}
+"""Each kind of agent, and the keys that it may have besides."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """What a pack says about its agent."""
+
+    kind: str
+    """function or command: a key of `agents.runners.RUNNERS`."""
+    folder: Path
+    """Where its relative paths start."""
+    function: str = ""
+    """`module:function` or `file.py:function`."""
+    command: tuple[str, ...] = ()
+    cwd: str = "."
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    """Variables that the command gets besides its standard ones; None passes on the value of this process."""
+    timeout: float | None = None
+    """Seconds of one episode's agent; None: `rollout.episode_timeout`."""
+    fields: tuple[str, ...] = ()
+    """Fields of a row that the command gets with its task: without it none, as they may hold the answer."""
+    sandbox: bool = False
+
+    @property
+    def text(self) -> str:
+        """The agent in a few words, for people."""
+        return self.function or shlex.join(self.command)
+
+    @property
+    def code(self) -> str:
+        """Everything that decides what it does, as far as it is known: its settings, and the text of its file."""
+        where = self.folder / self.function.partition(":")[0]
+        text = where.read_text(encoding="utf-8", errors="replace") if where.suffix == ".py" and where.is_file() else ""
+        return f"{self!r}\n{text}"
+
+
+def read_agent(value: Any, folder: Path, where: str) -> AgentSpec | None:
+    """The agent that a value names; None if absent. `where` is the file or setting, for messages.
+
+    Raises ConfigError for what cannot be one.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        value = {"function": value}
+    if not isinstance(value, Mapping) or sum(kind in value for kind in KINDS) != 1:
+        raise ConfigError(
+            f"{where} must be `file.py:function` or `module:function`, or a mapping with `function` or `command`."
+        )
+    kind = next(kind for kind in KINDS if kind in value)
+    for key in value:
+        if key not in KINDS[kind] | {kind}:
+            unknown = NotFound.of(f"key in {where} with a {kind}", str(key), sorted(KINDS[kind]))
+            raise ConfigError(unknown.message, hint=unknown.hint)
+    given = dict(value)
+    if kind == "function":
+        given["function"] = _function(given["function"], where)
+    else:
+        given["command"] = _command(given["command"], where)
+        given["env"] = _env(given.get("env"), where)
+        given["fields"] = _texts(given.get("fields") or [], f"{where}.fields")
+        given["cwd"] = _one(given.get("cwd", "."), f"{where}.cwd")
+        given["sandbox"] = _flag(given.get("sandbox", False), f"{where}.sandbox")
+    given["timeout"] = _seconds(given.get("timeout"), f"{where}.timeout")
+    return AgentSpec(kind, folder, **given)
+
+
+def _function(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not all(value.partition(":")):
+        raise ConfigError(f"{where}: {value!r} is not a function.", hint="Write file.py:function or module:function.")
+    return value
+
+
+def _command(value: Any, where: str) -> tuple[str, ...]:
+    found = tuple(shlex.split(value)) if isinstance(value, str) else _texts(value, f"{where}.command")
+    if not found:
+        raise ConfigError(f"{where}.command is empty.", hint="Write a program and its arguments: [python, agent.py].")
+    return found
+
+
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ConfigError(f"{where} must be a list of texts, not {value!r}.")
+    return tuple(value)
+
+
+def _one(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{where} must be a text, not {value!r}.")
+    return value
+
+
+def _env(value: Any, where: str) -> dict[str, str | None]:
+    if not isinstance(value or {}, Mapping):
+        raise ConfigError(f"{where}.env must map names to values, not {value!r}.")
+    return {str(name): None if text is None else str(text) for name, text in (value or {}).items()}
+
+
+def _flag(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{where} must be true or false, not {value!r}.")
+    return value
+
+
+def _seconds(value: Any, where: str) -> float | None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    if value is not None and not number:
+        raise ConfigError(f"{where} must be a number of seconds above 0, not {value!r}.")
+    return None if value is None else float(value)

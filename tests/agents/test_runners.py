@@ -1,0 +1,439 @@
+"""Agents of others as the rollout loop: a scripted model played by real clients over HTTP, and every way to end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from agentrl_cli.agents.runners import AgentRollout, emit_reward
+from agentrl_cli.agents.runners.command import last_reward
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ConfigError, EnvError, PolicyError
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rollout import Job
+from agentrl_cli.store import Store
+from agentrl_cli.tasks import Pack, load_pack, load_packs
+from agentrl_cli.types import Episode, Outcome
+from tests.helpers.gateway import call
+
+CHAT = Chat(ByteTokenizer())
+ROOT = Path(__file__).resolve().parent.parent.parent
+LIMITS = {"max_tokens": 4000, "max_new_tokens": 100, "max_turns": 4}
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+}
+
+CLIENT = """\
+import httpx2, json
+
+def ask(base_url, api_key, messages, **more):
+    with httpx2.Client(trust_env=False, verify=False, timeout=30) as client:
+        answer = client.post(f"{base_url}/chat/completions", headers={"authorization": f"Bearer {api_key}"},
+                             json={"model": "gpt-4o", "messages": messages, **more})
+    answer.raise_for_status()
+    return answer.json()["choices"][0]["message"]
+
+"""
+
+
+def pack_of(folder: Path, code: str = "", agent: Any = "agent.py:agent", rewards: str = "") -> Pack:
+    """A pack with an agent: `code` after a small client; without rewards of its own unless given as YAML."""
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    (folder / "task.yaml").write_text(f"name: sums\nsandbox: false\nagent: {json.dumps(agent)}\n{rewards}")
+    (folder / "agent.py").write_text(CLIENT + code)
+    rows = [{"id": f"r{n}", "prompt": f"What is {n} + 2?", "answer": str(n + 2)} for n in range(4)]
+    (folder / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return load_pack(folder)
+
+
+async def play(pack: Pack, replies: Any = ("Four.",), store: Store | None = None, n: int = 1, **limits: Any) -> Episode:
+    """The last of `n` episodes of a pack with a scripted model."""
+    policy = replies if hasattr(replies, "generate") else ScriptedPolicy(replies, CHAT.tokenizer)
+    config = Config.model_validate({"rollout": {**LIMITS, **limits}})
+    rollout = AgentRollout(policy, CHAT, {pack.name: pack}, config, store=store)
+    jobs = [Job(task, 7, group_id="g") for task in pack.tasks("train")[:n]]
+    return (await rollout.run(jobs))[-1]
+
+
+TOOLS = f"""
+ADD = {ADD!r}
+
+def agent(task, base_url, api_key, model):
+    messages = [dict(message) for message in task.prompt]
+    while True:
+        said = ask(base_url, api_key, messages, tools=[ADD])
+        messages.append(said)
+        if not said.get("tool_calls"):
+            return float(said["content"] == task.data["answer"])
+        for one in said["tool_calls"]:
+            given = json.loads(one["function"]["arguments"])
+            messages.append({{"role": "tool", "tool_call_id": one["id"], "content": str(given["a"] + given["b"])}})
+"""
+
+
+async def test_a_function_with_its_own_loop_and_tools_becomes_one_episode(tmp_path: Path) -> None:
+    """The same turns and sampled tokens as our own loop records, its return value as the reward, all of it stored."""
+    with Store.open(tmp_path / "store.db") as store:
+        episode = await play(pack_of(tmp_path / "pack", TOOLS), [call("add", a=0, b=2), "2"], store)
+        store.flush()
+        stored = store.episodes.get(episode.id)
+    assert (episode.outcome, episode.reward, episode.error) == (Outcome.SOLVED, 1.0, "")
+    assert [turn.role for turn in episode.turns] == ["user", "assistant", "tool", "assistant"]
+    assert episode.linear and episode.flags == () and episode.tool_calls == 1
+    assert CHAT.decode(episode.tokens.ids[episode.tokens.trained_mask].tolist()).count("<|im_end|>") == 2
+    assert [part.name for part in episode.reward_parts] == ["agent"] and episode.reward_parts[0].primary
+    assert stored.tokens.ids.tolist() == episode.tokens.ids.tolist() and stored.outcome is Outcome.SOLVED
+    assert [turn.role for turn in stored.turns] == [turn.role for turn in episode.turns]
+
+
+async def test_many_agents_at_once_keep_their_own_episodes(tmp_path: Path) -> None:
+    """Threads of one process call one server; keys keep them apart."""
+    pack = pack_of(tmp_path, TOOLS)
+
+    def answer(key: str, ids: Any) -> str:
+        asked = CHAT.decode(list(ids)).partition("What is ")[2].partition(" ")[0]
+        return str(int(asked) + 2)
+
+    policy = ScriptedPolicy(answer, CHAT.tokenizer, delay=0.01)
+    config = Config.model_validate({"rollout": LIMITS})
+    rollout = AgentRollout(policy, CHAT, {pack.name: pack}, config)
+    jobs = [Job(task, 7, sample) for task in pack.tasks("train") for sample in range(8)]
+    episodes = await rollout.run(jobs)
+    assert [episode.outcome for episode in episodes] == [Outcome.SOLVED] * 32
+    assert [episode.task_id for episode in episodes] == [job.task.id for job in jobs]
+
+
+ASYNC = """
+async def agent(task, base_url, api_key, model, emit_reward):
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        body = {"model": model, "messages": list(task.prompt)}
+        answer = await client.post(f"{base_url}/chat/completions", json=body)
+        answer.raise_for_status()
+    emit_reward(0.25)
+    emit_reward(0.5)
+"""
+EMITS = """
+from agentrl_cli.agents import emit_reward
+def agent(task, base_url, api_key):
+    ask(base_url, api_key, list(task.prompt))
+    emit_reward(0.75)
+"""
+EVENT = """
+def agent(task, base_url, api_key, event_url):
+    ask(base_url, api_key, list(task.prompt))
+    httpx2.post(event_url, json={"event_type": "reward", "data": {"value": 0.125}}).raise_for_status()
+    assert httpx2.post(event_url, json={"reward": "much"}).status_code == 400
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "reward"), [(ASYNC, 0.5), (EMITS, 0.75), (EVENT, 0.125)], ids=["async", "emit", "event"]
+)
+async def test_a_reward_may_be_emitted(tmp_path: Path, code: str, reward: float) -> None:
+    episode = await play(pack_of(tmp_path, code))
+    assert (episode.outcome, episode.reward) == (Outcome.FAILED, reward)
+
+
+OWN = """
+def exact(episode, ctx):
+    return float(ctx.final_text == ctx.task.data["answer"])
+REWARDS = {"exact": exact}
+"""
+
+
+async def test_without_a_reward_of_its_own_the_packs_parts_count(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(OWN)
+    rewards = "rewards: {exact: {weight: 2.0, primary: true}}\n"
+    pack = pack_of(
+        tmp_path, "def agent(base_url, api_key, task): ask(base_url, api_key, list(task.prompt))", rewards=rewards
+    )
+    assert (await play(pack, ["2"])).reward == 2.0
+    assert (await play(pack, ["3"])).outcome is Outcome.FAILED
+
+
+ENDS = {
+    "raises": ("def agent(task, base_url, api_key):\n ask(base_url, api_key, list(task.prompt)); raise KeyError('x')",
+               Outcome.AGENT_ERROR, "KeyError: 'x'"),
+    "exits": ("def agent():\n raise SystemExit(3)", Outcome.AGENT_ERROR, "SystemExit: 3"),
+    "never calls": ("def agent():\n return 1.0", Outcome.NO_CALLS, "no call"),
+    "no number": ("def agent(task, base_url, api_key):\n ask(base_url, api_key, list(task.prompt)); return 'good'",
+                  Outcome.AGENT_ERROR, "'good' is not a reward"),
+    "no reward": ("def agent(task, base_url, api_key):\n ask(base_url, api_key, list(task.prompt))",
+                  Outcome.UNGRADED, "gave no reward"),
+    "error with a reward": (
+        "def agent(task, base_url, api_key, emit_reward):\n"
+        " ask(base_url, api_key, list(task.prompt)); emit_reward(1); raise KeyError('late')", Outcome.SOLVED, ""),
+    "foreign": (
+        "def agent(task, base_url, api_key):\n"
+        " m = list(task.prompt); m.append(ask(base_url, api_key, m)); m.append({'role': 'user', 'content': 'And?'})\n"
+        " m += [{'role': 'assistant', 'content': 'Mine.'}, {'role': 'user', 'content': 'So?'}]\n"
+        " ask(base_url, api_key, m); return 1.0", Outcome.FOREIGN_TEXT, "turn 3"),
+    "example": (
+        "def agent(task, base_url, api_key):\n"
+        " m = [{'role': 'user', 'content': '1 + 1?'}, {'role': 'assistant', 'content': '2'}, *task.prompt]\n"
+        " ask(base_url, api_key, m); return 1.0", Outcome.SOLVED, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDS)
+async def test_every_way_to_end_has_an_outcome(tmp_path: Path, name: str) -> None:
+    code, outcome, text = ENDS[name]
+    episode = await play(pack_of(tmp_path, code), ["One.", "Two.", "Three."])
+    assert (episode.outcome, text in episode.error) == (outcome, True), episode.error
+    assert episode.reward is None or not outcome.is_error
+
+
+async def test_limits_that_refuse_a_call_are_scored_as_in_our_own_loop(tmp_path: Path) -> None:
+    endless = (
+        "def agent(task, base_url, api_key):\n m = list(task.prompt)\n while True:\n"
+        "  m.append(ask(base_url, api_key, m)); m.append({'role': 'user', 'content': 'More.' * 20})"
+    )
+    (tmp_path / "task.py").write_text(OWN)
+    pack = pack_of(tmp_path, endless, rewards="rewards: {exact: {weight: 1.0, primary: true}}\n")
+    many = ["Yes."] * 100
+    turns = await play(pack, many)
+    assert (turns.outcome, turns.reward) == (Outcome.TRUNCATED_TURNS, 0.0) and "400" in turns.error
+    tokens = await play(pack, many, max_tokens=500, max_turns=50)
+    assert (tokens.outcome, tokens.reward) == (Outcome.TRUNCATED_TOKENS, 0.0) and len(tokens.tokens) <= 500
+    assert (await play(pack, many, max_tokens=20, max_new_tokens=10)).outcome is Outcome.TOO_LONG
+
+
+@pytest.mark.parametrize("style", ["def", "async def"])
+async def test_an_agent_that_hangs_is_stopped_at_its_time_limit(tmp_path: Path, style: str) -> None:
+    """Its straggling calls are refused, and its episode is masked."""
+    wait = "time.sleep" if style == "def" else "await asyncio.sleep"
+    code = f"import asyncio, time\n{style} agent(task, base_url, api_key):\n    {wait}(1.0)\n    print(base_url)\n"
+    started = time.monotonic()
+    episode = await play(pack_of(tmp_path, code, {"function": "agent.py:agent", "timeout": 0.2}))
+    assert episode.outcome is Outcome.AGENT_TIMEOUT and "0.2 s" in episode.error
+    assert time.monotonic() - started < 0.9
+
+
+async def test_calls_after_the_end_and_with_unknown_keys_are_refused(tmp_path: Path) -> None:
+    pack = pack_of(tmp_path, "SEEN = []\ndef agent(task, base_url, api_key):\n    SEEN.append(base_url)\n" * 1
+                   + "    ask(base_url, api_key, list(task.prompt)); return (tuple(SEEN), 1.0)[1]")  # fmt: skip
+    await play(pack)
+    from agentrl_cli.registry import load_file
+
+    (address,) = load_file(tmp_path / "agent.py").SEEN
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        assert (await client.post(f"{address}/chat/completions", json=body)).status_code == 409
+        root = address.partition("/e/")[0]
+        assert (await client.post(f"{root}/e/ep-guess/v1/chat/completions", json=body)).status_code == 401
+        assert (await client.post(f"{root}/v1/chat/completions", json=body)).status_code == 401
+        event = address.removesuffix("/v1") + "/events"
+        assert (await client.post(event, json={"reward": 1.0})).status_code == 409
+
+
+async def test_a_model_that_fails_stops_the_run_and_is_not_the_agents_fault(tmp_path: Path) -> None:
+    class Broken(ScriptedPolicy):
+        async def generate(self, *args: Any, **kwargs: Any) -> Any:
+            raise PolicyError("out of memory")
+
+    pack = pack_of(tmp_path / "pack", TOOLS)
+    with Store.open(tmp_path / "store.db") as store:
+        with pytest.raises(PolicyError, match="out of memory"):
+            await play(pack, Broken([], CHAT.tokenizer), store)
+        (row,) = store.episodes.rows(store.episodes.ids("", "time"))
+    assert row.outcome is Outcome.CANCELLED
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import os, sys
+task = json.loads(os.environ["AGENTRL_TASK"])
+said = ask(os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"], task["messages"])
+print("thinking aloud", file=sys.stderr)
+print(json.dumps({"env": sorted(os.environ), "task": task}))
+print(json.dumps({"reward": float(said["content"] == "Four.")}))
+"""
+COMMAND = {"command": [sys.executable, "agent.py"], "env": {"MODE": "fast"}}
+
+
+async def test_a_program_is_an_agent_and_sees_nothing_of_our_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """monkeypatch sets a variable of the environment, as a user's shell does; no part of the package is replaced."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+    code = PROGRAM + f"open({str(tmp_path / 'seen.json')!r}, 'w').write(json.dumps([dict(os.environ), task]))"
+    with Store.open(tmp_path / "store.db") as store:
+        episode = await play(pack_of(tmp_path / "pack", code, COMMAND), store=store)
+        events = [event for event in store.journal.events(None) if event["kind"] == "agent_stderr"]
+    assert (episode.outcome, episode.reward) == (Outcome.SOLVED, 1.0)
+    env, task = json.loads((tmp_path / "seen.json").read_text())
+    assert "hidden" not in str(env) and env["MODE"] == "fast"
+    named = (
+        "OPENAI_BASE_URL OPENAI_API_KEY ANTHROPIC_BASE_URL ANTHROPIC_API_KEY AGL_OPENAI_BASE_URL AGL_EVENT_URL AGL_KEY"
+    )
+    assert set(named.split()) <= set(env) and env["ANTHROPIC_BASE_URL"] + "/v1" == env["OPENAI_BASE_URL"]
+    assert not [name for name in env if name.startswith("AGENTRL_") and name not in ("AGENTRL_TASK", "AGENTRL_MODEL")]
+    assert task["messages"][0]["content"] == "What is 0 + 2?" and "answer" not in task
+    assert [event["data"] for event in events] == [{"episode": episode.id, "text": "thinking aloud\n"}]
+
+
+PROGRAMS = {
+    "exit status": ("import sys\nsys.exit('no key')", Outcome.AGENT_ERROR, "exit status 1: no key"),
+    "killed": ("import os\nos.kill(os.getpid(), 9)", Outcome.AGENT_ERROR, "signal SIGKILL"),
+    "never calls": ("print(1.0)", Outcome.NO_CALLS, "no call"),
+    "hangs": ("import time\nprint('waiting', flush=True)\ntime.sleep(60)", Outcome.AGENT_TIMEOUT, "1.5 s"),
+    "no number": (PROGRAM + "print(json.dumps({'reward': 'x'}))", Outcome.AGENT_ERROR, "'x' is not a reward"),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_every_way_a_program_can_end(tmp_path: Path, name: str) -> None:
+    code, outcome, text = PROGRAMS[name]
+    episode = await play(pack_of(tmp_path, code, {**COMMAND, "timeout": 1.5 if name == "hangs" else 20}))
+    assert (episode.outcome, text in episode.error) == (outcome, True), episode.error
+
+
+async def test_what_a_program_started_ends_with_it(tmp_path: Path) -> None:
+    """Its whole process group, whether it ends by itself or at its time limit; and nothing waits for open pipes."""
+    mark = tmp_path / "pids"
+    code = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+open({str(mark)!r}, "a").write(f"{{child.pid}}\\n")
+"""
+    ends = pack_of(tmp_path / "ends", code, {**COMMAND, "timeout": 20})
+    hangs = pack_of(tmp_path / "hangs", code + "time.sleep(60)", {**COMMAND, "timeout": 2.0})
+    started = time.monotonic()
+    for pack in (ends, hangs):
+        await play(pack)
+    assert time.monotonic() - started < 15
+    for pid in map(int, mark.read_text().split()):
+        for _ in range(100):
+            if not _alive(pid):
+                break
+            await asyncio.sleep(0.05)
+        assert not _alive(pid)
+
+
+async def test_a_run_that_is_stopped_ends_its_programs(tmp_path: Path) -> None:
+    """As by Ctrl-C: the episode is stored as cancelled, and the program is killed."""
+    mark = tmp_path / "pid"
+    code = f"import os, time\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
+    pack = pack_of(tmp_path / "pack", code, {**COMMAND, "timeout": 60})
+    with Store.open(tmp_path / "store.db") as store:
+        playing = asyncio.ensure_future(play(pack, store=store))
+        while not (mark.is_file() and mark.read_text()):
+            await asyncio.sleep(0.05)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        (row,) = store.episodes.rows(store.episodes.ids("", "time"))
+    assert row.outcome is Outcome.CANCELLED
+    assert not _alive(int(mark.read_text()))
+
+
+async def test_a_program_does_not_outlive_a_killed_trainer(tmp_path: Path) -> None:
+    """Nor if signal 9 leaves it no time to end what it started."""
+    mark = tmp_path / "pid"
+    code = f"import os, time\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
+    pack_of(tmp_path / "pack", code, {**COMMAND, "timeout": 60})
+    script = (
+        "import asyncio, sys\nfrom pathlib import Path\nfrom tests.agents.test_runners import play\n"
+        "from agentrl_cli.tasks import load_pack\nasyncio.run(play(load_pack(Path(sys.argv[1]))))"
+    )
+    trainer = await asyncio.create_subprocess_exec(sys.executable, "-c", script, str(tmp_path / "pack"), cwd=ROOT)
+    while not (mark.is_file() and mark.read_text()):
+        await asyncio.sleep(0.05)
+    trainer.kill()
+    await trainer.wait()
+    for _ in range(100):
+        if not _alive(int(mark.read_text())):
+            break
+        await asyncio.sleep(0.05)
+    assert not _alive(int(mark.read_text()))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_last_line_of_json_is_the_reward() -> None:
+    assert last_reward('{"reward": 0.5}\nbye\n') == (0.5, "")
+    assert last_reward("starting\n1\n") == (1.0, "")
+    assert last_reward('{"answer": 3}') == (None, "") == last_reward("")
+    assert last_reward('{"reward": NaN}')[0] is None
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("agent", "text"),
+    [
+        ({"command": ["x"], "sandbox": True}, "could not reach the model"),
+        ({"command": ["x"], "cwd": "missing"}, "there is no folder"),
+        ({"command": []}, "empty"),
+        ({"command": ["x"], "timeout": -1}, "above 0"),
+        ({"command": ["x"], "functoin": 1}, "functoin"),
+        ({"function": "agent.py"}, "is not a function"),
+        ({"url": "x"}, "function` or `command"),
+        ("agent.py:odd", "'question', which no episode gives"),
+    ],
+)
+async def test_an_agent_that_cannot_be_run_is_refused_with_the_reason(tmp_path: Path, agent: Any, text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        await play(pack_of(tmp_path, "def odd(question): ...", agent))
+    assert text in error.value.message
+
+
+async def test_tools_of_an_agent_cannot_be_taken_away(tmp_path: Path) -> None:
+    pack = pack_of(tmp_path, TOOLS)
+    policy = ScriptedPolicy([], CHAT.tokenizer)
+    rollout = AgentRollout(policy, CHAT, {pack.name: pack}, Config(), with_tools=False)
+    with pytest.raises(ConfigError, match="brings its own tools"):
+        await rollout.episode(Job(pack.tasks("train")[0], 0))
+
+
+async def test_history_that_the_agent_rewrites_forks_and_is_not_foreign(tmp_path: Path) -> None:
+    """A shortened answer, as of an agent that drops thinking or repeats a call as text: two branches, one rollout."""
+    code = (
+        "def agent(task, base_url, api_key):\n"
+        " m = list(task.prompt); ask(base_url, api_key, m)\n"
+        " m += [{'role': 'assistant', 'content': 'In short: yes.'}, {'role': 'user', 'content': 'So?'}]\n"
+        " ask(base_url, api_key, m); return 1.0"
+    )
+    with Store.open(tmp_path / "store.db") as store:
+        episode = await play(pack_of(tmp_path / "pack", code), ["A long yes.", "So it is."], store)
+        store.flush()
+        stored = store.episodes.get(episode.id)
+    assert episode.outcome is Outcome.SOLVED and len(episode.branches) == 2
+    assert [int(branch.trained.sum()) > 0 for branch in stored.sequences] == [True, True]
+    assert sum(int(branch.trained.sum()) for branch in stored.sequences) == stored.trained_tokens
+
+
+def test_emit_reward_outside_of_an_episode_is_refused() -> None:
+    with pytest.raises(EnvError, match="outside of an episode"):
+        emit_reward(1.0)
+    with pytest.raises(ValueError, match="finite"):
+        emit_reward(float("nan"))
+
+
+def test_the_setting_gives_every_pack_the_agent(tmp_path: Path) -> None:
+    pack_of(tmp_path / "one", agent="agent.py:agent")
+    packs = load_packs(["one"], base=tmp_path, agent="mine.py:solve")
+    assert packs["sums"].agent is not None and packs["sums"].agent.text == "mine.py:solve"
+    assert os.path.samefile(packs["sums"].agent.folder, tmp_path)
