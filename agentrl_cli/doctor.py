@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl_cli.errors import AgentRLError, ModelError
-from agentrl_cli.paths import bundled_model, pack_names
+from agentrl_cli.paths import bundled_model, is_bundled, pack_names
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.audit import AuditReport
@@ -284,7 +284,7 @@ def _engine(model: ModelConfig | None, base: Path) -> Check:
     from agentrl_cli.inference.served import unserved
 
     settings = model or Default()
-    folder = bundled_model() if settings.name == "tiny" else base / Path(settings.name).expanduser()
+    folder = bundled_model(settings.name) if is_bundled(settings.name) else base / Path(settings.name).expanduser()
     if not (folder / "config.json").is_file():
         return Check("engine", "ok", f"known when {settings.name} is loaded: it is not a local folder")
     try:

@@ -36,9 +36,14 @@ def models_dir() -> Path:
     return _PACKAGE / "models"
 
 
-def bundled_model() -> Path:
-    """The folder of the bundled model, which `model.name: tiny` means."""
-    return models_dir() / "tiny-agent"
+def bundled_model(name: str = "tiny") -> Path:
+    """The folder of a bundled model: `tiny`, which is tiny-agent, or the name of one. It need not exist."""
+    return models_dir() / ("tiny-agent" if name == "tiny" else name)
+
+
+def is_bundled(name: str) -> bool:
+    """Whether a bundled model has this name."""
+    return name.isprintable() and Path(name).name == name and (bundled_model(name) / "config.json").is_file()
 
 
 def pack_path(name: str, base: Path | None = None) -> Path | None:

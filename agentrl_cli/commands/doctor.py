@@ -1,7 +1,9 @@
-"""`agentrl doctor`: checks this machine, or audits a chat template."""
+"""`agentrl doctor`: checks this machine, audits a chat template, or tests what a model can do with tools."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +12,7 @@ import typer
 from agentrl_cli.commands.common import (
     DbOption,
     JsonOption,
+    ModelOption,
     ProjectOption,
     echo,
     echo_json,
@@ -23,6 +26,7 @@ from agentrl_cli.commands.common import (
 from agentrl_cli.errors import ConfigError, NotFound, UsageError
 
 if TYPE_CHECKING:
+    from agentrl_cli.analysis.abilities import Found
     from agentrl_cli.config.models import ModelConfig, SandboxConfig
     from agentrl_cli.config.remote import RemoteConfig
     from agentrl_cli.doctor import Check
@@ -37,6 +41,8 @@ LevelOption = Annotated[
     str | None, typer.Option("--level", help="With --sandbox: ns, docker or landlock; default: the strongest here.")
 ]
 MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
+WIDTH = 18
+"""Of the longest ability's name."""
 COLOURS = {"ok": "32", "warn": "33", "fail": "31"}
 
 
@@ -44,6 +50,7 @@ def command(
     template: TemplateOption = None,
     sandbox: SandboxOption = False,
     level: LevelOption = None,
+    model: ModelOption = None,
     project: ProjectOption = None,
     db: DbOption = None,
     as_json: JsonOption = False,
@@ -52,6 +59,8 @@ def command(
 
     JSON: [{"name": "sandbox", "status": "ok|warn|fail", "detail": "ns", "fix": ""}];
     with --sandbox: the same with an entry for each guarantee;
+    with --model: the same with an entry for each thing that a task with tools asks of a model, from about 30 seconds of
+    attempts at temperature 1, and a last entry for whether RL can begin;
     with --template: {"append_only", "append_only_without", "stop_token_trained", "thinking_by_design", "problems": [],
     "would_skip": []}
     """
@@ -64,10 +73,14 @@ def command(
         return
     store = find_db(project, db, must_exist=False)
     found = []
-    for check in _guarantees(level) if sandbox else check_machine(store, *_settings(project)):
+    if model is not None:
+        checks: Iterable[Check] = _abilities(model, project, store)
+    else:
+        checks = _guarantees(level) if sandbox else check_machine(store, *_settings(project))
+    for check in checks:
         found.append(check)
         if not as_json:
-            echo(f"{_mark(check.status)} {check.name:10} {harmless(check.detail)}", painted=True)
+            echo(f"{_mark(check.status)} {check.name:{WIDTH if model else 10}} {harmless(check.detail)}", painted=True)
             if check.fix:
                 echo(f"  {'':10} → {check.fix}")
     if as_json:
@@ -90,6 +103,38 @@ def _settings(
     except ConfigError as problem:
         warn(f"{problem.message} Using the default settings.")
         return None, None, None, None
+
+
+def _abilities(model: str, project: Path | None, db: Path) -> list[Check]:
+    """What a model does of its own accord, as checks: often is ok, sometimes a warning, never a failure."""
+    import asyncio
+
+    from agentrl_cli.analysis.abilities import OFTEN, measure, verdict
+    from agentrl_cli.doctor import Check
+    from agentrl_cli.policies.load import load_policy
+    from agentrl_cli.store import Store
+
+    context = open_project(project, required=False)
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(Store.open(db, readonly=True)) if db.is_file() else None
+        loaded = load_policy(model, context.config, base=context.project, store=store)
+    narrate(f"sampling from {loaded.name} for at most 30 seconds")
+
+    async def attempts() -> list[Found]:
+        try:
+            return await measure(loaded, context.config)
+        finally:
+            await loaded.policy.close()
+
+    found = asyncio.run(attempts())
+    checks = []
+    for one in found:
+        share = one.share or 0.0
+        status = "ok" if share >= OFTEN else "warn"
+        detail = f"{one.shown} of {one.attempts} attempts" if one.attempts else "no time for an attempt"
+        checks.append(Check(one.name, status, detail))
+    said = verdict(found)
+    return [*checks, Check("verdict", "ok" if said.startswith("RL can begin") else "fail", said)]
 
 
 def _guarantees(level: str | None) -> list[Check]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +32,7 @@ from agentrl_cli.errors import ConfigError, UsageError
 
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write the model to.")]
 RecipeOption = Annotated[
-    str | None, typer.Option("--recipe", help='"tiny-agent" (how the bundled model was made) or a YAML file.')
+    str | None, typer.Option("--recipe", help='"tiny-tools" or "tiny-agent" (how these were made), or a YAML file.')
 ]
 StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help="Steps of demonstrations.")]
 RateOption = Annotated[float | None, typer.Option("--lr", min=0, help="Peak learning rate.")]
@@ -51,6 +54,9 @@ ShareOption = Annotated[
     typer.Option("--demonstrations", min=0.01, max=0.99, help="Share of demonstrations beside the store's episodes."),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Continue a training from random weights that was stopped in OUT.")
+]
 
 
 def command(
@@ -63,6 +69,7 @@ def command(
     seed: SeedOption = None,
     pack: PackOption = None,
     force: ForceOption = False,
+    resume: ResumeOption = False,
     from_store: FromStoreOption = None,
     best_of: BestOfOption = None,
     epochs: EpochsOption = 2,
@@ -77,15 +84,10 @@ def command(
 
     The packs' own demonstrations, or with --from-store or --best-of the store's best episodes (rejection-sampling
     fine-tuning): their sampled tokens, each task's best few; --demonstrations mixes both. Train the result further
-    with `train --model OUT`.
+    with `train --model OUT`. `--recipe tiny-tools` takes hours: Ctrl-C finishes the step and saves, --resume continues.
     """
-    if recipe is not None and (from_store is not None or best_of is not None):
-        raise UsageError("--recipe and --from-store exclude each other.", hint="--recipe makes a new model or adapter.")
     stored = from_store is not None or best_of is not None
-    if tool_rate is not None and stored and demonstrations is None:
-        raise UsageError("--tool-rate applies to the packs' demonstrations only, not to episodes from the store.")
-    if demonstrations is not None and not stored:
-        raise UsageError("--demonstrations needs episodes from the store.", hint="Add --from-store or --best-of.")
+    _require_fit(recipe, resume, stored, tool_rate, demonstrations)
     if any(place.is_file() for place in (out, *out.parents)):
         raise UsageError(f"{out} is not a folder.", hint="agentrl sft NEW-FOLDER …")
     given: dict[str, Any] = {"steps": steps, "lr": lr, "tool_rate": tool_rate, "seed": seed}
@@ -93,10 +95,10 @@ def command(
     flags = {"model.name": model, "task.packs": pack or None}
     context = None if recipe is not None else open_project(project, db, config, sets, flags)
     with data_stdout(), writing(out, "sft", context.db if context is not None else None):
-        if out.exists() and any(out.iterdir()) and not force:
+        if out.exists() and any(out.iterdir()) and not (force or resume):
             raise UsageError(f"{out} is not empty.", hint="Name another folder, or use --force.")
         if context is None:
-            last = _from_nothing(recipe or "", given, out)
+            last = _from_nothing(recipe or "", given, out, resume)
         else:
             kept = _FromStore(from_store or "", best_of, epochs, demonstrations or 0.0) if stored else None
             last = _fine_tune(context, given, out, kept)
@@ -105,17 +107,84 @@ def command(
     narrate(f"The model is in {out}; loss {last:.3f}. Train it further: agentrl train --model {out}")
 
 
-def _from_nothing(name: str, given: dict[str, Any], out: Path) -> float:
+def _require_fit(
+    recipe: str | None, resume: bool, stored: bool, tool_rate: float | None, demonstrations: float | None
+) -> None:
+    """Raises UsageError for options that do not go together."""
+    if resume and recipe is None:
+        raise UsageError("--resume continues a --recipe.", hint="agentrl sft OUT --recipe tiny-tools --resume")
+    if recipe is not None and stored:
+        raise UsageError("--recipe and --from-store exclude each other.")
+    if tool_rate is not None and stored and demonstrations is None:
+        raise UsageError("--tool-rate applies to the packs' demonstrations only, not to episodes from the store.")
+    if demonstrations is not None and not stored:
+        raise UsageError("--demonstrations needs episodes from the store.", hint="Add --from-store or --best-of.")
+
+
+def _from_nothing(name: str, given: dict[str, Any], out: Path, resume: bool) -> float:
+    """What a recipe makes: a model from random weights on invented tools, or on packs, or an adapter."""
+    from agentrl_cli.config.yamlfile import load_yaml
     from agentrl_cli.models.checkpoint import written_whole
+    from agentrl_cli.paths import models_dir
     from agentrl_cli.sft.train import load_recipe, make
 
-    recipe = load_recipe(None if name == "tiny-agent" else Path(name))
-    recipe = dataclasses.replace(recipe, **given)
+    shipped = models_dir() / f"{name}.recipe.yaml"
+    path = shipped if shipped.is_file() else Path(name)
+    if "packs" not in load_yaml(path):
+        return _invented(name, path, given, out, resume)
+    if resume:
+        raise UsageError(f"{name} is trained in one go: only recipes of invented tools are resumed.")
+    recipe = dataclasses.replace(load_recipe(path), **given)
     with Progress("sft", recipe.drills + recipe.steps) as progress:
         losses = _Losses(progress)
         with written_whole(out, keep=True) as folder:
             make(recipe, folder, losses)
     return losses.mean
+
+
+def _invented(name: str, path: Path, given: dict[str, Any], out: Path, resume: bool) -> float:
+    """Train the model of a recipe without packs; Ctrl-C or SIGTERM finishes the step and saves."""
+    from agentrl_cli.sft.recipe.training import Progress as Step
+    from agentrl_cli.sft.recipe.training import load_plan, make_bundled
+
+    if "tool_rate" in given:
+        raise UsageError("--tool-rate is about the packs' demonstrations; this recipe has none.")
+    plan = dataclasses.replace(load_plan(path), **given)
+    stopped = threading.Event()
+    with Progress("sft", plan.steps) as progress, _stopping(stopped):
+        losses = _Losses(progress)
+
+        def report(step: Step) -> None:
+            progress.done = step.step - 1  # a resumed training begins further on
+            losses(step.step, step.loss, 0.0)
+
+        done = make_bundled(plan, out, report, resume=resume, stop=stopped.is_set)
+    if not done:
+        narrate(f"Stopped after step {losses.step}. Continue: agentrl sft {out} --recipe {name} --resume")
+        raise typer.Exit(130)
+    return losses.mean
+
+
+@contextlib.contextmanager
+def _stopping(stopped: threading.Event) -> Iterator[None]:
+    """Let the first SIGINT or SIGTERM set `stopped`; a second one does what it did before."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def stop(number: int, frame: object) -> None:
+        restore()
+        stopped.set()
+        narrate("stopping after this step; again to stop now")
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        restore()
 
 
 def _fine_tune(context: Any, given: dict[str, Any], out: Path, kept: _FromStore | None) -> float:
@@ -188,9 +257,11 @@ class _Losses:
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
+        self.step = 0
         self.last: list[float] = []
 
     def __call__(self, step: int, loss: float, seconds: float) -> None:
+        self.step = step
         self.last = [*self.last[-49:], loss]
         self.progress.advance(f"loss {self.mean:.3f}")
 

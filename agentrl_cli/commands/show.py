@@ -196,6 +196,10 @@ def _tail(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
         yield f"! {flag.name}" + (f" (turn {flag.turn})" if flag.turn is not None else "") + f": {flag.evidence}"
     for item in drift:
         yield f"! DRIFT {item.kind} at token {item.position}: expected {item.expected!r}, got {item.got!r}"
+    if stderr := store.journal.agent_stderr(row.run_id, row.id):
+        yield ""
+        yield "stderr of the agent:"
+        yield from stderr.splitlines()
     siblings = store.episodes.siblings(row.id)
     if len(siblings) > 1:
         yield ""

@@ -23,7 +23,7 @@ from agentrl_cli.models.checksums import CHECKSUMS, damage
 from agentrl_cli.models.device import pick_device, pick_dtype
 from agentrl_cli.models.quantise import quantization
 from agentrl_cli.models.save import quiet
-from agentrl_cli.paths import bundled_model, portable
+from agentrl_cli.paths import bundled_model, is_bundled, models_dir, portable
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
@@ -40,6 +40,8 @@ def model_folder(name: str, config: Config, *, base: Path, store: Store | None =
     for folder in (local, Path(name).expanduser()):
         if folder.is_dir():
             return _checked(folder.resolve())
+    if is_bundled(name):
+        return bundled_model(name)
     if not is_hub_id(name, base):
         raise ModelError(
             f"There is no model {name!r}: no such folder, and no Hugging Face id (those look like `org/name`).",
@@ -158,9 +160,9 @@ def adapter_base(folder: Path, config: ModelConfig, *, base: Path) -> Path:
     inside = folder.resolve().is_relative_to(base.resolve()) and not path.is_relative_to(base) and path.is_absolute()
     if inside and not own.is_absolute() and (base / own).is_dir() and path.parts[-len(own.parts) :] == own.parts:
         return model_folder(str(own), Config(model=config), base=base)
-    moved = path.is_absolute() and path.name == bundled_model().name and not path.is_dir()
-    if moved or path == bundled_model():
-        return bundled_model()
+    moved = path.is_absolute() and not path.is_dir() and is_bundled(path.name)
+    if moved or path.parent == models_dir():
+        return bundled_model(path.name)
     if named.startswith("./"):  # relative to the project that trained it, which may be another than this one
         places = (place / path for place in (base, *folder.resolve().parents))
         named = str(next((place for place in places if place.is_dir()), named))

@@ -269,7 +269,7 @@ class Attempt:
         if self.cut in UNGRADABLE:
             return ()
         episode = self.transcript.so_far()
-        turns = episode.chain(episode.main).turns
+        turns = episode.turns if episode.linear else episode.chain(episode.main).turns
         answers = [turn.messages[0].get("content") or "" for turn in turns if turn.role == "assistant"]
         world = getattr(self.env, "context", None)
         session = world.session if world is not None and self.context.sandbox is not None else None

@@ -222,17 +222,17 @@ def make_model(recipe: Recipe, vocabulary: int) -> nn.Module:
 # --- training --------------------------------------------------------------------------------------------------------
 
 
-def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def optimizers(model: nn.Module, lr: float, muon_lr: float = 0.0) -> list[torch.optim.Optimizer]:
     """AdamW for all; with `muon_lr` Muon for the hidden matrices (https://kellerjordan.github.io/posts/muon/)."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    inner = [p for name, p in trained if recipe.muon_lr and p.ndim == 2 and "embed" not in name and "head" not in name]
+    inner = [p for name, p in trained if muon_lr and p.ndim == 2 and "embed" not in name and "head" not in name]
     chosen = {id(p) for p in inner}
     rest = [p for _, p in trained if id(p) not in chosen]
     found: list[torch.optim.Optimizer] = []
     if rest:
-        found.append(torch.optim.AdamW(rest, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0))
+        found.append(torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.0))
     if inner:
-        found.append(torch.optim.Muon(inner, lr=recipe.muon_lr, weight_decay=0.01, momentum=0.95))
+        found.append(torch.optim.Muon(inner, lr=muon_lr, weight_decay=0.01, momentum=0.95))
     return found
 
 
@@ -263,7 +263,7 @@ def train(
     if batches is None:
         stream = demonstrations(recipe, packs, recipe.seed + 2)
         batches = (_by_pack(chat, stream, recipe.rows) for _ in itertools.count())
-    opts = optimizers(model, recipe)
+    opts = optimizers(model, recipe.lr, recipe.muon_lr)
     base = [[group["lr"] for group in opt.param_groups] for opt in opts]
     model.train()
     started = time.monotonic()

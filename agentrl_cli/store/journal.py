@@ -12,6 +12,8 @@ from agentrl_cli.store.live_episode import TEXT_TAIL
 from agentrl_cli.store.rows import ControlRow, LiveRow, build
 from agentrl_cli.types import AgentState
 
+AGENT_STDERR = "agent_stderr"
+"""Kind of the events that hold what the agents of episodes wrote."""
 _ADD_LOG = "INSERT INTO logs (run_id, at, level, text) VALUES (?,?,?,?)"
 _ADD_EVENT = "INSERT INTO events (run_id, at, kind, data) VALUES (?,?,?,?)"
 _ADD_ALERT = (
@@ -73,6 +75,12 @@ class Journal(Part):
         """Events with an id above `since`, oldest first: `{"id", "at", "kind", "data"}`."""
         rows = self._tail("events", "id, at, kind, data", run_id, since, limit)
         return [{**row, "data": loads(row["data"])} for row in rows]
+
+    def agent_stderr(self, run_id: str | None, episode_id: str) -> str:
+        """The end of what an episode's agent wrote to stderr; empty if nothing."""
+        sql = "SELECT data FROM events WHERE run_id IS ? AND kind=? AND json_extract(data, '$.episode')=? LIMIT 1"
+        rows = self.file.select(sql, (run_id, AGENT_STDERR, episode_id))
+        return str(loads(rows[0][0])["text"]) if rows else ""
 
     def add_alert(
         self,

@@ -241,6 +241,25 @@ async def test_calls_after_the_end_and_with_unknown_keys_are_refused(tmp_path: P
         assert (await client.post(event, json={"reward": 1.0})).status_code == 409
 
 
+ANTHROPIC = """
+def agent(task, base_url, api_key, model):
+    root = base_url.removesuffix("/v1")
+    with httpx2.Client(trust_env=False, verify=False, headers={"x-api-key": api_key}) as client:
+        named = client.get(f"{root}/v1/models").json()["data"][0]["id"]
+        assert named == model and client.get(f"{root}/v1/models/{model}").json()["id"] == model
+        assert client.get(f"{root}/v1/models/other").status_code == 404
+        body = {"model": "claude", "messages": list(task.prompt)}
+        counted = client.post(f"{root}/v1/messages/count_tokens", json=body).json()["input_tokens"]
+        said = client.post(f"{root}/v1/messages", json={**body, "max_tokens": 50}).json()
+        assert said["usage"]["input_tokens"] == counted
+        return float(said["content"][0]["text"] == "Four.")
+"""
+
+
+async def test_anthropics_client_finds_its_routes_under_the_episodes_address(tmp_path: Path) -> None:
+    assert (await play(pack_of(tmp_path, ANTHROPIC))).reward == 1.0
+
+
 async def test_a_model_that_fails_stops_the_run_and_is_not_the_agents_fault(tmp_path: Path) -> None:
     class Broken(ScriptedPolicy):
         async def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -275,7 +294,7 @@ async def test_a_program_is_an_agent_and_sees_nothing_of_our_environment(
     code = PROGRAM + f"open({str(tmp_path / 'seen.json')!r}, 'w').write(json.dumps([dict(os.environ), task]))"
     with Store.open(tmp_path / "store.db") as store:
         episode = await play(pack_of(tmp_path / "pack", code, COMMAND), store=store)
-        events = [event for event in store.journal.events(None) if event["kind"] == "agent_stderr"]
+        said = store.journal.agent_stderr(None, episode.id)
     assert (episode.outcome, episode.reward) == (Outcome.SOLVED, 1.0)
     env, task = json.loads((tmp_path / "seen.json").read_text())
     assert "hidden" not in str(env) and env["MODE"] == "fast"
@@ -285,7 +304,7 @@ async def test_a_program_is_an_agent_and_sees_nothing_of_our_environment(
     assert set(named.split()) <= set(env) and env["ANTHROPIC_BASE_URL"] + "/v1" == env["OPENAI_BASE_URL"]
     assert not [name for name in env if name.startswith("AGENTRL_") and name not in ("AGENTRL_TASK", "AGENTRL_MODEL")]
     assert task["messages"][0]["content"] == "What is 0 + 2?" and "answer" not in task
-    assert [event["data"] for event in events] == [{"episode": episode.id, "text": "thinking aloud\n"}]
+    assert said == "thinking aloud\n"
 
 
 PROGRAMS = {

@@ -62,3 +62,11 @@ def test_resolve_prefers_the_project(tmp_path: Path) -> None:
     assert context.resolve("m") == tmp_path / "m"
     assert context.resolve("missing") == tmp_path / "missing"
     assert context.runs == tmp_path / "runs"
+
+
+def test_a_bundled_model_has_a_name_of_its_own() -> None:
+    """What a store or a configuration names stays that model, whichever is the default."""
+    assert paths.bundled_model("tiny-agent") == paths.bundled_model("tiny")
+    assert paths.is_bundled("tiny") and paths.is_bundled("tiny-agent")
+    for name in ("", ".", "..", "tiny-agent/", "../models/tiny-agent", "another", "a\0b"):
+        assert not paths.is_bundled(name), name

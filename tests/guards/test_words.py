@@ -24,13 +24,19 @@ NOT_YET = {
 LISTS = {"docs/style.md", "tests/guards/test_words.py"}
 """Files that name the words."""
 MODEL = {
+    "agentrl_cli/analysis/abilities.py": {"seat", "seats"},
+    "agentrl_cli/sft/recipe/words.py": {"park", "seat", "shelf"},
+    "benchmarks/bundled.md": {"shelf"},
+    "benchmarks/bundled_functions.py": {"shelf", "shelves"},
+    "benchmarks/bundled_subjects.py": {"shelf", "shelves"},
+    "tests/analysis/test_abilities.py": {"seat"},
     "agentrl_cli/rewards/judge.py": {"where there is no"},
     "agentrl_cli/tools/fetch_page.py": {"is no x"},
     "agentrl_cli/tools/files.py": {"is no x", "go on with"},
     "benchmarks/rollout_tools.py": {"what is asked"},
     "tests/tools/test_session_tools.py": {"is no x", "go on with"},
 }
-"""Text that models read. It does not change for style: models were trained on it."""
+"""Text that models read, and names of things in their tasks. It does not change for style."""
 FINE = r"(?!longer\b|more\b|other\b|one\b)"
 """Words after `is no` that make good English. So does `there` before it."""
 

@@ -61,6 +61,7 @@ def test_the_bundled_model_stands_in_only_where_the_folder_is_missing(source: Pa
 
     assert base_of(str(bundled_model())) == base_of("tiny") == bundled_model()
     assert base_of(str(tmp_path / "elsewhere" / "tiny-agent")) == bundled_model()
+    assert base_of("tiny-agent") == base_of(str(bundled_model("tiny-agent"))) == bundled_model()
     shutil.copytree(source, tmp_path / "elsewhere" / "tiny-agent")
     assert base_of(str(tmp_path / "elsewhere" / "tiny-agent")) == tmp_path / "elsewhere" / "tiny-agent"
     assert base_of("elsewhere/tiny-agent") == tmp_path / "elsewhere" / "tiny-agent"

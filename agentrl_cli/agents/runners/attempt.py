@@ -27,6 +27,7 @@ from agentrl_cli.rollout.context import RolloutContext
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.rollout.run import Rollout
 from agentrl_cli.rollout.world import run_reset
+from agentrl_cli.store.journal import AGENT_STDERR
 from agentrl_cli.tasks import AGENT_PART, AgentSpec, Pack
 from agentrl_cli.types import AgentState, Episode, Outcome, RewardPart, StopReason, Tokens, Turn
 from agentrl_cli.types.branches import path_to
@@ -166,7 +167,7 @@ class AgentAttempt(Attempt):
         store, run = self.context.store, self.context.run
         if stderr.strip() and store is not None:
             data = {"episode": self.transcript.episode.id, "text": stderr[-TAIL:]}
-            store.journal.add_event(run.id if run else None, "agent_stderr", data)
+            store.journal.add_event(run.id if run else None, AGENT_STDERR, data)
 
 
 def _with_tail(text: str, stderr: str) -> str:

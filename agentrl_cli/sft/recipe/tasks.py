@@ -1,0 +1,280 @@
+"""Families of tasks with invented tools: one call, a choice, two steps, parallel calls, correction, abstention."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from agentrl_cli.sft.recipe.phrasing import answer, ask, noun, system
+from agentrl_cli.sft.recipe.rows import Message, Row, call, prompt, result, say
+from agentrl_cli.sft.recipe.schemas import Parameter, Tool, invent
+from agentrl_cli.sft.recipe.values import Value, draw, result_text
+from agentrl_cli.sft.recipe.words import chinese, word
+
+GUESSED = 0.22
+"""Share of the rows of most families that answer without looking, as a half-trained agent does."""
+CHINESE = 0.22
+"""Share of prompts in Chinese."""
+
+
+def one_call(rng: random.Random) -> Row:
+    """The right tool among one to five, its arguments from the question."""
+    form = rng.random()
+    kinds = None
+    if form < 0.1:
+        kinds = rng.choice((["number", "unit"], ["number", "unit", "unit"], ["integer", "unit", "unit"]))
+    elif form < 0.18:
+        kinds = rng.choice((["text", "letter"], ["letter", "word"], ["word", "letter"], ["text", "integer"]))
+    elif form < 0.26:
+        kinds = rng.choice((["date", "date"], ["date", "integer"], ["integer", "integer"], ["word", "integer"]))
+    tool = invent(rng, kinds)
+    zh = rng.random() < CHINESE
+    question, found = ask(rng, tool, zh), result_text(rng)
+    if rng.random() < 0.07:
+        question += "" if zh else " " + rng.choice(("Say it.", "Repeat it.", "Reply with the result alone."))
+        final = answer(found) if zh else found
+    else:
+        final = answer(found)
+    if rng.random() < GUESSED:
+        return _row(rng, "one", [tool], zh, question, [say(answer(result_text(rng)))])
+    turns = [call((tool.name, tool.arguments)), result(tool.name, found), say(final)]
+    return _row(rng, "one", [tool], zh, question, turns)
+
+
+def from_list(rng: random.Random) -> Row:
+    """One argument must be read from a list in the prompt."""
+    tool = invent(rng, [rng.choice(("integer", "code", "date", "word", "name")), *_more(rng)])
+    target = tool.given[0]
+    keys = [word(rng) for _ in range(rng.randint(3, 6))]
+    rows = [(key, draw(rng, target.value.kind).said) for key in keys]
+    rows[rng.randrange(len(rows))] = (keys[0], target.value.said)
+    rows = list({key: value for key, value in [*rows, (keys[0], target.value.said)]}.items())
+    rng.shuffle(rows)
+    form = rng.choice(("{}: {}", "- {}: {}", "{} = {}", "{} {}", "| {} | {} |"))
+    listing = "\n".join(form.format(key, value) for key, value in rows)
+    zh = rng.random() < CHINESE
+    question = ask(rng, tool, zh, {target.name: keys[0]})
+    text = f"{listing}\n{question}" if rng.random() < 0.7 else f"{question}\n{listing}"
+    found = result_text(rng)
+    turns = [call((tool.name, tool.arguments)), result(tool.name, found), say(answer(found))]
+    return _row(rng, "list", [tool], zh, text, turns)
+
+
+def record(rng: random.Random) -> Row:
+    """A result with several fields, as JSON, a table or sentences, of which the question asks for one."""
+    key = draw(rng, rng.choice(("word", "code", "name", "integer")))
+    tool = invent(rng, [key.kind])
+    fields = list(dict.fromkeys(word(rng) for _ in range(rng.randint(2, 4))))
+    values = {one: draw(rng, rng.choice(("integer", "word", "code", "date", "number"))) for one in fields}
+    wanted = rng.choice(fields)
+    shown = tool.given[0].value.said
+    if rng.random() < 0.25:  # a search: the call names the value that it looks for, too
+        tool = _search(rng, rng.choice((f"{wanted} {shown}", f"{wanted} {shown}", f"{shown} {wanted}")))
+    form = rng.random()
+    if form < 0.35:
+        text = _json({one: value.json for one, value in values.items()}, rng)
+    elif form < 0.55:
+        text = " | ".join(fields) + "\n" + " | ".join(value.said for value in values.values())
+    elif form < 0.7:
+        text = "\n".join(f"{one}: {value.said}" for one, value in values.items())
+    else:
+        own = rng.choice(("The {f} of {k} is {v}.", "{k} has {f} {v}.", "{f} {v}: {k}."))
+        lines = [own.format(f=one, k=shown, v=value.said) for one, value in values.items()]
+        lines += [own.format(f=wanted, k=word(rng), v=draw(rng, values[wanted].kind).said)]
+        rng.shuffle(lines)
+        text = "\n".join(f"[{n}] {line}" if rng.random() < 0.5 else line for n, line in enumerate(lines, 1))
+    zh = rng.random() < CHINESE
+    if zh:
+        question = rng.choice(("{k}的{f}是多少？", "请查 {k} 的 {f}。", "{f}：{k}？")).format(k=shown, f=wanted)
+    else:
+        wordings = (
+            "What is the {f} of {k}?",
+            "Which {f} has {k}?",
+            "Give {f} for {k}.",
+            "{k}: which {f}?",
+            "The {f} of {k}?",
+        )
+        question = rng.choice(wordings).format(k=shown, f=wanted)
+    found = values[wanted].said
+    if rng.random() < GUESSED:
+        return _row(rng, "record", [tool], zh, question, [say(answer(draw(rng, values[wanted].kind).said))])
+    turns = [call((tool.name, tool.arguments)), result(tool.name, text), say(answer(found))]
+    return _row(rng, "record", [tool], zh, question, turns)
+
+
+def two_steps(rng: random.Random) -> Row:
+    """The second call takes the first one's result, and perhaps a value of the question."""
+    first = invent(rng, [rng.choice(("word", "name", "code", "integer", "text")), *_more(rng, 0.15)])
+    kind = rng.choice(("integer", "code", "word", "name", "date", "number"))
+    second = invent(rng, [kind, *_more(rng, 0.3)], [first.name])
+    between, found = second.given[0], result_text(rng)
+    zh = rng.random() < CHINESE
+    inner = noun(rng, first, zh)
+    shown = " ".join(one.value.said for one in first.given)
+    form = rng.random()
+    if zh:
+        part = f"{shown} 的{inner}"
+        question = ask(rng, second, True, {between.name: part})
+    elif form < 0.7:
+        part = f"{inner} {rng.choice(('of', 'for', 'of', 'that has', 'with'))} {shown}"
+        question = ask(rng, second, False, {between.name: part})
+    else:
+        question = f"{ask(rng, first, False).rstrip('?.')}, then {ask(rng, second, False, {between.name: 'that'})}"
+    steps = [call((first.name, first.arguments)), result(first.name, str(between.value.json))]
+    turns = [*steps, call((second.name, second.arguments)), result(second.name, found), say(answer(found))]
+    return _row(rng, "two_steps", [first, second], zh, question, turns)
+
+
+def parallel(rng: random.Random) -> Row:
+    """Two or three calls of one tool or of several, in one turn or one after the other."""
+    first = invent(rng, [draw(rng).kind])
+    zh = rng.random() < CHINESE
+    count = 3 if rng.random() < 0.15 else 2
+    same = rng.random() < 0.5
+    others = [first.again(rng) if same else invent(rng, None, [first.name]) for _ in range(count - 1)]
+    calls = [first, *others]
+    if same:
+        joiner = "和" if zh else rng.choice((" and ", " and of ", ", "))
+        shown = joiner.join(one.given[0].value.said for one in calls)
+        question = ask(rng, first, zh, {first.given[0].name: shown})
+    else:
+        asked = [ask(rng, one, zh).rstrip("?.。？") for one in calls]
+        question = ("，" if zh else rng.choice((" and ", ", ", ". "))).join(asked) + rng.choice(("?", ".", ""))
+    found = [result_text(rng) for _ in calls]
+    final = say(answer(rng.choice((" ", " ", ", ")).join(found)))
+    made = [(one.name, one.arguments) for one in calls]
+    results = [result(one.name, text) for one, text in zip(calls, found, strict=True)]
+    if rng.random() < 0.7:
+        turns = [call(*made), *results, final]
+    else:
+        turns = [turn for pair in zip([call(one) for one in made], results, strict=True) for turn in pair] + [final]
+    return _row(rng, "parallel", list({one.name: one for one in calls}.values()), zh, question, turns)
+
+
+def corrected(rng: random.Random) -> Row:
+    """A call with a mistake, the error that it gets, and the call again without it."""
+    tool = invent(rng, [draw(rng).kind, *_more(rng, 0.5)])
+    zh = rng.random() < CHINESE
+    question, found = ask(rng, tool, zh), result_text(rng)
+    arguments, name, wrong = tool.arguments, tool.name, dict(tool.arguments)
+    target = rng.choice(tool.given)
+    form = rng.random()
+    if form < 0.25:
+        name = rng.choice((word(rng), tool.name[:3] + word(rng), tool.name.split("_")[0] + "_" + word(rng)))
+        hint = rng.choice((f"there are: {tool.name}.", f"did you mean {tool.name}?"))
+        error = f'Bad tool call: unknown tool "{name}"; {hint}{_expected(rng, tool)}'
+    elif form < 0.5:
+        other = rng.choice((target.name + "_" + word(rng), target.name[:2] + word(rng), word(rng)))
+        wrong[other] = wrong.pop(target.name)
+        said = (f'unknown argument "{other}", did you mean "{target.name}"?', f'argument "{target.name}" is missing.')
+        error = f"Bad tool call: {rng.choice(said)}{_expected(rng, tool)}"
+    elif form < 0.75:
+        wrong[target.name] = draw(rng, target.value.kind).json
+        error = rng.choice(("Error: {} not found.", "Error: unknown value {}.", "Error: no {} here."))
+        error = error.format(wrong[target.name]) + rng.choice(("", f" Did you mean {target.value.json}?"))
+    else:
+        wrong[target.name] = [wrong[target.name]]
+        error = f"Error: {target.name}: expected {target.value.schema['type']}"
+    turns = [call((name, wrong)), result(name, error), call((tool.name, arguments)), result(tool.name, found)]
+    made = _row(rng, "corrected", [tool], zh, question, [*turns, say(answer(found))])
+    return replace(made, muted=frozenset({0}))
+
+
+def _expected(rng: random.Random, tool: Tool) -> str:
+    """The form of the right call, as the answer to a bad one shows it."""
+    empty = {"integer": 0, "number": 0, "boolean": False, "array": [], "object": {}}
+    shown = {one.name: empty.get(one.value.schema["type"], "...") for one in tool.parameters}
+    form = _json({"name": tool.name, "arguments": shown}, rng)
+    return f" Expected: <tool_call>\n{form}\n</tool_call>" if rng.random() < 0.8 else ""
+
+
+def no_tool(rng: random.Random) -> Row:
+    """What needs no call: words to repeat, an item of a list, a greeting, or a question that no tool is for."""
+    form, zh = rng.random(), rng.random() < CHINESE
+    tools = [invent(rng) for _ in range(rng.choice((0, 1, 1, 2)))]
+    if form < 0.55:
+        words = [rng.choice((word(rng), word(rng), str(rng.randint(0, 10**5)))) for _ in range(rng.randint(1, 7))]
+        text = " ".join(words)
+        opening = (
+            ("重复：", "请说：") if zh else ("Repeat: ", "Say this: ", "Say after me: ", "Echo: ", "Write: ", "Say: ")
+        )
+        return _row(rng, "say", tools, zh, rng.choice(opening) + text, [say(text)], alone=True)
+    if form < 0.75:
+        keys = list(dict.fromkeys(word(rng) for _ in range(4)))
+        values = [draw(rng, "integer").said for _ in keys]
+        at = rng.randrange(len(keys))
+        listing = ", ".join(f"{key} {value}" for key, value in zip(keys, values, strict=True))
+        asked = f"{listing}。{keys[at]} 是多少？" if zh else f"{listing}. Which number has {keys[at]}?"
+        return _row(rng, "read", tools, zh, asked, [say(answer(values[at]))], alone=True)
+    if form < 0.85:
+        pair = (
+            ("你好", "你好！需要什么？")
+            if zh
+            else rng.choice((("Hello", "Hello! What do you need?"), ("Thanks", "You are welcome.")))
+        )
+        return _row(rng, "greeting", tools, zh, pair[0], [say(pair[1])], alone=True)
+    tools = [invent(rng) for _ in range(rng.randint(2, 3))]
+    missing = "没有合适的工具。" if zh else "I have no tool for that."
+    return _row(rng, "abstain", tools, zh, ask(rng, invent(rng), zh), [say(missing)], alone=True)
+
+
+def drill(rng: random.Random) -> Row:
+    """Many words, numbers and codes to repeat: where a model that starts from nothing learns to copy."""
+    few = [draw(rng, rng.choice(("word", "code", "integer", "name"))).said for _ in range(rng.randint(3, 12))]
+    items = [rng.choice(few) if rng.random() < 0.5 else draw(rng, "word").said for _ in range(rng.randint(6, 30))]
+    text = " ".join(items)
+    return Row("drill", (), (*prompt(None, rng.choice(("Repeat: ", "Echo: ", "重复：")) + text), say(text)))
+
+
+def look_up(rng: random.Random) -> Row:
+    """Find something under a key and repeat it as it is."""
+    tool = invent(rng, [rng.choice(("code", "word", "name"))])
+    shown = tool.given[0].value.said
+    own = ("Find {} and repeat it.", "Fetch {} and say what it is.", "Get {}, then say it.", "Read {} and say it back.")
+    found = " ".join(rng.choice((word(rng), str(rng.randint(0, 10**5)))) for _ in range(rng.randint(1, 3)))
+    turns = [call((tool.name, tool.arguments)), result(tool.name, found), say(found)]
+    return _row(rng, "look_up", [tool], False, rng.choice(own).format(shown), turns)
+
+
+def _search(rng: random.Random, query: str) -> Tool:
+    """A tool that takes words to look for."""
+    found = invent(rng, ["text"])
+    said = rng.choice(("Words to look for.", "What to find.", "The search words.", ""))
+    named = rng.choice(("query", "query", "q", "keywords", "words"))
+    return replace(found, parameters=(Parameter(named, Value("text", query, query, {"type": "string"}), said),))
+
+
+def _more(rng: random.Random, chance: float = 0.35) -> list[str]:
+    return [draw(rng).kind] if rng.random() < chance else []
+
+
+def _json(value: dict[str, Any], rng: random.Random) -> str:
+    import json
+
+    return json.dumps(value, ensure_ascii=False, indent=1 if rng.random() < 0.2 else None)
+
+
+def _row(
+    rng: random.Random,
+    family: str,
+    tools: Sequence[Tool],
+    zh: bool,
+    question: str,
+    turns: Sequence[Message],
+    *,
+    alone: bool = False,
+) -> Row:
+    """The row, with up to four other tools beside those that it needs; `alone` adds none."""
+    extra = 0 if alone else rng.choices((0, 1, 2, 3, 4), (50, 22, 14, 9, 5))[0]
+    names = [one.name for one in tools]
+    found = list(tools)
+    for _ in range(max(0, min(extra, 5 - len(tools)))):
+        found.append(invent(rng, None, names))
+        names.append(found[-1].name)
+    rng.shuffle(found)
+    if rng.random() < 0.06:
+        question = f"{chinese(rng)}。{question}" if zh else f"{word(rng).capitalize()} {word(rng)}. {question}"
+    messages = [*prompt(system(rng, zh), question), *turns]
+    return Row(family, tuple(one.schema for one in found), tuple(messages))

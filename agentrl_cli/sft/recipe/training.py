@@ -1,0 +1,256 @@
+"""Training the bundled model from random weights on the stream of rows, stopped and resumed between any two steps.
+
+A step's rows follow from the seed and the step alone, so a resumed training ends with the weights of one that was never
+stopped (on the same machine, with the same number of threads). Rows of similar length share a step, which keeps the
+padding small.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
+from agentrl_cli.config.yamlfile import load_yaml
+from agentrl_cli.errors import ConfigError, UsageError
+from agentrl_cli.models.checkpoint import load_state, load_weights, save_checkpoint, written_whole
+from agentrl_cli.models.save import save_model
+from agentrl_cli.sft.recipe.rows import Row
+from agentrl_cli.sft.recipe.stream import drill, row
+from agentrl_cli.sft.recipe.tokenizer import train_tokenizer
+from agentrl_cli.sft.train import optimizers
+from agentrl_cli.types import Origin
+
+BUCKET = 4
+"""Steps whose rows are drawn together and sorted by length."""
+CHECKPOINT = "checkpoint"
+"""The folder, inside the model's, that a stopped training is resumed from."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides the weights: a recipe file without `packs`."""
+
+    architecture: Mapping[str, Any]
+    """Arguments of Qwen3Config."""
+    steps: int = 4000
+    rows: int = 16
+    """Conversations in a step."""
+    drills: int = 0
+    """Of so many first steps half of the rows only copy."""
+    lr: float = 3e-3
+    """Peak learning rate of AdamW, for embeddings and norms."""
+    muon_lr: float = 0.02
+    """Peak learning rate of Muon, for the matrices of the hidden layers."""
+    warmup: int = 50
+    decay: float = 0.4
+    """The last share of the steps, over which the rates fall linearly to a fiftieth."""
+    prompt_weight: float = 0.1
+    """Weight in the loss of tokens that the model does not sample; 1 for those that it does."""
+    vocabulary: int = 2048
+    texts: int = 6000
+    """Conversations that the tokenizer is trained on."""
+    longest: int = 1024
+    """Conversations are cut to so many tokens."""
+    threads: int = 2
+    save_every: int = 200
+    seed: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a step reports: finished steps, the weighted loss, the share of the model's tokens that were right."""
+
+    step: int
+    loss: float
+    right: float
+
+
+def load_plan(path: Path) -> Plan:
+    """A plan from YAML. Raises ConfigError for unknown or missing keys."""
+    try:
+        return Plan(**load_yaml(path))
+    except TypeError as error:
+        raise ConfigError(f"{path} is not a recipe of a model from random weights: {error}") from error
+
+
+def make_bundled(
+    plan: Plan,
+    folder: Path,
+    report: Callable[[Progress], None] | None = None,
+    *,
+    resume: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Train what `plan` describes and write it into `folder` as bfloat16; False if `stop` ended it before.
+
+    A training that was stopped or killed leaves `folder`/checkpoint, which `resume` continues from. Raises UsageError
+    if there is none, or if it was made by another plan (only `steps`, `save_every` and `threads` may differ).
+    """
+    torch.set_num_threads(plan.threads)
+    where = folder / CHECKPOINT
+    state = _resumable(where, plan) if resume else None
+    tokenizer = (
+        Tokenizer.load(where)
+        if state
+        else train_tokenizer(_texts(plan), plan.vocabulary, int(plan.architecture["max_position_embeddings"]), folder)
+    )
+    model = new_model(plan, tokenizer.vocab_size)
+    opts = optimizers(model, plan.lr, plan.muon_lr)
+    start = 0
+    if state is not None:
+        load_weights(model, where)
+        for opt, kept in zip(opts, state["optimizers"], strict=True):
+            opt.load_state_dict(kept)
+        start = int(state["step"])
+    batches = Batches(plan, Chat(tokenizer))
+
+    def save(step: int) -> None:
+        kept = {"step": step, "plan": _identity(plan), "optimizers": [opt.state_dict() for opt in opts]}
+        save_checkpoint(where, model, where if where.is_dir() else folder, kept)
+
+    for step in range(start, plan.steps):
+        loss, right = train_step(model, opts, batches.at(step), plan, step)
+        if report is not None:
+            report(Progress(step + 1, loss, right))
+        stopped = stop()
+        if stopped or (step + 1) % plan.save_every == 0 or step + 1 == plan.steps:
+            save(step + 1)
+        if stopped and step + 1 < plan.steps:
+            return False
+    with written_whole(folder, keep=True) as beside:
+        save_model(model.to(torch.bfloat16), where, beside)
+    return True
+
+
+def new_model(plan: Plan, vocabulary: int) -> nn.Module:
+    """A Qwen3 with random weights from the plan's seed."""
+    from transformers.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(plan.seed)
+    config = Qwen3Config(
+        vocab_size=vocabulary, eos_token_id=2, pad_token_id=0, bos_token_id=None, **dict(plan.architecture)
+    )
+    model: nn.Module = Qwen3ForCausalLM(config)
+    return model
+
+
+def train_step(
+    model: Any, opts: list[torch.optim.Optimizer], batch: Batch, plan: Plan, step: int
+) -> tuple[float, float]:
+    """One update in place; the weighted loss and the share of the model's tokens that were right."""
+    for opt in opts:
+        for group in opt.param_groups:
+            group.setdefault("peak", group["lr"])
+            group["lr"] = group["peak"] * rate(plan, step)
+    logits = model(input_ids=batch.ids, use_cache=False).logits[:, :-1]
+    targets, weights = batch.ids[:, 1:], batch.weights[:, 1:]
+    losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+    loss = (losses * weights).sum() / weights.sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for opt in opts:
+        opt.step()
+        opt.zero_grad(set_to_none=True)
+    own = weights == 1.0
+    right = ((logits.argmax(-1) == targets) & own).sum() / own.sum()
+    return float(loss.detach()), float(right)
+
+
+def rate(plan: Plan, step: int) -> float:
+    """Factor on the learning rates: a linear warm-up, level, a linear fall to a fiftieth."""
+    falling = (plan.steps - step) / max(1.0, plan.decay * plan.steps)
+    return min(1.0, (step + 1) / max(1, plan.warmup), max(0.02, falling))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Padded rows [B, T]: ids, and each token's weight in the loss (0 for padding)."""
+
+    ids: Tensor
+    weights: Tensor
+
+
+class Batches:
+    """The plan's rows as padded batches, a few steps of similar lengths drawn at once."""
+
+    def __init__(self, plan: Plan, chat: Chat) -> None:
+        self.plan, self.chat = plan, chat
+        self._bucket = -1
+        self._steps: list[Batch] = []
+
+    def at(self, step: int) -> Batch:
+        """The batch of a step."""
+        if step // BUCKET != self._bucket:
+            self._bucket = step // BUCKET
+            self._steps = self._draw(self._bucket)
+        return self._steps[step % BUCKET]
+
+    def _draw(self, bucket: int) -> list[Batch]:
+        count, first = self.plan.rows, bucket * BUCKET * self.plan.rows
+        drawn = [self._encode(self._row(first + number)) for number in range(BUCKET * count)]
+        drawn.sort(key=lambda pair: len(pair[0]))
+        steps = [drawn[at : at + count] for at in range(0, len(drawn), count)]
+        random.Random(f"order {self.plan.seed} {bucket}").shuffle(steps)
+        return [_padded(each) for each in steps]
+
+    def _row(self, number: int) -> Row:
+        early = number < self.plan.drills * self.plan.rows
+        return drill(self.plan.seed, number) if early and number % 2 else row(self.plan.seed, number)
+
+    def _encode(self, one: Row) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        return encode(self.chat, one, self.plan.prompt_weight, self.plan.longest)
+
+
+def encode(
+    chat: Chat, one: Row, prompt_weight: float, longest: int
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """(ids [n], weights [n]) of a row: 1 for what the model samples, `prompt_weight` for all else and muted turns."""
+    rendered = chat.conversation(list(one.messages), list(one.tools))
+    sampled = np.asarray(rendered.origin) == Origin.MODEL
+    if one.muted:
+        turn = np.cumsum(np.diff(sampled.astype(np.int8), prepend=0) == 1) - 1
+        sampled &= ~np.isin(turn, list(one.muted))
+    weights = np.where(sampled, 1.0, prompt_weight).astype(np.float32)
+    return np.asarray(rendered.ids, np.int64)[:longest], weights[:longest]
+
+
+def _padded(rows: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]) -> Batch:
+    longest = max(len(ids) for ids, _ in rows)
+    ids, weights = torch.zeros(len(rows), longest, dtype=torch.long), torch.zeros(len(rows), longest)
+    for at, (own, weight) in enumerate(rows):
+        ids[at, : len(own)], weights[at, : len(own)] = torch.from_numpy(own), torch.from_numpy(weight)
+    return Batch(ids, weights)
+
+
+def _texts(plan: Plan) -> list[str]:
+    plain = Chat(ByteTokenizer())
+    drawn = (row(plan.seed + 1, number) for number in range(plan.texts))
+    return [plain.decode(plain.conversation(list(one.messages), list(one.tools)).ids) for one in drawn]
+
+
+def _identity(plan: Plan) -> dict[str, Any]:
+    """What a resumed training must have in common with the one that was stopped."""
+    return {key: value for key, value in asdict(plan).items() if key not in ("steps", "save_every", "threads", "extra")}
+
+
+def _resumable(where: Path, plan: Plan) -> dict[str, Any]:
+    if not where.is_dir():
+        raise UsageError(f"There is no stopped training in {where.parent}.", hint="Leave --resume away to start one.")
+    state = load_state(where)
+    old, new = dict(state["plan"]), _identity(plan)
+    if changed := sorted(key for key in new if old.get(key) != new[key]):
+        raise UsageError(
+            f"The training in {where.parent} was started with another {', '.join(changed)}.",
+            hint="Only the number of steps may change; or start a new one in another folder.",
+        )
+    return state

@@ -1,0 +1,218 @@
+"""What the bundled model can be taught: functions and generated tools that it has never seen, and the packs.
+
+    python benchmarks/bundled.py base MODEL [--rows 24] [--samples 4]      before any training, English and Chinese
+    python benchmarks/bundled.py generated MODEL                           forty generated tools, before any training
+    python benchmarks/bundled.py packs MODEL [--packs calc-task echo-task] the packs' validation splits, before training
+    python benchmarks/bundled.py train MODEL --only weekday price [--seeds 0] [--steps 60]
+
+`train` is 60 GRPO steps of 8 x 8 episodes at 3e-4 on 200 rows of that one function, with the project's own trainer;
+solved is the mean of its last ten steps, CPU seconds are those of the process. Prints Markdown; adds what it measured
+to benchmarks/results/bundled.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from agentrl_cli import Config, Pack, Reward, load_pack, train  # noqa: E402
+from agentrl_cli.types import Episode  # noqa: E402
+from benchmarks.bundled_generated import generated  # noqa: E402
+from benchmarks.bundled_subjects import SUBJECTS, Subject  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "bundled.json"
+SYSTEM = "Solve the task. Use the tools."
+CHINESE_SYSTEM = "请使用工具回答问题。"
+LIMITS = {"max_turns": 5, "max_new_tokens": 96, "max_tokens": 640, "group_size": 8, "prompts_per_step": 8}
+
+Result = dict[str, Any]
+
+
+def exact(episode: Any, ctx: Any) -> float:
+    """1 if the last `Answer: …` line is the function's result."""
+    said = [line[8:].strip() for line in ctx.final_text.splitlines() if line.startswith("Answer: ")]
+    return float(bool(said) and said[-1] == ctx.task.data["answer"])
+
+
+def pack_of(subject: Subject, seed: int, count: int, language: Any = "english") -> Pack:
+    """A function as a task."""
+    system = SYSTEM if language == "english" else CHINESE_SYSTEM
+    return Pack.of(
+        subject.name, subject.rows(seed, count, language), [Reward("exact", exact)], tools=subject.tools, system=system
+    )
+
+
+def config_of(model: str, **changes: Any) -> Config:
+    """The settings of every measurement."""
+    return Config.model_validate({"model": {"name": model, "dtype": "float32"}, "rollout": LIMITS, **changes})
+
+
+async def sample(model: str, packs: Sequence[Pack], split: str, rows: int, samples: int) -> list[Episode]:
+    """Attempts at temperature 1 at the first rows of each pack."""
+    from agentrl_cli.policies.load import load_policy
+    from agentrl_cli.rollout import Job, Rollout, seed_of
+    from agentrl_cli.sandbox import Sandbox
+
+    config = config_of(model)
+    loaded = load_policy(None, config, base=Path.cwd())
+    sandbox = await Sandbox.open(config.sandbox) if any(pack.sandbox for pack in packs) else None
+    named = {pack.name: pack for pack in packs}
+    tasks = [task for pack in packs for task in pack.tasks(split, limit=rows)]
+    jobs = [Job(task, seed_of("bundled", task.pack, task.id, n), n) for task in tasks for n in range(samples)]
+    try:
+        return await Rollout(loaded.policy, loaded.chat, named, config, sandbox=sandbox).run(jobs)
+    finally:
+        await loaded.policy.close()
+        if sandbox is not None:
+            await sandbox.close()
+
+
+def summary(episodes: Sequence[Episode]) -> Result:
+    """Shares of the attempts: solved, with a call, with a call that returned."""
+    count = max(1, len(episodes))
+    called = [any(turn.calls for turn in one.turns) for one in episodes]
+    returned = [any(r.error is None for turn in one.turns for r in turn.results) for one in episodes]
+    solved = sum(str(one.outcome) == "solved" for one in episodes)
+    shares = {"solved": solved / count, "called": sum(called) / count, "returned": sum(returned) / count}
+    return {**{key: round(value, 3) for key, value in shares.items()}, "attempts": len(episodes)}
+
+
+def measure_base(model: str, rows: int, samples: int, only: Sequence[str]) -> Result:
+    """Every function in both languages."""
+    found: Result = {}
+    for language in ("english", "chinese"):
+        packs = [pack_of(one, 1, rows, language) for one in SUBJECTS if not only or one.name in only]
+        episodes = asyncio.run(sample(model, packs, "train", rows, samples))
+        for pack in packs:
+            found.setdefault(pack.name, {})[language] = summary([one for one in episodes if one.pack == pack.name])
+    return found
+
+
+def measure_generated(model: str, samples: int) -> Result:
+    """The forty generated tools."""
+    packs = [
+        Pack.of(one.name, one.rows, [Reward("exact", exact)], tools=[one.function], system=SYSTEM)
+        for one in generated()
+    ]
+    episodes = asyncio.run(sample(model, packs, "train", 5, samples))
+    by_tool = {pack.name: summary([one for one in episodes if one.pack == pack.name]) for pack in packs}
+    return {"all": summary(episodes), "tools": by_tool}
+
+
+def measure_packs(model: str, names: Sequence[str], rows: int, samples: int) -> Result:
+    """The packs' validation splits."""
+    found: Result = {}
+    for name in names:
+        episodes = asyncio.run(sample(model, [load_pack(name)], "validation", rows, samples))
+        families = sorted({one.family for one in episodes})
+        by_family = {one: summary([e for e in episodes if e.family == one]) for one in families}
+        found[name] = {"all": summary(episodes), "families": by_family}
+    return found
+
+
+def measure_training(model: str, subject: Subject, seed: int, steps: int) -> Result:
+    """GRPO on one function; solved by step."""
+    with tempfile.TemporaryDirectory() as folder:
+        cpu = time.process_time()
+        run = train(
+            config_of(
+                model,
+                train={"steps": steps, "lr": 3e-4, "eval_every": 0, "token_budget": 2048, "save_every": 1000},
+                seed=seed,
+            ),
+            packs=[pack_of(subject, 1000 + seed, 200)],
+            project=folder,
+            narrate=lambda text: None,
+        )
+        cpu = time.process_time() - cpu
+        store = sqlite3.connect(f"file:{folder}/runs/agentrl.db?mode=ro", uri=True)
+        rows = store.execute(
+            "SELECT avg(outcome = 'solved') FROM episodes WHERE run_id = ? AND kind = 'train'"
+            " GROUP BY step ORDER BY step",
+            (run.id,),
+        ).fetchall()
+        store.close()
+    curve = [round(row[0], 3) for row in rows]
+    last = curve[-10:]
+    return {"first": curve[0], "last": round(sum(last) / len(last), 3), "cpu_seconds": round(cpu, 1), "curve": curve}
+
+
+def table(found: Result) -> str:
+    """Markdown: a line for each function, with what was measured of it."""
+    lines = [
+        "| function | base, English | base, Chinese | calls | trained | CPU s |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, one in found.get("base", {}).items():
+        runs = found.get("train", {}).get(name, {})
+        trained = ", ".join(f"{run['last']:.2f}" for run in runs.values()) or "-"
+        cpu = ", ".join(f"{run['cpu_seconds']:.0f}" for run in runs.values()) or "-"
+        english, chinese = one["english"], one["chinese"]
+        solved = f"{english['solved']:.2f} | {chinese['solved']:.2f} | {english['called']:.2f}"
+        lines.append(f"| {name} | {solved} | {trained} | {cpu} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("base", "generated", "packs", "train"))
+    parser.add_argument("model")
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--packs", nargs="*", default=["calc-task", "echo-task", "code-task"])
+    parser.add_argument("--rows", type=int, default=24)
+    parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    options = parser.parse_args()
+    name = Path(options.model).name
+    if options.what == "base":
+        _keep(name, {"base": measure_base(options.model, options.rows, options.samples, options.only)})
+    elif options.what == "generated":
+        _keep(name, {"generated": measure_generated(options.model, options.samples)})
+    elif options.what == "packs":
+        _keep(name, {"packs": measure_packs(options.model, options.packs, options.rows, options.samples)})
+    else:
+        for subject in (one for one in SUBJECTS if one.name in options.only):
+            for seed in options.seeds:
+                result = measure_training(options.model, subject, seed, options.steps)
+                _keep(name, {"train": {subject.name: {str(seed): result}}})
+                print(subject.name, seed, {key: value for key, value in result.items() if key != "curve"}, flush=True)
+    found = _kept()[name]
+    print(table(found))
+    print(json.dumps({key: one["all"] for key, one in found.get("packs", {}).items()}))
+    print(json.dumps(found.get("generated", {}).get("all", {})))
+
+
+def _kept() -> Result:
+    read: Result = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+    return read
+
+
+def _keep(model: str, found: Result) -> None:
+    """Add what was measured to the file, which another measurement may have written to meanwhile."""
+    kept = _kept()
+    _merge(kept.setdefault(model, {}), found)
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+def _merge(into: Result, more: Result) -> None:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""The bundled model's data: what is in it, that its calls are right, and that nothing of a pack or a benchmark is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jsonschema
+
+from agentrl_cli.paths import models_dir, pack_names, packs_dir
+from agentrl_cli.sft.recipe.rows import Row
+from agentrl_cli.sft.recipe.stream import row
+from agentrl_cli.sft.recipe.training import load_plan
+from agentrl_cli.sft.recipe.words import HELD_OUT
+from agentrl_cli.tasks import load_pack
+
+SOME = 4000
+PLAN = load_plan(models_dir() / "tiny-tools.recipe.yaml")
+SHARED = {"run_python"}
+"""The one tool of a pack that the data has by name: code-task's, with programs of other wordings."""
+
+
+@cache
+def drawn() -> list[Row]:
+    return [row(PLAN.seed, number) for number in range(SOME)]
+
+
+def calls(one: Row) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """(number of the assistant turn, tool, arguments)"""
+    turns = [message for message in one.messages if message["role"] == "assistant"]
+    for number, message in enumerate(turns):
+        for each in message.get("tool_calls", ()):
+            yield number, each["function"]["name"], each["function"]["arguments"]
+
+
+def properties(one: Row) -> Iterator[dict[str, Any]]:
+    for tool in one.tools:
+        yield from tool["function"]["parameters"]["properties"].values()
+
+
+def test_a_seed_and_a_number_decide_a_row() -> None:
+    assert row(3, 17) == row(3, 17) != row(4, 17)
+    assert row(3, 17) != row(3, 18)
+
+
+def test_every_kind_of_tool_and_task_is_in_it() -> None:
+    rows = drawn()
+    families = Counter(one.family for one in rows)
+    wanted = "one list record two_steps parallel corrected say read greeting abstain look_up expression program loaded"
+    assert all(families[name] > 10 for name in [*wanted.split(), "secret", "function"]), families
+    assert len({tool["function"]["name"] for one in rows for tool in one.tools}) > 3000
+    kinds = Counter(field["type"] for one in rows for field in properties(one))
+    assert all(kinds[name] > 30 for name in ("integer", "number", "string", "boolean", "array", "object")), kinds
+    more = [field for one in rows for field in properties(one)]
+    assert any("enum" in field for field in more) and any("default" in field for field in more)
+    assert {bool(field.get("description")) for field in more} == {True, False}
+    sizes = Counter(len(tool["function"]["parameters"]["properties"]) for one in rows for tool in one.tools)
+    assert set(sizes) >= {0, 1, 2, 3, 4}
+    assert set(Counter(len(one.tools) for one in rows)) >= {0, 1, 2, 3, 4, 5}
+    chinese = [one for one in rows if re.search(r"[\u4e00-\u9fff]", json.dumps(one.messages, ensure_ascii=False))]
+    assert 0.15 < len(chinese) / len(rows) < 0.5
+    assert len({one.messages[0]["content"] for one in rows if one.messages[0]["role"] == "system"}) > 200
+
+
+def test_every_call_that_is_learned_fits_its_schema_and_is_to_a_tool_of_the_prompt() -> None:
+    for one in drawn()[:1500]:
+        offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in one.tools}
+        for turn, name, arguments in calls(one):
+            if turn not in one.muted:
+                jsonschema.Draft202012Validator({**offered[name], "additionalProperties": False}).validate(arguments)
+
+
+def test_arguments_stand_in_the_conversation_before_the_call() -> None:
+    """A model can read them, but for a capital at the beginning; those of a second step are the first one's result."""
+    for one in drawn():
+        if one.family not in ("one", "list", "two_steps", "look_up", "corrected"):
+            continue
+        before = ""
+        for message in one.messages:
+            for each in message.get("tool_calls", ()) if one.family != "corrected" else ():
+                for value in each["function"]["arguments"].values():
+                    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+                        assert str(value).lower() in before.lower(), (one.family, value, before)
+            before += str(message["content"]) + "\n"
+
+
+def test_a_mistake_is_corrected_and_not_learned() -> None:
+    rows = [one for one in drawn() if one.family == "corrected"]
+    for one in rows:
+        assert one.muted == {0}
+        first, second = (arguments for _, _, arguments in calls(one))
+        names = [name for _, name, _ in calls(one)]
+        assert first != second or names[0] != names[1]
+        answered = next(message for message in one.messages if message["role"] == "tool")["content"]
+        assert answered.startswith(("Error: ", "Bad tool call: "))
+
+
+def test_no_row_of_a_pack_is_in_it() -> None:
+    """Over every 16th row that the recipe trains on: no question of any split, and no 13 words in a row of one."""
+    questions, grams = set(), set()
+    for name in pack_names():
+        for path in sorted((packs_dir() / name / "data").glob("*.jsonl")):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                fields = json.loads(line)
+                questions.add(" ".join(fields["prompt"].split()))
+                for text in fields.values():
+                    grams |= set(thirteens(text)) if isinstance(text, str) else set()
+    assert len(questions) > 1500 and len(grams) > 3000
+    for number in range(0, PLAN.steps * PLAN.rows, 16):
+        for text in row(PLAN.seed, number).texts:
+            assert " ".join(text.split()) not in questions, text
+            assert grams.isdisjoint(thirteens(text)), text
+
+
+def test_no_name_of_a_measured_tool_is_in_it() -> None:
+    packs = {tool["function"]["name"] for name in pack_names() for tool in load_pack(name).schemas}
+    functions = {tool.__name__ for subject in benchmark("bundled_subjects").SUBJECTS for tool in subject.tools}
+    assert packs - SHARED <= HELD_OUT and functions <= HELD_OUT
+    for one in drawn():
+        named = {tool["function"]["name"].lower() for tool in one.tools} | {name.lower() for _, name, _ in calls(one)}
+        assert not named & HELD_OUT
+
+
+def thirteens(text: str) -> list[tuple[str, ...]]:
+    words = re.findall(r"\w+", text.lower())
+    return [tuple(words[at : at + 13]) for at in range(len(words) - 12)]
+
+
+def benchmark(name: str) -> ModuleType:
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"measured_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    import sys
+
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
