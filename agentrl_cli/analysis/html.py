@@ -31,7 +31,7 @@ Texts = Callable[["Store", "EpisodeRow", list[int]], list[str]]
 """Decodes ids one by one with the tokenizer of an episode."""
 
 PAGE = Path(__file__).with_name("page.html")
-_SIGNALS = ("advantage", "weight", "ratio", "logp_train", "logp_ref")
+_SIGNALS = ("advantage", "push", "weight", "ratio", "logp_train", "logp_ref")
 
 
 def export_html(
@@ -133,6 +133,7 @@ def _tokens(
             if array is not None and len(array) == len(tokens):
                 out[name] = _numbers(array)
         out["clipped"] = signals.clipped.tolist()
+        out["push_scale"] = store.signals.push_scale(row.run_id)
     return out
 
 

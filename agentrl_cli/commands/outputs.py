@@ -22,11 +22,11 @@ def writing(out: Path, doing: str, db: Path | None) -> Iterator[None]:
     """
     from agentrl_cli.models.checkpoint import sweep
 
-    out = out.resolve()  # one lock for a folder and the links to it
+    named, out = str(out), out.resolve()  # one lock for a folder and the links to it
     with contextlib.ExitStack() as stack:
         if db is not None and db.is_file():
             stack.enter_context(_run_around(out, doing, db))
-        stack.enter_context(_locked(out, doing))
+        stack.enter_context(_locked(out, named, doing))
         sweep(out.parent, out.name)
         yield
 
@@ -45,10 +45,10 @@ def _run_around(out: Path, doing: str, db: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(out: Path, doing: str) -> Iterator[None]:
-    """A lock on a file beside the folder; the kernel releases it when the process exits, even on a crash."""
+def _locked(out: Path, named: str, doing: str) -> Iterator[None]:
+    """A lock on a file beside the folder, which the user named `named`; the kernel releases it when the process exits."""
     path = out.with_name(f".{out.name}.lock")
-    with disk_writing(str(out), hint="Choose another folder, or free some space."):
+    with disk_writing(named, hint="Choose another folder, or free some space."):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = _lock(path, out)
     with file:

@@ -51,13 +51,13 @@ def _read(path: Path) -> Any:
     try:
         read = load_yaml(path)
     except NotFound:
-        raise ConfigError(f"There is no {path}.") from None
+        raise ConfigError(f"{path} does not exist.") from None
     return read.get("interaction") if isinstance(read, dict) and "interaction" in read else read
 
 
 def _maker(where: Path, entry: Any) -> tuple[str, Maker]:
     if not isinstance(entry, Mapping) or set(entry) - KEYS:
-        raise ConfigError(f"{where}: an interaction has {', '.join(sorted(KEYS))}, not {entry!r}.")
+        raise ConfigError(f"{where}: an interaction takes {', '.join(sorted(KEYS))}, not {entry!r}.")
     config = dict(entry.get("config") or {})
     target = str(entry.get("class_name") or entry.get("function") or "")
     name = str(entry.get("name") or target.rpartition(".")[2].removesuffix("Interaction").lower())

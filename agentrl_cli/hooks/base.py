@@ -228,7 +228,7 @@ def _logger(name: str, base: Path | None) -> object | None:
         raise
     except Exception as error:  # noqa: BLE001 - a logger's error never ends the run
         log.warning(
-            "the logger %s cannot be made (%s: %s) and is left out; the run continues, and the store has everything",
+            "the logger %s cannot be created (%s: %s) and is left out; the run continues, and the store has everything",
             name, type(error).__name__, error,
         )  # fmt: skip
         return None

@@ -256,7 +256,7 @@ async def test_a_training_says_at_its_start_what_it_would_skip(tmp_path: Path) -
         narrated: list[str] = []
         drift = {"structural": structural}
         async with trainer_of(project, folder, train={"steps": 1}, rollout=limits, drift=drift) as trainer:
-            trainer.narrate = narrated.append
+            trainer.reporter.narrate = narrated.append
             await trainer.train()
             alerts = [a for a in trainer.store.journal.alerts(trainer.run.id) if a["name"] == "drift"]
         lines = [line for line in narrated if "text before a call would be skipped as drift" in line]

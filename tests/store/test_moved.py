@@ -197,7 +197,7 @@ def test_a_folder_that_two_stores_use_stays(tmp_path: Path, capsys: pytest.Captu
         run = store.runs.add_folder(store.runs.add(RunRow("", "fox", status="finished")))
     assert main(["db", "backup", str(backup), "--db", str(db)]) == 0
     assert main(["runs", "delete", "fox", "--yes", "--db", str(backup)]) == 0
-    assert f"The folder {run.dir} stays" in capsys.readouterr().err and Path(run.dir).is_dir()
+    assert f"The folder {run.dir} is kept" in capsys.readouterr().err and Path(run.dir).is_dir()
     assert main(["runs", "delete", "fox", "--yes", "--db", str(db)]) == 0
     assert not Path(run.dir).exists()
 

@@ -256,7 +256,7 @@ def test_the_second_interrupt_stops_now(tmp_path: Path, model: Path, whole: dict
     code, said = spawn(project, "train")
     assert "Traceback" not in said, said
     assert code == 130, said
-    assert "stopped after step 1: stopped at once. agentrl train --resume" in said, said
+    assert "stopped after step 1: stopped at once. Resume it: agentrl train --resume" in said, said
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         run = only_run(store)
         assert (run.status, run.step) == ("stopped", 1)
@@ -270,7 +270,7 @@ def test_a_finished_run_goes_on_to_more_steps(tmp_path: Path, model: Path, whole
     project = project_of(tmp_path / "project", model)
     assert spawn(project, "train", "--steps", "2")[0] == 0
     code, said = spawn(project, "train", "--resume", "last")
-    assert code == 0 and "has done its 2 steps: nothing left to do" in said and "--steps 4` goes on" in said, said
+    assert code == 0 and "has done its 2 steps: nothing left to do" in said and "--steps 4" in said, said
     with Store.open(project / "runs" / "agentrl.db") as store:
         store.controls.add(only_run(store).id, "stop")  # a watcher's, too late: it is not for the next start
     code, said = spawn(project, "train", "--resume", "last", "--steps", str(STEPS))

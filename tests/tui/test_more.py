@@ -313,6 +313,6 @@ def test_comparing_two_runs(db: Path) -> None:
 def test_compare_prints_and_speaks_json(db: Path) -> None:
     command = [sys.executable, "-m", "agentrl_cli", "compare", "grpo-06", "grpo-07", "--db", str(db)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "1 tasks tried by both" in text and "test, newest" in text and "calc/0417" in text
+    assert "1 tasks attempted by both" in text and "test, newest" in text and "calc/0417" in text
     row = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
     assert row["tasks"][0]["before"] == [1, 2] and row["metrics"]["reward"]["before"] == 0.25
