@@ -46,7 +46,7 @@ def _run_around(out: Path, doing: str, db: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(out: Path, named: str, doing: str) -> Iterator[None]:
-    """A lock on a file beside the folder, which the user named `named`; the kernel releases it when the process exits."""
+    """A lock on a file beside the folder `named` by the user; the kernel releases it when the process exits."""
     path = out.with_name(f".{out.name}.lock")
     with disk_writing(named, hint="Choose another folder, or free some space."):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -116,9 +116,10 @@ class EpisodePanes(Vertical):
         """Reads what may come after the first paint: the fork against a sibling, the place in the list."""
         sibling = contrasting_sibling(view)
         if sibling is not None:
-            self.transcript.show_fork(await self.reader.fork(view, sibling))
+            self.transcript.fork = await self.reader.fork(view, sibling)
             if self.screen.has_class("-wide"):
                 self.transcript.show_beside(await self.reader.view(sibling))
+        self.transcript.paint_fork()  # last, because it takes rows from the tokens
         found = await self.reader.call(related.around, view.episode.id)
         self._children = found.children
         self.left.show_failure(found.failure, view.episode.step)

@@ -69,11 +69,6 @@ class Transcript(Vertical):
         self.view, self.branch = view, None
         self.tokens.show(view, token, keep_scroll=keep_scroll)
 
-    def show_fork(self, fork: Fork | None) -> None:
-        """Shows where a sibling differs."""
-        self.fork = fork
-        self.paint_fork()
-
     def show_beside(self, sibling: EpisodeView) -> None:
         """Shows a sibling beside the transcript."""
         if self.view is None:
