@@ -274,5 +274,5 @@ def test_a_finished_run_goes_on_to_more_steps(tmp_path: Path, model: Path, whole
     with Store.open(project / "runs" / "agentrl.db") as store:
         store.controls.add(only_run(store).id, "stop")  # a watcher's, too late: it is not for the next start
     code, said = spawn(project, "train", "--resume", "last", "--steps", str(STEPS))
-    assert code == 0 and "stop was asked of the run before it ended" in said, said
+    assert code == 0 and "stop was requested before the run stopped" in said, said
     assert ending(project)["weights"] == whole["weights"]
