@@ -219,6 +219,15 @@ CREATE VIEW v_turns AS
     ORDER BY t.episode_id, t.idx, c.idx;
 """
 
+_LIGHTNING = """
+CREATE TABLE lightning (
+    kind TEXT NOT NULL, id TEXT NOT NULL, rollout_id TEXT NOT NULL, status TEXT NOT NULL, n INTEGER NOT NULL,
+    data TEXT NOT NULL, PRIMARY KEY (kind, id)
+) STRICT;
+CREATE INDEX lightning_rollout ON lightning (kind, rollout_id);
+CREATE INDEX lightning_status ON lightning (kind, status, n);
+"""
+
 MIGRATIONS: tuple[Migration, ...] = (
     ("m001_initial", _INITIAL),
     ("m002_group_why", _GROUP_WHY),
@@ -231,6 +240,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     ("m009_relative_paths", make_relative),
     ("m010_ungraded", _UNGRADED),
     ("m011_turn_parent", _TURN_PARENT),
+    ("m012_lightning", _LIGHTNING),
 )
 """(name, statements separated by `;` at a line's end, or a function of the connection), oldest first."""
 

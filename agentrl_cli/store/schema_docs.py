@@ -220,6 +220,13 @@ TABLES: dict[str, str] = {
         tokenizer_json: zlib-compressed tokenizer.json
         chat_template: Jinja source
         specials: special tokens, JSON""",
+    "lightning": """Records of `agentrl_cli.lightning`: its queue, and what attempts left behind.
+        kind: `rollouts`, `attempts`, `spans`, `resources`, `workers`, `counter`
+        id: of the record
+        rollout_id: the rollout that an attempt or span belongs to; empty for others
+        status: of a rollout, attempt or worker
+        n: order of records of one kind that have the same status; of a counter, its number
+        data: the record, JSON""",
     "attachments": """Images, each stored once.
         hash: SHA-256
         media_type: for example `image/png`

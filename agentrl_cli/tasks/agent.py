@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ class AgentSpec:
     fields: tuple[str, ...] = ()
     """Fields of a row that the command gets with its task: without it none, as they may hold the answer."""
     sandbox: bool = False
+    target: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
+    """The function itself, of a pack made in a script; `function` is then its name for people."""
 
     @property
     def text(self) -> str:

@@ -25,7 +25,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call
 STEP = 64
 MOST_THREADS = STEP + 8
 """One thread for each episode at once, which the pool keeps, and those of the interpreter and the store. When the pool
-has reached its size is chance, so that the first tenth is no measure."""
+reaches that size is chance, so the first tenth does not measure it."""
 
 
 def options(parser: argparse.ArgumentParser) -> None:

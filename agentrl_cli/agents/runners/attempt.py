@@ -125,7 +125,7 @@ class AgentAttempt(Attempt):
     async def _run(self, door: Door, policy: EpisodePolicy) -> Ended | None:
         """How the agent ended; None if it was stopped, by its deadline or as the model failed."""
         key = door.session.key
-        call = AgentCall(self.job.task, door.root, key, door.emit_reward)
+        call = AgentCall(self.job.task, door.root, key, door.emit_reward, recorded=door.recorded)
         agent = asyncio.ensure_future(self.runner.run(call))
         either: set[asyncio.Future[Any]] = {agent, policy.failed}
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from numbers import Real
@@ -14,7 +14,7 @@ import httpx2
 
 from agentrl_cli.errors import EnvError
 from agentrl_cli.tasks import AgentSpec
-from agentrl_cli.types import Task
+from agentrl_cli.types import Task, Tokens, Turn
 
 MODEL = "agentrl"
 """The model's name for agents. Any other name means the same model, as there is one in an episode."""
@@ -34,6 +34,8 @@ class AgentCall:
     emit_reward: Callable[[float], None]
     """Sets the episode's reward; the last one counts."""
     model: str = MODEL
+    recorded: Callable[[], tuple[Sequence[Turn], Tokens]] | None = None
+    """The episode so far, from any thread: its turns, and the tokens of their spans."""
 
     @property
     def base_url(self) -> str:

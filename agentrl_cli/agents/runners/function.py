@@ -31,7 +31,7 @@ class FunctionRunner:
         where = Path(spec.function.partition(":")[0])
         if where.suffix == ".py" and not (base / where).is_file():
             base = Path.cwd()
-        self._function = resolve("agents", {}, spec.function, base=base)
+        self._function = spec.target or resolve("agents", {}, spec.function, base=base)
         self._names = _parameters(self._function, spec.function)
 
     async def run(self, call: AgentCall) -> Ended:

@@ -29,6 +29,7 @@ from agentrl_cli.agents.runners.base import MODEL
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.errors import EnvError
 from agentrl_cli.policies.protocols import Policy
+from agentrl_cli.types import Tokens, Turn
 
 HOST = "127.0.0.1"
 BACKLOG = 1024
@@ -55,6 +56,12 @@ class Door:
     def emit_reward(self, value: float) -> None:
         """Set the reward, from any thread."""
         self.reward = value
+
+    def recorded(self) -> tuple[Sequence[Turn], Tokens]:
+        """The turns so far and their tokens, from any thread."""
+        tree = self.session.tree
+        tokens = tree.tokens  # first: a turn that is added meanwhile lies beyond them
+        return [turn for turn in tree.turns if turn.end <= len(tokens)], tokens
 
 
 class _Models:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,10 +31,13 @@ from agentrl_cli.servers.model_server.models import ServedModels, SharedEngine
 from agentrl_cli.servers.model_server.pages import PageGuard
 from agentrl_cli.servers.model_server.recorder import KIND, Recorder
 from agentrl_cli.store import Store
+from agentrl_cli.types import Tokens, Turn
 
 if TYPE_CHECKING:
     from agentrl_cli.config import Config
     from agentrl_cli.policies.load import Loaded
+
+Watch = Callable[[str], OnTurn]
 
 SWEEP = 5.0
 """Seconds between looks for idle sessions."""
@@ -73,8 +76,12 @@ async def open_server(
     adapters: Sequence[str] = (),
     record: bool = False,
     token: str = "",
+    watch: Watch | None = None,
 ) -> AsyncIterator[ModelServer]:
-    """Load the model and its adapters (`NAME=SPEC` or `SPEC`) and open what records. Raises AgentRLErrors."""
+    """Load the model and its adapters (`NAME=SPEC` or `SPEC`) and open what records. Raises AgentRLErrors.
+
+    `watch` makes, for a session's key, what is called with its turns.
+    """
     with contextlib.ExitStack() as stack:
         store = None
         if record or db.is_file():
@@ -96,7 +103,9 @@ async def open_server(
             for given in adapters:
                 name, _, path = given.rpartition("=")
                 await models.add(name or path, path)
-            sessions = Sessions(_maker(models, engine, loaded, config, recorder), recorder.end if recorder else None)
+            sessions = Sessions(
+                _maker(models, engine, loaded, config, recorder, watch), recorder.end if recorder else None
+            )
             routes = list(_routes(models, base))
             gateway = Gateway(sessions, models, loaded.chat, token=token, routes=routes)
             for route in routes:
@@ -124,7 +133,12 @@ def _recording(store: Store, config: Config, loaded: Loaded) -> Iterator[tuple[R
 
 
 def _maker(
-    models: ServedModels, engine: SharedEngine, loaded: Loaded, config: Config, recorder: Recorder | None
+    models: ServedModels,
+    engine: SharedEngine,
+    loaded: Loaded,
+    config: Config,
+    recorder: Recorder | None,
+    watch: Watch | None,
 ) -> Any:
     """Opens a session for a key that a client brought."""
     sampling = config.rollout.sampling()
@@ -134,7 +148,13 @@ def _maker(
         named = not key.startswith(TRACE)
         limits = Limits(length, length, choices=1 if named else CHOICES, retries=named)
         seed = secrets.randbits(62)
-        write: OnTurn | None = recorder.writer(key, seed) if recorder is not None else None
+        writers = [recorder.writer(key, seed)] if recorder is not None else []
+        writers += [watch(key)] if watch is not None else []
+
+        def write(turn: Turn, tokens: Tokens) -> None:
+            for writer in writers:
+                writer(turn, tokens)
+
         return Session(key, loaded.chat, models.policy(""), replace(sampling, seed=seed), limits, write)
 
     return make

@@ -1,0 +1,8 @@
+"""Algorithms: `VERL` and `MiniGRPO` train with this package's own trainer, `Baseline` and `@algo` use the queue."""
+
+from agentrl_cli.lightning.algorithm.base import Algorithm, Baseline, FastAlgorithm, algo
+from agentrl_cli.lightning.algorithm.mini import MiniGRPO
+from agentrl_cli.lightning.algorithm.training import GRPO
+from agentrl_cli.lightning.algorithm.verl import VERL
+
+__all__ = ["GRPO", "VERL", "Algorithm", "Baseline", "FastAlgorithm", "MiniGRPO", "algo"]

@@ -1,0 +1,1 @@
+"""Helpers of Agent-Lightning that scripts import."""
