@@ -3,9 +3,9 @@
     python benchmarks/agents.py [--episodes 64] [--rounds 5]
 
 The bundled model at temperature 1 with the same seeds, on the CPU; tokens per episode are counted to show that the work
-is the same. CPU seconds are those of the whole process, in which the agents and their HTTP client run, too. What is not
-the gateway's is measured apart: `client` is the same client with as many calls, as many at once, of an empty server
-(Starlette and uvicorn) in the same process. Rounds alternate; the table has the median and the range. Writes
+is the same. Both ways are whole rollouts: store, drift guard, rewards. The agents and their HTTP client are one other
+process, whose CPU seconds stand apart: `cpu` is that of the rollout, where the gateway is. Rounds alternate, and which
+way begins does, too; the table has the median and the range, and the median of the rounds' ratios. Writes
 benchmarks/results/agents.json.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import platform
 import statistics
 import sys
@@ -26,13 +27,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import httpx2  # noqa: E402
-from starlette.applications import Starlette  # noqa: E402
-from starlette.requests import Request  # noqa: E402
-from starlette.responses import JSONResponse, Response  # noqa: E402
-from starlette.routing import Route  # noqa: E402
-
-from agentrl_cli.agents.gateway.listen import listening  # noqa: E402
 from agentrl_cli.agents.runners import AgentRollout  # noqa: E402  # works without an installation
 from agentrl_cli.config import Config  # noqa: E402
 from agentrl_cli.rollout import Job, seed_of  # noqa: E402
@@ -44,33 +38,71 @@ GROUP = 8
 """Attempts at each task, as in a training step."""
 
 AGENT = """\
-import json
-import httpx2
-from agentrl_cli.tools.calculator import calculator
-from agentrl_cli.tasks import load_pack
+import asyncio, json, os, sys
 
-TOOLS = load_pack("calc-task").schemas
-CLIENT = httpx2.AsyncClient(trust_env=False, timeout=600, limits=httpx2.Limits(max_keepalive_connections=64))
+PROCESS = None
+ENDED = {}
 
 
 async def agent(task, base_url, api_key):
-    messages = list(task.prompt)
-    for _ in range(4):
-        body = {"messages": messages, "tools": TOOLS}
-        answer = await CLIENT.post(f"{base_url}/chat/completions", json=body)
-        if answer.status_code != 200:
-            return
-        said = answer.json()["choices"][0]["message"]
-        messages.append(said)
-        if not said.get("tool_calls"):
-            return
-        for call in said["tool_calls"]:
-            try:
-                text = calculator(**json.loads(call["function"]["arguments"])).text
-            except (TypeError, ValueError) as error:
-                text = f"Error: {error}"
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+    global PROCESS
+    if PROCESS is None:
+        PROCESS = asyncio.ensure_future(start())
+    process = await asyncio.shield(PROCESS)
+    ended = ENDED[api_key] = asyncio.get_running_loop().create_future()
+    work = {"base_url": base_url, "key": api_key, "messages": list(task.prompt)}
+    process.stdin.write(json.dumps(work).encode() + b"\\n")
+    await ended
+
+
+async def start():
+    command = [sys.executable, os.environ["BENCHMARK"], "--agents"]
+    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    process = await asyncio.create_subprocess_exec(*command, **pipes)
+
+    async def read():
+        async for line in process.stdout:
+            ENDED.pop(line.decode().strip()).set_result(None)
+
+    process.reading = asyncio.ensure_future(read())
+    return process
 """
+
+
+async def agents() -> None:
+    """The agents' process: a line of stdin is an episode, a line of stdout its end."""
+    import httpx2
+
+    from agentrl_cli.tasks import load_pack
+    from agentrl_cli.tools.calculator import calculator
+
+    tools = load_pack("calc-task").schemas
+    client = httpx2.AsyncClient(trust_env=False, timeout=600, limits=httpx2.Limits(max_keepalive_connections=64))
+
+    async def play(work: dict[str, Any]) -> None:
+        messages = work["messages"]
+        for _ in range(4):
+            body = {"messages": messages, "tools": tools}
+            answer = await client.post(f"{work['base_url']}/chat/completions", json=body)
+            if answer.status_code != 200:
+                break
+            said = answer.json()["choices"][0]["message"]
+            messages.append(said)
+            if not said.get("tool_calls"):
+                break
+            for call in said["tool_calls"]:
+                try:
+                    text = calculator(**json.loads(call["function"]["arguments"])).text
+                except (TypeError, ValueError) as error:
+                    text = f"Error: {error}"
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+        print(work["key"], flush=True)
+
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    async with asyncio.TaskGroup() as group:
+        while line := await reader.readline():
+            group.create_task(play(json.loads(line)))
 
 
 async def measure(episodes: int, rounds: int, folder: Path) -> dict[str, Any]:
@@ -78,7 +110,7 @@ async def measure(episodes: int, rounds: int, folder: Path) -> dict[str, Any]:
     (folder / "agent.py").write_text(AGENT)
     config = Config.model_validate({"rollout": LIMITS, "task": {"packs": ["calc-task"]}, "model": {"device": "cpu"}})
     found: dict[str, list[dict[str, float]]] = {"built-in": [], "agent": []}
-    client = []
+    os.environ["BENCHMARK"] = str(Path(__file__).resolve())
     async with open_runtime(config, base=ROOT, db=folder / "store.db") as runtime:
         pack = runtime.packs["calc-task"]
         agent = read_agent("agent.py:agent", folder, "agent")
@@ -89,7 +121,7 @@ async def measure(episodes: int, rounds: int, folder: Path) -> dict[str, Any]:
             for sample in range(GROUP)
         ]
         for number in range(-1, rounds):  # the first warms everything up
-            for name, rows in found.items():
+            for name, rows in sorted(found.items(), reverse=bool(number % 2)):
                 packs = {pack.name: replace(pack, agent=agent if name == "agent" else None)}
                 loaded = runtime.loaded
                 rollout = AgentRollout(loaded.policy, loaded.chat, packs, config, store=runtime.store)
@@ -101,32 +133,7 @@ async def measure(episodes: int, rounds: int, folder: Path) -> dict[str, Any]:
                 row["solved"] = sum(episode.solved for episode in made)
                 if number >= 0:
                     rows.append(row)
-            if number >= 0:
-                client.append(await client_cost(pack.schemas, int(found["agent"][0]["turns"]) - len(jobs), len(jobs)))
-    return {"rows": found, "client": client}
-
-
-async def client_cost(tools: list[dict[str, Any]], second: int, together: int) -> float:
-    """CPU seconds of the agents' client with an empty server: `together` calls at once, `second` of them twice."""
-    message = {"role": "assistant", "content": "x" * 50}
-    body = {"messages": [{"role": "user", "content": "x" * 200}], "tools": tools}
-
-    async def answer(request: Request) -> Response:
-        await request.body()
-        return JSONResponse({"choices": [{"message": message}]})
-
-    app = Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])])
-    limits = httpx2.Limits(max_keepalive_connections=64)
-    client = httpx2.AsyncClient(trust_env=False, timeout=600, limits=limits)
-    async with listening(app, "127.0.0.1", 0) as url, client:
-
-        async def ask(times: int) -> None:
-            for _ in range(times):
-                (await client.post(f"{url}/v1/chat/completions", json=body)).json()
-
-        started = time.process_time()
-        await asyncio.gather(*(ask(1 + (number < second)) for number in range(together)))
-        return time.process_time() - started
+    return {"rows": found}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -136,13 +143,9 @@ def table(result: dict[str, Any]) -> str:
         cells = [_spread([row[key] for row in rows]) for key in ("cpu", "wall")]
         cells += [f"{statistics.median(row[key] for row in rows):.0f}" for key in ("sampled", "turns", "solved")]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    own, agent = (statistics.median(row["cpu"] for row in rows) for rows in result["rows"].values())
-    client = statistics.median(result["client"])
-    lines += [
-        f"| client and an empty server | {_spread(result['client'])} | | | | |",
-        "",
-        f"agent over built-in: {agent / own - 1:+.1%} CPU; without client and HTTP {(agent - client) / own - 1:+.1%}",
-    ]
+    both = zip(result["rows"]["agent"], result["rows"]["built-in"], strict=True)
+    ratios = [agent["cpu"] / own["cpu"] - 1 for agent, own in both]
+    lines += ["", f"agent over built-in: median {statistics.median(ratios):+.1%} CPU of {len(ratios)} rounds"]
     return "\n".join(lines)
 
 
@@ -154,7 +157,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--agents", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.agents:
+        asyncio.run(agents())
+        return
     with tempfile.TemporaryDirectory() as folder:
         result = asyncio.run(measure(given.episodes, given.rounds, Path(folder)))
     result |= {"episodes": given.episodes, "machine": platform.processor() or platform.machine()}

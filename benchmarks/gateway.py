@@ -1,12 +1,10 @@
-"""The gateway under load, and what it costs beside the built-in loop.
+"""The gateway under load. What it costs beside the built-in loop is measured by agents.py.
 
     python benchmarks/gateway.py soak [--requests 10000] [--sessions 200] [--killed 0.05]
-    python benchmarks/gateway.py overhead [--episodes 64] [--rounds 3]
 
-soak: conversations of ten calls over real HTTP with a scripted model. A share of the requests loses its client in the
-middle; the client sends it again as SDKs do. Every episode must end with ten answers in one branch, and the server's
-memory must not grow. overhead: the same tasks of calc-task with the bundled model, by the built-in loop and by an agent
-in a process of its own that calls the gateway; the CPU seconds are those of the process that samples.
+Conversations of ten calls over real HTTP with a scripted model. A share of the requests loses its client in the middle;
+the client sends it again as SDKs do. Every episode must end with ten answers in one branch, and the server's memory
+must not grow.
 """
 
 from __future__ import annotations
@@ -16,10 +14,8 @@ import asyncio
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -33,10 +29,7 @@ from agentrl_cli.agents.gateway.session import Session, Trace
 from agentrl_cli.agents.gateway.sessions import Sessions
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.config import load_config
 from agentrl_cli.policies.scripted import ScriptedPolicy
-from agentrl_cli.rollout import Job, Rollout, seed_of
-from agentrl_cli.runtime import open_runtime
 from agentrl_cli.types import Sampling
 
 HERE = Path(__file__).parent
@@ -126,115 +119,19 @@ async def clients(address: str, requests: int, sessions: int, killed: float) -> 
     return counts
 
 
-async def overhead(episodes: int, rounds: int) -> dict[str, Any]:
-    """CPU seconds of the built-in loop and of the gateway, in turn, for the same tasks with the same seeds."""
-    config, _ = load_config([], ["task.packs=[calc-task]"], {}, {}, base=Path.cwd())
-    spent: dict[str, list[float]] = {"built_in": [], "gateway": []}
-    same: list[int] = []
-    with tempfile.TemporaryDirectory() as folder:
-        opened = open_runtime(config, base=Path(folder), db=Path(folder) / "a.db")
-        async with opened as runtime:
-            pack = runtime.packs["calc-task"]
-            tasks = pack.tasks("train")[:episodes]
-            for number in range(rounds + 1):
-                jobs = [Job(task, seed_of(number, task.id)) for task in tasks]
-                cpu = time.process_time()
-                loop = Rollout(runtime.loaded.policy, runtime.loaded.chat, runtime.packs, config)
-                found = await loop.run(jobs)
-                built_in = time.process_time() - cpu
-                cpu = time.process_time()
-                traces = await _through_gateway(runtime, config, jobs)
-                gateway = time.process_time() - cpu
-                if number:  # the first round warms up
-                    spent["built_in"].append(built_in)
-                    spent["gateway"].append(gateway)
-                    equal = (traces[n].tokens.ids.tolist() == e.tokens.ids.tolist() for n, e in enumerate(found))
-                    same.append(sum(equal))
-    ratios = [b / a for a, b in zip(spent["built_in"], spent["gateway"], strict=True)]
-    return {
-        "episodes": episodes,
-        "cpu_seconds": {name: [round(value, 2) for value in values] for name, values in spent.items()},
-        "ratio_median": round(statistics.median(ratios), 3),
-        "ratios": [round(value, 3) for value in ratios],
-        "episodes with the same tokens": same,
-    }
-
-
-async def _through_gateway(runtime: Any, config: Any, jobs: list[Job]) -> list[Trace]:
-    """The jobs by an agent in another process."""
-    traces: dict[str, Trace] = {}
-    sessions = Sessions(None, lambda session, trace, reward: traces.__setitem__(session.key, trace))
-    limits = Limits(config.rollout.max_tokens, config.rollout.max_new_tokens, client_sampling=False)
-    chat, policy = runtime.loaded.chat, runtime.loaded.policy
-    pack = runtime.packs["calc-task"]
-    work = []
-    for number, job in enumerate(jobs):
-        sessions.open(Session(f"k{number}", chat, policy, config.rollout.sampling(seed=job.seed), limits))
-        work.append({"key": f"k{number}", "messages": list(job.task.prompt)})
-    gateway = Gateway(sessions, OneModel(policy, "model"), chat)
-    async with listening(gateway.app, "127.0.0.1", 0) as address:
-        schemas = [tool.schema for tool in pack.tools]
-        given = json.dumps({"address": address, "work": work, "tools": schemas, "turns": config.rollout.max_turns})
-        agent = await asyncio.create_subprocess_exec(sys.executable, __file__, "agent", stdin=subprocess.PIPE)
-        await agent.communicate(given.encode())
-        assert agent.returncode == 0
-    return [traces[f"k{number}"] for number in range(len(jobs))]
-
-
-async def agent() -> None:
-    """All tasks at once: a plain loop over chat completions with a calculator."""
-    from agentrl_cli.envs.tool_env import AssistantTurn, ToolEnv
-    from agentrl_cli.tools import as_tool
-    from agentrl_cli.tools.calculator import calculator
-    from agentrl_cli.types import Task, ToolCall
-
-    given = json.load(sys.stdin)
-
-    async def one(client: httpx2.AsyncClient, work: dict[str, Any]) -> None:
-        env = ToolEnv([as_tool(calculator)])
-        messages = work["messages"]
-        await env.reset(Task("t", "calc-task", "", "train", ()))
-        for turn in range(given["turns"]):
-            body = {"messages": messages, "tools": given["tools"]}
-            answer = await client.post(f"{given['address']}/e/{work['key']}/v1/chat/completions", json=body)
-            if answer.status_code != 200:
-                break
-            choice = answer.json()["choices"][0]
-            calls = choice["message"].get("tool_calls", [])
-            if choice["finish_reason"] == "length" or not calls:
-                break
-            made = []
-            for call in calls:
-                arguments = json.loads(call["function"]["arguments"])
-                made.append(ToolCall(call["id"], call["function"]["name"], arguments, ""))
-            step = await env.step(AssistantTurn("", tuple(made), turn))
-            messages += [choice["message"], *step.messages]
-        await client.post(f"{given['address']}/e/{work['key']}/end", json={})
-
-    limits = httpx2.Limits(max_connections=None)
-    async with httpx2.AsyncClient(timeout=300, limits=limits) as client:
-        await asyncio.gather(*(one(client, work) for work in given["work"]))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["soak", "overhead", "clients", "agent"])
+    parser.add_argument("what", choices=["soak", "clients"])
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--sessions", type=int, default=200)
     parser.add_argument("--killed", type=float, default=0.05)
-    parser.add_argument("--episodes", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--address", default="")
     given = parser.parse_args()
     match given.what:
-        case "agent":
-            asyncio.run(agent())
         case "clients":
             print(json.dumps(asyncio.run(clients(given.address, given.requests, given.sessions, given.killed))))
-        case "soak":
-            _keep("soak", asyncio.run(soak(given.requests, given.sessions, given.killed)))
         case _:
-            _keep("overhead", asyncio.run(overhead(given.episodes, given.rounds)))
+            _keep("soak", asyncio.run(soak(given.requests, given.sessions, given.killed)))
 
 
 def _keep(name: str, found: dict[str, Any]) -> None:

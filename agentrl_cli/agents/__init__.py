@@ -3,6 +3,6 @@
 `emit_reward` is for the agents themselves.
 """
 
-from agentrl_cli.agents.runners.base import emit_reward
+from agentrl_cli.agents.emit import emit_reward
 
 __all__ = ["emit_reward"]

@@ -61,7 +61,7 @@ def command(
     """
     if screens or run is not None:
         raise UsageError("The screens in a browser have a command of their own.", hint=_instead(run))
-    from agentrl_cli.servers.guard import is_loopback
+    from agentrl_cli.agents.gateway.guard import is_loopback
 
     if not is_loopback(host) and not token:
         raise UsageError(

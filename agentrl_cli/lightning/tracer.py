@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl_cli.agents.runners.base import CURRENT
+from agentrl_cli.agents.emit import CURRENT
 from agentrl_cli.lightning.calls import call_spans
 from agentrl_cli.lightning.env_var import LightningEnvVar, resolve_bool_env_var
 from agentrl_cli.lightning.spans import Attributes, OtelResource, Span, SpanCoreFields, StatusCode, TraceStatus

@@ -163,8 +163,11 @@ def _open_to_others(path: str) -> bool:
     return all(step.stat().st_mode & 0o001 for step in (file, *file.parents))
 
 
-def jail(launch: Launch, root: bool) -> list[str]:
-    """The bubblewrap command line: an allow list of visible files, all read-only, and no network."""
+def jail(launch: Launch, root: bool, further: Sequence[str] = ()) -> list[str]:
+    """The bubblewrap command line: an allow list of visible files, all read-only, and no network.
+
+    `further`: mounts besides, which may cover others.
+    """
     command = [
         shutil.which("bwrap") or "bwrap",
         *"--unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try".split(),
@@ -194,7 +197,7 @@ def jail(launch: Launch, root: bool) -> list[str]:
              "/dev/stderr": "/proc/self/fd/2", "/tmp": "/work/.tmp", "/dev/shm": "/work/.shm"}  # fmt: skip
     for link, target in links.items():
         command += ["--symlink", target, link]
-    return [*command, "--dir", "/work", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+    return [*command, "--dir", "/work", *further, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
 
 
 def _bind(path: str) -> list[str]:

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from agentrl_cli.agents.gateway.guard import allowed, is_foreign, is_loopback
 from agentrl_cli.errors import MissingDependency, UsageError
-from agentrl_cli.servers.guard import allowed, is_foreign, is_loopback
 
 if TYPE_CHECKING:
     from aiohttp import web

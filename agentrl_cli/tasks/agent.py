@@ -3,6 +3,7 @@
     agent: agent.py:solve                       a function, sync or async, of a file beside task.yaml or of a module
     agent: {function: agent.py:solve, timeout: 60}
     agent: {command: [python, agent.py], cwd: ., env: {MODE: fast}, timeout: 60, fields: [question]}
+    agent: {remote: "127.0.0.1:8500", lease: 60}        agents elsewhere, which ask there for tasks
 
 What runs these is in agents/runners.
 """
@@ -21,8 +22,10 @@ from agentrl_cli.errors import ConfigError, NotFound
 KINDS = {
     "function": {"timeout"},
     "command": {"timeout", "cwd", "env", "fields", "sandbox"},
+    "remote": {"timeout", "lease", "fields"},
 }
 """Each kind of agent, and the keys that it may have besides."""
+LEASE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class AgentSpec:
     """What a pack says about its agent."""
 
     kind: str
-    """function or command: a key of `agents.runners.RUNNERS`."""
+    """function, command or remote: a key of `agents.runners.RUNNERS`."""
     folder: Path
     """Where its relative paths start."""
     function: str = ""
@@ -44,13 +47,17 @@ class AgentSpec:
     fields: tuple[str, ...] = ()
     """Fields of a row that the command gets with its task: without it none, as they may hold the answer."""
     sandbox: bool = False
+    remote: str = ""
+    """`HOST:PORT` where agents elsewhere ask for tasks."""
+    lease: float = LEASE
+    """Seconds after which such an agent that says nothing is dead."""
     target: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
     """The function itself, of a pack made in a script; `function` is then its name for people."""
 
     @property
     def text(self) -> str:
         """The agent in a few words, for people."""
-        return self.function or shlex.join(self.command)
+        return self.function or self.remote or shlex.join(self.command)
 
     @property
     def code(self) -> str:
@@ -71,7 +78,8 @@ def read_agent(value: Any, folder: Path, where: str) -> AgentSpec | None:
         value = {"function": value}
     if not isinstance(value, Mapping) or sum(kind in value for kind in KINDS) != 1:
         raise ConfigError(
-            f"{where} must be `file.py:function` or `module:function`, or a mapping with `function` or `command`."
+            f"{where} must be `file.py:function` or `module:function`, or a mapping with `function`, `command` "
+            "or `remote`."
         )
     kind = next(kind for kind in KINDS if kind in value)
     for key in value:
@@ -81,6 +89,10 @@ def read_agent(value: Any, folder: Path, where: str) -> AgentSpec | None:
     given = dict(value)
     if kind == "function":
         given["function"] = _function(given["function"], where)
+    elif kind == "remote":
+        given["remote"] = _address(given["remote"], where)
+        given["lease"] = _seconds(given.get("lease"), f"{where}.lease") or LEASE
+        given["fields"] = _texts(given.get("fields") or [], f"{where}.fields")
     else:
         given["command"] = _command(given["command"], where)
         given["env"] = _env(given.get("env"), where)
@@ -95,6 +107,13 @@ def _function(value: Any, where: str) -> str:
     if not isinstance(value, str) or not all(value.partition(":")):
         raise ConfigError(f"{where}: {value!r} is not a function.", hint="Write file.py:function or module:function.")
     return value
+
+
+def _address(value: Any, where: str) -> str:
+    host, _, port = str(value).rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{where}.remote: {value!r} is not an address.", hint="Write HOST:PORT: 127.0.0.1:8500.")
+    return str(value)
 
 
 def _command(value: Any, where: str) -> tuple[str, ...]:

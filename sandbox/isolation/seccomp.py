@@ -57,7 +57,7 @@ _SOCKET, _CLONE, _CLONE3, _PRLIMIT, _IOCTL = (41, 198), (56, 220), (435, 435), (
 _SOCKETPAIR, _SENDTO, _FCNTL = (53, 199), (44, 206), (72, 25)
 _OPEN, _OPENAT, _OPENAT2 = (2, -1), (257, 56), (437, 437)
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-_AF_UNIX, _SOCK_STREAM, _SOCK_TYPES = 1, 1, 0xF
+_AF_UNIX, _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_TYPES = 1, 2, 10, 1, 0xF
 _F_SETLEASE, _F_NOTIFY = 1024, 1026
 _NAMELESS_FILE = 0x400000
 """The bit of O_TMPFILE that O_DIRECTORY does not have."""
@@ -75,13 +75,14 @@ def _fail(name: str) -> tuple[int, int, int, int]:
 _OK = (_RETURN, 0, 0, _ALLOW)
 
 
-def _leaves(machine: str, own_ipc: bool) -> list[tuple[int, _Code]]:
+def _leaves(machine: str, own_ipc: bool, network: bool) -> list[tuple[int, _Code]]:
     """Number and deciding code of every call that is not simply allowed."""
     at = 0 if machine == "x86_64" else 1
     denied = dict(_DENIED) if own_ipc else {**_DENIED, **_SHARED_MEMORY}
     numbers = [pair[at] for pair in denied.values() if pair[at] >= 0]
     leaves: list[tuple[int, _Code]] = [(number, [_fail(_EPERM)]) for number in numbers]
-    leaves.append((_SOCKET[at], [_fail(_EACCES)]))
+    families = [(_LOAD, 0, 0, _ARG0), (_JEQ, 2, 0, _AF_UNIX), (_JEQ, 1, 0, _AF_INET), (_JEQ, 0, 1, _AF_INET6), _OK]
+    leaves.append((_SOCKET[at], [*(families if network else []), _fail(_EACCES)]))
     leaves.append((_CLONE3[at], [_fail(_ENOSYS)]))  # its flags are in memory; the C library falls back to clone
     leaves.append((_CLONE[at], [(_LOAD, 0, 0, _ARG0), (_JSET, 0, 1, _NEW_NAMESPACES), _fail(_EPERM), _OK]))
     # prlimit only on pid 0, the calling process.
@@ -104,12 +105,15 @@ def _tree(leaves: list[tuple[int, _Code]]) -> _Code:
     return [(_JGE, len(low), 0, leaves[middle][0]), *low, *high]
 
 
-def build(own_ipc: bool = True, machine: str = "") -> bytes:
-    """The filter for this machine. Raises OSError on an unknown architecture: no filter, no sandbox."""
+def build(own_ipc: bool = True, machine: str = "", network: bool = False) -> bytes:
+    """The filter for this machine. Raises OSError on an unknown architecture: no filter, no sandbox.
+
+    `network`: sockets of the local families and IP are allowed, for a network namespace that leads nowhere.
+    """
     machine = machine or os.uname().machine
     if machine not in _ARCH:
         raise OSError(errno.ENOSYS, f"there is no system-call filter for {machine}")
-    return _packed(machine, _leaves(machine, own_ipc))
+    return _packed(machine, _leaves(machine, own_ipc, network))
 
 
 def build_for_code(counted: bool = True, machine: str = "") -> bytes:

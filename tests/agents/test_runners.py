@@ -239,6 +239,9 @@ async def test_calls_after_the_end_and_with_unknown_keys_are_refused(tmp_path: P
         assert (await client.post(f"{root}/v1/chat/completions", json=body)).status_code == 401
         event = address.removesuffix("/v1") + "/events"
         assert (await client.post(event, json={"reward": 1.0})).status_code == 409
+        for header in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):  # a page that knows the key
+            assert (await client.post(event, json={"reward": 1.0}, headers=header)).status_code == 403
+        assert (await client.post(event, content=b'{"reward": 1.0}')).status_code == 409  # as curl -d sends it
 
 
 ANTHROPIC = """
@@ -403,13 +406,12 @@ def test_the_last_line_of_json_is_the_reward() -> None:
 @pytest.mark.parametrize(
     ("agent", "text"),
     [
-        ({"command": ["x"], "sandbox": True}, "could not reach the model"),
         ({"command": ["x"], "cwd": "missing"}, "there is no folder"),
         ({"command": []}, "empty"),
         ({"command": ["x"], "timeout": -1}, "above 0"),
         ({"command": ["x"], "functoin": 1}, "functoin"),
         ({"function": "agent.py"}, "is not a function"),
-        ({"url": "x"}, "function` or `command"),
+        ({"url": "x"}, "`command` or `remote`"),
         ("agent.py:odd", "'question', which no episode gives"),
     ],
 )

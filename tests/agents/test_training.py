@@ -87,5 +87,9 @@ def test_the_command_line_takes_an_agent_and_resumes_with_it(tmp_path: Path, mod
         assert {row.kind for row in rows} == {"rollout", "train", "eval"}
     code, text = spawn(project, "replay", rows[0].id, "--plain")
     assert code == 0 and "Go " in text, text
+    code, text = spawn(project, "rescore", "last", "--no-keep")
+    assert code == 0 and "0 of " in text, text
+    code, text = spawn(project, "chat", "--model", "scripted", "--plain", "--say", "hi", "--say", "/reward")
+    assert code == 1 and "no task to score by" in text, text
     code, text = spawn(project, "train", "--resume", "last", "--steps", "3", "--agent", "other.py:agent")
     assert code == 2 and "`task`" in text, text

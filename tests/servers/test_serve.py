@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from agentrl_cli.agents.gateway.guard import allowed, is_loopback
 from agentrl_cli.errors import UsageError
 from agentrl_cli.servers import screens
-from agentrl_cli.servers.guard import allowed, is_loopback
 from agentrl_cli.servers.screens import make_server
 from agentrl_cli.store import RunRow, Store
 

@@ -6,7 +6,8 @@
 is added as a file here and a line in RUNNERS.
 """
 
+from agentrl_cli.agents.emit import AgentCall, emit_reward
 from agentrl_cli.agents.runners.attempt import RUNNERS, AgentAttempt, AgentRollout
-from agentrl_cli.agents.runners.base import AgentCall, Ended, Runner, emit_reward
+from agentrl_cli.agents.runners.base import Ended, Runner
 
 __all__ = ["RUNNERS", "AgentAttempt", "AgentCall", "AgentRollout", "Ended", "Runner", "emit_reward"]

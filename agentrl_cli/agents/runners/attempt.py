@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+from agentrl_cli.agents.emit import AgentCall
 from agentrl_cli.agents.gateway.sampling import Limits
-from agentrl_cli.agents.gateway.session import Session, Trace
-from agentrl_cli.agents.runners.base import AgentCall, Ended, MakeRunner, Runner
+from agentrl_cli.agents.gateway.session import OnTurn, Session, Trace
+from agentrl_cli.agents.runners.base import AgentLost, Ended, MakeRunner, Runner
 from agentrl_cli.agents.runners.command import CommandRunner
 from agentrl_cli.agents.runners.function import FunctionRunner
+from agentrl_cli.agents.runners.jail import JailedRunner
 from agentrl_cli.agents.runners.policy import EpisodePolicy
+from agentrl_cli.agents.runners.remote import RemoteRunner
 from agentrl_cli.agents.runners.server import Door, EpisodeServer, new_key
 from agentrl_cli.envs.tool_env import tool_env
-from agentrl_cli.errors import ConfigError
+from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.policies.protocols import MessagePolicy
 from agentrl_cli.rewards import RewardContext
 from agentrl_cli.rollout.attempt import Attempt
@@ -32,11 +36,15 @@ from agentrl_cli.tasks import AGENT_PART, AgentSpec, Pack
 from agentrl_cli.types import AgentState, Episode, Outcome, RewardPart, StopReason, Tokens, Turn
 from agentrl_cli.types.branches import path_to
 
-RUNNERS: Mapping[str, MakeRunner] = {"function": FunctionRunner, "command": CommandRunner}
+RUNNERS: Mapping[str, MakeRunner] = {"function": FunctionRunner, "command": CommandRunner, "remote": RemoteRunner}
 """Kind of agent (`AgentSpec.kind`) to what runs it."""
 
 REFUSED = {"context_length_exceeded": Outcome.TRUNCATED_TOKENS, "max_turns": Outcome.TRUNCATED_TURNS}
 """Codes of refused calls that are limits of the episode: its end is the model's doing, and scored if it can be."""
+EDITED = "whatif"
+"""Kind of episodes in which a person may have written a turn: nothing is trained on them."""
+GIVEN = 3
+"""Agents elsewhere that get a task one after the other, as each dies."""
 STOPPING = 5.0
 """Seconds that an agent which is stopped may take to clean up."""
 TAIL = 2000
@@ -68,8 +76,11 @@ class AgentAttempt(Attempt):
                 f"The agent {spec.text} brings its own tools: they cannot be taken away.", hint="Leave out --no-tools."
             )
         self.runner: Runner = RUNNERS[spec.kind](spec)
+        if spec.sandbox:
+            self.runner = JailedRunner(spec, context.config.sandbox)
         self.agent_timeout = spec.timeout or self.limits.episode_timeout
-        self.timeout = self.agent_timeout + self.limits.episode_timeout  # the agent's own, then grading
+        tries = GIVEN if spec.remote else 1
+        self.timeout = tries * self.agent_timeout + self.limits.episode_timeout  # the agent's own, then grading
         self.given: float | None = None
         """The reward that the agent gave."""
 
@@ -80,21 +91,40 @@ class AgentAttempt(Attempt):
         self.env = tool_env(context.config.rollout, (), task, open_session=session, seed=self.job.seed)
         await run_reset(self.env, task)
         self.transcript.live(AgentState.PENDING, "")
-        policy = EpisodePolicy(context, self.job, self.transcript)
-        server = EpisodeServer.here(context.chat)
-        door = await server.open(self._session(policy))
-        try:
-            end = await self._run(door, policy)
-        finally:
-            trace = await server.close(door)
-            self.transcript.drifts = list(trace.drift)
-        if policy.failed.done():
-            raise policy.failed.result()
-        if end is not None and end.reward is not None:
-            self.given = end.reward
-        else:
-            self.given = door.reward
+        end, trace, door = await self._ran(EpisodeServer.here(context.chat))
+        self.transcript.drifts = list(trace.drift)
+        self.given = door.reward if end is None or end.reward is None else end.reward
         self._judge(end, trace, door)
+
+    async def _ran(self, server: EpisodeServer) -> tuple[Ended | None, Trace, Door]:
+        """Run the agent; one that dies elsewhere is followed by another, with a session of its own.
+
+        Raises EnvError after the last of them, or if no agent asked for the task.
+        """
+        remote = isinstance(self.runner, RemoteRunner)
+        for left in reversed(range(GIVEN if remote else 1)):
+            turns: list[tuple[Turn, Tokens]] = []
+            policy = EpisodePolicy(self.context, self.job, self.transcript)
+            unix = await server.socket() if isinstance(self.runner, JailedRunner) else ""
+            # The turns of an agent that may die are taken over when it has not.
+            record = partial(_keep_turn, turns) if remote else self._record
+            door = await server.open(self._session(policy, record))
+            try:
+                end = await self._run(door, policy, unix)
+            except AgentLost as lost:
+                if not left:
+                    raise EnvError(f"{GIVEN} agents had the task, and each died: {lost.message}.") from lost
+                continue
+            finally:
+                trace = await server.close(door)
+            if policy.failed.done():
+                raise policy.failed.result()
+            if end is None and isinstance(self.runner, RemoteRunner) and not self.runner.claimed:
+                raise EnvError(f"No agent asked for the task in {self.agent_timeout:g} s.", hint="Start one.")
+            for turn in turns:
+                self._record(*turn)
+            return end, trace, door
+        raise AssertionError("unreachable")
 
     async def parts(self, episode: Episode, ctx: RewardContext) -> tuple[RewardPart, ...]:
         """The agent's own reward, else the parts of the pack."""
@@ -102,7 +132,7 @@ class AgentAttempt(Attempt):
             return await super().parts(episode, ctx)
         return (RewardPart(AGENT_PART, self.given, primary=True),)
 
-    def _session(self, policy: EpisodePolicy) -> Session:
+    def _session(self, policy: EpisodePolicy, record: OnTurn) -> Session:
         limits = Limits(
             max_tokens=self.most,
             max_new_tokens=self.limits.max_new_tokens,
@@ -115,17 +145,19 @@ class AgentAttempt(Attempt):
             slot=self.job.slot,
             bad_ids=self.context.bad_ids,
         )
-        return Session(new_key(), self.context.chat, policy, sampling, limits, self._record)
+        return Session(new_key(), self.context.chat, policy, sampling, limits, record)
 
     def _record(self, turn: Turn, tokens: Tokens) -> None:
         self.transcript.record(turn, tokens)
         if turn.role == "assistant":
             self.transcript.live(AgentState.PROCESSING_TOOLS, str(turn.messages[-1].get("content") or ""))
 
-    async def _run(self, door: Door, policy: EpisodePolicy) -> Ended | None:
+    async def _run(self, door: Door, policy: EpisodePolicy, unix: str) -> Ended | None:
         """How the agent ended; None if it was stopped, by its deadline or as the model failed."""
         key = door.session.key
-        call = AgentCall(self.job.task, door.root, key, door.emit_reward, recorded=door.recorded)
+        call = AgentCall(
+            self.job.task, door.root, key, door.emit_reward, recorded=door.recorded, socket=unix
+        )
         agent = asyncio.ensure_future(self.runner.run(call))
         either: set[asyncio.Future[Any]] = {agent, policy.failed}
         try:
@@ -146,7 +178,7 @@ class AgentAttempt(Attempt):
         limit = REFUSED.get(refused[1]) if refused is not None and refused[0] == trace.calls else None
         if not trace.calls and limit is Outcome.TRUNCATED_TOKENS:
             self.cut, self.reason = Outcome.TOO_LONG, "the agent's first request does not fit into the context"
-        elif (foreign := foreign_turn(trace.turns, trace.tokens)) is not None:
+        elif self.job.kind != EDITED and (foreign := foreign_turn(trace.turns, trace.tokens)) is not None:
             self.cut = Outcome.FOREIGN_TEXT
             self.reason = f"turn {foreign} is an assistant's text that the model did not sample"
         elif limit is not None and self.given is None and self.pack.rewards:
@@ -168,6 +200,10 @@ class AgentAttempt(Attempt):
         if stderr.strip() and store is not None:
             data = {"episode": self.transcript.episode.id, "text": stderr[-TAIL:]}
             store.journal.add_event(run.id if run else None, AGENT_STDERR, data)
+
+
+def _keep_turn(turns: list[tuple[Turn, Tokens]], turn: Turn, tokens: Tokens) -> None:
+    turns.append((turn, tokens))
 
 
 def _with_tail(text: str, stderr: str) -> str:

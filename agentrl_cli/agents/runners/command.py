@@ -16,7 +16,8 @@ import sys
 from collections.abc import Mapping
 from typing import IO, Any
 
-from agentrl_cli.agents.runners.base import EVENT_URL, KEY, AgentCall, Ended, reward_value
+from agentrl_cli.agents.emit import EVENT_URL, KEY, AgentCall, reward_value
+from agentrl_cli.agents.runners.base import Ended
 from agentrl_cli.agents.runners.supervisor import SUPERVISOR
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.tasks import AgentSpec
@@ -35,12 +36,7 @@ class CommandRunner:
     """Starts a program for each episode and ends its whole process group after it."""
 
     def __init__(self, spec: AgentSpec) -> None:
-        """Raises ConfigError if the program cannot run as the pack wants it."""
-        if spec.sandbox:
-            raise ConfigError(
-                "agent.sandbox: true: a sandbox has no network, so the agent could not reach the model.",
-                hint="Without it the agent runs with your rights. Or let its tools alone run code in the sandbox.",
-            )
+        """Raises ConfigError if its folder is missing."""
         self._spec = spec
         self._cwd = (spec.folder / spec.cwd).resolve()
         if not self._cwd.is_dir():
@@ -54,21 +50,10 @@ class CommandRunner:
 
     async def run(self, call: AgentCall) -> Ended:
         """The program's exit status and reward."""
-        command = list(self._spec.command)
-        if command[0] in ("python", "python3"):  # the interpreter of this environment, whatever PATH has first
-            command[0] = sys.executable
         try:
-            process = subprocess.Popen(
-                command,
-                cwd=self._cwd,
-                env=environment(call, self._spec),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+            process = self.start(call)
         except OSError as error:
-            return Ended(error=f"{command[0]} could not be started: {error.strerror}.")
+            return Ended(error=f"{self._spec.command[0]} could not be started: {error.strerror}.")
         SUPERVISOR.add(process.pid)
         output = _Tail()
         assert process.stdout is not None and process.stderr is not None
@@ -83,7 +68,35 @@ class CommandRunner:
             await asyncio.wait(streams, timeout=LAST)
             for stream in streams:
                 stream.cancel()
+        self.check()
         return _ended(status, output.text, self._errors.text)
+
+    def start(self, call: AgentCall) -> subprocess.Popen[bytes]:
+        """Start the program, with rights of this process. Raises OSError."""
+        if self._spec.sandbox:
+            raise ConfigError("A command with `sandbox: true` is never started outside of it.")
+        return started(command_of(self._spec), cwd=self._cwd, env=environment(call, self._spec))
+
+    def check(self) -> None:
+        """Raise SandboxFault if what ended was not the program."""
+
+
+def command_of(spec: AgentSpec) -> list[str]:
+    """The command; `python` is the interpreter of this environment, whatever PATH has first."""
+    command = list(spec.command)
+    return [sys.executable, *command[1:]] if command[0] in ("python", "python3") else command
+
+
+def started(command: list[str], **given: Any) -> subprocess.Popen[bytes]:
+    """A process in a group of its own whose output is read. Raises OSError."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        **given,
+    )
 
 
 def environment(call: AgentCall, spec: AgentSpec) -> dict[str, str]:
@@ -99,7 +112,7 @@ def environment(call: AgentCall, spec: AgentSpec) -> dict[str, str]:
         EVENT_URL: call.event_url,
         KEY: call.api_key,
         "AGENTRL_MODEL": call.model,
-        "AGENTRL_TASK": json.dumps(_task(call, spec), ensure_ascii=False),
+        "AGENTRL_TASK": json.dumps(task_of(call, spec), ensure_ascii=False),
         "NO_PROXY": "127.0.0.1,localhost",
         "PYTHONUNBUFFERED": "1",
     }
@@ -107,7 +120,7 @@ def environment(call: AgentCall, spec: AgentSpec) -> dict[str, str]:
     return own | given | {name: text for name, text in added.items() if text is not None}
 
 
-def _task(call: AgentCall, spec: AgentSpec) -> Mapping[str, Any]:
+def task_of(call: AgentCall, spec: AgentSpec) -> Mapping[str, Any]:
     """The task without the rest of its row, which may hold the answer, but for the fields that the pack names."""
     task = call.task
     row = {name: task.data[name] for name in spec.fields if name in task.data}

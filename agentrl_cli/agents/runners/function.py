@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.agents.runners.base import CURRENT, AgentCall, Ended, reward_value
+from agentrl_cli.agents.emit import CURRENT, AgentCall, reward_value
+from agentrl_cli.agents.runners.base import Ended
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.registry import resolve
 from agentrl_cli.tasks import AgentSpec

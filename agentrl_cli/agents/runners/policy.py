@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentrl_cli.agents.runners.base import MODEL
+from agentrl_cli.agents.emit import MODEL
 from agentrl_cli.policies.protocols import OnToken
 from agentrl_cli.rollout.context import RolloutContext
 from agentrl_cli.rollout.job import Job

@@ -8,32 +8,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
+from agentrl_cli.agents.emit import MODEL
 from agentrl_cli.agents.gateway.app import Gateway, error_body, reward_of
 from agentrl_cli.agents.gateway.http import json_body
+from agentrl_cli.agents.gateway.listen import answering, listening
+from agentrl_cli.agents.gateway.pages import PageGuard
 from agentrl_cli.agents.gateway.request import RequestError, bad
 from agentrl_cli.agents.gateway.sampling import ended
 from agentrl_cli.agents.gateway.session import Session, Trace
 from agentrl_cli.agents.gateway.sessions import Sessions
-from agentrl_cli.agents.runners.base import MODEL
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.errors import EnvError
 from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.types import Tokens, Turn
 
 HOST = "127.0.0.1"
-BACKLOG = 1024
-"""Connections that may wait to be accepted: every episode of a step may call at once."""
+NAMES = ("localhost",)
+"""What a request's Host may say besides an address."""
 MOST = 100_000
 """Sessions that are open at once; `rollout.concurrency` is the limit that counts."""
 
@@ -83,8 +88,9 @@ class EpisodeServer:
         events = Route("/e/{key}/events", self._event, methods=["POST"])
         # Without a token of its own a request that names no episode would be let in, if only to be refused.
         self.gateway = Gateway(self._sessions, _Models(), chat, token=secrets.token_urlsafe(24), routes=[events])
-        self._address: asyncio.Future[str] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._app = PageGuard(self.gateway.app, NAMES, unasked=True)
+        self._places: dict[str, asyncio.Future[str]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
     def here(cls, chat: Chat) -> EpisodeServer:
@@ -93,6 +99,11 @@ class EpisodeServer:
         if loop not in _SERVERS:
             _SERVERS[loop] = cls(chat)
         return _SERVERS[loop]
+
+    @classmethod
+    def running(cls) -> EpisodeServer:
+        """The server of the running event loop, which an episode has made."""
+        return _SERVERS[asyncio.get_running_loop()]
 
     async def open(self, session: Session) -> Door:
         """Serve a session."""
@@ -136,58 +147,40 @@ class EpisodeServer:
 
     async def _started(self) -> str:
         """The server's address. Starts it the first time."""
-        if self._address is None:
-            self._address = asyncio.get_running_loop().create_future()
-            self._task = asyncio.create_task(self._serve(self._address))
-        return await asyncio.shield(self._address)
+        return await self._served("address", lambda: listening(self._app, HOST, 0))
 
-    async def _serve(self, address: asyncio.Future[str]) -> None:
+    async def socket(self) -> str:
+        """The unix socket that leads here, for agents in a jail. Made the first time."""
+        return await self._served("socket", lambda: _on_socket(self._app))
+
+    async def _served(self, name: str, make: Callable[[], contextlib.AbstractAsyncContextManager[str]]) -> str:
+        if name not in self._places:
+            self._places[name] = asyncio.get_running_loop().create_future()
+            self._tasks.append(asyncio.create_task(self._serve(self._places[name], make())))
+        return await asyncio.shield(self._places[name])
+
+    async def _serve(self, place: asyncio.Future[str], server: contextlib.AbstractAsyncContextManager[str]) -> None:
         """Listen until the event loop ends, which cancels this."""
         try:
-            await self._listen(address)
+            async with server as found:
+                place.set_result(found)
+                await asyncio.Event().wait()
         finally:
             _SERVERS.pop(asyncio.get_running_loop(), None)
-            if not address.done():
-                address.set_exception(EnvError("The server that agents find their model at could not be started."))
-
-    async def _listen(self, address: asyncio.Future[str]) -> None:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-            sock.bind((HOST, 0))
-            config = uvicorn.Config(
-                self.gateway.app,
-                log_level="critical",
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                proxy_headers=False,
-                server_header=False,
-                date_header=False,
-                backlog=BACKLOG,
-                timeout_graceful_shutdown=1,
-            )
-            server = _Uvicorn(config, lambda: address.set_result(f"http://{HOST}:{sock.getsockname()[1]}"))
-            try:
-                await server.serve(sockets=[sock])
-            except asyncio.CancelledError:
-                server.force_exit = True
-                await server.shutdown(sockets=[sock])
-                raise
+            if not place.done():
+                place.set_exception(EnvError("The server that agents find their model at could not be started."))
 
 
-class _Uvicorn(uvicorn.Server):
-    """Signals are the command's, and its start is reported."""
-
-    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_start = on_start
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        self._on_start()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+@contextlib.asynccontextmanager
+async def _on_socket(app: ASGIApp) -> AsyncIterator[str]:
+    """Answer requests on a unix socket in a folder of its own; yields its path."""
+    with tempfile.TemporaryDirectory(prefix="agentrl-model-") as folder, socket.socket(socket.AF_UNIX) as sock:
+        path = str(Path(folder, "model.sock"))
+        sock.bind(path)
+        if os.geteuid() == 0:  # a jail that root starts becomes another user; its keys are what lets a client in
+            os.chmod(path, 0o666)
+        async with answering(app, sock):
+            yield path
 
 
 def _reward_body(body: Mapping[str, Any]) -> Mapping[str, Any]:

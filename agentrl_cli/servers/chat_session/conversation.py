@@ -70,6 +70,8 @@ class Conversation:
     rewards: Sequence[Reward] = ()
     weights: Mapping[str, float] = field(default_factory=dict)
     """Configured weights of reward parts; they override the pack's."""
+    agent: str = ""
+    """The agent that makes the pack's episodes, which a conversation does not run; empty if it has none."""
     remake: Callable[[], Env] | None = None
     """Makes a new environment if the current one cannot roll back."""
     simulate: bool = True

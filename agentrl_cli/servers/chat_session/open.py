@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from agentrl_cli.policies.remote.http import Endpoint
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.servers.chat_session.session import Emit, Session
 from agentrl_cli.tasks import Pack, load_pack
+from agentrl_cli.tasks.agent import read_agent
 from agentrl_cli.types import Episode, Message, Task
 from agentrl_cli.types.plain import parse_json
 
@@ -109,6 +110,8 @@ def open_past(given: argparse.Namespace) -> Past:
             with contextlib.suppress(ValidationError):
                 setattr(config, section, dict(found) if kind is dict else kind.model_validate(dict(found)))
     pack = _pack_of(row.pack, config, base)
+    if (agent := (settings.get("task") or {}).get("agent")) is not None:  # of the run, over the pack's own
+        pack = replace(pack, agent=read_agent(agent, base, "task.agent"))
     if task is None:
         task = next((item for split in _splits(pack) for item in pack.tasks(split) if item.id == row.task_id), None)
     if task is None:
@@ -206,6 +209,7 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         emit,
         task,
         rewards=pack.rewards if pack is not None else (),
+        agent=pack.agent.text if pack is not None and pack.agent is not None else "",
         weights=config.rewards,
         remake=None if isinstance(env, ToolEnv) else make,
         max_turns=max(limits.max_turns, 8),

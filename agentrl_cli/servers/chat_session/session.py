@@ -181,6 +181,11 @@ class Session(Conversation):
 
     async def score(self) -> tuple[RewardPart, ...]:
         """The reward parts of pack and environment for the conversation so far. Raises UsageError without a task."""
+        if self.agent and not self.rewards:
+            raise UsageError(
+                f"The reward of {self.task.pack} is given by its agent {self.agent}, which a chat does not run.",
+                hint="`agentrl rollout` does; /reward X gives one of your own.",
+            )
         if not self.task.data or not self.rewards:
             raise UsageError("This chat has no task to score by.", hint="Open one with `agentrl chat --task ID`.")
         self.reward_parts = await rescore(

@@ -25,6 +25,7 @@ from agentrl_cli.analysis.whatif import ReplayResult, Rerun, advantages, chain_t
 from agentrl_cli.errors import AgentRLError, UsageError
 from agentrl_cli.rollout import seed_of
 from agentrl_cli.rollout.flags import flag_names
+from agentrl_cli.servers.chat_session.agents import rerun_agent, sample_agent
 from agentrl_cli.servers.chat_session.open import Past, check_tokenizer, make_env, open_past, open_policy, reachable
 from agentrl_cli.servers.chat_session.session import Session
 from agentrl_cli.types import Episode, Outcome, RewardPart, new_id
@@ -64,10 +65,11 @@ class WhatIf:
 
     async def run(self) -> None:
         """Runs the calls again, or re-rolls."""
-        past = self.past
+        past, agent = self.past, self.past.pack.agent is not None
         sandbox = await _sandbox(past)
         try:
-            if self.given.rerun or self.given.verify:
+            if not agent and (self.given.rerun or self.given.verify):
+                self.emit({"ev": "ready", "model": "", "weights": "", "note": _warning(sandbox)})
                 await self.rerun(sandbox)
                 return
             await reachable(self.given.model, past.config)
@@ -76,6 +78,10 @@ class WhatIf:
             )
             try:
                 check_tokenizer(past, chat)
+                if self.given.rerun or self.given.verify:
+                    self.emit({"ev": "ready", "model": "", "weights": "", "note": _warning(sandbox)})
+                    self.compare(*await rerun_agent(past, policy, chat, sandbox))
+                    return
                 model = self.given.model or past.config.model.name
                 first = {"model": model, "weights": policy.weights_version, "note": _warning(sandbox)}
                 self.emit({"ev": "ready", **first})
@@ -90,21 +96,25 @@ class WhatIf:
     async def rerun(self, sandbox: Sandbox | None) -> None:
         """Runs every recorded call again; then computes the rewards and the advantage they would give."""
         past, episode = self.past, self.past.episode
-        self.emit({"ev": "ready", "model": "", "weights": "", "note": _warning(sandbox)})
         env = make_env(past.config, past.pack, past.task, sandbox, episode.seed)
         try:
             await opened(env, past.task)
             reruns, earned, _ = await rerun_calls(episode, env)
-            for item in reruns:
-                self.emit({"ev": "rerun", **rerun_object(item)})
-            if self.given.verify:
-                return
-            parts = await rescore(
+            parts: Sequence[RewardPart] = () if self.given.verify else await rescore(
                 episode, past.pack.rewards, env, past.task, sandboxed=sandbox is not None,
                 weights=past.config.rewards, earned=earned, decode=past.decode,
             )  # fmt: skip
         finally:
             await env.close()
+        self.compare(reruns, parts)
+
+    def compare(self, reruns: Sequence[Rerun], parts: Sequence[RewardPart]) -> None:
+        """Writes what each call answered now, and the rewards and the advantage that this would give."""
+        past, episode = self.past, self.past.episode
+        for item in reruns:
+            self.emit({"ev": "rerun", **rerun_object(item)})
+        if self.given.verify:
+            return
         total = sum(part.value * part.weight for part in parts)
         rewards = [total if row.id == episode.id else row.reward for row in past.siblings]
         graded = [value for value in rewards if value is not None]
@@ -149,7 +159,10 @@ class WhatIf:
         async def one(sample: int) -> Episode:
             slot = await slots.get()
             try:
-                episode = await self.sample(policy, chat, sandbox, group, sample, slot)
+                if self.past.pack.agent is not None:
+                    episode = await sample_agent(self.past, self.given, policy, chat, sandbox, group, sample)
+                else:
+                    episode = await self.sample(policy, chat, sandbox, group, sample, slot)
             finally:
                 slots.put_nowait(slot)
             self.emit({"ev": "progress", "sample": sample, "reward": episode.reward})

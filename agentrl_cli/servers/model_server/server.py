@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from agentrl_cli.agents.gateway.app import Gateway, problem
 from agentrl_cli.agents.gateway.dialects.base import openai_error
 from agentrl_cli.agents.gateway.http import json_body
+from agentrl_cli.agents.gateway.pages import PageGuard
 from agentrl_cli.agents.gateway.request import bad
 from agentrl_cli.agents.gateway.sampling import Limits
 from agentrl_cli.agents.gateway.session import OnTurn, Session
@@ -28,7 +29,6 @@ from agentrl_cli.policies.load import load_policy
 from agentrl_cli.runtime import new_run
 from agentrl_cli.servers.model_server.adapters import Adapters
 from agentrl_cli.servers.model_server.models import ServedModels, SharedEngine
-from agentrl_cli.servers.model_server.pages import PageGuard
 from agentrl_cli.servers.model_server.recorder import KIND, Recorder
 from agentrl_cli.store import Store
 from agentrl_cli.types import Tokens, Turn
@@ -57,7 +57,7 @@ class ModelServer:
 
     def app(self, names: Collection[str]) -> ASGIApp:
         """The ASGI application. `names`: those that a request's Host may have, besides addresses."""
-        return PageGuard(self.gateway.app, names)
+        return PageGuard(self.gateway.app, names, hint="`agentrl serve --allow-host NAME` adds a name.")
 
     async def sweep(self, idle: float) -> None:
         """End sessions that were idle for so long, again and again."""

@@ -19,10 +19,10 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from agentrl_cli.agents.gateway.guard import allowed, bearer, is_foreign, is_served, sent_unasked
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.parsers import Parser
 from agentrl_cli.errors import AgentRLError, EnvError, EnvironmentProblem, MissingDependency, NotFound, UsageError
-from agentrl_cli.servers.guard import allowed, bearer, is_foreign, is_served, sent_unasked
 from agentrl_cli.servers.tool_server import bodies
 from agentrl_cli.servers.tool_server.trajectories import Call, Trajectories
 from agentrl_cli.types import new_id

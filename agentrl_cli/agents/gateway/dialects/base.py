@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from agentrl_cli.agents.gateway.request import ModelRequest, Reply, RequestError, bad
+from agentrl_cli.agents.gateway.request import ModelRequest, Reply, bad
 
 Body = Mapping[str, Any]
 
@@ -144,9 +144,3 @@ def schema_of(value: Any, param: str) -> Mapping[str, Any] | None:
 def usage_of(reply: Reply) -> tuple[int, int]:
     """Prompt tokens and sampled tokens."""
     return len(reply.prompt_ids), reply.sampled
-
-
-def no_stream(request: ModelRequest) -> None:
-    """Raise RequestError for a stream of several choices."""
-    if request.stream and request.n > 1:
-        raise RequestError("n > 1 is not streamed.", param="n")

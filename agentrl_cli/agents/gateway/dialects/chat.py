@@ -5,26 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentrl_cli.agents.gateway.dialects.base import (
-    Body,
-    Dialect,
-    flag_of,
-    integer_of,
-    model_of,
-    no_stream,
-    openai_error,
-    sampling_of,
-    schema_of,
-    session_of,
-    sse,
-    stops_of,
-)
+from agentrl_cli.agents.gateway.dialects.base import Body, Dialect, flag_of, integer_of, openai_error, sse
+from agentrl_cli.agents.gateway.dialects.openai import ending, last_events, prompt_ids, request_of, usage
 from agentrl_cli.agents.gateway.messages import message_list, read_message
 from agentrl_cli.agents.gateway.request import Choice, ModelRequest, Reply, Token, bad
 from agentrl_cli.agents.gateway.tools import chosen_tool, read_tools
 from agentrl_cli.types import ToolSchema
-
-DONE = "data: [DONE]\n\n"
 
 
 def parse(body: Body) -> ModelRequest:
@@ -32,29 +18,16 @@ def parse(body: Body) -> ModelRequest:
     messages = message_list(body.get("messages"))
     tools = read_tools(body.get("tools") or [{"function": f} for f in body.get("functions") or ()] or None)
     choice, name = tool_choice(body.get("tool_choice"), tools)
-    options = body.get("stream_options")
-    most = integer_of(body, "max_completion_tokens", 1) or integer_of(body, "max_tokens", 1)
-    request = ModelRequest(
-        model=model_of(body),
+    return request_of(
+        body,
         messages=tuple(read_message(message, f"messages[{n}]") for n, message in enumerate(messages)),
         tools=tools,
-        sampling=sampling_of(body),
-        max_tokens=most,
-        stop=stops_of(body.get("stop")),
-        n=integer_of(body, "n", 1) or 1,
+        max_tokens=integer_of(body, "max_completion_tokens", 1) or integer_of(body, "max_tokens", 1),
         top_logprobs=(integer_of(body, "top_logprobs", 0) or 0) if flag_of(body, "logprobs") else None,
         tool_choice=choice,
         tool_name=name,
         parallel=flag_of(body, "parallel_tool_calls", True),
-        schema=schema_of(body.get("response_format"), "response_format"),
-        stream=flag_of(body, "stream"),
-        usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
-        token_ids=flag_of(body, "return_token_ids"),
-        session=session_of(body),
-        raw=body,
     )
-    no_stream(request)
-    return request
 
 
 def tool_choice(value: Any, tools: tuple[ToolSchema, ...]) -> tuple[str, str]:
@@ -74,12 +47,12 @@ def tool_choice(value: Any, tools: tuple[ToolSchema, ...]) -> tuple[str, str]:
 
 def answer(request: ModelRequest, reply: Reply) -> dict[str, Any]:
     """A chat completion."""
-    body = {
+    return {
         **_head(reply, "chat.completion"),
         "choices": [_choice(request, n, choice) for n, choice in enumerate(reply.choices)],
         "usage": usage(reply),
+        **prompt_ids(request, reply),
     }
-    return body | ({"prompt_token_ids": list(reply.prompt_ids)} if request.token_ids else {})
 
 
 def _head(reply: Reply, kind: str) -> dict[str, Any]:
@@ -110,26 +83,13 @@ def _calls(choice: Choice) -> list[dict[str, Any]]:
 
 
 def _ending(request: ModelRequest, choice: Choice) -> dict[str, Any]:
-    found: dict[str, Any] = {"finish_reason": choice.finish, "stop_reason": choice.stop_string or None}
     logprobs = None if request.top_logprobs is None else {"content": [_token(token) for token in choice.tokens]}
-    found["logprobs"] = logprobs
-    return found | ({"token_ids": choice.generation.ids.tolist()} if request.token_ids else {})
+    return ending(request, choice, logprobs)
 
 
 def _token(token: Token) -> dict[str, Any]:
     top = [{"token": text, "logprob": logp, "bytes": list(text.encode())} for text, logp in token.top]
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()), "top_logprobs": top}
-
-
-def usage(reply: Reply) -> dict[str, Any]:
-    """OpenAI's usage of a completion."""
-    prompt, sampled = len(reply.prompt_ids), reply.sampled
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": sampled,
-        "total_tokens": prompt + sampled,
-        "prompt_tokens_details": {"cached_tokens": reply.cached},
-    }
 
 
 def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
@@ -140,9 +100,8 @@ def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
     def chunk(delta: dict[str, Any], **more: Any) -> str:
         return sse({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None, **more}]})
 
-    first = {"prompt_token_ids": list(reply.prompt_ids)} if request.token_ids else {}
     role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-    yield sse({**head, "choices": [role], **first})
+    yield sse({**head, "choices": [role], **prompt_ids(request, reply)})
     if choice.reasoning:
         yield chunk(_reasoning(choice))
     if choice.text:
@@ -150,9 +109,7 @@ def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
     for number, call in enumerate(_calls(choice)):
         yield chunk({"tool_calls": [{"index": number, **call}]})
     yield chunk({}, **_ending(request, choice))
-    if request.usage:
-        yield sse({**head, "choices": [], "usage": usage(reply)})
-    yield DONE
+    yield from last_events(request, reply, head)
 
 
 DIALECT = Dialect("chat", "chat/completions", parse, answer, events, openai_error, sse)

@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from agentrl_cli.agents.gateway.dialects.base import (
-    Body,
-    Dialect,
-    flag_of,
-    integer_of,
-    model_of,
-    no_stream,
-    openai_error,
-    sampling_of,
-    schema_of,
-    session_of,
-    sse,
-    stops_of,
-)
-from agentrl_cli.agents.gateway.dialects.chat import DONE, usage
+from agentrl_cli.agents.gateway.dialects.base import Body, Dialect, flag_of, integer_of, openai_error, sse
+from agentrl_cli.agents.gateway.dialects.openai import ending, last_events, prompt_ids, request_of, usage
 from agentrl_cli.agents.gateway.request import Choice, ModelRequest, Reply, bad
 
 MAX_TOKENS = 16
@@ -32,25 +19,13 @@ def parse(body: Body) -> ModelRequest:
         raise bad("suffix is not served.", "suffix", "unsupported_parameter")
     if (integer_of(body, "best_of", 1) or 1) > 1:
         raise bad("best_of is not served.", "best_of", "unsupported_parameter")
-    options = body.get("stream_options")
-    request = ModelRequest(
-        model=model_of(body),
+    return request_of(
+        body,
         prompt=_prompt(body.get("prompt")),
         echo=flag_of(body, "echo"),
-        sampling=sampling_of(body),
         max_tokens=integer_of(body, "max_tokens", 1) or MAX_TOKENS,
-        stop=stops_of(body.get("stop")),
-        n=integer_of(body, "n", 1) or 1,
         top_logprobs=integer_of(body, "logprobs", 0),
-        schema=schema_of(body.get("response_format"), "response_format"),
-        stream=flag_of(body, "stream"),
-        usage=isinstance(options, dict) and bool(options.get("include_usage")),
-        token_ids=flag_of(body, "return_token_ids"),
-        session=session_of(body),
-        raw=body,
     )
-    no_stream(request)
-    return request
 
 
 def _prompt(value: Any) -> str | tuple[int, ...]:
@@ -66,9 +41,7 @@ def _prompt(value: Any) -> str | tuple[int, ...]:
 
 def answer(request: ModelRequest, reply: Reply) -> dict[str, Any]:
     """A completion."""
-    choices = [_choice(request, n, choice) for n, choice in enumerate(reply.choices)]
-    if request.token_ids:
-        choices = [{**choice, "prompt_token_ids": list(reply.prompt_ids)} for choice in choices]
+    choices = [{**_choice(request, n, choice), **prompt_ids(request, reply)} for n, choice in enumerate(reply.choices)]
     return {**_head(reply), "choices": choices, "usage": usage(reply)}
 
 
@@ -78,14 +51,8 @@ def _head(reply: Reply) -> dict[str, Any]:
 
 def _choice(request: ModelRequest, index: int, choice: Choice) -> dict[str, Any]:
     echo = request.prompt if request.echo and isinstance(request.prompt, str) else ""
-    found: dict[str, Any] = {
-        "index": index,
-        "text": echo + choice.text,
-        "finish_reason": choice.finish,
-        "stop_reason": choice.stop_string or None,
-        "logprobs": None if request.top_logprobs is None else _logprobs(choice),
-    }
-    return found | ({"token_ids": choice.generation.ids.tolist()} if request.token_ids else {})
+    logprobs = None if request.top_logprobs is None else _logprobs(choice)
+    return {"index": index, "text": echo + choice.text, **ending(request, choice, logprobs)}
 
 
 def _logprobs(choice: Choice) -> dict[str, Any]:
@@ -103,12 +70,9 @@ def _logprobs(choice: Choice) -> dict[str, Any]:
 
 def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
     """The text with its finish reason, usage if wanted, then [DONE]."""
-    choice = _choice(request, 0, reply.choices[0])
-    first = {"prompt_token_ids": list(reply.prompt_ids)} if request.token_ids else {}
-    yield sse({**_head(reply), "choices": [choice | first]})
-    if request.usage:
-        yield sse({**_head(reply), "choices": [], "usage": usage(reply)})
-    yield DONE
+    choice = _choice(request, 0, reply.choices[0]) | prompt_ids(request, reply)
+    yield sse({**_head(reply), "choices": [choice]})
+    yield from last_events(request, reply, _head(reply))
 
 
 DIALECT = Dialect("completions", "completions", parse, answer, events, openai_error, sse)

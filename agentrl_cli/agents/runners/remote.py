@@ -1,0 +1,233 @@
+"""Agents that run elsewhere and ask for tasks: `agent: {remote: HOST:PORT, lease: 60}`.
+
+    POST /tasks/claim {"wait": 20}              a task with base_url, api_key and model, or 204 if there is none so long
+    POST /tasks/{lease}/heartbeat               the agent lives: its lease begins again
+    POST /tasks/{lease}/end {"reward": 0.5}     its end; also {"error": "…"}, or {} if the reward was given before
+
+The model's server is below the same address. A lease that ends without a word is a dead agent: its episode begins again
+with another one. A lease that is over is answered with 409. Off the loopback AGENTRL_TOKEN is the bearer token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
+
+from agentrl_cli.agents.emit import AgentCall, reward_value
+from agentrl_cli.agents.gateway.app import error_body
+from agentrl_cli.agents.gateway.guard import allowed, bearer, is_loopback
+from agentrl_cli.agents.gateway.http import json_body
+from agentrl_cli.agents.gateway.listen import listening
+from agentrl_cli.agents.gateway.pages import PageGuard
+from agentrl_cli.agents.gateway.request import RequestError, bad
+from agentrl_cli.agents.runners.base import AgentLost, Ended
+from agentrl_cli.agents.runners.command import task_of
+from agentrl_cli.errors import ConfigError, EnvError
+from agentrl_cli.tasks import AgentSpec
+
+LONGEST_WAIT = 60.0
+"""Seconds that a claim may wait for a task."""
+TOKEN = "AGENTRL_TOKEN"
+_OVER = 100_000
+"""Leases that are over and still answered with 409."""
+
+
+@dataclass(eq=False)
+class Offer:
+    """A task to be claimed, and how its agent ended."""
+
+    call: AgentCall
+    spec: AgentSpec
+    done: asyncio.Future[Ended] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    alarm: asyncio.TimerHandle | None = None
+    """Rings when the lease ends; None before it is claimed."""
+
+    def renew(self) -> None:
+        """Begin the lease, or begin it again."""
+        if self.alarm is not None:
+            self.alarm.cancel()
+        self.alarm = asyncio.get_running_loop().call_later(self.spec.lease, self._lost)
+
+    def end(self, end: Ended) -> None:
+        """The agent has ended."""
+        if not self.done.done():
+            self.done.set_result(end)
+
+    def _lost(self) -> None:
+        if not self.done.done():
+            self.done.set_exception(AgentLost(f"the agent said nothing for {self.spec.lease:g} s"))
+
+
+class RemoteRunner:
+    """Offers each episode to the agents that ask at `spec.remote`, and waits until it has ended."""
+
+    stderr = ""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        """Raises ConfigError for an address off the loopback without a token."""
+        self._spec = spec
+        host = spec.remote.rpartition(":")[0].strip("[]")
+        if not is_loopback(host) and not os.environ.get(TOKEN):
+            raise ConfigError(f"agent.remote: {host} can be reached from other machines.", hint=f"Set {TOKEN}.")
+        self.claimed = False
+        """Whether an agent has the task."""
+
+    async def run(self, call: AgentCall) -> Ended:
+        """How the agent that claimed the task ended. Raises AgentLost if it died, EnvError if no one can ask."""
+        self.claimed = False
+        board = await Board.here(self._spec.remote)
+        offer = Offer(call, self._spec)
+        board.offer(offer)
+        try:
+            return await offer.done
+        finally:
+            self.claimed = offer.alarm is not None
+            if offer.alarm is not None:
+                offer.alarm.cancel()
+            board.withdraw(offer)
+
+
+class Board:
+    """The tasks that wait for an agent, and the leases of those that have one; one per event loop and address."""
+
+    def __init__(self, model: ASGIApp) -> None:
+        self._token = os.environ.get(TOKEN, "")
+        self._waiting: deque[Offer] = deque()
+        self._leases: dict[str, Offer] = {}
+        self._over: deque[str] = deque(maxlen=_OVER)
+        self._changed = asyncio.Condition()
+        self._ringing: set[asyncio.Task[None]] = set()
+        routes = [
+            Route("/tasks/claim", self._claim, methods=["POST"]),
+            Route("/tasks/{lease}/heartbeat", self._heartbeat, methods=["POST"]),
+            Route("/tasks/{lease}/end", self._end, methods=["POST"]),
+            Mount("/", model),
+        ]
+        self.app = Starlette(routes=routes, exception_handlers={RequestError: _refused})
+        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def here(cls, address: str) -> Board:
+        """The board of an address in the running event loop, with the server of its episodes below it."""
+        from agentrl_cli.agents.runners.server import EpisodeServer
+
+        key = (asyncio.get_running_loop(), address)
+        if (board := _BOARDS.get(key)) is None:
+            board = _BOARDS[key] = cls(EpisodeServer.running().gateway.app)
+            board._task = asyncio.create_task(board._serve(address))
+        await asyncio.shield(board._started)
+        return board
+
+    async def _serve(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        try:
+            async with listening(PageGuard(self.app, {"localhost", host}), host, int(port)):
+                self._started.set_result(None)
+                await asyncio.Event().wait()
+        except Exception as error:  # noqa: BLE001 - it is raised where an episode waits for the board
+            self._started.set_exception(EnvError(f"agent.remote: {getattr(error, 'message', error)}"))
+        finally:
+            _BOARDS.pop((asyncio.get_running_loop(), address), None)
+
+    def offer(self, offer: Offer) -> None:
+        """Let an agent have it."""
+        self._waiting.append(offer)
+        task = asyncio.create_task(self._ring())
+        self._ringing.add(task)
+        task.add_done_callback(self._ringing.discard)
+
+    async def _ring(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def withdraw(self, offer: Offer) -> None:
+        """The episode is over: its lease, if it has one, is."""
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(offer)
+        for lease in [lease for lease, other in self._leases.items() if other is offer]:
+            del self._leases[lease]
+            self._over.append(lease)
+
+    # --- what agents ask ---------------------------------------------------------------------------------------------
+
+    async def _claim(self, request: Request) -> Response:
+        self._require_token(request)
+        body = await json_body(request) if await request.body() else {}
+        wait = body.get("wait", 0)
+        if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait <= LONGEST_WAIT:
+            raise bad(f"wait must be seconds from 0 to {LONGEST_WAIT:g}.", "wait")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait), self._changed:
+                await self._changed.wait_for(lambda: bool(self._waiting))
+        if not self._waiting or await request.is_disconnected():
+            return Response(status_code=204)
+        offer, lease = self._waiting.popleft(), secrets.token_urlsafe(24)
+        self._leases[lease] = offer
+        offer.renew()
+        key = offer.call.api_key
+        call = replace(offer.call, root=f"{request.url.scheme}://{request.url.netloc}/e/{key}")
+        return JSONResponse(
+            {
+                "lease": lease,
+                "lease_seconds": offer.spec.lease,
+                "task": task_of(call, offer.spec),
+                "base_url": call.base_url,
+                "api_key": call.api_key,
+                "model": call.model,
+                "event_url": call.event_url,
+            }
+        )
+
+    async def _heartbeat(self, request: Request) -> Response:
+        offer = self._leased(request)
+        offer.renew()
+        return JSONResponse({"lease_seconds": offer.spec.lease})
+
+    async def _end(self, request: Request) -> Response:
+        offer = self._leased(request)
+        body = await json_body(request) if await request.body() else {}
+        error, reward = body.get("error") or "", body.get("reward")
+        if not isinstance(error, str):
+            raise bad("error must be a text.", "error")
+        try:
+            value = None if reward is None else reward_value(reward)
+        except ValueError as problem:
+            raise bad(f"reward: {problem}.", "reward") from None
+        offer.end(Ended(value, error[:2000]))
+        self.withdraw(offer)
+        return JSONResponse({"reward": value})
+
+    def _leased(self, request: Request) -> Offer:
+        self._require_token(request)
+        lease = request.path_params["lease"]
+        if (offer := self._leases.get(lease)) is None:
+            over = lease in self._over
+            raise RequestError(
+                "The lease is over: the task was given to another agent, or has ended." if over else "Unknown lease.",
+                status=409 if over else 404,
+            )
+        return offer
+
+    def _require_token(self, request: Request) -> None:
+        if self._token and not allowed(self._token, bearer(request.headers.get("authorization", ""))):
+            raise RequestError("The token is missing or wrong.", status=401)
+
+
+def _refused(request: Request, error: Any) -> Response:
+    return JSONResponse(error_body(f"{error.message} {error.hint}".rstrip(), error.status), error.status)
+
+
+_BOARDS: dict[tuple[asyncio.AbstractEventLoop, str], Board] = {}

@@ -1,0 +1,140 @@
+"""Agents elsewhere ask for tasks over HTTP: they claim one, live or die, and give a reward."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from agentrl_cli.agents.runners import AgentRollout
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rollout import Job
+from agentrl_cli.store import Store
+from agentrl_cli.types import Episode, Outcome
+from tests.agents.test_runners import LIMITS, pack_of, play
+
+CHAT = Chat(ByteTokenizer())
+
+
+def free() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+class Elsewhere:
+    """An agent's process elsewhere, as far as HTTP goes."""
+
+    def __init__(self, address: str) -> None:
+        limits = httpx2.Limits(max_keepalive_connections=0)
+        self.client = httpx2.AsyncClient(base_url=f"http://{address}", trust_env=False, timeout=30, limits=limits)
+
+    async def claim(self) -> dict[str, Any]:
+        while True:
+            try:
+                answer = await self.client.post("/tasks/claim", json={"wait": 5})
+            except httpx2.ConnectError:
+                await asyncio.sleep(0.02)
+                continue
+            assert answer.status_code in (200, 204), answer.text
+            if answer.status_code == 200:
+                return dict(answer.json())
+
+    async def ask(self, work: dict[str, Any]) -> httpx2.Response:
+        body = {"messages": work["task"]["messages"]}
+        headers = {"authorization": f"Bearer {work['api_key']}"}
+        return await self.client.post(f"{work['base_url']}/chat/completions", json=body, headers=headers)
+
+    async def say(self, work: dict[str, Any], what: str, **body: Any) -> httpx2.Response:
+        return await self.client.post(f"/tasks/{work['lease']}/{what}", json=body)
+
+
+def begun(folder: Path, store: Store | None = None, **agent: Any) -> tuple[asyncio.Task[Episode], Elsewhere]:
+    """An episode that waits for an agent, and one to be."""
+    address = free()
+    pack = pack_of(folder, agent={"remote": address, "timeout": 20, **agent})
+    return asyncio.ensure_future(play(pack, store=store)), Elsewhere(address)
+
+
+async def test_an_agent_elsewhere_claims_a_task_and_gives_its_reward(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store.db") as store:
+        playing, agent = begun(tmp_path / "pack", store, fields=["answer"])
+        work = await agent.claim()
+        assert work["task"]["answer"] == "2" and work["lease_seconds"] == 60
+        assert (await agent.client.post("/tasks/claim", json={"wait": 0})).status_code == 204  # no one gets it twice
+        assert (await agent.ask(work)).json()["choices"][0]["message"]["content"] == "Four."
+        assert (await agent.say(work, "heartbeat")).status_code == 200
+        assert (await agent.say(work, "end", reward="much")).status_code == 400
+        assert (await agent.say(work, "end", reward=1.0)).status_code == 200
+        episode = await playing
+        stored = store.episodes.get(episode.id)
+    assert (episode.outcome, episode.reward, len(stored.turns)) == (Outcome.SOLVED, 1.0, 2), episode.error
+    assert (await agent.say(work, "end", reward=0.0)).status_code == 409
+    assert (await agent.ask(work)).status_code == 409
+    for header in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+        assert (await agent.client.post("/tasks/claim", json={}, headers=header)).status_code == 403
+
+
+async def test_a_task_of_an_agent_that_died_is_given_again_at_most_twice(tmp_path: Path) -> None:
+    """The next one begins again: nothing of the dead one's calls is in the episode, and it can make none."""
+    playing, agent = begun(tmp_path / "a", lease=1.5)
+    dead = await agent.claim()
+    await agent.ask(dead)
+    work = await agent.claim()
+    assert work["lease"] != dead["lease"] and work["base_url"] != dead["base_url"]
+    assert (await agent.ask(dead)).status_code == 409 == (await agent.say(dead, "heartbeat")).status_code
+    for _ in range(2):
+        await asyncio.sleep(0.8)
+        assert (await agent.say(work, "heartbeat")).status_code == 200  # it lives longer than a lease
+    await agent.ask(work)
+    await agent.say(work, "end", reward=0.5)
+    episode = await playing
+    assert (episode.outcome, episode.reward) == (Outcome.FAILED, 0.5) and len(episode.turns) == 2, episode.error
+    playing, agent = begun(tmp_path / "b", lease=0.1)
+    for _ in range(3):
+        await agent.claim()
+    episode = await playing
+    assert episode.outcome is Outcome.ENV_ERROR and "each died" in episode.error
+
+
+async def test_ends_of_agents_elsewhere(tmp_path: Path) -> None:
+    playing, agent = begun(tmp_path / "error")
+    work = await agent.claim()
+    await agent.ask(work)
+    await agent.say(work, "end", error="no key")
+    assert ((await playing).outcome, "no key" in (await playing).error) == (Outcome.AGENT_ERROR, True)
+    playing, agent = begun(tmp_path / "alone", timeout=0.2)
+    episode = await playing
+    assert episode.outcome is Outcome.ENV_ERROR and "No agent asked" in episode.error
+    with pytest.raises(ConfigError, match="other machines"):
+        await play(pack_of(tmp_path / "open", agent={"remote": "0.0.0.0:8500"}))
+    with pytest.raises(ConfigError, match="is not an address"):
+        pack_of(tmp_path / "odd", agent={"remote": "8500"})
+
+
+async def test_many_agents_share_the_tasks(tmp_path: Path) -> None:
+    address = free()
+    pack = pack_of(tmp_path, agent={"remote": address, "timeout": 30})
+    policy = ScriptedPolicy(lambda key, ids: "Yes.", CHAT.tokenizer, delay=0.01)
+    rollout = AgentRollout(policy, CHAT, {pack.name: pack}, Config.model_validate({"rollout": LIMITS}))
+    jobs = [Job(task, 7, sample) for task in pack.tasks("train") for sample in range(8)]
+
+    async def work() -> None:
+        agent = Elsewhere(address)
+        while True:
+            found = await agent.claim()
+            await agent.ask(found)
+            await agent.say(found, "end", reward=float(found["task"]["id"][-1]))
+
+    workers = [asyncio.ensure_future(work()) for _ in range(6)]
+    episodes = await rollout.run(jobs)
+    for worker in workers:
+        worker.cancel()
+    assert [episode.reward for episode in episodes] == [float(job.task.id[-1]) for job in jobs]
