@@ -7,20 +7,22 @@ import contextlib
 import ctypes
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl_cli.config import Config, inside
 from agentrl_cli.config.show import full_yaml
-from agentrl_cli.hooks import HookList, load_hooks
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.hooks import HookList
 from agentrl_cli.paths import default_db
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.tasks import Pack, check_weights, load_packs
+from agentrl_cli.tasks import Pack
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.audit import Conversations
+    from agentrl_cli.cluster.pool import WorkerPool
     from agentrl_cli.policies.load import Loaded
     from agentrl_cli.sandbox import Sandbox
 
@@ -42,6 +44,8 @@ class Runtime:
     store: Store
     hooks: HookList
     sandbox: Sandbox | None
+    workers: WorkerPool | None = None
+    """What makes the episodes; None: this process."""
 
 
 @contextlib.asynccontextmanager
@@ -57,27 +61,24 @@ async def open_runtime(
 ) -> AsyncIterator[Runtime]:
     """Open the parts that a configuration names; `packs` and `hooks` are objects of a script.
 
-    The sandbox is opened first and checked: a run that needs one fails at once if none is strong enough, and packs
-    with `sandbox: false` need none. Raises AgentRLErrors for everything a user can get wrong.
+    Raises AgentRLErrors for everything a user can get wrong.
     """
     from agentrl_cli.chat.audit import require_calls_read
+    from agentrl_cli.cluster.pool import open_pool
     from agentrl_cli.policies.load import load_policy
-    from agentrl_cli.sandbox import Sandbox
+    from agentrl_cli.rollout.parts import open_parts
 
     one_heap()
-    if packs is None:
-        packs = list(load_packs(config.task.packs, base=base, agent=config.task.agent).values())
-    found = {pack.name: pack for pack in packs}
-    check_weights(found, config.rewards)
-    hook_list = HookList([*load_hooks(config.hooks, base, config.loggers).hooks, *hooks])
+    cluster = config.cluster
+    if cluster.kind != "here" and (packs is not None or hooks):
+        raise ConfigError(
+            f"cluster.kind is {cluster.kind}, and packs or hooks are objects of this process.",
+            hint="Name them in task.packs and hooks, so that workers can load them.",
+        )
     async with contextlib.AsyncExitStack() as stack:
-        sandbox = None
-        if any(pack.sandbox for pack in found.values()):
-            sandbox = await stack.enter_async_context(await Sandbox.open(config.sandbox))
-            for imports in {pack.imports for pack in found.values() if pack.imports}:
-                await sandbox.check(imports)  # a missing package is reported now, not by every episode
-        if config.rollout.tool_server is not None:
-            found = await stack.enter_async_context(_served(found, config))
+        opened = open_parts(config, base, packs=packs, hooks=hooks, loggers=config.loggers)
+        parts = await stack.enter_async_context(opened)
+        found = parts.packs
         db.parent.mkdir(parents=True, exist_ok=True)
         store = stack.enter_context(Store.open(db))
         store.require_sound(at_most=SMALL)
@@ -88,7 +89,12 @@ async def open_runtime(
             require_calls_read(loaded.chat)
         tokenizer = loaded.chat.tokenizer
         store.tokenizers.add(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", tokenizer.specials)
-        yield Runtime(config, base, found, loaded, store, hook_list, sandbox)
+        workers = None
+        if cluster.kind != "here":
+            pool = open_pool(config, base, loaded, found, store, spec=spec, trainable=trainable)
+            workers = await stack.enter_async_context(pool)
+            loaded.policy = workers.policy(loaded)
+        yield Runtime(config, base, found, loaded, store, parts.hooks, parts.sandbox, workers)
 
 
 def one_heap() -> None:
@@ -119,22 +125,6 @@ def conversations(packs: Iterable[Pack], split: str) -> Conversations:
         system=any(pack.system for pack in found) or any(m["role"] == "system" for p in prompts for m in p),
         tools=any(pack.tools for pack in found),
     )
-
-
-@contextlib.asynccontextmanager
-async def _served(packs: dict[str, Pack], config: Config) -> AsyncIterator[dict[str, Pack]]:
-    """The packs with their tools at `rollout.tool_server`; packs with an environment of their own keep it."""
-    from agentrl_cli.tools.remote import connect, remote_tools
-
-    limits = config.rollout
-    async with connect(str(limits.tool_server), patience=limits.tool_server_patience) as server:
-        offered = await server.schemas()
-        yield {
-            name: replace(pack, tools=remote_tools(server, offered, pack.tools))
-            if getattr(pack.module, "make_env", None) is None
-            else pack
-            for name, pack in packs.items()
-        }
 
 
 def to_stderr(text: str) -> None:
@@ -198,6 +188,7 @@ async def run_training(
             runtime.store,
             sandbox=runtime.sandbox,
             hooks=runtime.hooks,
+            workers=runtime.workers,
             narrate=narrate,
             on_step=on_step,
         )

@@ -34,6 +34,7 @@ with Store.open("runs/agentrl.db", readonly=True) as store:
 | `store.scores` | rewards and advantages that episodes would have had |
 | `store.stats` | counts and means by group, task, tag and tool |
 | `store.live` | the state of running episodes |
+| `store.workers` | the workers that make a run's episodes |
 | `store.journal` | logs, events and alerts |
 | `store.controls` | what people ask of a running training |
 | `store.tasks`, `store.tokenizers` | what episodes refer to |

@@ -40,6 +40,9 @@ SandboxOption = Annotated[
 LevelOption = Annotated[
     str | None, typer.Option("--level", help="With --sandbox: ns, docker or landlock; default: the strongest here.")
 ]
+ClusterOption = Annotated[
+    bool, typer.Option("--cluster", help="Start the project's workers, compare them, send each a job.")
+]
 MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
 WIDTH = 18
 """Of the longest ability's name."""
@@ -51,6 +54,7 @@ def command(
     sandbox: SandboxOption = False,
     level: LevelOption = None,
     model: ModelOption = None,
+    cluster: ClusterOption = False,
     project: ProjectOption = None,
     db: DbOption = None,
     as_json: JsonOption = False,
@@ -61,6 +65,7 @@ def command(
     with --sandbox: the same with an entry for each guarantee;
     with --model: the same with an entry for each thing that a task with tools asks of a model, from about 30 seconds of
     attempts at temperature 1, and a last entry for whether RL can begin;
+    with --cluster: the same with entries for every worker, for versions, code, clocks and the store;
     with --template: {"append_only", "append_only_without", "stop_token_trained", "thinking_by_design", "problems": [],
     "would_skip": []}
     """
@@ -75,12 +80,15 @@ def command(
     found = []
     if model is not None:
         checks: Iterable[Check] = _abilities(model, project, store)
+    elif cluster:
+        checks = _workers(project, store)
     else:
         checks = _guarantees(level) if sandbox else check_machine(store, *_settings(project))
     for check in checks:
         found.append(check)
         if not as_json:
-            echo(f"{_mark(check.status)} {check.name:{WIDTH if model else 10}} {harmless(check.detail)}", painted=True)
+            width = WIDTH if model or cluster else 10
+            echo(f"{_mark(check.status)} {check.name:{width}} {harmless(check.detail)}", painted=True)
             if check.fix:
                 echo(f"  {'':10} → {check.fix}")
     if as_json:
@@ -135,6 +143,22 @@ def _abilities(model: str, project: Path | None, db: Path) -> list[Check]:
         checks.append(Check(one.name, status, detail))
     said = verdict(found)
     return [*checks, Check("verdict", "ok" if said.startswith("RL can begin") else "fail", said)]
+
+
+def _workers(project: Path | None, db: Path) -> list[Check]:
+    """The workers that the project's configuration asks for, as a run would start them."""
+    import asyncio
+
+    from agentrl_cli.cluster.doctor import check_workers
+    from agentrl_cli.doctor import Check
+
+    context = open_project(project)
+    if context.config.cluster.kind == "here":
+        text = "cluster.kind is here: the process of a run makes the episodes itself"
+        return [Check("cluster", "ok", text, "--set cluster.kind=processes or ray asks for workers")]
+    narrate(f"starting {context.config.cluster.workers} workers ({context.config.cluster.kind})")
+    found = asyncio.run(check_workers(context.config, context.project, db))
+    return [Check(*one) for one in found]
 
 
 def _guarantees(level: str | None) -> list[Check]:

@@ -196,6 +196,7 @@ async def _evaluate(context: Context, plan: Plan, candidate: str | None) -> Eval
                 settings=plan.settings,
                 sandbox=runtime.sandbox,
                 hooks=runtime.hooks,
+                workers=runtime.workers,
                 parent=(origin[0].id, origin[1]) if origin else None,
                 resume=plan.resume,
                 on_done=lambda attempt: progress.advance(),

@@ -122,7 +122,7 @@ async def _attempt(
         hooks=runtime.hooks,
         with_tools=tools,
         run=run,
-    )
+    ).with_(workers=runtime.workers)
     status, error = "stopped", "interrupted"
     with runtime.store.claims.hold(run.id, "rollout"):
         try:

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from agentrl_cli.config.algo import AlgoConfig
 from agentrl_cli.config.base import Count, Positive, Seconds, Section, Unit
+from agentrl_cli.config.cluster import ClusterConfig
 from agentrl_cli.config.remote import RemoteConfig
 from agentrl_cli.types import Sampling
 
@@ -290,6 +291,7 @@ class Config(Section):
     train: TrainConfig = Field(default_factory=TrainConfig, description="optimizer, schedule, evaluation, checkpoints")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="agentrl eval")
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig, description="where the model's code runs")
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="the workers that make the episodes")
     remote: RemoteConfig = Field(default_factory=RemoteConfig, description="an inference server")
     store: StoreConfig = Field(default_factory=StoreConfig, description="the store")
     drift: DriftConfig = Field(default_factory=DriftConfig, description="the drift guard")

@@ -31,6 +31,7 @@ from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Task
 
 if TYPE_CHECKING:
+    from agentrl_cli.rollout.context import Workers
     from agentrl_cli.sandbox import Sandbox
     from agentrl_cli.store import Store
 
@@ -174,6 +175,7 @@ async def evaluate(
     settings: Settings | None = None,
     sandbox: Sandbox | None = None,
     hooks: HookList | None = None,
+    workers: Workers | None = None,
     parent: tuple[str, int] | None = None,
     resume: bool = False,
     on_done: OnDone | None = None,
@@ -186,8 +188,7 @@ async def evaluate(
     """
     settings = settings or Settings.of(config)
     tasks = pick_tasks(packs, [config.eval.split], limit=config.eval.limit) if tasks is None else tasks
-    step = parent[1] if parent else 0
-    hooks = hooks or HookList()
+    step, hooks = parent[1] if parent else 0, hooks or HookList()
     # One of two that start at once sees the other.
     with contextlib.nullcontext() if store is None else store.transaction():
         run = None if store is None else _open_run(store, loaded, packs, config, tasks, settings, parent, resume)
@@ -202,7 +203,7 @@ async def evaluate(
         with_tools=settings.with_tools,
         temperature=settings.temperature,
         run=run,
-    )
+    ).with_(workers=workers)
     facts: dict[str, Any] = {"run_id": run.id if run else None, "step": step, "name": loaded.name, "on_done": on_done}
     with contextlib.nullcontext() if store is None or run is None else store.claims.hold(run.id, "eval"):
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.config import Config
@@ -12,6 +12,7 @@ from agentrl_cli.envs.tool_env import Env, tool_env
 from agentrl_cli.hooks import HookList
 from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.rollout.job import Job
+from agentrl_cli.rollout.recorder import Recorder
 from agentrl_cli.tasks import Pack
 from agentrl_cli.threads import call, contained
 from agentrl_cli.types import Episode
@@ -19,6 +20,16 @@ from agentrl_cli.types import Episode
 if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
     from agentrl_cli.store import RunRow, Store
+
+
+class Workers(Protocol):
+    """Other processes that make episodes (cluster/pool.py)."""
+
+    count: int
+    """How many there are."""
+
+    async def attempt(self, job: Job, context: RolloutContext) -> Attempted:
+        """The ended episode of a job, stored. Raises what `Attempt.run` raises."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,15 @@ class RolloutContext:
     hooks: HookList
     with_tools: bool
     run: RunRow | None
+    recorder: Recorder | None = None
+    """Where attempts write; None: nothing is stored."""
+    workers: Workers | None = None
+    """Other processes that make the episodes; None: this one."""
+
+    @property
+    def concurrency(self) -> int:
+        """Episodes that run at once, in all workers together."""
+        return self.config.rollout.concurrency * (1 if self.workers is None else self.workers.count)
 
     async def make_env(self, pack: Pack, job: Job) -> Env:
         """The environment of an episode: the pack's own `make_env(task)` if it has one, else its tools."""

@@ -16,6 +16,8 @@ from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.rollout.attempt import Attempt
 from agentrl_cli.rollout.context import Attempted, RolloutContext
 from agentrl_cli.rollout.job import Job
+from agentrl_cli.rollout.loop import LoopAttempt
+from agentrl_cli.rollout.recorder import StoreRecorder
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode
 
@@ -73,6 +75,7 @@ class Rollout:
             hooks=hooks or HookList(),
             with_tools=with_tools,
             run=run,
+            recorder=None if store is None else StoreRecorder(store),
         )
         self._labelled = False
         self._committing: asyncio.TimerHandle | None = None
@@ -93,13 +96,13 @@ class Rollout:
         return other
 
     async def run(self, jobs: Sequence[Job], on_done: Callable[[Episode], None] | None = None) -> list[Episode]:
-        """Run all jobs, at most `rollout.concurrency` at once; episodes in the order of the jobs.
+        """Run all jobs, at most `rollout.concurrency` of each worker at once; episodes in the order of the jobs.
 
         Raises PolicyError if the model itself fails; then, and when cancelled, every running episode is stored as
         `cancelled` first.
         """
         self._label()
-        slots = self.slots or asyncio.Semaphore(self.context.config.rollout.concurrency)
+        slots = self.slots or asyncio.Semaphore(self.context.concurrency)
 
         async def one(job: Job) -> Episode:
             async with slots:
@@ -126,7 +129,8 @@ class Rollout:
         if pack is None:
             raise NotFound.of("pack", job.task.pack, packs)
         try:
-            found = await self.attempt(pack, job).run()
+            workers = self.context.workers
+            found = await (self.attempt(pack, job).run() if workers is None else workers.attempt(job, self.context))
         finally:
             self._commit_soon()
         self._count(found)
@@ -134,7 +138,7 @@ class Rollout:
 
     def attempt(self, pack: Pack, job: Job) -> Attempt:
         """What makes an episode: the built-in loop. `agents.runners.AgentRollout` runs the agents of packs, too."""
-        return Attempt(self.context, pack, job)
+        return LoopAttempt(self.context, pack, job)
 
     def take_guard_seconds(self) -> float:
         """`guard_seconds`, counted from zero again."""

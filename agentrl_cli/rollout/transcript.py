@@ -5,26 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl_cli.chat.drift import Drift, worst
 from agentrl_cli.chat.drift_guard import DriftGuard
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.rendered import Rendered
 from agentrl_cli.rollout.flags import flag_names
+from agentrl_cli.rollout.recorder import Recorder
 from agentrl_cli.types import AgentState, Episode, Message, Outcome, RewardPart, Tokens, ToolResult, Turn
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import Store
 
 
 class Transcript:
     """The context that the model sees, token by token, with the messages and turns it came from."""
 
-    def __init__(self, episode: Episode, chat: Chat, store: Store | None) -> None:
+    def __init__(self, episode: Episode, chat: Chat, recorder: Recorder | None) -> None:
         self.episode = episode
         self.chat = chat
-        self.store = store
+        self.recorder = recorder
         self.messages: list[Message] = []
         self.turns: list[Turn] = []
         self.parts: list[Tokens] = []
@@ -67,8 +65,8 @@ class Transcript:
         self.turns.append(turn)
         self.parts.append(tokens)
         self.ids += tokens.ids.tolist()
-        if self.store is not None:
-            self.store.episodes.add_turn(self.episode.id, turn, tokens, later=True)
+        if self.recorder is not None:
+            self.recorder.turn(self.episode.id, turn, tokens)
 
     def extend(
         self,
@@ -88,8 +86,8 @@ class Transcript:
         """Give the last turn a reward that came without a message."""
         if reward is not None and self.turns:
             self.turns[-1] = replace(self.turns[-1], reward=reward)
-            if self.store is not None:
-                self.store.episodes.add_turn(self.episode.id, self.turns[-1], self.parts[-1], later=True)
+            if self.recorder is not None:
+                self.recorder.turn(self.episode.id, self.turns[-1], self.parts[-1])
 
     def check(self, new: Sequence[Message], delta_ids: Sequence[int]) -> Drift | None:
         """The drift guard at a turn boundary; findings are stored at once. Returns a structural one, if any."""
@@ -102,12 +100,12 @@ class Transcript:
 
     def live(self, state: AgentState, text: str) -> None:
         """Let the screens see what the episode is doing."""
-        if self.store is not None:
-            self.store.live.set(self.episode.id, state, self.answers, text)
+        if self.recorder is not None:
+            self.recorder.live(self.episode.id, state, self.answers, text)
 
     def start(self, split: str) -> None:
-        if self.store is not None:
-            self.store.episodes.start(self.episode, split=split, tokenizer=self.chat.tokenizer.hash)
+        if self.recorder is not None:
+            self.recorder.start(self.episode, split, self.chat.tokenizer.hash)
 
     def finish(self, outcome: Outcome, error: str, rewards: tuple[RewardPart, ...]) -> Episode:
         """The ended episode, stored. The whole conversation is compared with the template's rendering once."""
@@ -117,11 +115,11 @@ class Transcript:
         self.guard_seconds += time.perf_counter() - started
         ended = ended.with_(flags=flag_names(ended, [drift.kind for drift in self._drifts]))
         self._store_drift(late)  # before its end: whatever kills this process, an episode that has ended is whole
-        if self.store is not None:
-            self.store.episodes.finish(ended, later=True)
+        if self.recorder is not None:
+            self.recorder.finish(ended)
         return ended
 
     def _store_drift(self, found: Sequence[Drift]) -> None:
-        if self.store is not None:
+        if self.recorder is not None:
             for drift in found:
-                self.store.marks.add_drift(self.episode.id, **drift.row)
+                self.recorder.drift(self.episode.id, drift)

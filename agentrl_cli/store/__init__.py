@@ -15,7 +15,7 @@ from agentrl_cli.store.connection import BUSY_MS
 from agentrl_cli.store.episode_sql import episode_key
 from agentrl_cli.store.episodes import Episodes
 from agentrl_cli.store.file import StoreFile
-from agentrl_cli.store.journal import Controls, Journal, Live
+from agentrl_cli.store.journal import Controls, Journal, Live, Workers
 from agentrl_cli.store.marks import Marks, Signals
 from agentrl_cli.store.references import Tasks, Tokenizers
 from agentrl_cli.store.rows import (
@@ -27,6 +27,7 @@ from agentrl_cli.store.rows import (
     LiveRow,
     RunRow,
     TokenizerRow,
+    WorkerRow,
 )
 from agentrl_cli.store.runs import Runs
 from agentrl_cli.store.scores import Score, Scores
@@ -46,6 +47,7 @@ class Store(StoreFile):
         self.scores = Scores(self)
         self.stats = Stats(self)
         self.live = Live(self)
+        self.workers = Workers(self)
         self.journal = Journal(self)
         self.controls = Controls(self)
         self.tasks = Tasks(self)
@@ -63,5 +65,6 @@ __all__ = [
     "Score",
     "Store",
     "TokenizerRow",
+    "WorkerRow",
     "episode_key",
 ]

@@ -130,6 +130,13 @@ class Episodes(Part):
             conn.execute("DELETE FROM live WHERE run_id IS ?", (run_id,))
         return count
 
+    def discard(self, episode_id: str) -> None:
+        """Delete an episode that has not ended, what waits of it included."""
+        with self.file.lock:
+            self.file.buffer.episodes.pop(episode_id, None)
+            self.file.buffer.states.pop(episode_id, None)
+            self.file.write_later("DELETE FROM episodes WHERE id=? AND outcome IS NULL", (episode_id,))
+
     def delete(self, episode_ids: Iterable[str]) -> int:
         """Delete episodes and everything that belongs to them. Returns how many there were."""
         with self.file.transaction() as conn:

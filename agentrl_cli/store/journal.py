@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agentrl_cli.store.codec import clean, dumps, load_metrics, loads
+from agentrl_cli.store.codec import clean, dumps, load_metrics, loads, marks
 from agentrl_cli.store.file import Part
 from agentrl_cli.store.live_episode import TEXT_TAIL
-from agentrl_cli.store.rows import ControlRow, LiveRow, build
+from agentrl_cli.store.rows import ControlRow, LiveRow, WorkerRow, build, columns
 from agentrl_cli.types import AgentState
 
 AGENT_STDERR = "agent_stderr"
@@ -20,6 +20,7 @@ _ADD_ALERT = (
     "INSERT INTO alerts (run_id, at, level, name, value, threshold, text, step) SELECT ?1,?2,?3,?4,?5,?6,?7,?8"
     " WHERE ?8 IS NULL OR NOT EXISTS (SELECT 1 FROM alerts WHERE run_id IS ?1 AND name=?4 AND step=?8)"
 )
+_PUT_WORKER = f"INSERT OR REPLACE INTO workers VALUES ({marks(len(columns(WorkerRow)))})"
 _CONTROLS = "SELECT id, run_id, at, action, data, taken FROM controls WHERE run_id=?"
 
 
@@ -54,6 +55,22 @@ class Live(Part):
                 (run_id,),
             )
         ]
+
+
+class Workers(Part):
+    """The workers of runs."""
+
+    def put(self, rows: Iterable[WorkerRow]) -> None:
+        """Queue what is known of workers; it replaces what was."""
+        for row in rows:
+            self.file.write_later(_PUT_WORKER, [getattr(row, name) for name in columns(WorkerRow)])
+
+    def all(self, run_id: str) -> list[WorkerRow]:
+        """The workers of a run, by number."""
+        if not self.file.select("SELECT 1 FROM sqlite_schema WHERE name='workers'"):
+            return []  # an old store on a read-only disk
+        sql = f"SELECT {','.join(columns(WorkerRow))} FROM workers WHERE run_id=? ORDER BY number"
+        return [WorkerRow(*row) for row in self.file.select(sql, (run_id,))]
 
 
 class Journal(Part):

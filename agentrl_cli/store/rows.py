@@ -212,6 +212,28 @@ class ControlRow:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A worker of a run, as it was when last seen."""
+
+    run_id: str
+    number: int
+    kind: str
+    node: str
+    pid: int
+    state: str
+    """ready | starting | closed"""
+    version: str
+    running: int
+    finished: int
+    tokens: int
+    rate: float
+    """Sampled tokens a second, lately."""
+    lost: int
+    error: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class TokenizerRow:
     """A tokenizer, to decode episodes without the model."""
 

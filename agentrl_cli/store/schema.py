@@ -228,6 +228,15 @@ CREATE INDEX lightning_rollout ON lightning (kind, rollout_id);
 CREATE INDEX lightning_status ON lightning (kind, status, n);
 """
 
+_WORKERS = """
+CREATE TABLE workers (
+    run_id TEXT NOT NULL REFERENCES runs(id) ON DELETE CASCADE, number INTEGER NOT NULL, kind TEXT NOT NULL,
+    node TEXT NOT NULL, pid INTEGER NOT NULL, state TEXT NOT NULL, version TEXT NOT NULL, running INTEGER NOT NULL,
+    finished INTEGER NOT NULL, tokens INTEGER NOT NULL, rate REAL NOT NULL, lost INTEGER NOT NULL, error TEXT NOT NULL,
+    at REAL NOT NULL, PRIMARY KEY (run_id, number)
+) STRICT, WITHOUT ROWID;
+"""
+
 MIGRATIONS: tuple[Migration, ...] = (
     ("m001_initial", _INITIAL),
     ("m002_group_why", _GROUP_WHY),
@@ -241,6 +250,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     ("m010_ungraded", _UNGRADED),
     ("m011_turn_parent", _TURN_PARENT),
     ("m012_lightning", _LIGHTNING),
+    ("m013_workers", _WORKERS),
 )
 """(name, statements separated by `;` at a line's end, or a function of the connection), oldest first."""
 

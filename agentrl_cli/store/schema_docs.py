@@ -157,6 +157,21 @@ TABLES: dict[str, str] = {
         text: tail of the generated text
         started: time
         updated: time of the last change""",
+    "workers": f"""Workers that make a run's episodes, as they were when last seen.
+        run_id: the run
+        number: of the worker, from 0
+        kind: `processes` or `ray`
+        node: name of its machine
+        pid: its process there
+        state: `ready`, `starting` or `closed`
+        version: of the weights that it samples with
+        running: episodes that it makes now
+        finished: episodes that it has made
+        tokens: tokens that it has sampled
+        rate: tokens a second, lately
+        lost: how often it died, hung or could not be reached, and was replaced
+        error: why, the last time
+        {_AT}""",
     "evals": f"""Results of evaluations.
         {_ID}
         {_RUN}

@@ -24,6 +24,7 @@ from agentrl_cli.models.adapter import ADAPTER_FILE
 from agentrl_cli.policies.load import Loaded
 from agentrl_cli.policies.protocols import require_trainable
 from agentrl_cli.rollout import seed_of
+from agentrl_cli.rollout.context import Workers
 from agentrl_cli.rollout.greedy import Greedy
 from agentrl_cli.rollout.greedy import rewards as greedy_rewards
 from agentrl_cli.rollout.rehearse import rehearse
@@ -50,6 +51,7 @@ class Trainer:
         run: The run's row, already in the store; `run.dir` is its folder.
         loaded: The policy with its model and chat, loaded `trainable`.
         packs: Packs by name.
+        workers: What makes the episodes; None: this process.
 
     Raises ModelError if the policy cannot be trained with, ConfigError if there are no tasks.
     """
@@ -64,6 +66,7 @@ class Trainer:
         *,
         sandbox: Sandbox | None = None,
         hooks: HookList | None = None,
+        workers: Workers | None = None,
         narrate: Callable[[str], None] = lambda text: None,
         on_step: Callable[[int, dict[str, float]], None] | None = None,
     ) -> None:
@@ -89,12 +92,12 @@ class Trainer:
         shaped = HookList([*self.hooks.hooks, Shaping(config)])
         self.rollout = AgentRollout(
             loaded.policy, loaded.chat, packs, config, sandbox=sandbox, store=store, hooks=shaped, run=run
-        )
+        ).with_(workers=workers)
         vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
         self.collector = Collector(config, run, self.tasks, store, self.rollout, vocabulary, narrate)
         self.prefetcher = Prefetcher(self.collector.sample, config)
         if self.prefetcher.staleness:
-            self.rollout.slots = asyncio.Semaphore(config.rollout.concurrency)
+            self.rollout.slots = asyncio.Semaphore(self.rollout.context.concurrency)
         self.greedy = Greedy(config, run, store, self.rollout) if self.learner.needs == "baseline" else None
         self.step = 0
         """Steps that are done."""

@@ -13,8 +13,8 @@ PACKAGE = ROOT / "agentrl_cli"
 
 ORDER = (
     "types errors threads paths trust registry config hooks store chat models inference learning policies sandbox "
-    "tools rewards envs tasks compat rollout agents evaluate analysis sft trainer prompts servers lightning tui "
-    "commands"
+    "tools rewards envs tasks compat rollout agents cluster evaluate analysis sft trainer prompts servers lightning "
+    "tui commands"
 ).split()
 """A package imports only what stands to its left; DESIGN 2 says what each is for."""
 

@@ -196,10 +196,10 @@ class AgentAttempt(Attempt):
             self.cut = Outcome.TRUNCATED_TOKENS
 
     def _keep(self, stderr: str) -> None:
-        store, run = self.context.store, self.context.run
-        if stderr.strip() and store is not None:
+        recorder, run = self.context.recorder, self.context.run
+        if stderr.strip() and recorder is not None:
             data = {"episode": self.transcript.episode.id, "text": stderr[-TAIL:]}
-            store.journal.add_event(run.id if run else None, AGENT_STDERR, data)
+            recorder.event(run.id if run else None, AGENT_STDERR, data)
 
 
 def _keep_turn(turns: list[tuple[Turn, Tokens]], turn: Turn, tokens: Tokens) -> None:

@@ -19,7 +19,7 @@ from agentrl_cli.tui.common.charts import short
 from agentrl_cli.types import FAULTS, Fact
 
 if TYPE_CHECKING:
-    from agentrl_cli.store import EpisodeRow, EvalRow, LiveRow, RunRow, Store
+    from agentrl_cli.store import EpisodeRow, EvalRow, LiveRow, RunRow, Store, WorkerRow
 
 METRICS: dict[str, tuple[str, ...]] = {
     "reward": ("reward", "reward/mean", "train/reward"),
@@ -69,6 +69,8 @@ class WatchData:
     steps: tuple[Mapping[str, Any], ...] = ()
     evals: tuple[EvalRow, ...] = ()
     live: tuple[LiveRow, ...] = ()
+    workers: tuple[WorkerRow, ...] = ()
+    """What makes its episodes, if not the process of the run."""
     logs: tuple[Mapping[str, Any], ...] = ()
     alerts: tuple[Mapping[str, Any], ...] = ()
     events: tuple[Mapping[str, Any], ...] = ()
@@ -212,6 +214,7 @@ def load(store: Store, run_id: str, before: WatchData | None = None, now: float 
         steps=steps,
         evals=tuple(store.runs.evals(run.id)),
         live=tuple(store.live.all(run.id)),
+        workers=tuple(store.workers.all(run.id)),
         logs=_tail(old.logs if old else (), lambda since: store.journal.logs(run.id, since), 400),
         alerts=tuple(_folded(row) for row in store.journal.folded_alerts(run.id)),
         events=_tail(old.events if old else (), lambda since: store.journal.events(run.id, since), 1000),

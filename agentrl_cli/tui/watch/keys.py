@@ -14,6 +14,7 @@ KEYS = (
 KEYS_SMALL = "1-9 tab ↑/↓ enter open  p pause k save E eval X stop  ? keys  q detach"
 HELP = """\
 1 overview  2 charts  3 episodes  4 groups  5 tokens  6 tools  7 log  8 config  9 or d health, with what to try
+w            the workers, if others than the process of the run make its episodes
 tab          the next tab                       l       log
 ↑ ↓ pgup pgdn  choose, or scroll                enter   open it in replay (q comes back); of an alert: its episodes
 space        freeze, and go on                  x       the flagged episodes of this run
@@ -63,6 +64,7 @@ BINDINGS: list[BindingType] = named(
         Binding("s", "svg", "svg"),
         Binding("e", "export", "metrics as CSV"),
         Binding("l", "tab('log')", "log", show=False),
+        Binding("w", "tab('workers')", "workers", show=False),
         Binding("d", "tab('health')", "health", show=False),
         Binding("ctrl+c", "interrupt", "leave or stop", show=False, priority=True),
         Binding("question_mark", "help", "keys"),

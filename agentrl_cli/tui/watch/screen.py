@@ -41,7 +41,8 @@ from agentrl_cli.tui.watch.pages import (
     ToolsPage,
 )
 from agentrl_cli.tui.watch.recent import Recent, load_recent
-from agentrl_cli.tui.watch.tabs import TABS, TabBar
+from agentrl_cli.tui.watch.tabs import TABS, WORKERS, TabBar
+from agentrl_cli.tui.watch.workers import WorkersPage
 
 if TYPE_CHECKING:
     from agentrl_cli.tui.common.reader import Reader
@@ -74,6 +75,7 @@ class WatchScreen(AgentScreen):
             "log": LogPage(id="log"),
             "config": ConfigPage(id="config"),
             "health": HealthPage(id="health"),
+            WORKERS: WorkersPage(id=WORKERS),
         }
         self.tab = "overview"
         self.frozen = False
@@ -156,7 +158,7 @@ class WatchScreen(AgentScreen):
         if not self.problem:
             head.update(panels.head(self.data, self.size.width))
         state = "FROZEN, space goes on" if self.frozen else "attached, q detaches" if self.data.run.alive else ""
-        self.query_one(TabBar).show(self.tab, state, short=self.has_class("-small"))
+        self.query_one(TabBar).show(self.tab, state, short=self.has_class("-small"), workers=bool(self.data.workers))
         if self.has_class("-mid"):
             self.query_one("#summary", Static).update(join(summary(self.data, self.size.width - 2)))
         self.page.draw(Shown(self.data, self.recent, self.look))
@@ -175,7 +177,7 @@ class WatchScreen(AgentScreen):
         self.read_page()
 
     def action_next_tab(self) -> None:
-        self.action_tab(TABS[(TABS.index(self.tab) + 1) % len(TABS)])
+        self.action_tab(TABS[(TABS.index(self.tab) + 1) % len(TABS)] if self.tab in TABS else TABS[0])
 
     def action_problems(self) -> None:
         """The episodes that carry a flag, or all again."""

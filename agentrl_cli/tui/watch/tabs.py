@@ -7,6 +7,8 @@ from rich.text import Text
 from textual.widgets import Static
 
 TABS = ("overview", "charts", "episodes", "groups", "tokens", "tools", "log", "config", "health")
+WORKERS = "workers"
+"""A tab more, on w, for runs whose episodes workers make."""
 
 
 class TabBar(Static):
@@ -15,17 +17,18 @@ class TabBar(Static):
     auto_links = False
     """A tab is not painted as a link."""
 
-    _shown: tuple[str, str, bool] | None = None
+    _shown: tuple[str, str, bool, bool] | None = None
 
-    def show(self, current: str, state: str, *, short: bool) -> None:
-        """Marks the current tab; `short`: names of three letters, for small terminals."""
-        if self._shown == (current, state, short):
+    def show(self, current: str, state: str, *, short: bool, workers: bool = False) -> None:
+        """Marks the current tab; `short`: names of three letters, for small terminals; `workers`: the run has some."""
+        if self._shown == (current, state, short, workers):
             return
-        self._shown = (current, state, short)
+        self._shown = (current, state, short, workers)
         line = Text(style="#8a8a8a", no_wrap=True)
-        for number, tab in enumerate(TABS, 1):
+        tabs = [(str(number), tab) for number, tab in enumerate(TABS, 1)]
+        for key, tab in [*tabs, ("w", WORKERS)] if workers or current == WORKERS else tabs:
             name = tab.capitalize()
-            label = f"[{number} {name}]" if tab == current else f" {number} {name[:3] if short else name}"
+            label = f"[{key} {name}]" if tab == current else f" {key} {name[:3] if short else name}"
             line.append(label, Style(meta={"@click": f"screen.tab('{tab}')"}))
             line.append(" ")
         self.update(line.append(f"  {state}"), layout=False)

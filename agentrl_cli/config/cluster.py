@@ -1,0 +1,35 @@
+"""The settings of the workers that make episodes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from agentrl_cli.config.base import Positive, Seconds, Section
+
+
+class ClusterConfig(Section):
+    """What makes the episodes: this process, or workers on this machine or on many."""
+
+    kind: Literal["here", "processes", "ray"] = Field(
+        default="here",
+        description="here: this process; processes: local processes; ray: actors on a Ray cluster (extra ray)",
+    )
+    workers: Positive = Field(
+        default=1, description="processes or ray: how many workers; each runs rollout.concurrency episodes at once"
+    )
+    address: str = Field(
+        default="auto",
+        description="ray: the cluster's address, host:6379 or ray://host:10001; auto: the one this machine belongs to;"
+        " local: a new one on this machine",
+    )
+    gpus: float = Field(default=0.0, ge=0, description="processes or ray: GPUs of each worker; ray takes shares, 0.5")
+    resources: dict[str, float] = Field(
+        default_factory=dict,
+        description="ray: what each worker reserves besides GPUs, custom resources included; {} is one CPU",
+    )
+    patience: Seconds = Field(
+        default=60.0,
+        description="seconds without a sign of life after which a worker is replaced and its episodes are given again",
+    )

@@ -1,0 +1,68 @@
+"""What episodes need besides a policy, opened and closed together: packs, hooks and the sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agentrl_cli.config import Config
+from agentrl_cli.hooks import HookList, load_hooks
+from agentrl_cli.sandbox import Sandbox
+from agentrl_cli.tasks import Pack, check_weights, load_packs
+
+
+@dataclass
+class Parts:
+    """The packs by name, the hooks of the configuration, and the sandbox if a pack needs one."""
+
+    packs: dict[str, Pack]
+    hooks: HookList
+    sandbox: Sandbox | None
+
+
+@contextlib.asynccontextmanager
+async def open_parts(
+    config: Config,
+    base: Path,
+    *,
+    packs: Sequence[Pack] | None = None,
+    hooks: Sequence[object] = (),
+    loggers: Sequence[str] = (),
+) -> AsyncIterator[Parts]:
+    """Open them; `packs` and `hooks` are objects of a script.
+
+    The sandbox is opened first and checked: a run that needs one fails at once if none is strong enough, and packs
+    with `sandbox: false` need none.
+    """
+    if packs is None:
+        packs = list(load_packs(config.task.packs, base=base, agent=config.task.agent).values())
+    found = {pack.name: pack for pack in packs}
+    check_weights(found, config.rewards)
+    hook_list = HookList([*load_hooks(config.hooks, base, loggers).hooks, *hooks])
+    async with contextlib.AsyncExitStack() as stack:
+        sandbox = None
+        if any(pack.sandbox for pack in found.values()):
+            sandbox = await stack.enter_async_context(await Sandbox.open(config.sandbox))
+            for imports in {pack.imports for pack in found.values() if pack.imports}:
+                await sandbox.check(imports)  # a missing package is reported now, not by every episode
+        if config.rollout.tool_server is not None:
+            found = await stack.enter_async_context(_served(found, config))
+        yield Parts(found, hook_list, sandbox)
+
+
+@contextlib.asynccontextmanager
+async def _served(packs: dict[str, Pack], config: Config) -> AsyncIterator[dict[str, Pack]]:
+    """The packs with their tools at `rollout.tool_server`; packs with an environment of their own keep it."""
+    from agentrl_cli.tools.remote import connect, remote_tools
+
+    limits = config.rollout
+    async with connect(str(limits.tool_server), patience=limits.tool_server_patience) as server:
+        offered = await server.schemas()
+        yield {
+            name: replace(pack, tools=remote_tools(server, offered, pack.tools))
+            if getattr(pack.module, "make_env", None) is None
+            else pack
+            for name, pack in packs.items()
+        }

@@ -1,0 +1,59 @@
+"""Where an attempt writes what it does, turn by turn: a store, or a connection to the process that has the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agentrl_cli.chat.drift import Drift
+from agentrl_cli.types import AgentState, Episode, Tokens, Turn
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import Store
+
+
+class Recorder(Protocol):
+    """Takes an episode as it is made."""
+
+    def start(self, episode: Episode, split: str, tokenizer: str) -> None:
+        """An episode without turns begins; `tokenizer` is its hash."""
+
+    def turn(self, episode_id: str, turn: Turn, tokens: Tokens) -> None:
+        """A finished turn, or a newer version of it."""
+
+    def live(self, episode_id: str, state: AgentState, turn: int, text: str) -> None:
+        """What the episode does now, for the screens."""
+
+    def drift(self, episode_id: str, drift: Drift) -> None:
+        """A difference that the drift guard found."""
+
+    def event(self, run_id: str | None, kind: str, data: Mapping[str, Any]) -> None:
+        """Something of the run that is not part of an episode."""
+
+    def finish(self, episode: Episode) -> None:
+        """The whole episode, with its outcome."""
+
+
+class StoreRecorder:
+    """Writes to a store; turns and ends are committed together with those of other episodes."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def start(self, episode: Episode, split: str, tokenizer: str) -> None:
+        self.store.episodes.start(episode, split=split, tokenizer=tokenizer)
+
+    def turn(self, episode_id: str, turn: Turn, tokens: Tokens) -> None:
+        self.store.episodes.add_turn(episode_id, turn, tokens, later=True)
+
+    def live(self, episode_id: str, state: AgentState, turn: int, text: str) -> None:
+        self.store.live.set(episode_id, state, turn, text)
+
+    def drift(self, episode_id: str, drift: Drift) -> None:
+        self.store.marks.add_drift(episode_id, **drift.row)
+
+    def event(self, run_id: str | None, kind: str, data: Mapping[str, Any]) -> None:
+        self.store.journal.add_event(run_id, kind, data)
+
+    def finish(self, episode: Episode) -> None:
+        self.store.episodes.finish(episode, later=True)

@@ -1,0 +1,187 @@
+"""Jobs and faults of a pool of workers, how episodes travel, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.cluster.checks import require_local, require_same
+from agentrl_cli.cluster.pool import WorkerPool, open_pool
+from agentrl_cli.cluster.processes import open_links
+from agentrl_cli.cluster.protocol import Hello, Order, Setup
+from agentrl_cli.cluster.ray_actors import require_answer, require_room
+from agentrl_cli.cluster.relay import Relay
+from agentrl_cli.cluster.remote import RemoteWorker
+from agentrl_cli.config import Config
+from agentrl_cli.config.cluster import ClusterConfig
+from agentrl_cli.errors import ConfigError, EnvironmentProblem, ModelError, StoreError
+from agentrl_cli.policies.load import load_policy
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.rollout.recorder import StoreRecorder
+from agentrl_cli.runtime import open_runtime
+from agentrl_cli.store import RunRow, Store, WorkerRow
+from agentrl_cli.store.wire import pack_head, pack_turn, unpack_head, unpack_turn
+from agentrl_cli.tasks import load_packs
+from agentrl_cli.tui.watch.data import load
+from agentrl_cli.tui.watch.workers import worker_lines
+from agentrl_cli.types import (
+    Episode,
+    Origin,
+    Outcome,
+    RewardPart,
+    StopReason,
+    Task,
+    Tokens,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
+from tests.helpers.cluster import Play, ScriptedLink, copy_of
+from tests.helpers.train import settings, write_pack
+
+CHAT = Chat(ByteTokenizer())
+TASK = Task("t", "p", "", "train", ({"role": "user", "content": "Go."},))
+
+
+async def an_episode() -> Episode:
+    """A real episode of the scripted policy, with a tool turn added by hand where only the codec looks at it."""
+    policy = ScriptedPolicy(["Hello."], CHAT.tokenizer)
+    generation = await policy.generate("k", CHAT.tokenizer.encode("Go."), Config().rollout.sampling())
+    prompt = Tokens.given(CHAT.tokenizer.encode("Go."), [Origin.USER] * 3)
+    said = Tokens.sampled(generation)
+    call = ToolCall("c1", "add", {"a": 1, "b": [None, "\ud800"]}, "raw")
+    result = ToolResult("3", metrics={"n": float("inf")}, images=(b"png",), seconds=0.5, level="ns", done=True)
+    turns = (
+        Turn(0, "user", ({"role": "user", "content": "Go."},), 0, 3),
+        Turn(1, "assistant", ({"role": "assistant", "content": "Hi"},), 3, 3 + len(said), calls=(call,),
+             stop_reason=StopReason.STOP, weights_version="v", started=1.5, seconds=0.25),
+        Turn(2, "tool", (), 3 + len(said), 3 + len(said), results=(result,), reward=0.5, parent=1),
+    )  # fmt: skip
+    parts = (RewardPart("r", 1.0, primary=True, detail="ok"),)
+    tokens = Tokens.concat([prompt, said, Tokens.empty()])
+    return Episode("e", "t", "p", turns=turns, tokens=tokens, reward_parts=parts, outcome=Outcome.SOLVED, flags=("X",))
+
+
+def pool_of(plays: list[Play], store: Store) -> WorkerPool:
+    config = Config.model_validate({"cluster": {"kind": "processes"}, "rollout": {"concurrency": 4}})
+    setup = Setup(config, Path(), "scripted", False)
+    recorder, discard = StoreRecorder(store), store.episodes.discard
+    workers = [
+        RemoteWorker(n, lambda play=play: ScriptedLink(play), setup, recorder, discard)  # type: ignore[misc]
+        for n, play in enumerate(plays)
+    ]
+    return WorkerPool(workers, config, store)
+
+
+async def run(store: Store, pool: WorkerPool, jobs: list[Job]) -> list[Episode]:
+    """The episodes of jobs, in their order, by a pool that is closed afterwards."""
+    context = Rollout(ScriptedPolicy([], CHAT.tokenizer), CHAT, {}, Config(), store=store).context
+    await pool.open("v0")
+    try:
+        return [one.episode for one in await asyncio.gather(*(pool.attempt(job, context) for job in jobs))]
+    finally:
+        await pool.close()
+        store.flush()
+
+
+async def test_an_episode_arrives_as_the_store_would_return_it(tmp_path: Path) -> None:
+    episode = await an_episode()
+    turns = [(turn, episode.tokens.slice(turn.start, turn.end)) for turn in episode.turns]
+    packed = pickle.loads(pickle.dumps([pack_turn(*one) for one in turns]))
+    arrived = unpack_head(pack_head(episode), [unpack_turn(one) for one in packed])
+    assert arrived.turns == episode.turns and arrived.with_(turns=(), tokens=episode.tokens) == episode.with_(turns=())
+    for name in ("ids", "origin", "logp_sampled", "logp_policy", "entropy", "top_ids", "top_logps"):
+        assert getattr(arrived.tokens, name).tobytes() == getattr(episode.tokens, name).tobytes(), name
+
+
+async def test_a_lost_job_is_given_again_and_counted_once(tmp_path: Path) -> None:
+    play = copy_of(await an_episode())
+    deaths = iter([True, True])
+
+    def dies_twice(order: Order, relay: Relay) -> Episode | None:
+        if not next(deaths, False):
+            return play(order, relay)
+        relay.start(Episode("lost", "t", started=1.0), "train", "")
+        return None
+
+    with Store.open(tmp_path / "s.db") as store:
+        (found,) = await run(store, pool_of([dies_twice], store), [Job(TASK, 7)])
+        (row,) = store.episodes.rows(store.episodes.ids())
+    assert (row.id, row.seed, row.outcome) == (found.id, 7, Outcome.SOLVED)
+
+
+async def test_a_job_that_kills_three_workers_is_an_env_error_and_the_others_go_on(tmp_path: Path) -> None:
+    play = copy_of(await an_episode())
+
+    def poisoned(order: Order, relay: Relay) -> Episode | None:
+        return None if order.job.seed == 3 else play(order, relay)
+
+    with Store.open(tmp_path / "s.db") as store:
+        found = await run(store, pool_of([poisoned, poisoned], store), [Job(TASK, seed) for seed in range(6)])
+        assert len(store.episodes.ids()) == 6
+    bad = found.pop(3)
+    assert bad.outcome is Outcome.ENV_ERROR and bad.error.startswith("The worker was lost 3 times. Worker ")
+    assert {episode.outcome for episode in found} == {Outcome.SOLVED}, "jobs beside it are not blamed"
+
+
+def test_what_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match=r"No Ray cluster answers at 127.0.0.1:1: Connection refused"):
+        require_answer("127.0.0.1:1", "")
+    with pytest.raises(ConfigError, match="not host:port"):
+        require_answer("somewhere", "")
+    with pytest.raises(ConfigError, match="4 workers with 1 GPU each need 4; the Ray cluster has 2"):
+        require_room(ClusterConfig(workers=4, gpus=1), {"CPU": 8.0, "GPU": 2.0})
+    config = Config.model_validate({"cluster": {"kind": "processes", "workers": 2, "gpus": 99}})
+    with pytest.raises(ConfigError, match="2 workers with 99 GPUs each need 198"), open_links(config, tmp_path):
+        pass
+    packs = load_packs([str(write_pack(tmp_path / "pack"))], base=tmp_path)
+    other = Hello("far", 1, "3.9.1", {"torch": "1.0"}, 0.0, {})
+    with pytest.raises(EnvironmentProblem, match=r"far has Python 3\.9\.1.*torch 1\.0.*other code of the pack bandit"):
+        require_same(packs, [other])
+    mounts = f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n"
+    with pytest.raises(StoreError, match="network disk"):
+        require_local(tmp_path / "agentrl.db", mounts)
+    require_local(Path("/other/agentrl.db"), mounts)
+
+
+async def test_objects_of_a_script_cannot_go_to_workers(tmp_path: Path) -> None:
+    config = Config.model_validate({"cluster": {"kind": "processes"}})
+    with pytest.raises(ConfigError, match="packs or hooks are objects"):
+        async with open_runtime(config, base=tmp_path, db=tmp_path / "s.db", hooks=[object()]):
+            pass
+
+
+@pytest.mark.slow
+async def test_a_worker_that_cannot_see_the_model_refuses_before_anything_runs(tmp_path: Path) -> None:
+    project = write_pack(tmp_path / "pack")
+    config = Config.model_validate(settings(tmp_path / "model", cluster={"kind": "processes"}))
+    loaded = load_policy("scripted", config, base=project)
+    packs: dict[str, Any] = load_packs(["."], base=project)
+    with pytest.raises(ModelError, match=r"Worker 0: .*model"):
+        async with asyncio.timeout(100):
+            async with open_pool(config, project, loaded, packs):
+                pass
+
+
+def test_watch_has_a_page_of_the_workers(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "s.db") as store:
+        run = store.runs.add(RunRow(id="", name="r", kind="train", status="running"))
+        given = {"kind": "ray", "version": "r@3", "running": 4, "finished": 1200, "tokens": 9, "rate": 88.6}
+        good = {"node": "gpu-1", "pid": 11, "state": "ready", "lost": 0, "error": "", "at": time.time()}
+        bad = {"node": "gpu-2", "pid": 12, "state": "starting", "lost": 2, "error": "the node died", "at": 0.0}
+        rows = [WorkerRow(run.id, n, **given, **own) for n, own in enumerate((good, bad))]  # type: ignore[arg-type]
+        store.workers.put(rows)
+        store.flush()
+        assert store.workers.all(run.id) == rows
+        text = [line.plain for line in worker_lines(load(store, run.id), 120)]
+    assert text[0] == "WORKERS 2 (ray), 1 ready, 89 tokens/s"
+    assert text[2].split() == ["0", "gpu-1", "11", "ready", "r@3", "4", "1,200", "89", "0"]
+    assert "the node died" in text[4]

@@ -1,0 +1,144 @@
+"""A training whose episodes processes make: the same weights and episodes, also if workers die or hang meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl_cli.config import Config
+from agentrl_cli.runtime import new_training, open_runtime
+from agentrl_cli.trainer import Trainer
+from tests.helpers.train import settings, write_model, write_pack
+
+STEPS = 3
+HEAD = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+HOOK = """
+import os, signal
+from pathlib import Path
+
+class Saboteur:
+    '''Kills or stops the worker in the middle of an episode, once for each file.'''
+
+    def on_rollout_end(self, rollout, task):
+        for name, number in (("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)):
+            plan = Path("FOLDER") / f"{name}-{rollout.step}"
+            try:
+                plan.unlink()
+            except FileNotFoundError:
+                continue
+            os.kill(os.getpid(), number)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@contextlib.asynccontextmanager
+async def training(folder: Path, model: Path, **cluster: Any) -> AsyncIterator[Trainer]:
+    """A deterministic training; `cluster` are its settings."""
+    sections = {
+        "deterministic": True,
+        "rollout": {"concurrency": 4},
+        "train": {"steps": STEPS, "lr": 1e-2, "eval_every": 2, "eval_tasks": 2},
+        "algo": {"drop_zero_variance": False},
+        "hooks": ["hook.py:Saboteur"],
+    }
+    if not (folder / "task.yaml").is_file():
+        write_pack(folder)
+    (folder / "hook.py").write_text(HOOK.replace("FOLDER", str(folder)))
+    config = Config.model_validate(settings(model, cluster=cluster, **sections))
+    async with open_runtime(config, base=folder, db=folder / "runs" / "agentrl.db", trainable=True) as opened:
+        parts = (opened.loaded, opened.packs, opened.store)
+        yield Trainer(config, new_training(opened), *parts, hooks=opened.hooks, workers=opened.workers)
+
+
+def outcome_of(trainer: Trainer) -> dict[str, Any]:
+    """All of a run that must not depend on who made its episodes."""
+    store, run = trainer.store, trainer.run
+    kept = {
+        (e.kind, e.step, e.group_id, e.sample): (
+            e.tokens.ids.tolist(),
+            e.tokens.logp_sampled.tobytes(),
+            [(turn.role, turn.messages, turn.weights_version.rpartition("@")[2]) for turn in e.turns],
+            (e.reward, e.outcome, e.fact, e.advantage, e.seed, e.flags),
+        )
+        for e in (store.episodes.get(row.id) for row in store.episodes.rows(store.episodes.ids(run=run.id)))
+    }
+    assert len(kept) == len(store.episodes.ids(run=run.id)), "every episode is there once"
+    assert not store.live.all(run.id)
+    weights = {name: tensor.clone() for name, tensor in trainer.loaded.model.state_dict().items()}
+    return {"episodes": kept, "weights": weights}
+
+
+def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert ours["episodes"] == theirs["episodes"]
+    for name, tensor in ours["weights"].items():
+        assert torch.equal(tensor, theirs["weights"][name]), name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_processes_give_the_weights_of_one_process_even_if_they_die_or_hang(tmp_path: Path, model: Path) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        async with training(tmp_path / "here", model) as trainer:
+            await trainer.train()
+            here = outcome_of(trainer)
+        folder = tmp_path / "processes"
+        folder.mkdir()
+        (folder / "kill-1").touch()
+        (folder / "stop-2").touch()
+        async with training(folder, model, kind="processes", workers=2, patience=4) as trainer:
+            await trainer.train()
+            assert_same(here, outcome_of(trainer))
+            lost = [row["text"] for row in trainer.store.journal.logs(trainer.run.id) if "was lost" in row["text"]]
+    finally:
+        torch.set_num_threads(threads)
+    assert not list(folder.glob("kill-*")) + list(folder.glob("stop-*"))
+    assert len(lost) == 2 and "ended with status -9" in lost[0] and "no sign of life" in lost[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")  # of Ray
+async def test_ray_gives_the_weights_of_one_process_with_a_lost_actor_and_a_lost_node(
+    tmp_path: Path, model: Path
+) -> None:
+    pytest.importorskip("ray", reason="needs the extra ray")
+    from ray.cluster_utils import Cluster
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    node = {"num_cpus": 1, "resources": {"rollout": 1}, "object_store_memory": 100 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args=HEAD)
+    try:
+        nodes = [cluster.add_node(**node) for _ in range(2)]
+        async with training(tmp_path / "here", model) as trainer:
+            await trainer.train()
+            here = outcome_of(trainer)
+        folder = tmp_path / "ray"
+        folder.mkdir()
+        (folder / "kill-1").touch()
+        given = {"kind": "ray", "workers": 2, "address": cluster.address, "resources": {"rollout": 1.0}}
+        async with training(folder, model, **given) as trainer:
+            running = asyncio.ensure_future(trainer.train())
+            while not running.done() and trainer.step < 1:
+                await asyncio.sleep(0.05)
+            await asyncio.to_thread(cluster.remove_node, nodes[1])
+            cluster.add_node(**node)  # one that comes back is used again; Ray wants the main thread
+            await running
+            assert_same(here, outcome_of(trainer))
+            lost = [row["text"] for row in trainer.store.journal.logs(trainer.run.id) if "was lost" in row["text"]]
+            assert len(lost) >= 2 and not (folder / "kill-1").exists()
+    finally:
+        cluster.shutdown()
+        torch.set_num_threads(threads)
