@@ -177,22 +177,25 @@ async def run_training(
     """
     from agentrl_cli.learning.settings import check
     from agentrl_cli.trainer import Trainer
+    from agentrl_cli.trainer.ranks import team_of
 
     check(config.algo)
-    async with open_runtime(config, base=base, db=db, trainable=True, packs=packs, hooks=hooks) as runtime:
-        trainer = Trainer(
-            config,
-            begin(runtime),
-            runtime.loaded,
-            runtime.packs,
-            runtime.store,
-            sandbox=runtime.sandbox,
-            hooks=runtime.hooks,
-            workers=runtime.workers,
-            narrate=narrate,
-            on_step=on_step,
-        )
-        return await trainer.train()
+    with team_of(config, base, db.parent / "logs") as team:
+        async with open_runtime(config, base=base, db=db, trainable=True, packs=packs, hooks=hooks) as runtime:
+            trainer = Trainer(
+                config,
+                begin(runtime),
+                runtime.loaded,
+                runtime.packs,
+                runtime.store,
+                sandbox=runtime.sandbox,
+                hooks=runtime.hooks,
+                workers=runtime.workers,
+                team=team,
+                narrate=narrate,
+                on_step=on_step,
+            )
+            return await trainer.train()
 
 
 def new_training(runtime: Runtime, id: str = "") -> RunRow:

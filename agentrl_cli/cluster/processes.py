@@ -140,9 +140,9 @@ class WeightFiles:
 def open_links(config: Config, base: Path) -> Iterator[tuple[list[Callable[[], Link]], Save]]:
     """What starts each worker, and what makes weights for all of them. Raises ConfigError if there are too few GPUs."""
     cluster = config.cluster
-    each = int(cluster.gpus)
-    if each != cluster.gpus:
-        text = f"cluster.gpus is {cluster.gpus:g}: a process takes whole GPUs."
+    each = int(cluster.worker_gpus)
+    if each != cluster.worker_gpus:
+        text = f"cluster.worker_gpus is {cluster.worker_gpus:g}: a process takes whole GPUs."
         raise ConfigError(text, hint="cluster.kind: ray takes shares.")
     if each:
         import torch
@@ -151,7 +151,7 @@ def open_links(config: Config, base: Path) -> Iterator[tuple[list[Callable[[], L
         if wanted > found:
             raise ConfigError(
                 f"{cluster.workers} workers with {each} GPUs each need {wanted}; this machine has {found}.",
-                hint="Lower cluster.workers or cluster.gpus.",
+                hint="Lower cluster.workers or cluster.worker_gpus.",
             )
     shares = [range(number * each, (number + 1) * each) for number in range(cluster.workers)]
     with TemporaryDirectory(prefix="agentrl-workers-") as made:

@@ -175,18 +175,18 @@ def require_answer(address: str, hint: str) -> None:
 def options(cluster: ClusterConfig) -> dict[str, Any]:
     """What each actor reserves."""
     wanted = dict(cluster.resources) or {"CPU": 1.0}
-    return {"num_cpus": wanted.pop("CPU", 0.0), "num_gpus": cluster.gpus, "resources": wanted, "max_restarts": 0}
+    return {"num_cpus": wanted.pop("CPU", 0.0), "num_gpus": cluster.worker_gpus, "resources": wanted, "max_restarts": 0}
 
 
 def require_room(cluster: ClusterConfig, total: dict[str, float]) -> None:
     """Raise ConfigError if the whole cluster has less than the workers reserve together."""
-    wanted = {**(cluster.resources or {"CPU": 1.0}), "GPU": cluster.gpus}
+    wanted = {**(cluster.resources or {"CPU": 1.0}), "GPU": cluster.worker_gpus}
     for name, each in wanted.items():
         if each * cluster.workers > total.get(name, 0.0):
             raise ConfigError(
                 f"{cluster.workers} workers with {each:g} {name} each need {each * cluster.workers:g}; the Ray cluster"
                 f" has {total.get(name, 0.0):g}.",
-                hint="Lower cluster.workers, cluster.gpus or cluster.resources, or add nodes.",
+                hint="Lower cluster.workers, cluster.worker_gpus or cluster.resources, or add nodes.",
             )
 
 

@@ -47,6 +47,13 @@ WatchOption = Annotated[bool, typer.Option("--watch", help="Train in a separate 
 DetachOption = Annotated[bool, typer.Option("--detach", help="Train in a separate process and return at once.")]
 ResumeOption = Annotated[str | None, typer.Option("--resume", help='Resume a run: its name, id, or "last".')]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Print settings, memory and time; train nothing.")]
+GpusOption = Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of this machine that train together.")]
+RanksOption = Annotated[int | None, typer.Option("--ranks", min=1, help="Processes on the CPU, in place of --gpus.")]
+NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help="Machines that train together.")]
+NodeOption = Annotated[int, typer.Option("--node", min=0, help="The number of this machine; 0 holds the run.")]
+RendezvousOption = Annotated[
+    str | None, typer.Option("--rendezvous", metavar="HOST:PORT", help="Where several machines meet: on the first.")
+]
 IdOption = Annotated[str | None, typer.Option("--run-id", hidden=True, help="The new run's id.")]
 
 FIXED = ("model", "adapter", "task", "seed", "deterministic")
@@ -74,6 +81,11 @@ def command(
     config: ConfigOption = None,
     sets: SetOption = None,
     agent: AgentOption = None,
+    gpus: GpusOption = None,
+    ranks: RanksOption = None,
+    nodes: NodesOption = None,
+    node: NodeOption = 0,
+    rendezvous: RendezvousOption = None,
     run_id: IdOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -87,8 +99,28 @@ def command(
         "seed": seed,
         "task.packs": pack or None,
         "task.agent": agent,
+        "cluster.gpus": gpus,
+        "cluster.ranks": ranks,
+        "cluster.nodes": nodes,
+        "cluster.rendezvous": rendezvous,
     }
     context = open_project(project, db, config, sets, flags)
+    if not _joins(context, node):
+        _begin(context, resume, sets, flags, run_id, dry_run=dry_run, watch=watch, detach=detach, as_json=as_json)
+
+
+def _begin(
+    context: Context,
+    resume: str | None,
+    sets: list[str] | None,
+    flags: dict[str, Any],
+    run_id: str | None,
+    *,
+    dry_run: bool,
+    watch: bool,
+    detach: bool,
+    as_json: bool,
+) -> None:
     with _claimed(context, resume, here=not (dry_run or watch or detach)):
         if resume is not None:
             context, resume = _resumed(context, resume, sets, flags)
@@ -100,6 +132,21 @@ def command(
             _own_process(context, resume, watch=watch)
         else:
             _foreground(context, resume, run_id, as_json)
+
+
+def _joins(context: Context, node: int) -> bool:
+    """True after a training that another process led, as one of its other ranks."""
+    if not node and os.environ.get("RANK", "0") == "0":
+        return False
+    from agentrl_cli.trainer.rank_settings import Place
+    from agentrl_cli.trainer.ranks import join_as, join_from
+
+    given = Place.given(os.environ)
+    if given is not None:
+        join_as(given)
+    elif node:
+        join_from(node, context.config, context.db.parent / "logs")
+    return given is not None or bool(node)
 
 
 @contextlib.contextmanager

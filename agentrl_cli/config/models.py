@@ -291,8 +291,10 @@ class Config(Section):
     train: TrainConfig = Field(default_factory=TrainConfig, description="optimizer, schedule, evaluation, checkpoints")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="agentrl eval")
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig, description="where the model's code runs")
-    cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="the workers that make the episodes")
     remote: RemoteConfig = Field(default_factory=RemoteConfig, description="an inference server")
+    cluster: ClusterConfig = Field(
+        default_factory=ClusterConfig, description="workers that make the episodes; several GPUs and machines"
+    )
     store: StoreConfig = Field(default_factory=StoreConfig, description="the store")
     drift: DriftConfig = Field(default_factory=DriftConfig, description="the drift guard")
     rewards: dict[str, float] = Field(default={}, description="weights of reward parts by name, over the pack's")
@@ -307,6 +309,13 @@ class Config(Section):
     deterministic: bool = Field(
         default=False, description="interrupted and uninterrupted CPU runs end with identical weights"
     )
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the trained weights are spread over several ranks (FSDP2)."""
+        if self.cluster.size == 1 or self.cluster.shard == "none":
+            return False
+        return self.cluster.shard == "full" or (not self.adapter.enabled and self.train.optimizer == "adamw")
 
     @model_validator(mode="after")
     def _fits(self) -> Config:

@@ -20,6 +20,9 @@ class RemoteConfig(Section):
     url: str = Field(
         default="", description="its address: http://host:8000/v1 (vllm, openai), http://host:30000 (sglang)"
     )
+    urls: list[str] = Field(
+        default=[], description="addresses of several vllm or sglang servers of the same model, in place of url"
+    )
     model: str = Field(default="", description='its name of the model; "": model.name')
     api_key_env: str = Field(default="", description="environment variable that holds its key")
     mode: Literal["completions", "chat"] = Field(

@@ -10,29 +10,32 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, TrainingStopped
 from agentrl_cli.learning import advantages
 from agentrl_cli.learning.coefficients import Coefficients
+from agentrl_cli.learning.compute import Columns, Compute, MicroBatch, Order
 from agentrl_cli.learning.dispositions import CUT
 from agentrl_cli.learning.estimator_inputs import AdvantageInput
-from agentrl_cli.learning.forward import Logprobs, logprobs, width
 from agentrl_cli.learning.kl import KL
-from agentrl_cli.learning.losses import LossInput, Objective, Totals, find, mark, objective, policy_loss
-from agentrl_cli.learning.optimizers import learning_rate, make_optimizer, move_state, trainable
-from agentrl_cli.learning.packing import Packed, Segment, chosen, micro_batches, pack
-from agentrl_cli.learning.settings import find_aggregation, loss_config
+from agentrl_cli.learning.losses import Totals, find, mark
+from agentrl_cli.learning.optimizers import learning_rate
+from agentrl_cli.learning.packing import Segment, chosen
+from agentrl_cli.learning.settings import loss_config
 from agentrl_cli.learning.step import Source, Step
 from agentrl_cli.learning.token_record import Member, TokenRecord, gap, signals
 from agentrl_cli.learning.turn_advantages import value_targets
 from agentrl_cli.learning.value import Critic, explained_variance
 from agentrl_cli.types import Episode, TrainSignals
+
+if TYPE_CHECKING:
+    from agentrl_cli.learning.ranked import Lead
 
 
 @dataclass
@@ -53,6 +56,7 @@ class Learner:
             model, which without its adapter is the reference.
         checkpoint: Recompute activations in the backward pass.
         aside: Between updates the optimizer's state waits in the CPU's memory (one of plan.MOVES).
+        compute: What computes with the model, if not this process alone; then the arguments before do not count.
     """
 
     def __init__(
@@ -63,40 +67,42 @@ class Learner:
         *,
         checkpoint: bool = False,
         aside: bool = False,
+        compute: Compute | Lead | None = None,
     ) -> None:
         algo = config.algo
         if config.rollout.temperature <= 0:
             raise ConfigError("Training needs rollout.temperature above 0: greedy attempts are all the same.")
-        self.model = model
         self.config = config
-        self.reference = reference
-        self.checkpoint = checkpoint
-        self.aside = aside
         self.estimator = advantages.function(algo.advantage.name)
         self.needs = advantages.needs(algo)
-        self.loss = policy_loss(algo.loss.name)
         self.marks = bool(find(algo.loss.name).mark)
-        self.aggregation = find_aggregation(algo)
         self.loss_config = loss_config(config)
         self.coefficients = Coefficients.of(algo)
-        trained = trainable(model)
-        self.optimizer = make_optimizer(model, config.train)
-        self.trained = trained
-        self.critic = Critic(width(model), algo, device=trained[0].device) if self.needs == "values" else None
+        self.compute: Compute | Lead = compute or Compute(model, config, reference, checkpoint=checkpoint, aside=aside)
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer of the policy's weights."""
+        return self.compute.optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Any) -> None:
+        self.compute.optimizer = optimizer
+
+    @property
+    def critic(self) -> Critic | None:
+        """The value head; None if the estimator needs none."""
+        return self.compute.critic
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps besides the model's weights."""
-        kept: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "coefficients": self.coefficients.state()}
-        return kept if self.critic is None else {**kept, "critic": self.critic.state()}
+        return {**self.compute.state(), "coefficients": self.coefficients.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._rest()
+        self.compute.load_state(state)
         if "coefficients" in state:
             self.coefficients.load(state["coefficients"])
-        if self.critic is not None and "critic" in state:
-            self.critic.load(state["critic"])
 
     def learning_rate(self, step: int) -> float:
         """The policy's learning rate in a step."""
@@ -113,26 +119,20 @@ class Learner:
         if not any(groups):
             return result
         now, algo = Step.of(step, groups), self.config.algo
-        self.model.eval()  # no dropout in what the ratio and the KL are relative to
         in_reward = bool(algo.kl_coef) and algo.kl_in == "reward"
         if algo.epochs * algo.minibatches > 1 or self.critic is not None or in_reward:
-            self._before(now, "old", self.model)
+            self._before(now, "old")
         if algo.kl_coef:
-            self._reference(now)
+            self._before(now, "ref")
         self._advantages(now, baselines, in_reward)
-        self.model.train()
         lr = self.learning_rate(step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        if self.aside:
-            move_state(self.optimizer, self.trained[0].device)
+        self.compute.begin(lr)
         sums: dict[str, list[float]] = {}
         for epoch in range(algo.epochs):
             for number, batch in enumerate(_minibatches(len(groups), algo.minibatches)):
                 for name, value in self._minibatch(now, now.batch(batch), lr, (epoch, number)).items():
                     sums.setdefault(name, []).append(value)
-        self.model.eval()
-        self._rest()
+        self.compute.end()
         result.metrics = {name: float(np.mean(values)) for name, values in sums.items()} | {"learning_rate": lr}
         result.metrics |= self.coefficients.metrics() | _explained(list(now.seen.values()))
         result.metrics |= gap((one.old, now.sources[m].sampled("logp_policy")) for m, one in now.seen.items())
@@ -173,76 +173,35 @@ class Learner:
         totals = Totals(sum(sizes), len(sizes), self.config.rollout.max_tokens, episodes)
         if self.marks:
             self._mark(now, batch, seed=hash((now.number, *place)) % 2**31)
-        metrics: dict[str, float] = {}
-        for row in micro_batches(picked, self.config.train.token_budget):
-            for name, value in self._microbatch(now, picked, [(batch[b], m) for b, m in row], row, totals).items():
-                metrics[name] = metrics.get(name, 0.0) + value
-        norm = float(nn.utils.clip_grad_norm_(self.trained, self.config.train.max_grad_norm))
-        if not math.isfinite(norm) or not math.isfinite(metrics.get("loss", 0.0)):
-            self._forget()
+        rows = [[(batch[b], m) for b, m in row] for row in self.compute.split(picked)]
+        order = Order(self.coefficients.apply(self.loss_config), totals, lr / self.config.train.lr)
+        batches = [self._microbatch(now, row) for row in rows]
+        done = self.compute.step(batches, order)
+        for row, one, columns in zip(rows, batches, done.columns, strict=True):
+            _keep([now.seen[member] for member in row], one, columns)
+        if not done.applied:
             if "nan" in self.config.train.stop_on:
                 raise TrainingStopped(
-                    f"nan: the gradient norm is {norm}; the weights were left as they were.",
+                    f"nan: the gradient norm is {done.norm}; the weights were left as they were.",
                     hint="Lower train.lr or train.max_grad_norm; look at the last episodes with `agentrl replay last`.",
                 )
-            return {"loss": metrics.get("loss", math.nan), "grad_norm": norm}
-        self.optimizer.step()
-        if self.critic is not None:
-            self.critic.step(lr / self.config.train.lr, self.config.train.max_grad_norm)
-        self._forget()
-        return {**metrics, "grad_norm": norm}
+            return {"loss": done.metrics.get("loss", math.nan), "grad_norm": done.norm}
+        return {**done.metrics, "grad_norm": done.norm}
 
-    def _microbatch(
-        self, now: Step, picked: list[list[Segment]], members: list[Member], row: Sequence[Member], totals: Totals
-    ) -> dict[str, float]:
-        """One packed row forward and backward: its part of the gradient and of the metrics."""
-        facts = [now.seen[member] for member in members]
-        packed = pack(chosen(picked, row))
-        temperature = self.config.rollout.temperature
-        out = logprobs(self.model, packed, temperature=temperature, checkpoint=self.checkpoint)
-        x = self._input(packed, out, facts, now, members)
-        found = objective(x, self.coefficients.apply(self.loss_config), totals, self.loss, self.aggregation)
-        loss, metrics = found.loss, dict(found.metrics)
-        if self.critic is not None:
-            old, returns = (_flat(packed, facts, name, out.logp.device) for name in ("value", "returns"))
-            part, more = self.critic.loss(self.critic.values(out.states), old, returns, totals.tokens)
-            loss, metrics = loss + part, {**metrics, **more}
-        loss.backward()  # type: ignore[no-untyped-call]
-        _keep(packed, found, x.old, facts)
-        return {"loss": float(loss.detach()), **metrics}
-
-    def _input(
-        self, packed: Packed, out: Logprobs, facts: Sequence[TokenRecord], now: Step, members: Sequence[Member]
-    ) -> LossInput:
-        device = out.logp.device
-
-        def given(name: str) -> Tensor | None:
-            return None if getattr(facts[0], name) is None else _flat(packed, facts, name, device)
-
-        old, marked = given("old"), given("marked")
-        sampled = None
+    def _microbatch(self, now: Step, row: Sequence[Member]) -> MicroBatch:
+        """A packed row with everything that the loss needs of its tokens."""
+        records = [now.seen[member] for member in row]
+        names = ("advantage", "old", "ref", "marked", "value", "returns")
+        known = [name for name in names if getattr(records[0], name) is not None]
+        columns = {name: np.concatenate([getattr(one, name) for one in records]) for name in known}
         if self.loss_config.correction != "none":
-            sampled = _tensor(packed.gather([now.sources[m].sampled("logp_sampled") for m in members]), device)
-            # Unknown log-probabilities of a remote sampler are not corrected; `sampling/unknown` is their share.
-            sampled = torch.where(sampled.isnan(), out.logp.detach() if old is None else old, sampled)
-        return LossInput(
-            logp=out.logp,
-            old=out.logp.detach() if old is None else old,
-            advantage=_flat(packed, facts, "advantage", device),
-            segment=torch.from_numpy(packed.episode).to(device),
-            entropy=out.entropy,
-            ref=given("ref"),
-            sampled=sampled,
-            marked=None if marked is None else marked.bool(),
-            episode_tokens=torch.tensor(now.sizes(members), device=device) if now.branched else None,
-        )
+            columns["sampled"] = np.concatenate([now.sources[member].sampled("logp_sampled") for member in row])
+        return MicroBatch(chosen(now.segments, row), columns, now.sizes(row) if now.branched else None)
 
     def _mark(self, now: Step, batch: Sequence[int], seed: int) -> None:
         """Let the loss choose tokens over the whole mini-batch."""
         members = now.in_batch(batch)
-        self.model.eval()
-        self._before(now, "now", self.model, batch)
-        self.model.train()
+        self._before(now, "now", batch)
         facts = [now.seen[member] for member in members]
         names = ("now", "advantage", "now" if facts[0].old is None else "old")
         logp, advantage, old = (torch.from_numpy(np.concatenate([getattr(one, n) for one in facts])) for n in names)
@@ -252,48 +211,25 @@ class Learner:
         for one, part in zip(facts, np.split(marked.numpy(), ends), strict=True):
             one.marked = part
 
-    def _rest(self) -> None:
-        if self.aside:
-            move_state(self.optimizer, "cpu")
-
-    def _forget(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.critic is not None:
-            self.critic.forget()
-
     # --- other forwards ----------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def _before(self, now: Step, name: str, model: nn.Module, batch: Sequence[int] | None = None) -> None:
-        """Log-probabilities of trained tokens under a model, without gradient; with `old` come the values."""
+    def _before(self, now: Step, name: str, batch: Sequence[int] | None = None) -> None:
+        """Log-probabilities of trained tokens, without gradient: `ref` the reference's; with `old` come values."""
         bundles = range(len(now.segments)) if batch is None else batch
         segments = [now.segments[b] for b in bundles]
-        if name == "old" and self.critic is not None and self.config.algo.value_bootstrap:
+        values = name == "old" and self.critic is not None
+        if values and self.config.algo.value_bootstrap:
             segments = [[_beyond(now.sources[b, m], s) for m, s in enumerate(now.segments[b])] for b in bundles]
-        for row in micro_batches(segments, self.config.train.token_budget):
-            packed = pack(chosen(segments, row))
-            out = logprobs(model, packed, temperature=self.config.rollout.temperature)
-            columns = {name: out.logp}
-            if name == "old" and self.critic is not None:
-                columns["value"] = self.critic.values(out.states)
+        rows = self.compute.split(segments)
+        batches = [MicroBatch(chosen(segments, row), {}) for row in rows]
+        done = self.compute.forward(batches, reference=name == "ref", values=values)
+        for row, one, columns in zip(rows, batches, done, strict=True):
             for column, flat in columns.items():
-                for (b, m), values in zip(row, packed.split(flat.cpu().numpy()), strict=True):
-                    one = now.seen[bundles[b], m]
-                    trained = int(now.segments[bundles[b]][m].trained.sum())
-                    setattr(one, column, values[:trained])
-                    if column == "value" and len(values) > trained:
-                        one.after = float(values[-1])
-
-    def _reference(self, now: Step) -> None:
-        """Reference log-probabilities: the same weights with the adapter off, or the reference model."""
-        off = getattr(self.model, "disable_adapter", None)
-        if self.reference is not None:
-            self._before(now, "ref", self.reference)
-        elif off is not None:
-            with off():
-                self._before(now, "ref", self.model)
-        else:
-            raise ConfigError("algo.kl_coef is set without a reference model.")
+                for (b, m), found in zip(row, one.split(flat), strict=True):
+                    record, trained = now.seen[bundles[b], m], int(now.segments[bundles[b]][m].trained.sum())
+                    setattr(record, name if column == "logp" else column, found[:trained])
+                    if column == "value" and len(found) > trained:
+                        record.after = float(found[-1])
 
 
 def _beyond(source: Source, segment: Segment) -> Segment:
@@ -318,22 +254,9 @@ def _explained(seen: Sequence[TokenRecord]) -> dict[str, float]:
     return {} if math.isnan(share) else {"value/explained_variance": share}
 
 
-def _tensor(flat: Any, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(flat, np.float32)).to(device)
-
-
-def _flat(packed: Packed, facts: Sequence[TokenRecord], name: str, device: torch.device) -> Tensor:
-    """[M] one field of the records, in the row's order."""
-    return _tensor(packed.gather([getattr(one, name) for one in facts]), device)
-
-
-def _keep(packed: Packed, found: Objective, old: Tensor, facts: Sequence[TokenRecord]) -> None:
-    """Store the objective's numbers of every token in its record."""
-    weight = (found.weight * found.coefficient).detach()
-    columns = {"ratio": found.ratio, "clipped": found.clipped, "weight": weight}
+def _keep(records: Sequence[TokenRecord], batch: MicroBatch, columns: Columns) -> None:
+    """Store the objective's numbers of every token in its record; `old` only the first time."""
     for name, column in columns.items():
-        for fact, values in zip(facts, packed.split(column.detach().cpu().numpy()), strict=True):
-            setattr(fact, name, values)
-    for fact, values in zip(facts, packed.split(old.detach().cpu().numpy()), strict=True):
-        if fact.old is None:
-            fact.old = values
+        for record, values in zip(records, batch.split(column), strict=True):
+            if name != "old" or record.old is None:
+                setattr(record, name, values)

@@ -22,8 +22,8 @@ POLICIES: dict[str, str] = {
     "local": "agentrl_cli.policies.load:local_policy",
     "scripted": "agentrl_cli.policies.scripted:ScriptedPolicy.of",
     "openai": "agentrl_cli.policies.remote.policy:OpenAIPolicy.of",
-    "sglang": "agentrl_cli.policies.remote.sglang:SGLangPolicy.of",
-    "vllm": "agentrl_cli.policies.remote.policy:VLLMPolicy.of",
+    "sglang": "agentrl_cli.policies.remote.servers:sglang",
+    "vllm": "agentrl_cli.policies.remote.servers:vllm",
 }
 """Name to the function that makes a backend's policy from a PolicySource.
 

@@ -92,7 +92,7 @@ def load_policy(
         # What packs can hold is read from their rows: not for the many templates that fit all conversations.
         held = EVERY if conversations is None or audit(chat).append_only else conversations()
         require_append_only(chat, held)
-    load = partial(_weights, folder, name, config, base=base, trainable=trainable)
+    load = partial(load_weights, folder, name, config, base=base, trainable=trainable)
     source = PolicySource(config, chat, name, folder, base, trainable, configured_length(folder), load)
     policy = make(source)
     if trainable:
@@ -161,12 +161,12 @@ def _is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_FILE).is_file()
 
 
-def _weights(folder: Path, name: str, config: Config, *, base: Path, trainable: bool) -> nn.Module:
+def load_weights(folder: Path, name: str, config: Config, *, base: Path, trainable: bool) -> nn.Module:
     """The model, in the dtype of training and with a fresh adapter if it is to be trained."""
     settings = config.model
     if trainable:
         check_trainable(config, pick_device(settings.device))
-    if trainable and not config.adapter.enabled and settings.dtype == "auto":
+    if trainable and not config.adapter.enabled and (settings.dtype == "auto" or config.sharded):
         # Full weights are trained in float32: a small learning rate would vanish in bfloat16.
         settings = settings.model_copy(update={"dtype": "float32"})
     model = load_model(folder, settings, base=base)

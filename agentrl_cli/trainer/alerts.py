@@ -36,6 +36,8 @@ STEP_KL = 0.1
 """Nats per token that the policy moves within one step's updates."""
 CLIPPED = 0.3
 """Share of tokens at a clipping bound."""
+PROBE_GAP = 2e-2
+"""Mean difference in nats between a server's and the trainer's log-probabilities right after an update."""
 GAP = 1.0
 """Nats between the sampler's and the trainer's log-probability of one token."""
 GAP_KL = 0.1
@@ -174,6 +176,10 @@ def _mask(s: Series) -> Alert | None:
 
 
 def _mismatch(s: Series) -> Alert | None:
+    probe = s.now.get("probe/logp_difference", 0.0)
+    if probe > PROBE_GAP:
+        text = "A server's log-probabilities after the update are not the trainer's: has it the new weights, its dtype?"
+        return Alert("bad", "mismatch", probe, PROBE_GAP, text)
     gap, kl = (s.now.get(f"sampling/{name}", 0.0) for name in ("sampling_logp_difference/max", "kl"))
     if s.now.get("staleness/max", 0.0):  # single tokens may then differ: the mean measures the drift
         text = "The weights that sampled lie far behind those that train: lower rollout.async_staleness or train.lr."

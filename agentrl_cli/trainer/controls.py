@@ -26,11 +26,20 @@ POLL_NOW = 1.0
 class Controls:
     """The controls of one run."""
 
-    def __init__(self, config: Config, run_id: str, store: Store, narrate: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        run_id: str,
+        store: Store,
+        narrate: Callable[[str], None],
+        fault: Callable[[], RunFailed | None] = lambda: None,
+    ) -> None:
+        """`fault`: why the training cannot continue, noticed while a step runs."""
         self.config = config
         self.run_id = run_id
         self.store = store
         self.narrate = narrate
+        self.fault = fault
         self.stopping = ""
         """Why the run stops after this step; empty while it continues."""
         self.lost = ""
@@ -60,10 +69,10 @@ class Controls:
                 return  # not in the main thread: the caller handles signals
 
     async def _poll(self, task: asyncio.Task[Any]) -> None:
-        """Cancel `task` at once for `stop {"now": true}` or a lost claim; other controls wait for the step's end."""
+        """Cancel `task` at once for `stop {"now": true}`, a lost claim or a fault; other controls wait for the step."""
         while not any(c.action == "stop" and c.data.get("now") for c in self.store.controls.waiting(self.run_id)):
             self.lost = self.store.claims.lost(self.run_id)
-            if self.lost:
+            if self.lost or self.fault():
                 task.cancel()
                 return
             await asyncio.sleep(POLL_NOW)

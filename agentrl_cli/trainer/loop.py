@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from agentrl_cli.agents.runners import AgentRollout
-from agentrl_cli.analysis.memory_plan import checkpoints, sets_aside
 from agentrl_cli.config import Config
 from agentrl_cli.errors import TrainingStopped
 from agentrl_cli.evaluate import EvalResult, evaluate_policy
@@ -20,7 +17,6 @@ from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.batch import Batch
 from agentrl_cli.learning.length_shaping import Shaping
 from agentrl_cli.learning.update import Learner, Update
-from agentrl_cli.models.adapter import ADAPTER_FILE
 from agentrl_cli.policies.load import Loaded
 from agentrl_cli.policies.protocols import require_trainable
 from agentrl_cli.rollout import seed_of
@@ -31,9 +27,11 @@ from agentrl_cli.rollout.rehearse import rehearse
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack
 from agentrl_cli.trainer.checkpoints import Checkpoints
+from agentrl_cli.trainer.compute import make_compute
 from agentrl_cli.trainer.controls import Controls, keep_settings
 from agentrl_cli.trainer.metrics import Clock
 from agentrl_cli.trainer.prefetch import Prefetcher, run_in_thread, stale
+from agentrl_cli.trainer.probe import probe
 from agentrl_cli.trainer.report import Reporter, StepReport, cause_of
 from agentrl_cli.trainer.sampler import Collector, find_tasks
 from agentrl_cli.trainer.validation import fallback, validation
@@ -41,6 +39,7 @@ from agentrl_cli.types import Episode, Fact
 
 if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
+    from agentrl_cli.trainer.ranks import Team
 
 
 class Trainer:
@@ -52,6 +51,7 @@ class Trainer:
         loaded: The policy with its model and chat, loaded `trainable`.
         packs: Packs by name.
         workers: What makes the episodes; None: this process.
+        team: The ranks that train together; None for this process alone.
 
     Raises ModelError if the policy cannot be trained with, ConfigError if there are no tasks.
     """
@@ -67,6 +67,7 @@ class Trainer:
         sandbox: Sandbox | None = None,
         hooks: HookList | None = None,
         workers: Workers | None = None,
+        team: Team | None = None,
         narrate: Callable[[str], None] = lambda text: None,
         on_step: Callable[[int, dict[str, float]], None] | None = None,
     ) -> None:
@@ -82,11 +83,7 @@ class Trainer:
         found = validation(config, packs, find_tasks(config, packs, store), store, run, narrate)
         self.tasks, self.eval_tasks = found.train, found.tasks
         torch.manual_seed(config.seed)
-        recompute = checkpoints(config, loaded.folder, loaded.model)
-        aside = sets_aside(config, loaded.folder, loaded.model)
-        self.learner = Learner(
-            loaded.model, config, frozen_reference(config, loaded), checkpoint=recompute, aside=aside
-        )
+        self.learner = Learner(loaded.model, config, compute=make_compute(config, loaded, team))
         if self.hooks.has("on_sample") and config.algo.correction == "auto":  # a hook samples from another distribution
             self.learner.loss_config = replace(self.learner.loss_config, correction="tis")
         shaped = HookList([*self.hooks.hooks, Shaping(config)])
@@ -104,7 +101,7 @@ class Trainer:
         self.best: float | None = None
         """The best evaluation so far."""
         self.checkpoints = Checkpoints(config, store, run, loaded, self.learner, narrate)
-        self.controls = Controls(config, run.id, store, narrate)
+        self.controls = Controls(config, run.id, store, narrate, self.learner.compute.fault)
         self.reporter = Reporter(config, store, run, narrate)
 
     async def train(self) -> RunRow:
@@ -140,7 +137,7 @@ class Trainer:
             await self._steps()
             await self._save("last")
         except BaseException as problem:
-            error = cause_of(problem, self.store, self.run)
+            error = self.controls.fault() or cause_of(problem, self.store, self.run)
             if error is not problem:
                 raise error from problem
             raise
@@ -210,6 +207,7 @@ class Trainer:
             self.policy.rest()
             update = self.learner.update(kept, step, baselines)
         await self.policy.publish(f"{self.run.name}@{step + 1}")
+        update.metrics |= await probe(self.policy, self.learner.compute, kept, self.config)
         return facts, update
 
     async def evaluate(self) -> EvalResult | None:
@@ -263,16 +261,3 @@ class Trainer:
         """Report before the first step what a model may write that this run would skip as drift."""
         if self.config.drift.structural != "train" and any(pack.tools for pack in self.packs.values()):
             self.reporter.rehearsal(await rehearse(self.loaded.chat))
-
-
-def frozen_reference(config: Config, loaded: Loaded) -> nn.Module | None:
-    """A copy of the weights for the KL term; None if there is no such term, or a fresh adapter can be switched off.
-
-    An adapter that the training starts from is part of the reference.
-    """
-    folder = loaded.folder
-    adapted = config.adapter.path is not None or (folder is not None and (folder / ADAPTER_FILE).is_file())
-    if not config.algo.kl_coef or (hasattr(loaded.model, "disable_adapter") and not adapted):
-        return None
-    reference: nn.Module = copy.deepcopy(loaded.model).requires_grad_(False).eval()
-    return reference

@@ -138,8 +138,8 @@ def test_what_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not host:port"):
         require_answer("somewhere", "")
     with pytest.raises(ConfigError, match="4 workers with 1 GPU each need 4; the Ray cluster has 2"):
-        require_room(ClusterConfig(workers=4, gpus=1), {"CPU": 8.0, "GPU": 2.0})
-    config = Config.model_validate({"cluster": {"kind": "processes", "workers": 2, "gpus": 99}})
+        require_room(ClusterConfig(workers=4, worker_gpus=1), {"CPU": 8.0, "GPU": 2.0})
+    config = Config.model_validate({"cluster": {"kind": "processes", "workers": 2, "worker_gpus": 99}})
     with pytest.raises(ConfigError, match="2 workers with 99 GPUs each need 198"), open_links(config, tmp_path):
         pass
     packs = load_packs([str(write_pack(tmp_path / "pack"))], base=tmp_path)

@@ -26,6 +26,9 @@ MAY_BE_HEAVY = (
     *("policies/load", "models/", "inference/"),
     *(
         "learning/packing",
+        "learning/compute",
+        "learning/ranked",
+        "learning/sharded",
         "learning/forward",
         "learning/attention",
         "learning/logprobs",

@@ -11,7 +11,7 @@ from agentrl_cli.policies.remote.http import Endpoint
 
 
 class RemotePolicy:
-    """A policy that asks a server."""
+    """A policy that samples on a server."""
 
     endpoint: Endpoint
 
@@ -19,10 +19,13 @@ class RemotePolicy:
         await self.endpoint.close()
 
 
-def connection(config: Config) -> dict[str, Any]:
-    """The arguments of Endpoint. Raises ConfigError if the address or the API key's variable is missing."""
+def connection(config: Config, url: str = "") -> dict[str, Any]:
+    """The arguments of Endpoint; `url`: one of several servers, whose turns can move to another one.
+
+    Raises ConfigError if the address or the API key's variable is missing.
+    """
     remote = config.remote
-    if not remote.url:
+    if not (url or remote.url):
         raise ConfigError("remote.backend needs remote.url.", hint="vllm and openai: http://host:8000/v1.")
     key = os.environ.get(remote.api_key_env, "") if remote.api_key_env else ""
     if remote.api_key_env and not key:
@@ -31,10 +34,10 @@ def connection(config: Config) -> dict[str, Any]:
             hint="Export it, or set remote.api_key_env to the one that holds the key.",
         )
     return {
-        "url": remote.url,
+        "url": url or remote.url,
         "api_key": key,
         "concurrency": config.rollout.concurrency,
         "timeout": remote.timeout,
-        "retries": remote.retries,
-        "patience": remote.patience,
+        "retries": min(remote.retries, 1) if url else remote.retries,
+        "patience": 0.0 if url else remote.patience,
     }

@@ -42,6 +42,10 @@ class ServerError(PolicyError):
         self.status = status
 
 
+class Unreachable(PolicyError):
+    """No answer: the connection failed, or the time was over."""
+
+
 def check_address(url: str) -> None:
     """Raise PolicyError unless `url` is an HTTP address."""
     try:
@@ -49,14 +53,14 @@ def check_address(url: str) -> None:
     except httpx2.InvalidURL:
         valid = False
     if not valid:
-        raise PolicyError(f"{url!r} is no HTTP address.", hint="Write it as http://127.0.0.1:8000/v1.")
+        raise PolicyError(f"{url!r} is not an HTTP address.", hint="Write it as http://127.0.0.1:8000/v1.")
 
 
 class Endpoint:
     """One server. `close` it.
 
     A connection that was refused or broke off may mean that the server starts again, without the weights that it was
-    given: then `mend` is called once before the next request is sent.
+    given: then `recover` is called once before the next request is sent.
     """
 
     def __init__(
@@ -83,9 +87,11 @@ class Endpoint:
         self._start = f" {start}" if start else ""
         self.watched = False
         """True if a person waits: a silent server is then asked every `REACH` seconds if it is there."""
-        self.mend: Callable[[], Awaitable[None]] | None = None
+        self.recover: Callable[[], Awaitable[None]] | None = None
         self._lost = False
-        self._mending = asyncio.Lock()
+        self.recoveries = 0
+        """Calls of `recover`: a request that began before the last one does not ask for another."""
+        self._recovering = asyncio.Lock()
         headers = {"Content-Type": "application/json"}
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
@@ -117,9 +123,9 @@ class Endpoint:
         return await self._request(f"{self.url}{path}", None, decoded)
 
     async def command(self, url: str, body: Mapping[str, Any]) -> str:
-        """Post to a whole address; the answer as text, which some servers give to commands. `mend` may use it."""
+        """Post to a whole address; the answer as text, which some servers give to commands. `recover` may use it."""
         data = json.dumps(body).encode()
-        return await self._request(url, data, lambda answer: answer.decode(errors="replace"), mending=True)
+        return await self._request(url, data, lambda answer: answer.decode(errors="replace"), recovering=True)
 
     def watch(self) -> None:
         """A person waits from now on: a server that is not there is reported within seconds."""
@@ -130,7 +136,7 @@ class Endpoint:
         try:
             await self._once(self._client.build_request("GET", f"{self.url}/models", timeout=REACH))
         except httpx2.TimeoutException as error:
-            raise PolicyError(
+            raise Unreachable(
                 f"{self.url} cannot be reached: no answer for {REACH:g} s.",
                 hint="It hangs, still loads its model, or a firewall drops what is sent to it: its log says which.",
             ) from error
@@ -146,12 +152,15 @@ class Endpoint:
         await asyncio.gather(*calls, return_exceptions=True)
         await self._client.aclose()
 
-    async def _request(self, url: str, data: bytes | None, read: Callable[[bytes], T], *, mending: bool = False) -> T:
-        started, attempt = time.monotonic(), 0
+    async def _request(
+        self, url: str, data: bytes | None, read: Callable[[bytes], T], *, recovering: bool = False
+    ) -> T:
+        started, attempt, seen = time.monotonic(), 0, self.recoveries
         while True:
             try:
-                if not mending:
-                    await self._mended()
+                if not recovering:
+                    await self._recovered()
+                seen = self.recoveries
                 method = "GET" if data is None else "POST"
                 answer = await self._answer(self._client.build_request(method, url, content=data))
                 if answer.is_success:
@@ -163,22 +172,28 @@ class Endpoint:
                     tried = f"; tried {attempt + 1} times" if attempt else ""
                     raise BadAnswer(f"{url} {error.message}{tried}.", hint=error.hint) from error
             except httpx2.RequestError as error:
-                self._lost |= not isinstance(error, httpx2.TimeoutException)
+                if not isinstance(error, httpx2.TimeoutException):
+                    self.forgot(seen)
                 late = attempt >= self.retries and time.monotonic() - started >= self.patience
                 if late or self._closed:
                     raise self._unreached(url, error) from error
             await asyncio.sleep(min(0.2 * 2 ** min(attempt, 10), LONGEST_PAUSE))
             attempt += 1
 
-    async def _mended(self) -> None:
-        """After a lost connection: give the server back what it had, once for all waiting requests."""
-        if self.mend is None or not (self._lost or self._mending.locked()):
+    def forgot(self, seen: int) -> None:
+        """A request that began after so many recoveries found the server without its weights, or not at all."""
+        self._lost |= seen == self.recoveries
+
+    async def _recovered(self) -> None:
+        """After a lost connection: load the weights into the server again, once for all waiting requests."""
+        if self.recover is None or not (self._lost or self._recovering.locked()):
             return
-        async with self._mending:
+        async with self._recovering:
             if self._lost:
                 self._lost = False
+                self.recoveries += 1
                 try:
-                    await self.mend()
+                    await self.recover()
                 except BaseException:
                     self._lost = True
                     raise
@@ -214,13 +229,13 @@ class Endpoint:
         if self._closed:
             raise httpx2.ConnectError("the client was closed", request=request)
 
-    def _unreached(self, url: str, error: httpx2.RequestError) -> PolicyError:
+    def _unreached(self, url: str, error: httpx2.RequestError) -> Unreachable:
         if isinstance(error, httpx2.TimeoutException):
-            return PolicyError(
+            return Unreachable(
                 f"{url} did not answer within {self.timeout:g} s.",
                 hint="Raise remote.timeout, or lower rollout.concurrency or rollout.max_new_tokens.",
             )
-        return PolicyError(
+        return Unreachable(
             f"{url} cannot be reached: {_reason(error)}.",
             hint=f"Is the server running? Is this its address?{self._start}",
         )

@@ -71,12 +71,13 @@ class VLLMPolicy(IdServer):
             "return_tokens_as_token_ids": True,
             "return_token_ids": True,
         }
+        seen = self.endpoint.recoveries
         try:
             return await self.endpoint.ask("/completions", {"model": self.model, **body}, partial(self._read, sampling))
         except ServerError as error:
             if error.status != 404 or self.model == self._base:
                 raise
-            await self._mend()  # it was restarted between two requests, and has no adapter
+            self.endpoint.forgot(seen)  # it was restarted between two requests, and has no adapter
             return await self.endpoint.ask("/completions", {"model": self.model, **body}, partial(self._read, sampling))
 
     def _read(self, sampling: Sampling, answer: dict[str, Any]) -> Answer:

@@ -42,7 +42,7 @@ class SGLangPolicy(IdServer):
             "/generate", self._body(ids, sampling), partial(self._read, sampling)
         )
         if not self._current(made_with):
-            await self._mend()
+            await self._recover()
             again = partial(self._read, sampling)
             found, made_with = await self.endpoint.ask("/generate", self._body(ids, sampling), again)
             if not self._current(made_with):

@@ -22,6 +22,8 @@ from agentrl_cli.policies.remote.base import RemotePolicy, connection
 from agentrl_cli.policies.remote.http import Endpoint, ServerError
 from agentrl_cli.types import TOP_K, Float32, Generation, Int32, Sampling, StopReason
 
+STABLE = "STABLE"
+"""Marks a folder of weights as complete."""
 NO_IMAGES = "Servers are sent token ids alone, without images."
 Answer = tuple[list[int], Float32, list[list[tuple[int, float]]], StopReason]
 """Ids, their log-probabilities as reported, the likeliest (id, log-probability) at each, why it stopped."""
@@ -58,7 +60,7 @@ class IdServer(RemotePolicy):
         holds the folders for the server. `connection`: see Endpoint.
         """
         self.endpoint = Endpoint(url, **{"start": self.start, **connection})
-        self.endpoint.mend = self._mend
+        self.endpoint.recover = self._recover
         self.model = model
         self.context_length = context_length
         self.weights_version = weights_version or model
@@ -74,10 +76,13 @@ class IdServer(RemotePolicy):
         self._held = False
 
     @classmethod
-    def of(cls, source: PolicySource) -> Self:
-        """As the configuration describes the server. Raises ConfigError, or PolicyError for a bad address."""
+    def of(cls, source: PolicySource, url: str = "") -> Self:
+        """As the configuration describes the server; `url`: one of several.
+
+        Raises ConfigError, or PolicyError for a bad address.
+        """
         config, tokenizer = source.config, source.chat.tokenizer
-        arguments = connection(config)
+        arguments = connection(config, url)
         vocabulary = max([tokenizer.vocab_size, *(token.id + 1 for token in tokenizer.added)])
         if source.trainable:  # only the ids that the trained model has a row for can be trained
             model: Any = source.model()
@@ -137,6 +142,15 @@ class IdServer(RemotePolicy):
 
         Only the newest folder stays: a server that was restarted loads it again.
         """
+        folder = self.write(version)
+        await self.load_weights(folder, version)
+        self.drop_older(folder)
+
+    def write(self, version: str) -> Path:
+        """The folder with the weights, or the adapter, as they are now. It is complete once it has this name.
+
+        The empty file STABLE in it is written last, for readers over a network that see a folder grow.
+        """
         assert self.save is not None and self.sync_dir is not None, "made without what is trained"
         name, _, step = version.rpartition("@")
         folder = self.sync_dir / f"{name}-{step}"
@@ -144,12 +158,22 @@ class IdServer(RemotePolicy):
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         self.save(beside)
+        (beside / STABLE).touch()
         shutil.rmtree(folder, ignore_errors=True)
         beside.rename(folder)
-        await self.load_weights(folder, version)
-        for old in self.sync_dir.glob(f"{name}-*"):
+        return folder
+
+    def drop_older(self, folder: Path) -> None:
+        """Delete the folders of this run's earlier versions."""
+        name = folder.name.rpartition("-")[0]
+        for old in folder.parent.glob(f"{name}-*"):
             if old != folder and old.name.removeprefix(f"{name}-").isdigit():
                 shutil.rmtree(old, ignore_errors=True)
+
+    async def restore(self, folder: Path, version: str) -> None:
+        """Load weights into a server that may be a new process: it has no earlier version to unload."""
+        self._folder = None
+        await self.load_weights(folder, version)
 
     async def load_weights(self, folder: str | Path, version: str) -> None:
         """Let the server load the weights in `folder` as `version`, between two turns.
@@ -186,7 +210,7 @@ class IdServer(RemotePolicy):
         """Let the server load weights, or an adapter, and drop what the old ones computed. `old`: "" for none."""
         raise NotImplementedError
 
-    async def _mend(self) -> None:
+    async def _recover(self) -> None:
         """After a lost connection: the server may be a new process with its first weights."""
         if self._folder is not None:
             await self._take(self._folder, self.weights_version, "")

@@ -1,0 +1,322 @@
+"""An update on several ranks: rank 0 deals micro-batches out by their tokens, and every rank runs the same update.
+
+Rank 0 holds tasks, rewards, advantages and the store. The others `follow`: they wait for a call, compute their
+micro-batches and send back numbers per token. Gradients are summed, since losses are divided by the totals of the
+whole mini-batch. So norms, clipping, KL terms and every aggregation are those of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from agentrl_cli.config import Config
+from agentrl_cli.errors import RunFailed
+from agentrl_cli.learning.compute import Columns, Compute, MicroBatch, Order, Stepped
+from agentrl_cli.learning.packing import Segment, micro_batches
+from agentrl_cli.learning.value import Critic
+
+T = TypeVar("T")
+BUCKET = 2**25
+"""Numbers that are summed in one all-reduce."""
+
+
+class Ranks:
+    """This process among the ranks of a training. Tensors travel over `group`, everything else over `control`."""
+
+    def __init__(self, control: dist.ProcessGroup, device: torch.device) -> None:
+        self.control = control
+        self.device = device
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+
+    def send(self, *message: Any) -> None:
+        """From rank 0 to all others."""
+        dist.broadcast_object_list([message], src=0, group=self.control)
+
+    def receive(self) -> tuple[Any, ...]:
+        """What rank 0 sends, whenever that is."""
+        box: list[Any] = [None]
+        dist.broadcast_object_list(box, src=0, group=self.control)
+        found: tuple[Any, ...] = box[0]
+        return found
+
+    def deal(self, parts: Sequence[T] | None = None) -> T:
+        """From rank 0, one of `parts` to each rank."""
+        box: list[Any] = [None]
+        dist.scatter_object_list(box, None if parts is None else list(parts), src=0, group=self.control)
+        found: T = box[0]
+        return found
+
+    def collect(self, part: T) -> list[T]:
+        """To rank 0, one from each rank; empty elsewhere."""
+        box: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        dist.gather_object(part, box, dst=0, group=self.control)
+        return box or []
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Sum tensors of one dtype over the ranks, in place."""
+        begin = 0
+        while begin < len(tensors):
+            end, numbers = begin, 0
+            while end < len(tensors) and (end == begin or numbers + tensors[end].numel() <= BUCKET):
+                numbers += tensors[end].numel()
+                end += 1
+            flat = torch.cat([one.reshape(-1) for one in tensors[begin:end]])
+            dist.all_reduce(flat)
+            parts = torch.split(flat, [one.numel() for one in tensors[begin:end]])
+            for one, part in zip(tensors[begin:end], parts, strict=True):
+                one.copy_(part.view_as(one))
+            begin = end
+
+    def share(self, tree: Any, place: Callable[[Tensor], Tensor] = lambda one: one) -> Any:
+        """Rank 0's nested dicts and lists, everywhere; `place` makes of each tensor what is kept, one at a time."""
+        if self.rank == 0:
+            self.send(_mapped(tree, lambda one: _Shape(one.shape, one.dtype), Tensor))
+            return _mapped(tree, lambda one: place(self._sent(one.detach().cpu().contiguous())), Tensor)
+        (outline,) = self.receive()
+        return _mapped(outline, lambda one: place(self._sent(torch.empty(one.shape, dtype=one.dtype))), _Shape)
+
+    def _sent(self, one: Tensor) -> Tensor:
+        dist.broadcast(one, src=0, group=self.control)
+        return one
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A tensor that follows."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def _mapped(tree: Any, change: Callable[[Any], Any], kind: type) -> Any:
+    if isinstance(tree, kind):
+        return change(tree)
+    if isinstance(tree, Mapping):
+        return {name: _mapped(one, change, kind) for name, one in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)([_mapped(one, change, kind) for one in tree])
+    return tree
+
+
+class Replica(Compute):
+    """A rank's part of an update, with all weights on every rank."""
+
+    spread = False
+    """Whether each rank has a part of the weights only."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: Config,
+        reference: nn.Module | None,
+        ranks: Ranks,
+        *,
+        checkpoint: bool = False,
+        aside: bool = False,
+    ) -> None:
+        super().__init__(model, config, reference, checkpoint=checkpoint, aside=aside)
+        self.ranks = ranks
+
+    def require_fit(self, state: Mapping[str, Any]) -> None:
+        """On rank 0, before a state is shared. Raises what loading it raises if it is another learner's."""
+        super().load_state(state)
+
+    def share(self, state: Mapping[str, Any] | None = None) -> None:
+        """Take over rank 0's trained weights, and its state if it has one."""
+        with torch.no_grad():
+            for weights, sent in zip(self.trained, self.ranks.share([*self.trained]), strict=True):
+                weights.copy_(sent)
+            if self.critic is not None:
+                self.critic.head.load_state_dict(self.ranks.share(self.critic.head.state_dict()))
+        kept = self.ranks.share(state)
+        if kept is not None and self.ranks.rank:
+            self.load_state(kept)
+
+    def _add_up(self, loss: float) -> float:
+        self._sum_gradients([*self.trained, *self._head()])
+        total = torch.tensor([loss], dtype=torch.float64)
+        dist.all_reduce(total, group=self.ranks.control)
+        return float(total)
+
+    def _head(self) -> list[nn.Parameter]:
+        return [] if self.critic is None else list(self.critic.head.parameters())
+
+    def _sum_gradients(self, weights: Sequence[nn.Parameter]) -> None:
+        """A weight that no rank has a gradient of keeps none, so that the optimizer leaves it alone."""
+        have = torch.tensor([float(one.grad is not None) for one in weights])
+        dist.all_reduce(have, group=self.ranks.control)
+        used = [one for one, count in zip(weights, have.tolist(), strict=True) if count]
+        for one in used:
+            one.grad = torch.zeros_like(one) if one.grad is None else one.grad
+        for dtype in {one.dtype for one in used}:
+            self.ranks.add_up([one.grad for one in used if one.grad is not None and one.dtype == dtype])
+
+
+class Lead:
+    """Rank 0's `Compute`: every call is made on all ranks. Raises RunFailed if one of them is lost."""
+
+    def __init__(self, local: Replica, fault: Callable[[float], RunFailed | None]) -> None:
+        """`fault` reports a lost rank; it waits so many seconds for the report."""
+        self.local = local
+        self.ranks = local.ranks
+        self._fault = fault
+        with self._together():
+            self.ranks.send("share")
+            local.share()
+
+    @property
+    def optimizer(self) -> Any:
+        return self.local.optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Any) -> None:
+        self.local.optimizer = optimizer
+
+    @property
+    def critic(self) -> Critic | None:
+        return self.local.critic
+
+    def fault(self) -> RunFailed | None:
+        """Why the ranks cannot continue; None if all are well."""
+        return self._fault(0)
+
+    def split(self, segments: Sequence[Sequence[Segment]]) -> list[list[tuple[int, int]]]:
+        """As `Compute.split`, with enough micro-batches for all ranks."""
+        return rows_for(segments, self.local.config.train.token_budget, self.ranks.size)
+
+    def state(self) -> dict[str, Any]:
+        """As `Compute.state`: of one process, whatever the number of ranks."""
+        with self._together():
+            self.ranks.send("state")
+            return self.local.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue everywhere from what `state` returned and from the weights that rank 0 has."""
+        self.local.require_fit(state)
+        with self._together():
+            self.ranks.send("share")
+            self.local.share({name: state[name] for name in ("optimizer", "critic") if name in state})
+
+    def begin(self, lr: float) -> None:
+        with self._together():
+            self.ranks.send("begin", lr, int(torch.randint(2**31, ())))
+            self.local.begin(lr)
+
+    def end(self) -> None:
+        with self._together():
+            self.ranks.send("end")
+            self.local.end()
+
+    def forward(self, batches: Sequence[MicroBatch], *, reference: bool = False, values: bool = False) -> list[Columns]:
+        """As `Compute.forward`, the micro-batches spread over the ranks."""
+        with self._together():
+            self.ranks.send("forward", reference, values)
+            parts, order = dealt(batches, self.ranks.size, even=self.local.spread)
+            own = self.local.forward(self.ranks.deal(parts), reference=reference, values=values)
+            return _in_order(self.ranks.collect(own), order)
+
+    def step(self, batches: Sequence[MicroBatch], order: Order) -> Stepped:
+        """As `Compute.step`, the micro-batches spread over the ranks."""
+        with self._together():
+            self.ranks.send("step", order)
+            parts, places = dealt(batches, self.ranks.size, even=self.local.spread)
+            own = self.local.step(self.ranks.deal(parts), order)
+            all_ = self.ranks.collect(own)
+        metrics: dict[str, float] = {}
+        for one in all_:
+            for name, value in one.metrics.items():
+                metrics[name] = metrics.get(name, 0.0) + value
+        return replace(own, metrics=metrics, columns=_in_order([one.columns for one in all_], places))
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # how torch reports a lost connection, and much else
+            fault = self._fault(3.0)
+            if fault is None:
+                raise
+            raise fault from error
+
+
+def follow(local: Replica) -> None:
+    """Compute what rank 0 calls for, until it ends the training."""
+    ranks = local.ranks
+    while True:
+        name, *arguments = ranks.receive()
+        if name == "close":
+            return
+        if name == "share":
+            local.share()
+        elif name == "state":
+            local.state()
+        elif name == "begin":
+            lr, seed = arguments
+            torch.manual_seed(seed + ranks.rank)  # of an adapter's dropout
+            local.begin(lr)
+        elif name == "end":
+            local.end()
+        elif name == "forward":
+            reference, values = arguments
+            ranks.collect(local.forward(ranks.deal(), reference=reference, values=values))
+        elif name == "step":
+            ranks.collect(local.step(ranks.deal(), *arguments))
+
+
+def rows_for(segments: Sequence[Sequence[Segment]], budget: int, size: int) -> list[list[tuple[int, int]]]:
+    """`micro_batches`, smaller ones if there are too few for so many ranks."""
+    rows = micro_batches(segments, budget)
+    if len(rows) < 2 * size:
+        tokens = MicroBatch([list(group) for group in segments], {}).tokens
+        rows = micro_batches(segments, min(budget, max(1, ceil(tokens / size))))
+    return _joined(rows, segments)
+
+
+def dealt(batches: Sequence[MicroBatch], size: int, *, even: bool) -> tuple[list[list[MicroBatch]], list[list[int]]]:
+    """Micro-batches for each rank, and their numbers: the largest first, each to the rank with the fewest tokens.
+
+    `even`: all ranks get equally many, by padding with the smallest one. Sharded weights need it: a forward gathers
+    them from all ranks.
+    """
+    tokens = [batch.tokens for batch in batches]
+    loads, numbers = [0] * size, [[] for _ in range(size)]  # type: tuple[list[int], list[list[int]]]
+    for number in sorted(range(len(batches)), key=lambda n: -tokens[n]):
+        rank = min(range(size), key=lambda r: (loads[r], r))
+        loads[rank] += tokens[number]
+        numbers[rank].append(number)
+    parts = [[batches[n] for n in sorted(mine)] for mine in numbers]
+    if even and batches:
+        padding = replace(batches[min(range(len(batches)), key=lambda n: tokens[n])], padding=True)
+        most = max(map(len, parts))
+        parts = [part + [padding] * (most - len(part)) for part in parts]
+    return parts, [sorted(mine) for mine in numbers]
+
+
+def _in_order(found: Sequence[Sequence[Columns]], numbers: Sequence[Sequence[int]]) -> list[Columns]:
+    """What the ranks found, in the order of the micro-batches; what came of padding is left out."""
+    by_number = {n: one for part, mine in zip(found, numbers, strict=True) for n, one in zip(mine, part, strict=False)}
+    return [by_number[n] for n in range(len(by_number))]
+
+
+def _joined(rows: list[list[tuple[int, int]]], segments: Sequence[Sequence[Segment]]) -> list[list[tuple[int, int]]]:
+    """Rows without trained tokens are put to the next one: a forward of nothing would gather no weights."""
+    found: list[list[tuple[int, int]]] = []
+    waiting: list[tuple[int, int]] = []
+    for row in rows:
+        if any(segments[g][m].trained.any() for g, m in row):
+            found.append([*waiting, *row])
+            waiting = []
+        else:
+            waiting += row
+    if waiting:
+        found[-1:] = [[*(found[-1] if found else []), *waiting]]
+    return found

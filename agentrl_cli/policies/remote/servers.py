@@ -1,0 +1,188 @@
+"""Several vLLM or SGLang servers of the same model behind one policy.
+
+An episode stays on its server, so that the server's prefix cache holds what the next turn begins with. A server that
+cannot be reached or fails gets no more turns: they are sampled again on another one with the same seed, and the episode
+stays there. It is asked again after 1, 2, 4 … 60 s, is given the present weights, and takes new episodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentrl_cli.errors import BadAnswer, PolicyError
+from agentrl_cli.policies.protocols import OnToken, Policy, PolicySource
+from agentrl_cli.policies.remote.http import ServerError, Unreachable
+from agentrl_cli.policies.remote.policy import VLLMPolicy
+from agentrl_cli.policies.remote.sglang import SGLangPolicy
+from agentrl_cli.policies.remote.token_ids import IdServer
+from agentrl_cli.types import Generation, Int32, Sampling
+
+LONGEST_PAUSE = 60.0
+"""Seconds between two attempts to reach a lost server, at most."""
+WAIT = 0.1
+"""Seconds between two looks for a server if there is none."""
+
+
+class Member:
+    """One of the servers."""
+
+    def __init__(self, policy: IdServer) -> None:
+        self.policy = policy
+        self.episodes: set[str] = set()
+        self.lost = ""
+        """Why it gets no turns; empty while it does."""
+        self.returning: asyncio.Task[None] | None = None
+
+
+class Servers:
+    """A TrainablePolicy over several servers."""
+
+    untrainable = ""
+    separate_weights = True
+
+    def __init__(self, policies: Sequence[IdServer], patience: float, pause: float = 1.0) -> None:
+        """`patience`: seconds that a turn waits if no server can be reached; `pause`: before the first new attempt."""
+        self.members = [Member(policy) for policy in policies]
+        self.name = policies[0].name
+        self.context_length = min(policy.context_length for policy in policies)
+        self.weights_version = policies[0].weights_version
+        self.patience = patience
+        self.pause = pause
+        self._folder: Path | None = None
+        self._changing = asyncio.Lock()
+        self._homes: dict[str, Member] = {}
+        self._moved = 0
+
+    @property
+    def reachable(self) -> list[IdServer]:
+        """The servers that get turns."""
+        return [member.policy for member in self.members if not member.lost]
+
+    async def generate(
+        self,
+        key: str,
+        ids: Sequence[int] | Int32,
+        sampling: Sampling,
+        *,
+        group: str = "",
+        on_token: OnToken | None = None,
+        images: Sequence[bytes] = (),
+    ) -> Generation:
+        """One turn on the episode's server. Raises PolicyError if no server can be reached for `patience` seconds."""
+        until = time.monotonic() + self.patience
+        while True:
+            member = self._home(key)
+            if member is None:
+                if time.monotonic() > until:
+                    reasons = "; ".join(sorted({one.lost for one in self.members}))
+                    raise PolicyError(f"None of {len(self.members)} servers can be reached: {reasons}")
+                await asyncio.sleep(WAIT)
+                continue
+            try:
+                policy = member.policy
+                return await policy.generate(key, ids, sampling, group=group, on_token=on_token, images=images)
+            except PolicyError as error:
+                if not _lost(error):
+                    raise
+                self._moved += 1
+                self._lose(member, error)
+
+    async def publish(self, version: str) -> None:
+        """Write the weights once and let every reachable server load them; the others do when they return."""
+        first = self.members[0].policy
+        folder = first.write(version)
+        async with self._changing:
+            self._folder, self.weights_version = folder, version
+            members = [member for member in self.members if not member.lost]
+            loads = [member.policy.load_weights(folder, version) for member in members]
+            for member, error in zip(members, await asyncio.gather(*loads, return_exceptions=True), strict=True):
+                if isinstance(error, PolicyError) and _lost(error):
+                    self._lose(member, error)
+                elif isinstance(error, BaseException):
+                    raise error
+        first.drop_older(folder)
+
+    async def release(self, key: str) -> None:
+        """The episode is over: its server has room for another."""
+        member = self._homes.pop(key, None)
+        if member is not None:
+            member.episodes.discard(key)
+
+    async def close(self) -> None:
+        tasks = [member.returning for member in self.members if member.returning is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for member in self.members:
+            await member.policy.close()
+
+    def rest(self) -> None:
+        """Nothing to free in this process."""
+
+    def take_metrics(self) -> dict[str, float]:
+        moved, self._moved = self._moved, 0
+        return {"remote/servers": float(len(self.reachable)), "remote/moved_turns": float(moved)}
+
+    def describe(self) -> str:
+        lost = len(self.members) - len(self.reachable)
+        return f"{self.name} on {len(self.members)} servers" + (f", {lost} of them unreachable" if lost else "")
+
+    def _home(self, key: str) -> Member | None:
+        """The episode's server; a new episode gets the one with the fewest. None if all are lost."""
+        member = self._homes.get(key)
+        if member is None or member.lost:
+            if member is not None:
+                member.episodes.discard(key)
+            reachable = [one for one in self.members if not one.lost]
+            if not reachable:
+                return None
+            member = self._homes[key] = min(reachable, key=lambda one: len(one.episodes))
+            member.episodes.add(key)
+        return member
+
+    def _lose(self, member: Member, error: PolicyError) -> None:
+        member.lost = error.message
+        if member.returning is None or member.returning.done():
+            member.returning = asyncio.get_running_loop().create_task(self._return(member))
+
+    async def _return(self, member: Member) -> None:
+        """Ask a lost server until it answers, and give it the present weights."""
+        pause = self.pause
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+            try:
+                await member.policy.endpoint.reach()
+                async with self._changing:
+                    if self._folder is not None:
+                        await member.policy.restore(self._folder, self.weights_version)
+                    member.lost = ""
+                    return
+            except PolicyError as error:
+                member.lost = error.message
+
+
+def _lost(error: PolicyError) -> bool:
+    """Whether an error means the server and not the request."""
+    failed = isinstance(error, ServerError) and error.status >= 500
+    return not isinstance(error, BadAnswer) and (failed or isinstance(error, Unreachable))
+
+
+def vllm(source: PolicySource) -> Policy:
+    """One vLLM server, or several."""
+    return _of(VLLMPolicy, source)
+
+
+def sglang(source: PolicySource) -> Policy:
+    """One SGLang server, or several."""
+    return _of(SGLangPolicy, source)
+
+
+def _of(kind: type[IdServer], source: PolicySource) -> Policy:
+    remote = source.config.remote
+    if not remote.urls:
+        return kind.of(source)
+    return Servers([kind.of(source, url) for url in remote.urls], remote.patience)

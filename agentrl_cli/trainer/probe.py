@@ -1,0 +1,65 @@
+"""After an update: whether every server samples with the trainer's new weights.
+
+A server that kept old weights, or an adapter in a wrong slot, samples without an error. So each of them continues a few
+contexts of the step, and its log-probabilities are compared with the trainer's own of the same tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agentrl_cli.config import Config
+from agentrl_cli.errors import PolicyError
+from agentrl_cli.learning.compute import Compute, MicroBatch
+from agentrl_cli.learning.packing import Segment
+from agentrl_cli.policies.protocols import TrainablePolicy
+from agentrl_cli.policies.remote.servers import Servers
+from agentrl_cli.policies.remote.token_ids import IdServer
+from agentrl_cli.types import Episode
+
+if TYPE_CHECKING:
+    from agentrl_cli.learning.ranked import Lead
+
+CONTEXTS = 2
+TOKENS = 8
+
+
+async def probe(
+    policy: TrainablePolicy, compute: Compute | Lead, groups: Sequence[Sequence[Episode]], config: Config
+) -> dict[str, float]:
+    """`probe/logp_difference`: the largest mean difference of a server in nats. {} for a policy in this process.
+
+    A server that fails here is left to the next turn, and one whose report is of another distribution is not compared.
+    """
+    servers = policy.reachable if isinstance(policy, Servers) else [policy] if isinstance(policy, IdServer) else []
+    episodes = [episode for group in groups[:CONTEXTS] for episode in group[:1]]
+    limit = config.rollout.max_tokens - TOKENS
+    prompts = [e.tokens.ids[: int(np.flatnonzero(e.tokens.trained_mask)[0])] for e in episodes]
+    prompts = [ids for ids in prompts if len(ids) <= limit and not any(e.images for e in episodes)]
+    if not servers or not prompts:
+        return {}
+    sampling = config.rollout.sampling(max_new_tokens=TOKENS, seed=config.seed, top_p=1.0, top_k=0, min_p=0.0)
+    asked = [(server, ids) for server in servers for ids in prompts]
+    calls = [server.generate(f"probe-{n}", ids, sampling) for n, (server, ids) in enumerate(asked)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    batches, theirs, of = [], [], []
+    for (server, ids), answer in zip(asked, answers, strict=True):
+        if isinstance(answer, PolicyError):
+            continue
+        if isinstance(answer, BaseException):
+            raise answer
+        if np.isfinite(answer.logp_policy).all():
+            both = np.concatenate([ids, answer.ids]).astype(np.int32)
+            batches.append(MicroBatch([[Segment(both, np.arange(len(both)) >= len(ids))]], {}))
+            theirs.append(answer.logp_policy)
+            of.append(server)
+    if not batches:
+        return {}
+    gaps: dict[int, list[np.ndarray[tuple[int], np.dtype[np.float32]]]] = {}
+    for server, logps, columns in zip(of, theirs, compute.forward(batches), strict=True):
+        gaps.setdefault(id(server), []).append(np.abs(columns["logp"] - logps))
+    return {"probe/logp_difference": max(float(np.concatenate(one).mean()) for one in gaps.values())}

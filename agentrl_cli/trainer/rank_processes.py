@@ -1,0 +1,152 @@
+"""The processes of the ranks: started, watched by heartbeats, and ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.errors import RunFailed
+from agentrl_cli.trainer.rank_settings import Place
+
+BEAT = 2.0
+"""Seconds between two heartbeats."""
+SILENT = 40.0
+"""Seconds without one after which a rank counts as lost."""
+STARTUP = 600.0
+"""Seconds until all ranks must have come."""
+GRACE = 10.0
+"""Seconds that the run has to end by itself once a rank is lost."""
+RESUME = "Resume it: agentrl train --resume last"
+
+
+def client(place: Place) -> Any:
+    """A connection of its own to the store: one that waits blocks all other calls on it."""
+    return store_at(place.host, place.port, timeout=timedelta(seconds=STARTUP))
+
+
+def store_at(host: str, port: int, **options: Any) -> Any:
+    """torch's key-value store, or a connection to it."""
+    import torch.distributed as dist
+
+    return dist.TCPStore(host, port, wait_for_workers=False, **options)  # type: ignore[attr-defined]  # not in its __all__
+
+
+class Child:
+    """A rank that this process started."""
+
+    def __init__(self, place: Place, log: Path, threads: int) -> None:
+        self.place = place
+        self.log = log
+        env = {"OMP_NUM_THREADS": str(threads), **os.environ, **place.env}
+        if place.host == "127.0.0.1" and sys.platform == "linux":
+            env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "agentrl_cli.trainer.ranks"],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=env,
+                start_new_session=True,  # Ctrl-C is for rank 0, which ends the others
+            )
+
+    def ended(self) -> str:
+        """How it ended, with its last words; empty while it runs."""
+        status = self.process.poll()
+        if status is None:
+            return ""
+        if status < 0:
+            return f"Rank {self.place.rank} was killed by signal {-status} ({signal.Signals(-status).name})."
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return f"Rank {self.place.rank} ended with exit status {status}" + (f": {lines[-1]}" if lines else ".")
+
+    def end(self, patience: float) -> None:
+        """Wait so many seconds for its end, then kill it. A log without a word in it is deleted."""
+        try:
+            self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.returncode == 0:
+            self.log.unlink(missing_ok=True)
+
+
+def spawn(places: Sequence[Place], logs: Path, here: int) -> list[Child]:
+    """Start ranks of this machine."""
+    if not places:
+        return []
+    logs.mkdir(parents=True, exist_ok=True)
+    threads = max(1, (os.cpu_count() or 1) // here)
+    return [Child(place, logs / f"rank-{place.rank}-{os.getpid()}.log", threads) for place in places]
+
+
+class Watch(threading.Thread):
+    """Reports this rank's heartbeat and notices another one that was lost."""
+
+    def __init__(
+        self,
+        place: Place,
+        store: Any,
+        children: Sequence[Child] = (),
+        *,
+        last: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+    ) -> None:
+        """`last` reports the problem if the main thread does not end the process within `GRACE` seconds."""
+        super().__init__(daemon=True, name="ranks")
+        self.place, self.store, self.children, self.last = place, store, children, last
+        self._stopped = threading.Event()
+        self._lost = threading.Event()
+        self._text = ""
+
+    def problem(self, wait: float) -> RunFailed | None:
+        """The error of the lost rank."""
+        found = self._lost.wait(wait) if wait else self._lost.is_set()
+        return RunFailed(self._text, hint=RESUME) if found else None
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def run(self) -> None:
+        others = range(1, self.place.size) if self.place.rank == 0 else (0,)
+        seen = {rank: (b"", time.monotonic()) for rank in others}
+        beats, due = 0, 0.0
+        while not self._stopped.wait(0.2):
+            text = next((text for child in self.children if (text := child.ended())), "")
+            if not text and time.monotonic() >= due:
+                beats, due = beats + 1, time.monotonic() + BEAT
+                text = self._exchange(beats, seen)
+            if text:
+                self._end(text)
+                return
+
+    def _exchange(self, beats: int, seen: dict[int, tuple[bytes, float]]) -> str:
+        """Report this heartbeat and look at the others'. Returns which rank is lost."""
+        try:
+            self.store.set(f"beat/{self.place.rank}", str(beats))
+            for rank, (before, since) in seen.items():
+                key = f"beat/{rank}"
+                now = self.store.get(key) if self.store.check([key]) else b""
+                if now != before:
+                    seen[rank] = (now, time.monotonic())
+                elif time.monotonic() - since > SILENT:
+                    return f"Rank {rank} has not answered for {SILENT:g} s."
+        except RuntimeError as error:  # torch's DistNetworkError and its kin
+            return "" if self._stopped.is_set() else f"Rank 0 cannot be reached: {str(error).splitlines()[0]}"
+        return ""
+
+    def _end(self, text: str) -> None:
+        self._text = text
+        self._lost.set()
+        for child in self.children:
+            child.process.kill()  # breaks the connections that this process may wait on
+        if not self._stopped.wait(GRACE if self.place.rank == 0 else 0.0):
+            self.last(f"Error: {text} {RESUME}" if self.place.rank == 0 else text)
+            os._exit(1)

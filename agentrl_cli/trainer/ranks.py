@@ -1,0 +1,269 @@
+"""The processes of a training on several ranks: how they start, meet, are watched and end.
+
+`agentrl train --gpus N` is rank 0 and starts the other ranks of its machine; on further machines `--node K` starts
+theirs. The environment that they get is torchrun's (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), so
+torchrun can start a training too. It does not by default: it kills its processes upon Ctrl-C, and a step would be lost.
+
+Every rank has a thread that reports a heartbeat and watches: rank 0 all others, the others rank 0. A rank that died or
+hangs ends the run: rank 0 kills its children, which breaks the connection that it may wait on, and reports which it
+was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli._version import __version__
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ConfigError, EnvironmentProblem, RunFailed
+from agentrl_cli.trainer.rank_processes import RESUME, STARTUP, Child, Watch, client, spawn, store_at
+from agentrl_cli.trainer.rank_settings import Place, address, count_given, require_possible
+
+if TYPE_CHECKING:
+    import torch
+
+    from agentrl_cli.learning.ranked import Ranks
+    from agentrl_cli.policies.load import Loaded
+
+COMPUTING = timedelta(minutes=30)
+"""Longest wait for another rank within an update."""
+SAMPLING = timedelta(days=30)
+"""Longest wait of the other ranks for rank 0's next call."""
+
+
+class Team:
+    """Rank 0's side: the ranks that it started or met."""
+
+    def __init__(self, place: Place, base: Path, store: Any, children: Sequence[Child]) -> None:
+        self.place = place
+        self.base = base
+        self.store = store
+        self.children = children
+        self.watch: Watch | None = None
+        self.ranks: Ranks | None = None
+
+    def connect(self, config: Config, loaded: Loaded, *, recompute: bool, aside: bool) -> Ranks:
+        """Wait for all ranks, check that they can compute the same, and give them the model to load.
+
+        Raises RunFailed if one does not come, EnvironmentProblem if it has other versions or other weights.
+        """
+        self._await_all()
+        device = device_of(config, self.place)
+        self.store.set("go", device.type)
+        self.watch = Watch(self.place, client(self.place), self.children)
+        self.watch.start()
+        ranks = self.ranks = connected(self.place, self.store, device)
+        job = {
+            "config": config.model_dump(mode="json"),
+            "folder": str(loaded.folder),
+            "name": loaded.name,
+            "base": str(self.base),
+            "recompute": recompute,
+            "aside": aside,
+        }
+        ranks.send(job)
+        own = fingerprint(loaded.model)
+        try:
+            found = ranks.collect((socket.gethostname(), own))
+        except RuntimeError as error:
+            raise self.fault(3.0) or RunFailed(f"The ranks lost their connection: {error}", hint=RESUME) from error
+        other = [f"rank {rank} on {host}" for rank, (host, print_) in enumerate(found) if print_ != own]
+        if other:
+            raise EnvironmentProblem(
+                f"Another model than rank 0's was loaded by {', '.join(other)}.",
+                hint="Every machine needs the same files under model.name, or the same revision of a hub model.",
+            )
+        return ranks
+
+    def fault(self, wait: float = 0.0) -> RunFailed | None:
+        """The error of a rank that was lost; waits so many seconds for the report."""
+        return None if self.watch is None else self.watch.problem(wait)
+
+    def close(self, *, well: bool) -> None:
+        """End the other ranks: by a message after a run that ended well, else at once."""
+        import torch.distributed as dist
+
+        well = well and self.ranks is not None and self.fault() is None
+        if self.watch is not None:
+            self.watch.stop()
+        if well and self.ranks is not None:
+            with contextlib.suppress(RuntimeError):  # one of them has ended before
+                self.ranks.send("close")
+        for child in self.children:
+            child.end(10.0 if well else 0.0)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _await_all(self) -> None:
+        """Wait until every rank has reported its versions."""
+        ends, waiting = time.monotonic() + STARTUP, [f"here/{rank}" for rank in range(1, self.place.size)]
+        while waiting:
+            lost = next((child for child in self.children if child.ended()), None)
+            if lost is not None:
+                raise RunFailed(lost.ended(), hint=f"Its log: {lost.log}")
+            if time.monotonic() > ends:
+                raise RunFailed(
+                    f"{len(waiting)} of {self.place.size} ranks did not come within {STARTUP:g} s.",
+                    hint="Start `agentrl train --node K` on every machine, with the same --nodes and --rendezvous.",
+                )
+            waiting = [key for key in waiting if not self.store.check([key])]
+            time.sleep(0.05)
+        own = versions()
+        for rank in range(1, self.place.size):
+            theirs = json.loads(self.store.get(f"here/{rank}"))
+            host = theirs.pop("host")
+            wrong = [
+                f"{name} {theirs.get(name)} in place of {had}" for name, had in own.items() if theirs.get(name) != had
+            ]
+            if wrong:
+                raise EnvironmentProblem(
+                    f"Rank {rank} on {host} has {', '.join(wrong)}.", hint="Install the same versions on all machines."
+                )
+
+
+@contextlib.contextmanager
+def team_of(config: Config, base: Path, logs: Path) -> Iterator[Team | None]:
+    """Rank 0 with the other ranks starting; None for a training in one process.
+
+    Raises ConfigError or EnvironmentProblem before anything is started, if `cluster` cannot be had.
+    """
+    given = Place.given(os.environ)
+    if given is not None:
+        count_given(config, given)
+    require_possible(config)
+    if config.cluster.size == 1:
+        yield None
+        return
+    store, place = opened(config, given)
+    here = 0 if given else max(config.cluster.gpus or 1, config.cluster.ranks)
+    children = spawn([replace(place, rank=n, local=n) for n in range(1, here)], logs, here)
+    team, well = Team(place, base, store, children), False
+    try:
+        yield team
+        well = True
+    finally:
+        team.close(well=well)
+
+
+def opened(config: Config, given: Place | None) -> tuple[Any, Place]:
+    """The store where the ranks meet, and rank 0's place. On one machine it listens on the loopback alone."""
+    if given is not None:
+        return store_at(given.host, given.port, is_master=not given.joined), given
+    cluster = config.cluster
+    host, port = ("127.0.0.1", 0) if cluster.nodes == 1 else address(cluster.rendezvous)
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host if cluster.nodes == 1 else "", port))
+    except OSError as error:
+        raise EnvironmentProblem(f"{host}:{port} cannot be listened on: {error.strerror}.") from error
+    listening.listen(1024)
+    port = listening.getsockname()[1]
+    store = store_at(host, port, is_master=True, master_listen_fd=listening.detach())
+    return store, Place(0, 0, cluster.size, host, port)
+
+
+def versions() -> dict[str, str]:
+    """What must be the same on all machines."""
+    import torch
+
+    return {"python": platform.python_version(), "torch": str(torch.__version__), "agentrl": __version__}
+
+
+def device_of(config: Config, place: Place) -> torch.device:
+    """The device of a rank: its GPU, or the CPU."""
+    import torch
+
+    return torch.device("cpu") if config.cluster.gpus is None else torch.device("cuda", place.local)
+
+
+def connected(place: Place, store: Any, device: torch.device) -> Ranks:
+    """Join the process groups: NCCL between GPUs, gloo between CPUs and for everything that is not a tensor."""
+    import torch
+    import torch.distributed as dist
+
+    from agentrl_cli.learning.ranked import Ranks
+
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=COMPUTING)
+    control = dist.new_group(backend="gloo", timeout=SAMPLING)
+    return Ranks(control, device)
+
+
+def fingerprint(model: Any) -> str:
+    """Names, shapes and the first numbers of all weights, hashed."""
+    import hashlib
+
+    found = hashlib.sha256()
+    for name, weights in model.named_parameters():
+        found.update(f"{name} {tuple(weights.shape)}".encode())
+        found.update(weights.detach().reshape(-1)[:64].float().cpu().numpy().tobytes())
+    return found.hexdigest()
+
+
+def join_as(place: Place, children: Sequence[Child] = ()) -> None:
+    """Be a rank other than 0 until the training ends; `children` are further ranks of this machine."""
+    import torch
+
+    from agentrl_cli.learning.ranked import follow
+    from agentrl_cli.models.load import model_folder
+    from agentrl_cli.trainer.compute import make_replica, trainee
+
+    store = client(place)
+    store.set(f"here/{place.rank}", json.dumps({"host": socket.gethostname(), **versions()}))
+    kind = store.get("go").decode()
+    watch = Watch(place, client(place), children)
+    watch.start()
+    device = torch.device("cuda", place.local) if kind == "cuda" else torch.device("cpu")
+    ranks = connected(place, store, device)
+    (job,) = ranks.receive()
+    config, base, folder = Config.model_validate(job["config"]), Path(job["base"]), Path(job["folder"])
+    if not folder.is_dir():  # another machine, whose project or cache is elsewhere
+        base = Path.cwd()
+        folder = model_folder(config.model.name, config, base=base)
+    own = trainee(config, torch.device("cpu") if config.sharded else device, folder, job["name"], base)
+    ranks.collect((socket.gethostname(), fingerprint(own)))
+    follow(make_replica(config, folder, own, ranks, recompute=job["recompute"], aside=job["aside"]))
+    watch.stop()
+
+
+def join_from(node: int, config: Config, logs: Path) -> None:
+    """The ranks of a further machine, of which this process is the first. Raises RunFailed if one of them fails."""
+    require_possible(config)
+    cluster = config.cluster
+    if not 0 < node < cluster.nodes:
+        raise ConfigError(f"--node {node} is not one of {cluster.nodes} machines.", hint="They count from 0.")
+    here = max(cluster.gpus or 1, cluster.ranks)
+    host, port = address(cluster.rendezvous)
+    places = [Place(node * here + n, n, cluster.size, host, port) for n in range(here)]
+    children = spawn(places[1:], logs, here)
+    try:
+        join_as(places[0], children)
+    finally:
+        for child in children:
+            child.end(10.0)
+
+
+def main() -> None:
+    """A rank that rank 0, or `--node`, started."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    place = Place.given(os.environ)
+    assert place is not None
+    join_as(place)
+
+
+if __name__ == "__main__":
+    main()

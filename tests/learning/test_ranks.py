@@ -1,0 +1,170 @@
+"""The update on two ranks is that of one process: real processes, gloo, full weights and adapters, sharded or not."""
+
+from __future__ import annotations
+
+import copy
+import json
+import multiprocessing
+import socket
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl_cli.config import Config
+from agentrl_cli.learning.compute import MicroBatch
+from agentrl_cli.learning.packing import Segment
+from agentrl_cli.learning.ranked import Lead, Ranks, Replica, dealt, follow, rows_for
+from agentrl_cli.learning.update import Learner
+from tests.helpers.train import PRELOADED, write_model
+
+REWARDS = [[0.0, 1.0, 0.5, 0.25], [1.0, 0.0, 0.0, 1.0], [0.3, 0.9, 0.2, 0.1]]
+KL = {"kl_coef": 0.1}
+CASES: dict[str, dict[str, Any]] = {
+    "all weights": {"algo": {**KL, "aggregation": "seq_mean"}, "train": {"weight_decay": 0.1}},
+    "sharded": {"algo": {**KL, "aggregation": "token_mean", "epochs": 2, "minibatches": 2}, "shard": "full"},
+    "adapter": {"algo": {**KL, "epochs": 2}, "adapter": {"enabled": True, "r": 4}},
+    "value head": {"algo": {"advantage": "gae", "value_coef": 0.5, "value_bootstrap": True}},
+    "sharded value head": {"algo": {"advantage": "gae", "value_coef": 0.5, "epochs": 2}, "shard": "full"},
+    "chosen tokens": {"algo": {"loss": "clip_cov", "epochs": 2, "aggregation": "seq_mean_norm"}},
+    "clipped": {"train": {"max_grad_norm": 0.01, "token_budget": 24}, "shard": "full"},
+}
+
+
+def config_of(case: dict[str, Any], ranks: int) -> Config:
+    """A case's settings."""
+    train = {"lr": 1e-3, "warmup_steps": 0, "token_budget": 60, **case.get("train", {})}
+    more = {name: value for name, value in case.items() if name not in ("shard", "train")}
+    cluster = {"ranks": ranks, "shard": case.get("shard", "none")}
+    return Config.model_validate({"train": train, "cluster": cluster, "model": {"device": "cpu"}, **more})
+
+
+def model_of(folder: Path, config: Config) -> Any:
+    """The random model, with an adapter if the case has one."""
+    from transformers import AutoModelForCausalLM
+
+    from agentrl_cli.models.adapter import add_adapter
+
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    model.eval()
+    return add_adapter(model, config.adapter, folder) if config.adapter.enabled else model
+
+
+def reference_of(config: Config, model: Any) -> Any:
+    full = config.algo.kl_coef and not config.adapter.enabled
+    return copy.deepcopy(model).requires_grad_(False) if full else None
+
+
+def replica_of(folder: Path, config: Config, ranks: Ranks, whole: Any = None) -> Replica:
+    """As trainer/compute.py makes it."""
+    own = model_of(folder, config) if whole is None or config.sharded else whole
+    reference = reference_of(config, own)
+    torch.manual_seed(0)
+    if not config.sharded:
+        return Replica(own, config, reference, ranks)
+    from agentrl_cli.learning.sharded import Sharded
+
+    return Sharded(own, config, reference, ranks, whole=whole)
+
+
+def trained(learner: Learner, model: Any, folder: Path) -> dict[str, Any]:
+    """Two steps, a state that is saved and loaded between them; weights, value head and numbers of each token."""
+    from tests.learning.test_update import episodes
+
+    base = model_of(folder, Config())
+    found: dict[str, Any] = {}
+    for step in range(2):
+        update = learner.update(episodes(base, REWARDS, seed=step), step)
+        found |= {f"{step} {name}": np.float32(value) for name, value in update.metrics.items()}
+        for id_, signals in update.signals.items():
+            for name in ("advantage", "logp_train", "ratio", "weight", "logp_ref", "value", "returns"):
+                if getattr(signals, name) is not None:
+                    found[f"{step} {id_} {name}"] = np.nan_to_num(getattr(signals, name))
+        learner.load_state(copy.deepcopy(learner.state()))
+    found |= {name: weights.detach().numpy() for name, weights in model.named_parameters() if weights.requires_grad}
+    if learner.critic is not None:
+        found |= {f"head {name}": weights.numpy() for name, weights in learner.critic.head.state_dict().items()}
+    return found
+
+
+def rank_process(rank: int, port: int, folder: str, report: str) -> None:
+    """Rank 0 writes for each case how far two ranks are from one process."""
+    from agentrl_cli.trainer.rank_processes import store_at
+    from agentrl_cli.trainer.rank_settings import Place
+    from agentrl_cli.trainer.ranks import connected
+
+    torch.set_num_threads(1)
+    try:
+        store = store_at("127.0.0.1", port, is_master=rank == 0)
+        ranks = connected(Place(rank, rank, 2, "127.0.0.1", port), store, torch.device("cpu"))
+        far: dict[str, float] = {}
+        for name, case in CASES.items():
+            config, path = config_of(case, 2), Path(folder)
+            if rank:
+                follow(replica_of(path, config, ranks))
+                continue
+            model = model_of(path, config)
+            lead = Lead(replica_of(path, config, ranks, model), lambda wait: None)
+            two = trained(Learner(model, config, compute=lead), model, path)
+            ranks.send("close")
+            model = model_of(path, config)
+            reference = reference_of(config, model)
+            torch.manual_seed(0)
+            one = trained(Learner(model, config, reference), model, path)
+            assert one.keys() == two.keys(), one.keys() ^ two.keys()
+            far[name] = max(float(np.abs(one[key] - two[key]).max(initial=0.0)) for key in one)
+        if rank == 0:
+            Path(report).write_text(json.dumps(far))
+    except BaseException:
+        Path(f"{report}.{rank}").write_text(traceback.format_exc())
+        raise
+
+
+def test_two_ranks_are_one_process(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", layers=2)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    report = tmp_path / "report"
+    given = (port, str(folder), str(report))
+    processes = [context.Process(target=rank_process, args=(rank, *given)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        process.kill()
+    errors = [path.read_text() for path in tmp_path.glob("report.*")]
+    assert report.is_file(), "\n".join(errors) or "a rank hung"
+    far = json.loads(report.read_text())
+    assert far.keys() == CASES.keys()
+    assert max(far.values()) <= 1e-5, far
+
+
+@pytest.mark.parametrize("even", [False, True])
+def test_micro_batches_are_dealt_by_tokens(even: bool) -> None:
+    lengths = [9, 2, 3, 8, 4, 4, 1]
+    batches = [MicroBatch([[Segment(np.arange(n + 1, dtype=np.int32), np.arange(n + 1) == n)]], {}) for n in lengths]
+    parts, numbers = dealt(batches, 3, even=even)
+    assert sorted(n for mine in numbers for n in mine) == list(range(7))
+    loads = [sum(lengths[n] for n in mine) for mine in numbers]
+    assert max(loads) - min(loads) <= 2, loads
+    for part, mine in zip(parts, numbers, strict=True):
+        assert [batch for batch in part if not batch.padding] == [batches[n] for n in mine]
+    if even:
+        assert len({len(part) for part in parts}) == 1
+
+
+def test_a_row_of_one_process_is_split_for_all_ranks() -> None:
+    """So that no rank is idle; sequences without a trained token make no row of their own."""
+    whole = [[Segment(np.arange(20, dtype=np.int32), np.arange(20) > 9)] for _ in range(4)]
+    nothing = [Segment(np.arange(20, dtype=np.int32), np.zeros(20, bool))]
+    segments = [nothing, *whole]
+    assert len(rows_for(segments, 4096, 1)) == 1
+    rows = rows_for(segments, 4096, 4)
+    assert len(rows) == 4 and rows[0] == [(0, 0), (1, 0)]
