@@ -69,7 +69,7 @@ def check_machine(
     yield _model()
     yield _store(db)
     if remote is not None and remote.backend and (remote.url or ":" not in remote.backend):
-        yield _server(remote)
+        yield check_server(remote)
     yield _torch()
     yield _engine(model, base or Path.cwd())
 
@@ -251,7 +251,7 @@ def _store(db: Path) -> Check:
     return Check("store", "ok", f"{db}: {runs} run{'' if runs == 1 else 's'}, {db.stat().st_size / 1e6:.1f} MB")
 
 
-def _server(remote: RemoteConfig) -> Check:
+def check_server(remote: RemoteConfig) -> Check:
     """Whether the inference server answers, and whether this environment's vLLM is the tested release."""
     from agentrl_cli.policies.remote.http import Endpoint
     from agentrl_cli.policies.remote.policy import VLLM, VLLMPolicy

@@ -211,7 +211,7 @@ def standard_input(data: bytes) -> int:
 
 
 def _memory_file(name: str, data: bytes, flags: int = os.MFD_CLOEXEC) -> int:
-    """A descriptor of a file in memory, at its beginning."""
+    """A descriptor of a file in memory, at its start."""
     file = os.memfd_create(name, flags)
     os.write(file, data)
     os.lseek(file, 0, os.SEEK_SET)

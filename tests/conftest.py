@@ -33,3 +33,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop(name, None)
     os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub
     tempfile.tempdir = None  # read TMPDIR again
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny random model. No test writes into it."""
+    from tests.helpers.train import write_model
+
+    return write_model(tmp_path_factory.mktemp("model") / "random")

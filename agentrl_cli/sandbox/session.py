@@ -146,7 +146,7 @@ class Session:
         those whose result differs now.
         """
         if not 1 <= call <= len(self.history):
-            raise UsageError(f"There is no call {call}: the session has made {len(self.history)}.")
+            raise UsageError(f"Call {call} does not exist: the session has made {len(self.history)}.")
         async with self._busy:
             del self.history[call - 1 :]
             if self._box:

@@ -53,34 +53,46 @@ SPECIALS = (
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that decides the weights."""
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """What every recipe decides: how long, how fast, how large."""
 
-    packs: Mapping[str, float]
-    """Pack → how often it is drawn, relative to the others."""
     steps: int = 200
     rows: int = 16
-    """Demonstrations in a step."""
-    tool_rate: float = 1.0
-    """Share of demonstrations that use the tool where one is needed."""
+    """Conversations in a step."""
     lr: float = 3e-4
+    """Peak learning rate of AdamW."""
     muon_lr: float = 0.0
-    """Learning rate of Muon for the matrices of the hidden layers; 0: AdamW for all."""
+    """Peak learning rate of Muon for the matrices of the hidden layers; 0: AdamW for all."""
     warmup: int = 20
     decay: float = 0.4
-    """The last share of the steps over which the rate falls to a twentieth."""
+    """The last share of the steps, over which the rates fall linearly."""
     drills: int = 0
-    """Steps of copying random tokens before the demonstrations."""
+    """First steps in which the model copies random tokens."""
     vocabulary: int = 768
     texts: int = 4000
     """Conversations that the tokenizer is trained on."""
+    seed: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def rate(self, step: int, total: int, least: float) -> float:
+        """Factor on the learning rates: a linear warm-up, level, a linear fall to `least`."""
+        falling = (total - step) / max(1.0, self.decay * total)
+        return min(1.0, (step + 1) / max(1, self.warmup), max(least, falling))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Schedule):
+    """Everything that decides the weights. The drills come before the demonstrations."""
+
+    packs: Mapping[str, float]
+    """Pack → how often it is drawn, relative to the others."""
+    tool_rate: float = 1.0
+    """Share of demonstrations that use the tool where one is needed."""
     architecture: Mapping[str, Any] | None = None
     """Arguments of Qwen3Config; None: fine-tune a given model."""
     adapter: Mapping[str, Any] | None = None
     """Keys of the section `adapter` of the configuration: train a LoRA adapter of the bundled model."""
-    seed: int = 0
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_recipe(path: Path | None = None) -> Recipe:
@@ -237,10 +249,8 @@ def optimizers(model: nn.Module, lr: float, muon_lr: float = 0.0) -> list[torch.
 
 
 def rate(recipe: Recipe, step: int) -> float:
-    """Factor on the learning rate: warm-up, level, linear fall to a twentieth."""
-    total = recipe.drills + recipe.steps
-    falling = (total - step) / max(1.0, recipe.decay * total)
-    return min(1.0, (step + 1) / max(1, recipe.warmup), max(0.05, falling))
+    """Factor on the learning rate, which falls to a twentieth."""
+    return recipe.rate(step, recipe.drills + recipe.steps, 0.05)
 
 
 def train(

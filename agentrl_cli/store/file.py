@@ -119,7 +119,7 @@ class StoreFile:
                 self._depth = 0
 
     def _require_same_files(self) -> None:
-        """Raise StoreError if the file at the path is no longer the open one: writes would be lost."""
+        """Raise StoreError unless the file at the path is still the open one: writes would be lost."""
         if self._identity is None:
             return
         try:

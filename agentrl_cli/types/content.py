@@ -48,6 +48,6 @@ def _texts(content: list[Any]) -> Iterator[str]:
 
 
 def media_type(data: bytes) -> str:
-    """What kind of image the bytes are, by their beginning; PNG where it is not known."""
+    """What kind of image the bytes are, by their first bytes; PNG if unknown."""
     starts = {b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp", b"BM": "image/bmp"}
     return next((kind for start, kind in starts.items() if data.startswith(start)), "image/png")

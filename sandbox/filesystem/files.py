@@ -161,7 +161,7 @@ def too_full(limits: dict[str, Any], pids: Iterable[int]) -> str:
     hidden: list[OSError] = []
     for folder, _, names in os.walk(namespaces.WORK, onerror=hidden.append):
         if folder.count("/") > _DEEPEST or any(error.errno == errno.ENAMETOOLONG for error in hidden):
-            return exit_status.MANY  # below that nothing could be counted
+            return exit_status.MANY  # nothing below that can be counted now
         for name in names:
             number += 1
             try:

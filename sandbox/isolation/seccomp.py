@@ -112,7 +112,7 @@ def build(own_ipc: bool = True, machine: str = "", network: bool = False) -> byt
     """
     machine = machine or os.uname().machine
     if machine not in _ARCH:
-        raise OSError(errno.ENOSYS, f"there is no system-call filter for {machine}")
+        raise OSError(errno.ENOSYS, f"no system-call filter for {machine}")
     return _packed(machine, _leaves(machine, own_ipc, network))
 
 

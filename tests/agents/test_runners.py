@@ -25,6 +25,7 @@ from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack, load_pack, load_packs
 from agentrl_cli.types import Episode, Outcome
 from tests.helpers.gateway import call
+from tests.helpers.processes import alive, soon
 
 CHAT = Chat(ByteTokenizer())
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -341,11 +342,7 @@ open({str(mark)!r}, "a").write(f"{{child.pid}}\\n")
         await play(pack)
     assert time.monotonic() - started < 15
     for pid in map(int, mark.read_text().split()):
-        for _ in range(100):
-            if not _alive(pid):
-                break
-            await asyncio.sleep(0.05)
-        assert not _alive(pid)
+        assert await soon(lambda pid=pid: not alive(pid))  # type: ignore[misc]
 
 
 async def test_a_run_that_is_stopped_ends_its_programs(tmp_path: Path) -> None:
@@ -362,7 +359,7 @@ async def test_a_run_that_is_stopped_ends_its_programs(tmp_path: Path) -> None:
             await playing
         (row,) = store.episodes.rows(store.episodes.ids("", "time"))
     assert row.outcome is Outcome.CANCELLED
-    assert not _alive(int(mark.read_text()))
+    assert not alive(int(mark.read_text()))
 
 
 async def test_a_program_does_not_outlive_a_killed_trainer(tmp_path: Path) -> None:
@@ -379,18 +376,7 @@ async def test_a_program_does_not_outlive_a_killed_trainer(tmp_path: Path) -> No
         await asyncio.sleep(0.05)
     trainer.kill()
     await trainer.wait()
-    for _ in range(100):
-        if not _alive(int(mark.read_text())):
-            break
-        await asyncio.sleep(0.05)
-    assert not _alive(int(mark.read_text()))
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert await soon(lambda: not alive(int(mark.read_text())))
 
 
 def test_the_last_line_of_json_is_the_reward() -> None:

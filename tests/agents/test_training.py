@@ -10,7 +10,7 @@ import pytest
 
 from agentrl_cli.store import Store
 from agentrl_cli.types import Fact, Outcome
-from tests.helpers.train import episodes_of, spawn, trainer_of, write_model, write_pack, write_project
+from tests.helpers.train import episodes_of, spawn, trainer_of, write_pack, write_project
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
 
@@ -25,11 +25,6 @@ def agent(task, base_url, api_key, model):
         client.post(f"{base_url}/chat/completions", json=body, headers=headers).raise_for_status()
 """
 SETTINGS = {"agent": "agent.py:agent"}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "random")
 
 
 async def test_a_model_learns_through_the_gateway(tmp_path: Path, model: Path) -> None:

@@ -208,19 +208,3 @@ def test_a_conversation_the_template_refuses_is_by_design() -> None:
     odd = episode(chat, [chat.assistant_ids("a"), chat.assistant_ids("b"), chat.assistant_ids("c")], ["1", "2"])
     (drift,) = check_episode(odd, chat, TOOLS)
     assert drift.kind == "by_design" and "too long" in drift.expected
-
-
-def test_worst_orders_the_kinds(chat: Chat) -> None:
-    clean = episode(
-        chat,
-        [
-            chat.assistant_ids('<tool_call>{"name":"run_python","arguments":{"code":"1"}}</tool_call>'),
-            chat.assistant_ids("x"),
-        ],
-        ["1"],
-    )
-    place = clean.turns[2].start
-    kinds = [drift.kind for drift in check_episode(without(clean, place, place + 1), chat, TOOLS)]
-    assert kinds == ["reserialised", "structural"] and worst(check_episode(clean, chat, TOOLS)) == "reserialised"
-    assert worst([]) == ""
-    assert isinstance(clean.tokens.ids, np.ndarray)

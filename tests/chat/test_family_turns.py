@@ -32,7 +32,7 @@ from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Message, Origin, Outcome
 from tests.chat.test_chat_families import add, episode_of
 from tests.helpers.chat import GPT_OSS_ENDS, tokenizer_for
-from tests.helpers.family_templates import DEEPSEEK_V3, GIVEN, GPT_OSS, LFM2, LFM2_CALLS, TEXT_MOVES, gemma4, mistral
+from tests.helpers.family_templates import GIVEN, GPT_OSS, LFM2, LFM2_CALLS, TEXT_MOVES, gemma4, mistral
 from tests.helpers.train import trainer_of, write_model, write_pack
 
 ANALYSIS = "<|channel|>analysis<|message|>Add.<|end|><|start|>assistant"
@@ -179,12 +179,6 @@ def test_a_lost_result_beside_given_thinking_is_still_structural() -> None:
         assert [drift.kind for drift in found] == kinds
 
 
-def test_deepseek_v3_which_drops_its_header_is_refused() -> None:
-    for which in (Conversations(), Conversations(users=False, system=False)):
-        with pytest.raises(TemplateError, match="two tool turns"):
-            require_append_only(chat_of(DEEPSEEK_V3), which)
-
-
 # --- what a pack's conversations can contain --------------------------------------------------------------------------
 
 
@@ -216,13 +210,6 @@ def test_mistral_is_judged_by_the_conversations_of_the_pack() -> None:
     for chat, which in ((small, answered), (nemo, answered), (nemo, spoken), (small, Conversations())):
         with pytest.raises(TemplateError, match="it rewrites the prompt when the conversation continues"):
             require_append_only(chat, which)
-
-
-async def test_mistral_without_a_second_user_message_drifts_nowhere() -> None:
-    chat = chat_of(mistral(True))
-    call = '[TOOL_CALLS]add[CALL_ID]c00000000[ARGS]{"a": 5, "b": 7}'
-    episode, rollout = await episode_of(chat, [call, "It is 12"])
-    assert episode.outcome is Outcome.SOLVED and rollout.drift == {}
 
 
 def test_a_training_of_a_moving_template_depends_on_the_pack(tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,11 +21,6 @@ from agentrl_cli.types import Outcome
 from tests.helpers.train import PAD, TASK_PY, episodes_of, write_model, write_pack, write_project
 
 Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "random")
 
 
 @pytest.fixture
@@ -70,13 +64,8 @@ def test_no_configuration(tmp_path: Path, cli: Cli, command: str) -> None:
     ("text", "said"),
     [
         ("train: {learning_rat: 1}", "train.learning_rat"),
-        ("trian: {lr: 1}", "did you mean train"),
-        ("rollout: {group_sise: 8}", "did you mean rollout.group_size"),
-        ("train: {lr: fast}", "train.lr"),
         ("train: {steps: -3}", "train.steps"),
-        ("rollout: {max_new_tokens: 5000}", "max_new_tokens"),
         ("train: [", "agentrl.yaml"),
-        ("- a list", "agentrl.yaml"),
     ],
 )
 def test_a_key_or_value_that_cannot_be(project: Path, cli: Cli, text: str, said: str) -> None:
@@ -84,28 +73,6 @@ def test_a_key_or_value_that_cannot_be(project: Path, cli: Cli, text: str, said:
     code, _, err = cli(project, "train")
     assert code == 2 and said in err
     assert not (project / "runs").exists()
-
-
-def test_an_unknown_key_on_the_command_line(project: Path, cli: Cli) -> None:
-    code, _, err = cli(project, "train", "--set", "train.stepps=3")
-    assert code == 2 and "train.steps" in err
-
-
-@pytest.mark.parametrize(("pack", "said"), [("calc-tsk", "calc-task"), ("./nowhere", "nowhere"), ("bandit", "pack")])
-def test_an_unknown_pack(project: Path, cli: Cli, pack: str, said: str) -> None:
-    code, _, err = cli(project, "train", "--pack", pack)
-    assert code == 2 and said in err
-
-
-def test_an_unknown_algorithm(project: Path, cli: Cli) -> None:
-    for key, value, near in (("advantage", "grpoo", "grpo"), ("loss", "ppo_clipp", "ppo_clip")):
-        code, _, err = cli(project, "train", "--set", f"algo.{key}={value}")
-        assert code == 2 and value in err and near in err
-
-
-def test_a_hook_that_does_not_exist(project: Path, cli: Cli) -> None:
-    code, _, err = cli(project, "train", "--set", "hooks=[hook.py:Nothing]")
-    assert code == 2 and "hook.py" in err
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -168,58 +135,17 @@ def test_a_tokenizer_of_another_model(project: Path, model: Path, cli: Cli) -> N
 # --- data ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ("{", "not JSON"),
-        ("[]", "JSON object"),
-        ('{"id": "x"}', "lacks prompt"),
-        ('{"prompt": "p"}', "lacks id"),
-        ('{"id": "", "prompt": "p"}', "id"),
-        ('{"id": "x", "prompt": 3}', "prompt"),
-        ('{"id": "x", "prompt": []}', "prompt"),
-        ('{"id": "x", "prompt": [{"role": "user"}]}', "prompt"),
-        ('{"id": "train0", "prompt": "p"}', "line 1"),
-    ],
-)
-def test_a_row_that_fails_its_schema(project: Path, cli: Cli, row: str, said: str) -> None:
+def test_a_row_that_fails_its_schema(project: Path, cli: Cli) -> None:
     path = project / "data" / "train.jsonl"
-    lines = path.read_text().splitlines()
-    lines.insert(2, row)
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text(path.read_text() + '{"id": "train0", "prompt": "p"}\n')
     code, _, err = cli(project, "train")
-    assert code == 2 and f"{path}:3" in err and said in err, err
-
-
-def test_a_row_that_wants_a_tool_the_pack_lacks(project: Path, cli: Cli) -> None:
-    (project / "data" / "train.jsonl").write_text('{"id": "x", "prompt": "p", "tools": ["calculatr"]}\n')
-    _, _, err = cli(project, "train", "--steps", "1")
-    with store_of(project) as store:
-        errors = {e.error for run in store.runs.all() for e in episodes_of(store, run)}
-    assert "calculatr" in err or any("calculatr" in error for error in errors)
-
-
-def test_no_row_at_all(project: Path, cli: Cli) -> None:
-    (project / "data" / "train.jsonl").write_text("\n")
-    code, _, err = cli(project, "train")
-    assert code == 2 and "train" in err
-    code, _, err = cli(project, "train", "--set", "task.split_train=tran")
-    assert code == 2 and "train" in err
-
-
-def test_a_pack_whose_code_does_not_import(project: Path, cli: Cli) -> None:
-    (project / "task.py").write_text("import json\nx = 1 / 0\n")
-    code, _, err = cli(project, "train")
-    assert code == 1 and f"{project / 'task.py'}:2" in err and "ZeroDivisionError" in err
-    (project / "task.py").write_text("REWARDS = {}\n")
-    code, _, err = cli(project, "train")
-    assert code == 2 and "even" in err
+    assert code == 2 and f"{path}:7" in err and "line 1" in err, err
 
 
 # --- the store -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("args", [("train",), ("ls",), ("replay", "last"), ("show", "last")])
+@pytest.mark.parametrize("args", [("train",), ("replay", "last")])
 def test_a_store_from_a_newer_version(project: Path, cli: Cli, args: tuple[str, ...]) -> None:
     path = project / "runs" / "agentrl.db"
     with Store.open(path):
@@ -274,42 +200,6 @@ def test_no_store_yet(project: Path, cli: Cli) -> None:
     assert not (project / "runs").exists()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1.5 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small tmpfs")
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1536k", "tmpfs", str(folder)], capture_output=True, text=True, check=False
-    )
-    if made.returncode:
-        pytest.skip(f"no tmpfs can be mounted here: {made.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_full_disk_and_a_resume(project: Path, small_disk: Path, cli: Cli) -> None:
-    """The run ends with a message; what was finished is there, and with space it goes on."""
-    (project / "runs").symlink_to(small_disk)
-    code, _, err = cli(project, "train", "--steps", "400")
-    assert code == 3 and "disk is full" in err.lower() and "free some" in err.lower(), err
-    with store_of(project) as store:
-        (run,) = store.runs.all()
-        finished = [e.id for e in episodes_of(store, run) if e.outcome not in (None, Outcome.CANCELLED)]
-        steps = [row["step"] for row in store.runs.steps(run.id)]
-        assert steps == list(range(1, len(steps) + 1)) and len(finished) >= 8 * len(steps) > 0
-    subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
-    code, _, err = cli(project, "train", "--resume", "last", "--steps", str(len(steps) + 2))
-    assert code == 0, err
-    with store_of(project) as store:
-        (run,) = store.runs.all()
-        assert (run.status, run.step) == ("finished", len(steps) + 2)
-        kept = {e.id for e in episodes_of(store, run)}
-        assert set(finished) <= kept and len(store.runs.steps(run.id)) == run.step
-
-
 # --- episodes and terminals ------------------------------------------------------------------------------------------
 
 
@@ -344,30 +234,6 @@ def test_episodes_that_do_not_exist_and_no_terminal(project: Path, cli: Cli) -> 
 # --- what the model and the rewards do -------------------------------------------------------------------------------
 
 
-def test_a_reward_function_that_raises_for_some(tmp_path: Path, model: Path, cli: Cli) -> None:
-    """The run continues with the others, and says what happened."""
-    project = tmp_path / "project"
-    broken = "    if ctx.task.id.endswith('0'):\n        ctx.no_such_thing\n"
-    write_pack(project, rows=2, code=TASK_PY.replace("ctx):\n    said", f"ctx):\n{broken}    said"))
-    write_project(project, model)
-    code, _, err = cli(project, "train")
-    assert code == 0 and "no_such_thing" in err, err
-    with store_of(project) as store:
-        (run,) = store.runs.all()
-        bad = [e for e in episodes_of(store, run) if e.task_id.endswith("0")]
-        assert (run.status, run.step, len(bad)) == ("finished", 2, 8)
-        for episode in bad:
-            assert episode.outcome is Outcome.ENV_ERROR and episode.fact == "skipped:env_error"
-            assert "'even'" in episode.error and "AttributeError" in episode.error
-            assert len(episode.tokens) > 0, "what was sampled is kept"
-        texts = [alert["text"] for alert in store.journal.alerts(run.id)] + [
-            line["text"] for line in store.journal.logs(run.id)
-        ]
-        assert any("env_error" in text for text in texts), texts
-    code, out, err = cli(project, "rollout", "-n", "2")
-    assert code == 0 and out.count("env_error") == 1 and "no_such_thing" in err
-
-
 def test_a_reward_function_that_always_raises(tmp_path: Path, model: Path, cli: Cli) -> None:
     """Nothing is graded: the run ends by itself instead of sampling for hours."""
     project = tmp_path / "project"
@@ -381,14 +247,6 @@ def test_a_reward_function_that_always_raises(tmp_path: Path, model: Path, cli: 
         assert {e.outcome for e in episodes_of(store, run)} == {Outcome.ENV_ERROR}
     code, _, err = cli(project, "eval")
     assert code == 1 and "could be graded" in err and "AttributeError" in err
-
-
-def test_a_reward_that_is_not_a_number(tmp_path: Path, model: Path, cli: Cli) -> None:
-    project = tmp_path / "project"
-    write_pack(project, code=TASK_PY.replace("    return episode.trained_tokens", "    return float('nan')"))
-    write_project(project, model)
-    code, out, err = cli(project, "rollout", "-n", "1")
-    assert code == 1 and "env_error" in out and "'length'" in err and "finite" in err
 
 
 def test_a_model_that_says_nothing_but_padding(tmp_path: Path, cli: Cli) -> None:
@@ -425,20 +283,6 @@ def test_prompts_longer_than_the_context(tmp_path: Path, model: Path, cli: Cli, 
             assert len(episode.tokens) > 300 and episode.trained_tokens == 0 and not episode.reward_parts
     code, out, _ = cli(project, "rollout", "-n", "1")
     assert code == 1 and "too_long" in out
-
-
-def test_one_prompt_longer_than_the_context(tmp_path: Path, model: Path, cli: Cli) -> None:
-    """The others are trained on."""
-    project = write_project(tmp_path / "project", model)
-    rows = [{"id": "short", "prompt": "p"}, {"id": "long", "prompt": "long " * 60}]
-    (project / "data" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, _, err = cli(project, "train")
-    assert code == 0 and "too_long" in err, err
-    with store_of(project) as store:
-        (run,) = store.runs.all()
-        facts = {(e.task_id, e.fact) for e in episodes_of(store, run)}
-        assert ("bandit/long", "skipped:too_long") in facts and run.step == 2
-        assert {fact for task, fact in facts if task == "bandit/short"} <= {"trained", "skipped:zero_variance"}
 
 
 def test_a_question_without_a_terminal_is_answered_with_no(project: Path, cli: Cli) -> None:

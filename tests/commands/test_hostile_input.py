@@ -101,15 +101,15 @@ def test_filters_at_random(store: Store) -> None:
     signs = [*",:-\"\\*?%_<>=. \t'();[]{}|\x00é", "..", "none", "e9", "1", "-1", "0.5", "\ud800", "[", "a\u0661"]
     parts = [*signs, *(f" {name}:" for name in fields()), *(f" -{name}:" for name in fields())]
     ran = 0
-    for _ in range(4_000):
+    for _ in range(1_000):
         text = pieces(rng, parts, 8)
         try:
             store.episodes.ids(text, "-time,reward")
             ran += 1
         except UsageError as error:
             error.message.encode()
-    assert ran > 500
-    for _ in range(1_000):
+    assert ran > 100
+    for _ in range(300):
         text = pieces(rng, ["-", "+", ",", "reward", "time", "step", "x", " ", "\ud800"], 6)
         with contextlib.suppress(UsageError):
             store.episodes.ids("", text)
@@ -133,7 +133,7 @@ SQL = (
 def test_sql(store: Store) -> None:
     rng = random.Random(14)
     words = "select from where runs episodes 1 'a ( ) , * ? ; union all group by json_tree x'f limit -1 cast as".split()
-    for sql in (*SQL, *(" ".join(rng.choice(words) for _ in range(rng.randint(1, 9))) for _ in range(2_000))):
+    for sql in (*SQL, *(" ".join(rng.choice(words) for _ in range(rng.randint(1, 9))) for _ in range(400))):
         try:
             list(run_query(Path(store.path), sql, timeout=10)[1])
         except UsageError as error:
@@ -144,7 +144,7 @@ def test_sql(store: Store) -> None:
 def test_patterns(store: Store) -> None:
     rng = random.Random(15)
     given = ["(" * DEEP, "a{99999999999}", "(?P<a>.)(?P<a>.)", "[", "\\", "(?z)", "a{2,1}", "\ud800", "*", "(?<=a*)b"]
-    given += [pieces(rng, [*"()[]{}|\\*+?^$.,-:!=<>0aP#é", "(?"], 7) for _ in range(2_000)]
+    given += [pieces(rng, [*"()[]{}|\\*+?^$.,-:!=<>0aP#é", "(?"], 7) for _ in range(500)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of `re`: patterns that may mean something else in later versions
         for pattern in given:
@@ -195,7 +195,7 @@ def test_yaml_at_random(tmp_path: Path) -> None:
     parts = ["a: ", "- ", "\n", "  ", "[", "]", "{", "}", "&a ", "*a", "!!int ", "!!set ", "!!omap ", "!!binary "]
     parts += ["!!timestamp ", "2024-13-40", "0x", "1:2:3", "'", '"', "\\u", "|", ">", "? ", "<<: ", "%", "#", "\t", "é"]
     parts += ["train:", "lr: ", "steps: ", "null", "~", ".inf", ".nan", "1e999", "\ud800", "\x01", ","]
-    for _ in range(2_000):
+    for _ in range(300):
         text = pieces(rng, parts, 9)
         path = tmp_path / "x.yaml"
         path.write_text(text, encoding="utf-8", errors="surrogatepass")
@@ -310,7 +310,7 @@ def bodies() -> Iterator[tuple[str, bytes]]:
     values: list[Any] = [None, 5, "", "a", "b", [], {}, ["a"], [5], [None], {"a": 1}, True, -1, 1e300, "\ud800", [[]]]
     values += [[{"trajectory": "a", "key": "k", "name": "add", "arguments": {"a": 1}}], [{"finish": 1}], [{"key": []}]]
     keys = ["trajectory", "tools", "task", "seed", "calls", "trajectories", "trajectory_ids", "actions", "extra_fields"]
-    for _ in range(2_000):
+    for _ in range(800):
         path = rng.choice(["/v1/open", "/v1/call", "/v1/rewards", "/v1/close", "/get_observation", "/get_observation"])
         chosen = rng.sample(keys, rng.randint(1, 4)) + (["trajectory_ids", "actions"] if "get" in path else [])
         yield path, json.dumps({key: rng.choice(values) for key in chosen}).encode()
@@ -347,7 +347,7 @@ async def test_bodies(tmp_path: Path) -> None:
     finally:
         await trajectories.shutdown(0.1)
         journal.close()
-    assert wrong[200] > 100 and wrong[400] > 500
+    assert wrong[200] > 40 and wrong[400] > 200
 
 
 # --- the command line ------------------------------------------------------------------------------------------------

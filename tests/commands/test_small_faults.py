@@ -11,13 +11,12 @@ import pytest
 
 from agentrl_cli.commands import main
 from agentrl_cli.commands.tables import aligned
-from agentrl_cli.config import load_config
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.registry import resolve
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.tools.configured import load_tools
-from tests.helpers.train import TASK_YAML, write_model, write_pack, write_project
+from tests.helpers.train import TASK_YAML, write_pack, write_project
 from tests.tui.test_chat import session
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -36,11 +35,6 @@ def cli(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.M
         return code, done.out, done.err
 
     return call
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "random")
 
 
 def test_an_empty_split(tmp_path: Path, model: Path, cli: Cli) -> None:
@@ -128,23 +122,6 @@ def test_an_empty_list_is_a_sentence(tmp_path: Path) -> None:
         load_pack(tmp_path / "pack").tasks("train", families=["foo"])
     assert error.value.hint == "There is none."
     assert NotFound.of("thing", "a", [], hint="Make one.").hint == "There is none. Make one."
-
-
-@pytest.mark.parametrize(
-    ("key", "near"),
-    [
-        ("stpes", "train.steps"),
-        ("group_sise", "rollout.group_size"),
-        ("trian.stpes", "train.steps"),
-        ("lr", "train.lr"),
-        ("modle", "model"),
-        ("rollout.group_sise", "rollout.group_size"),
-        ("temprature", "temperature"),
-    ],
-)
-def test_the_nearest_setting(key: str, near: str) -> None:
-    with pytest.raises(ConfigError, match=f"did you mean .*{near}"):
-        load_config([], [f"{key}=3"])
 
 
 def test_a_missing_task_yaml_is_named(tmp_path: Path, cli: Cli) -> None:

@@ -243,7 +243,8 @@ def test_runs_delete_never_leaves_the_runs_folder(run: Out, db: Path, tmp_path: 
 def test_runs_list_and_rename(run: Out) -> None:
     code, out, _ = run("runs", "list", "--json")
     assert code == 0 and [row["name"] for row in json.loads(out)] == ["grpo-08", "grpo-07"]
-    assert run("runs", "rename", "grpo-07", "baseline")[0] == 0
+    renamed = json.loads(run("runs", "rename", "grpo-07", "baseline", "--json")[1])
+    assert renamed == {"id": "1aaa", "name": "baseline", "before": "grpo-07"}
     assert "baseline" in run("runs", "list")[1]
     assert run("runs", "rename", "baseline", "grpo-08")[0] == 2
 
@@ -265,13 +266,6 @@ def test_db(run: Out, db: Path, tmp_path: Path) -> None:
     assert run("db", "prune", "--older-than", "soon")[0] == 2
     assert run("db", "prune", "--keep", "bset")[0] == 2
     assert run("db", "vacuum")[0] == 0
-
-
-def test_no_store_is_a_clear_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["ls"], ["show", "last"], ["export"], ["grep", "x"], ["query", "select 1"], ["db", "status"]):
-        assert main([*command, "--db", str(tmp_path / "none.db")]) == 2
-        assert "No store at" in capsys.readouterr().err
-    assert not (tmp_path / "none.db").exists()
 
 
 def test_readers_import_neither_torch_nor_textual(db: Path) -> None:

@@ -14,9 +14,8 @@ import pytest
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.config import Config, SandboxConfig
+from agentrl_cli.config import Config
 from agentrl_cli.envs.tool_env import AssistantTurn, ToolEnv
-from agentrl_cli.errors import SandboxUnavailable
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox
@@ -28,6 +27,7 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.tools import as_tool
 from agentrl_cli.types import Message, Task, ToolCall
+from tests.helpers.sandbox import open_sandbox
 
 TASK = Task("pack/1", "pack", "", "train", ({"role": "user", "content": "?"},))
 SENT: list[str] = []
@@ -35,11 +35,7 @@ SENT: list[str] = []
 
 @pytest.fixture
 async def sandbox() -> AsyncIterator[Sandbox]:
-    try:
-        opened = await Sandbox.open(SandboxConfig(workers=1))
-    except SandboxUnavailable as problem:
-        pytest.skip(f"{problem.message} {problem.hint}")
-    async with opened:
+    async with await open_sandbox(workers=1) as opened:
         yield opened
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,7 @@ async def talk(user: Interaction, said: Sequence[str], **data: Any) -> list[Repl
 
 def pack(user: Any, row: dict[str, Any], function: Any = rules.interaction) -> Pack:
     made = Pack.of("p", [row], [Reward("right", function)])
-    object.__setattr__(made, "interactions", {"user": user})
-    return made
+    return replace(made, interactions={"user": user})
 
 
 async def play(made: Pack, said: list[str], store: Store | None = None) -> Episode:

@@ -96,7 +96,7 @@ def test_wandb_and_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cls:
         return made[-1]
 
     fake.init = init
-    monkeypatch.setitem(sys.modules, name, fake)
+    monkeypatch.setitem(sys.modules, name, fake)  # the real one wants an account
     monkeypatch.setenv(f"{name.upper()}_PROJECT", "mine")
     logger = cls()
     drive(logger, run_in(tmp_path), RuntimeError("x"))
@@ -138,7 +138,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.__spec__ = types.SimpleNamespace()
     tracking: Any = types.ModuleType("mlflow.tracking")
     tracking.MlflowClient = Client
-    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    monkeypatch.setitem(sys.modules, "mlflow", fake)  # the tests do not install the real one
     monkeypatch.setitem(sys.modules, "mlflow.tracking", tracking)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -216,7 +216,7 @@ async def test_a_logger_that_cannot_be_made_never_stops_a_run(tmp_path: Path, ca
 
 
 def test_a_hanging_logger_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CLOSING", 0.2)
+    monkeypatch.setattr(module, "CLOSING", 0.2)  # a constant that no user sets; the test would take its time
     logger = Hanging()
     started = time.monotonic()
     drive(logger, RUN)
@@ -225,7 +225,7 @@ def test_a_hanging_logger_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_library_that_is_missing_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # some are installed here
     for name in ("tensorboard", "wandb", "trackio", "mlflow"):
         with pytest.raises(EnvironmentProblem, match=f"logger {name} needs {name}") as caught:
             load_hooks([], loggers=[name])

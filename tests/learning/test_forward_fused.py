@@ -66,6 +66,7 @@ def both(model: Any, packed: Packed, monkeypatch: pytest.MonkeyPatch, **options:
     for ours in (True, False):
         with monkeypatch.context() as patch:
             if not ours:
+                # the way of models that it does not serve; the two are compared on one model
                 patch.setattr(forward, "fused_states", lambda *given, **more: None)
             model.zero_grad()
             out = logprobs(model, packed, temperature=0.9, **options)
@@ -135,6 +136,7 @@ def test_what_it_does_not_know_takes_the_models_own_forward(what: str, monkeypat
 def test_a_model_whose_numbers_differ_is_not_run_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
     model, packed = make("qwen3"), row()
     layer = type(model.get_base_model().model.layers[0].mlp)
+    # as a later transformers would change it
     monkeypatch.setattr(layer, "forward", lambda self, x: 2 * self.down_proj(self.act_fn(self.gate_proj(x)) * x.mean()))
     assert not used(model, packed)
 

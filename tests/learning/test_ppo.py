@@ -20,24 +20,11 @@ from agentrl_cli.learning.update import Learner
 from agentrl_cli.learning.value import Critic
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Origin, Outcome, Turn
-from tests.helpers.train import episodes_of, spawn, trainer_of, write_model
+from tests.helpers.train import episodes_of, spawn, trainer_of
 from tests.learning.test_update import config, episodes, same, weights
 from tests.trainer.test_resume import STEPS, only_run, plan, project_of
 
 GAE = {"advantage": "gae", "value_lr": 1e-2}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "random")
-
-
-@pytest.fixture(scope="module")
-def start(folder: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(folder)
-    return model.eval()
 
 
 def multi_turn(episode: Episode) -> Episode:
@@ -232,14 +219,14 @@ PPO = {"advantage": "gae", "epochs": 2, "minibatches": 2, "entropy_coef": 0.01, 
 
 
 @pytest.mark.parametrize(
-    ("algo", "adapter"), [(PPO, FULL), (PPO, {"enabled": True, "r": 4}), ({"advantage": "remax"}, FULL)], ids=str
+    ("algo", "adapter"), [(PPO, {"enabled": True, "r": 4}), ({"advantage": "remax"}, FULL)], ids=str
 )
 def test_killed_and_resumed_is_never_interrupted(
-    tmp_path: Path, folder: Path, algo: dict[str, Any], adapter: dict[str, Any]
+    tmp_path: Path, model: Path, algo: dict[str, Any], adapter: dict[str, Any]
 ) -> None:
     found = []
     for name, event, call in (("whole", "", 0), ("between", "update", 3), ("within", "batch", 4)):
-        project = project_of(tmp_path / name, folder, algo=algo, adapter=adapter)
+        project = project_of(tmp_path / name, model, algo=algo, adapter=adapter)
         if event:
             plan(project, event, call)
             assert spawn(project, "train")[0] == -9
@@ -250,9 +237,9 @@ def test_killed_and_resumed_is_never_interrupted(
     assert ("critic" in found[0]["state"]) == (algo is PPO)
 
 
-def test_remax_compares_with_a_greedy_attempt_that_is_stored_and_not_trained(tmp_path: Path, folder: Path) -> None:
+def test_remax_compares_with_a_greedy_attempt_that_is_stored_and_not_trained(tmp_path: Path, model: Path) -> None:
     async def run() -> None:
-        async with trainer_of(tmp_path / "p", folder, algo={"advantage": "remax"}) as trainer:
+        async with trainer_of(tmp_path / "p", model, algo={"advantage": "remax"}) as trainer:
             done = await trainer.train()
             store = trainer.store
             rows = store.episodes.rows(store.episodes.ids("kind:baseline step:1", "time", run=done.id))

@@ -20,18 +20,9 @@ from agentrl_cli.learning.packing import Segment
 from agentrl_cli.learning.turn_advantages import gae_raw, gigpo, mt_grpo, rewards_to_go, turn_returns
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.types import Episode, Fact, Outcome, Task, ToolResult
-from tests.helpers.train import write_model
 from tests.helpers.trees import Said, chain, episode, fork, sub_agent, three_leaves, with_logps
 
 TREES = {"fork": fork(), "sub_agent": sub_agent(), "three_leaves": three_leaves()}
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(write_model(tmp_path_factory.mktemp("model") / "random"))
-    return model.eval()
 
 
 def config(**sections: Any) -> Config:

@@ -19,15 +19,7 @@ from agentrl_cli.learning.optimizers import move_state
 from agentrl_cli.learning.packing import Segment
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.types import TOP_K, Episode, Origin, Outcome, RewardPart, Tokens
-from tests.helpers.train import VOCABULARY, write_model
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(write_model(tmp_path_factory.mktemp("model") / "random"))
-    return model.eval()
+from tests.helpers.train import VOCABULARY
 
 
 @pytest.fixture
@@ -110,22 +102,6 @@ def test_an_optimizers_state_that_waits_elsewhere_changes_nothing(start: Any, na
     assert same(after[0], after[1])
 
 
-def test_micro_batches_add_up_to_the_mini_batch(start: Any) -> None:
-    groups, after = episodes(start, SPREAD), []
-    metrics = []
-    for budget in (4096, 24, 1):
-        model = copy.deepcopy(start)
-        learner: Any = Learner(model, config(train={"token_budget": budget}))
-        learner.optimizer = torch.optim.SGD(model.parameters())
-        metrics.append(learner.update(groups, 0).metrics)
-        after.append(weights(model))
-    assert not same(after[0], weights(start))
-    assert same(after[0], after[1], 1e-6) and same(after[0], after[2], 1e-6)
-    for name in ("loss", "grad_norm"):
-        assert metrics[1][name] == pytest.approx(metrics[0][name], abs=1e-5)
-        assert metrics[2][name] == pytest.approx(metrics[0][name], abs=1e-5)
-
-
 @pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean"])
 def test_the_weight_of_a_token_is_minus_the_gradient_of_its_log_probability(
     model: Any, start: Any, aggregation: str
@@ -192,15 +168,6 @@ def test_truncated_sampling_is_corrected(model: Any) -> None:
     for name, signals in found.signals.items():
         mask = ~np.isnan(signals.weight)
         assert signals.weight[mask] == pytest.approx(plain.signals[name].weight[mask] / 2, rel=1e-3)
-
-
-def test_recomputed_activations_change_nothing(start: Any) -> None:
-    groups, after = episodes(start, SPREAD), []
-    for recompute in (False, True):
-        model = copy.deepcopy(start)
-        metrics = Learner(model, config(), checkpoint=recompute).update(groups, 0).metrics
-        after.append((weights(model), metrics["grad_norm"]))
-    assert after[0][1] == pytest.approx(after[1][1], rel=1e-5) and same(after[0][0], after[1][0], 1e-5)
 
 
 def test_gradients_are_clipped_to_the_norm(start: Any) -> None:

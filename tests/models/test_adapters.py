@@ -18,12 +18,7 @@ from agentrl_cli.models import quantise
 from agentrl_cli.models.load import load_model
 from agentrl_cli.models.merge import merge
 from agentrl_cli.policies.load import load_policy
-from tests.helpers.train import trainer_of, write_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "random")
+from tests.helpers.train import trainer_of
 
 
 @pytest.mark.parametrize("kind", ["use_rslora", "use_dora"])
@@ -152,14 +147,14 @@ def test_what_needs_a_gpu_is_refused(model: Path, monkeypatch: pytest.MonkeyPatc
     config = Config.model_validate({**base, "adapter": {"enabled": True}})
     with pytest.raises(EnvironmentProblem, match="quantization=4bit needs a GPU"):
         load_policy(None, config, base=model, trainable=True)
-    monkeypatch.setattr(quantise, "find_spec", lambda name: None)
+    monkeypatch.setattr(quantise, "find_spec", lambda name: None)  # bitsandbytes may be installed here
     with pytest.raises(EnvironmentProblem, match="needs bitsandbytes") as caught:
         quantise.quantization("8bit", torch.device("cuda"), torch.bfloat16)
     assert "agentrl-cli[quant]" in (caught.value.hint or "")
 
 
 def test_what_transformers_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantise, "find_spec", lambda name: object())
+    monkeypatch.setattr(quantise, "find_spec", lambda name: object())  # bitsandbytes is not needed for the settings
     four = quantise.settings("4bit", torch.bfloat16)
     assert (four.load_in_4bit, four.bnb_4bit_quant_type, four.bnb_4bit_use_double_quant) == (True, "nf4", True)
     assert four.bnb_4bit_compute_dtype is torch.bfloat16

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, ModelError, NotFound
+from agentrl_cli.paths import bundled_model
 from agentrl_cli.policies.load import load_policy
-from tests.helpers.train import episodes_of, trainer_of, write_model
+from agentrl_cli.types import Episode
+from tests.helpers.train import episodes_of, trainer_of
 
 OUTSIDER = """
 import time
@@ -80,15 +83,20 @@ def unfinished(source):
 """
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
+class Even:
+    """Adds the share of even ids to the reward: what the bundled model draws here is all right, or all wrong."""
+
+    def on_rollout_end(self, rollout: Episode) -> dict[str, float]:
+        ids = rollout.tokens.ids[rollout.tokens.trained_mask]
+        return {"even": float((ids % 2 == 0).mean())}
 
 
-async def test_an_outsiders_policy_trains(tmp_path: Path, model: Path) -> None:
+async def test_an_outsiders_policy_trains_echo_task(tmp_path: Path) -> None:
+    model = bundled_model()
     (tmp_path / "simple.py").write_text(OUTSIDER)
-    remote = {"backend": "simple.py:Simple"}
-    async with trainer_of(tmp_path, model, remote=remote, adapter={"enabled": False}) as trainer:
+    sections: dict[str, Any] = {"remote": {"backend": "simple.py:Simple"}, "task": {"packs": ["echo-task"]}}
+    sections |= {"rollout": {"max_tokens": 400, "max_new_tokens": 12, "max_turns": 2, "temperature": 3.0}}
+    async with trainer_of(tmp_path, model, [Even()], adapter={"enabled": False}, **sections) as trainer:
         before = {name: weights.clone() for name, weights in trainer.loaded.model.state_dict().items()}
         run = await trainer.train()
         metrics = {row["step"]: row for row in trainer.store.runs.steps(run.id)}

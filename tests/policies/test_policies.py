@@ -157,21 +157,6 @@ async def test_remote_errors_are_clear_and_busy_servers_are_tried_again() -> Non
         VLLMPolicy("localhost:8000", "m")
 
 
-async def test_vllm_adapter_changes_the_version() -> None:
-    paths: list[str] = []
-
-    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        paths.append(f"{path} {body.get('lora_name', body.get('model'))}")
-        return 200, vllm_answer([STOP], [0.0])
-
-    async with server(handler) as url:
-        policy = VLLMPolicy(url, "base")
-        await policy.load_adapter("/tmp/adapter", "step-1")
-        assert (await policy.generate("a", PROMPT, Sampling())).weights_version == "step-1"
-        await policy.close()
-    assert paths == ["/v1/load_lora_adapter step-1", "/v1/completions step-1"]
-
-
 async def test_openai_text_is_for_eval_and_refused_for_training() -> None:
     chat = Chat(BYTES)
     requests: list[dict[str, Any]] = []

@@ -14,14 +14,9 @@ from agentrl_cli.errors import ConfigError, ModelError, PolicyError
 from agentrl_cli.policies.remote.sglang import SGLangPolicy
 from agentrl_cli.types import Sampling, StopReason
 from tests.helpers.remote import StandIn, server
-from tests.helpers.train import STOP, episodes_of, trainer_of, write_model, write_project
+from tests.helpers.train import STOP, episodes_of, trainer_of, write_project
 
 GAP = "sampling/sampling_logp_difference/max"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +34,7 @@ async def serving(kind: str, model: Path) -> AsyncIterator[tuple[StandIn, dict[s
     await stand_in.close()
 
 
-@pytest.mark.parametrize("adapter", [False, True])
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize(("kind", "adapter"), [("vllm", False), ("sglang", True)])
 async def test_training_with_a_server(tmp_path: Path, model: Path, kind: str, adapter: bool) -> None:
     """After every update the server samples with the new weights; a restart in the middle of a step is mended."""
     async with serving(kind, model) as (stand_in, remote):
@@ -70,15 +64,6 @@ async def test_a_restart_between_two_requests_is_noticed(tmp_path: Path, model: 
             run = await trainer.train()
             metrics = {row["step"]: row for row in trainer.store.runs.steps(run.id)}
     assert all(metrics[step][GAP] < 1e-4 for step in (1, 2)) and stand_in.generated == 21
-
-
-async def test_sampling_ahead_on_a_server(tmp_path: Path, model: Path) -> None:
-    async with serving("sglang", model) as (_, remote):
-        more: dict[str, Any] = {"rollout": {"async_staleness": 1}, "train": {"steps": 3}}
-        async with trainer_of(tmp_path, model, remote=remote, **more) as trainer:
-            run = await trainer.train()
-            metrics = {row["step"]: row for row in trainer.store.runs.steps(run.id)}
-    assert max(m["staleness/max"] for m in metrics.values()) == 1
 
 
 async def test_a_server_with_other_weights_is_told_and_refused(model: Path) -> None:

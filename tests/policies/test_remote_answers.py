@@ -19,7 +19,7 @@ from agentrl_cli.policies.remote.policy import OpenAIPolicy, VLLMPolicy
 from agentrl_cli.policies.remote.sglang import SGLangPolicy
 from agentrl_cli.types import Outcome, Sampling
 from tests.helpers.remote import StandIn, server, vllm_answer
-from tests.helpers.train import VOCABULARY, episodes_of, trainer_of, write_model
+from tests.helpers.train import VOCABULARY, episodes_of, trainer_of
 
 Spoil = Callable[[dict[str, Any]], Any]
 SAMPLING = Sampling(max_new_tokens=12)
@@ -66,11 +66,6 @@ BODIES: dict[str, tuple[Spoil, str]] = {
     "likeliest above 0": (logprobs(top_logprobs=[{"token_id:65": 2}, None]), "log-probability 2 among"),
     "likeliest in a text": (logprobs(top_logprobs=["abc", None]), "in place of the likeliest tokens"),
 }
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(autouse=True)
@@ -191,11 +186,8 @@ class Spoilt(StandIn):
         return status, self.spoil(answer) if spoilt else answer
 
 
-@pytest.mark.parametrize("name", ["nested", "ids without end"])
-async def test_a_training_goes_on_without_the_episodes_that_had_bad_answers(
-    tmp_path: Path, model: Path, name: str
-) -> None:
-    stand_in = Spoilt(model, BODIES[name][0], range(3, 5))
+async def test_a_training_goes_on_without_the_episodes_that_had_bad_answers(tmp_path: Path, model: Path) -> None:
+    stand_in = Spoilt(model, BODIES["ids without end"][0], range(3, 5))
     async with server(stand_in.handle) as url:
         remote = {"backend": "vllm", "url": url, "model": "base", "api_key_env": "SERVER_KEY", "retries": 0}
         more: dict[str, Any] = {"algo": {"drop_zero_variance": False}, "adapter": {"enabled": False}}

@@ -15,12 +15,7 @@ from agentrl_cli.errors import PolicyError
 from agentrl_cli.policies.remote.policy import VLLMPolicy
 from agentrl_cli.types import Sampling
 from tests.helpers.remote import StandIn, server
-from tests.helpers.train import write_model, write_project
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
+from tests.helpers.train import write_project
 
 
 class Faulty(StandIn):

@@ -91,14 +91,6 @@ async def test_a_function_that_raises_is_named() -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-async def test_a_timeout_of_a_judge_is_the_graders_and_not_the_episodes() -> None:
-    async def judge(episode: Episode, ctx: RewardContext) -> float:
-        raise TimeoutError("the judge")
-
-    with pytest.raises(EnvError, match="TimeoutError: the judge"):
-        await score(EPISODE, one(judge), context())
-
-
 # --- the sandbox -----------------------------------------------------------------------------------------------------
 
 

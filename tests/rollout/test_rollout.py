@@ -304,18 +304,6 @@ async def test_a_result_that_overflows_the_context(overflow: str, outcome: Outco
         assert result.text == turn.messages[0]["content"] == recite(10) and "DRIFT" not in episode.flags
 
 
-async def test_a_result_that_overflows_is_stored_as_it_was(tmp_path: Path) -> None:
-    pack = pack_of()
-    with Store.open(tmp_path / "a.db") as store:
-        rollout = rollout_of(
-            pack, [call("recite", count=50), "5"], store=store, max_tokens=900, max_observation_tokens=880
-        )
-        episode = await rollout.episode(job_of(pack))
-        stored = store.episodes.get(episode.id)
-    assert episode.turns[-1].role == "tool" and stored == episode.with_(tokens=stored.tokens)
-    assert np.array_equal(stored.tokens.ids, episode.tokens.ids)
-
-
 async def test_an_episode_that_takes_too_long_is_masked() -> None:
     slow = ScriptedPolicy(["5"], BYTES, delay=5)
     episode = await attempt(pack_of(), slow, episode_timeout=0.1)

@@ -13,19 +13,15 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.config import SandboxConfig
-from agentrl_cli.errors import SandboxUnavailable, UsageError
+from agentrl_cli.errors import UsageError
 from agentrl_cli.paths import sandbox_dir
 from agentrl_cli.sandbox import Sandbox, Status
+from tests.helpers.sandbox import open_sandbox
 
 
 @pytest.fixture
 async def sandbox() -> AsyncIterator[Sandbox]:
-    try:
-        opened = await Sandbox.open(SandboxConfig(workers=1))
-    except SandboxUnavailable as problem:
-        pytest.skip(f"{problem.message} {problem.hint}")
-    async with opened:
+    async with await open_sandbox(workers=1) as opened:
         yield opened
 
 

@@ -7,24 +7,21 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from agentrl_cli.config import SandboxConfig
-from agentrl_cli.errors import DataError, SandboxUnavailable
+from agentrl_cli.errors import DataError
 from agentrl_cli.sandbox import Sandbox, Status, cgroup, grade, launch
 from agentrl_cli.sandbox.attack_suite import attack, attacks, probe
 from agentrl_cli.sandbox.runner_process import Process
+from tests.helpers.processes import comes
+from tests.helpers.sandbox import open_sandbox
 
 
 async def opened(level: str) -> Sandbox:
-    try:
-        return await Sandbox.open(SandboxConfig(backend=level, min_level="landlock", workers=1, wall=1.0))
-    except SandboxUnavailable as problem:
-        pytest.skip(f"{problem.message} {problem.hint}")
+    return await open_sandbox(backend=level, min_level="landlock", workers=1, wall=1.0)
 
 
 @pytest.fixture
@@ -117,13 +114,14 @@ CHEATS = {
 }
 
 
-@pytest.mark.parametrize("name", CHEATS)
-async def test_a_cheat_does_not_pass(sandbox: Sandbox, name: str) -> None:
-    session = await sandbox.session()
-    graded = await grade(session, CHEATS[name], TESTS, wall=0.2)
-    assert (graded.passed <= 1, graded.total, graded.ok, graded.fakeable) == (True, 8, False, False), graded
-    # A forged 3 would fit the one test whose answer is 3, and no other.
-    assert graded.passed == 0 or name in ("forges replies", "patches json")
+async def test_no_cheat_passes(sandbox: Sandbox) -> None:
+    for name, cheat in CHEATS.items():
+        session = await sandbox.session()
+        graded = await grade(session, cheat, TESTS, wall=0.2)
+        assert (graded.total, graded.ok, graded.fakeable) == (8, False, False), (name, graded)
+        # A forged 3 would fit the one test whose answer is 3, and no other.
+        assert graded.passed <= (name in ("forges replies", "patches json")), (name, graded)
+        await session.close()
 
 
 async def test_a_slow_solution_passes_within_its_budget(sandbox: Sandbox) -> None:
@@ -199,22 +197,20 @@ async def test_a_check_judges_apart_from_the_solution(sandbox: Sandbox) -> None:
         await grade(session, HONEST, [{"call": "add", "args": [1, 2], "check": "def check(:"}])
 
 
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        ("None", "TypeError"), ("object()", "not a plain value"), ("[{(1, 2): object()}]", "not a plain value"),
-        ("10 ** 9", "timeout"), ("[{}]", "TypeError"),
-    ],
-)  # fmt: skip
-async def test_an_answer_that_breaks_the_check_is_wrong_and_scored(sandbox: Sandbox, answer: str, why: str) -> None:
+async def test_an_answer_that_breaks_the_check_is_wrong_and_scored(sandbox: Sandbox) -> None:
+    broken = {
+        "None": "TypeError", "object()": "not a plain value", "[{(1, 2): object()}]": "not a plain value",
+        "10 ** 9": "timeout", "[{}]": "TypeError",
+    }  # fmt: skip
     check = (
         "def check(answer, n):\n    if answer == 10 ** 9:\n        while True: pass\n"
         "    return sorted(answer)[0] + 1 == n"
     )
     session = await sandbox.session()
     tests = [{"call": "f", "args": [n], "check": check} for n in (2, 3)]
-    graded = await grade(session, f"def f(n): return [1] if n == 2 else {answer}", tests, wall=0.3)
-    assert (graded.passed, graded.total, graded.status) == (1, 2, Status.OK) and why in graded.failures[0], graded
+    for answer, why in broken.items():
+        graded = await grade(session, f"def f(n): return [1] if n == 2 else {answer}", tests, wall=0.3)
+        assert (graded.passed, graded.total, graded.status) == (1, 2, Status.OK) and why in graded.failures[0], graded
 
 
 async def test_a_broken_setup_is_the_packs_fault(sandbox: Sandbox) -> None:
@@ -282,11 +278,7 @@ async def test_no_fork_bomb_is_tried_without_a_bound() -> None:
         assert launch.nproc_holds(), "the kernel exempts root, and the runner becomes another user"
     async with await opened("landlock") as sandbox:
         assert sandbox.bounded == all(runner.bounded for runner in sandbox.pool.runners[()])
-    try:
-        sandbox = await Sandbox.open(SandboxConfig(backend=f"{__name__}:Unbounded", min_level="landlock", workers=1))
-    except SandboxUnavailable as problem:
-        pytest.skip(f"{problem.message} {problem.hint}")
-    async with sandbox:
+    async with await open_sandbox(backend=f"{__name__}:Unbounded", min_level="landlock", workers=1) as sandbox:
         assert not sandbox.bounded
         bombs = [one for one in attacks() if one.name.endswith("fork-bomb")]
         verdicts = await attack(sandbox, bombs)
@@ -307,8 +299,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.parametrize("level", ["ns", "landlock"])
+@pytest.mark.parametrize(("level", "number"), [("ns", signal.SIGINT), ("landlock", signal.SIGKILL)])
 async def test_nothing_is_left_when_the_host_dies(level: str, number: signal.Signals) -> None:
     await (await opened(level)).close()
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
@@ -317,20 +308,11 @@ async def test_nothing_is_left_when_the_host_dies(level: str, number: signal.Sig
     )
     with host:
         assert host.stdout is not None and host.stdout.readline() == b"up\n"
-        assert _wait(lambda: len(_sleepers()) == 3), _sleepers()
+        assert comes(lambda: len(_sleepers()) == 3), _sleepers()
         host.send_signal(number)
         host.wait(10)
     folders = Path(tempfile.gettempdir())
-    assert _wait(lambda: not _sleepers() and not list(folders.glob(f"agentrl-work-{host.pid}-*"))), _sleepers()
-
-
-def _wait(condition: object) -> bool:
-    assert callable(condition)
-    for _ in range(150):
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
+    assert comes(lambda: not _sleepers() and not list(folders.glob(f"agentrl-work-{host.pid}-*"))), _sleepers()
 
 
 def _sleepers() -> list[str]:

@@ -24,6 +24,7 @@ FILES = {
 @pytest.fixture
 def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that behaves as a cgroup of version 2 does: files come with mkdir, go with rmdir, processes keep it."""
+    # Replaced because the kernel makes and removes these files, and a machine with version 2 is not always to be had.
     mkdir, rmdir = Path.mkdir, Path.rmdir
 
     def made(self: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
@@ -32,7 +33,7 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             for name, text in FILES.items():
                 (self / name).write_text(text)
 
-    def gone(self: Path) -> None:
+    def removed(self: Path) -> None:
         if self.is_relative_to(tmp_path):
             if any(entry.is_dir() for entry in self.iterdir()) or (self / "cgroup.procs").read_text():
                 raise OSError(16, "busy")
@@ -41,7 +42,7 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         rmdir(self)
 
     monkeypatch.setattr(Path, "mkdir", made)
-    monkeypatch.setattr(Path, "rmdir", gone)
+    monkeypatch.setattr(Path, "rmdir", removed)
     (tmp_path / "top").mkdir()
     return tmp_path / "top"
 
@@ -86,7 +87,7 @@ def _read(folder: Path, *names: str) -> list[str]:
     return [(folder / name).read_text() for name in names]
 
 
-def _gone() -> str:
+def _dead_owner() -> str:
     """The name of a process that lives no more."""
     with subprocess.Popen(["sleep", "60"]) as left:
         name = f"{left.pid}-{owner.born(str(left.pid))}-{owner.name().split('-')[2]}"
@@ -95,7 +96,7 @@ def _gone() -> str:
 
 
 def test_a_sweep_ends_what_is_in_a_cgroup_of_version_two(parent: Path) -> None:
-    group = cgroup._make(parent, f"agentrl-runner-{_gone()}-1", 1 << 28)
+    group = cgroup._make(parent, f"agentrl-runner-{_dead_owner()}-1", 1 << 28)
     own = cgroup._make(parent, f"agentrl-runner-{owner.name()}-1", 1 << 28)
     assert group is not None and own is not None
     box = group.take(1 << 26)
@@ -138,7 +139,7 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_processes_join_and_are_ended_in_the_kernels_version_two(mounted: Path) -> None:
-    group = Cgroup(mounted / f"agentrl-runner-{_gone()}-1")
+    group = Cgroup(mounted / f"agentrl-runner-{_dead_owner()}-1")
     (group.folder / "runner").mkdir(parents=True)
     (box := group.folder / "box1").mkdir()
     runner = subprocess.Popen(group.command(["sleep", "60"]))

@@ -9,27 +9,22 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from agentrl_cli.commands import main
-from agentrl_cli.config import SandboxConfig
-from agentrl_cli.errors import SandboxUnavailable
 from agentrl_cli.sandbox import ExecResult, Sandbox, Session, launch, owner
 from agentrl_cli.sandbox.pool import SPARES
 from agentrl_cli.sandbox.runner_process import AT_ONCE, Process
+from tests.helpers.processes import comes, descendants, soon
+from tests.helpers.sandbox import open_sandbox
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
 
 
 async def opened() -> Sandbox:
-    try:
-        return await Sandbox.open(SandboxConfig(backend="ns", workers=1))
-    except SandboxUnavailable as problem:
-        pytest.skip(f"{problem.message} {problem.hint}")
+    return await open_sandbox(backend="ns", workers=1)
 
 
 async def _open_and_close() -> None:
@@ -44,8 +39,8 @@ def test_a_real_run_that_ends_early_leaves_nothing(number: signal.Signals, tmp_p
     with open(tmp_path / "log", "wb") as log:
         run = subprocess.Popen(command, cwd=tmp_path / "p", env=ENV, stdout=log, stderr=log)
     try:
-        assert _comes(lambda: bool(_rows(tmp_path / "p"))), (tmp_path / "log").read_text()
-        started = {pid: owner.born(str(pid)) for pid in _below(run.pid)}
+        assert comes(lambda: bool(_rows(tmp_path / "p"))), (tmp_path / "log").read_text()
+        started = {pid: owner.born(str(pid)) for pid in descendants(run.pid)}
         assert any(b"sandbox/main.py" in _line(pid) for pid in started), "episodes run, so a runner does"
         run.send_signal(number)
         code = run.wait(20)
@@ -53,7 +48,7 @@ def test_a_real_run_that_ends_early_leaves_nothing(number: signal.Signals, tmp_p
         run.kill()
         run.wait()
     assert code == (130 if number == signal.SIGINT else -signal.SIGKILL), (tmp_path / "log").read_text()
-    assert _comes(lambda: not [pid for pid, born in started.items() if owner.born(str(pid)) == born])
+    assert comes(lambda: not [pid for pid, born in started.items() if owner.born(str(pid)) == born])
     assert _of(Path(tempfile.gettempdir()), run.pid) == []
     if number == signal.SIGKILL:
         asyncio.run(_open_and_close())  # the next start sweeps what is left
@@ -80,25 +75,6 @@ def _line(pid: int) -> bytes:
         return b""
 
 
-def _below(pid: int) -> list[int]:
-    """Descendants of a process, those of its threads included."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += [int(child) for child in task.read_text().split()]
-        except OSError:
-            continue
-    return found + [deeper for child in found for deeper in _below(child)]
-
-
-def _comes(condition: Callable[[], bool]) -> bool:
-    for _ in range(1500):
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
-
-
 DEEP = """
 import os, time
 os.makedirs("a/shut"); os.chmod("a/shut", 0)
@@ -111,11 +87,7 @@ SITS = "mkdir -p d/e; cd /; exec env -i sleep 45679.5"
 
 
 async def test_a_killed_runners_resources_are_removed() -> None:
-    try:
-        sandbox = await Sandbox.open(SandboxConfig(backend="landlock", min_level="landlock", workers=1, wall=60.0))
-    except SandboxUnavailable as problem:
-        pytest.skip(f"{problem.message} {problem.hint}")
-    async with sandbox:
+    async with await open_sandbox(backend="landlock", min_level="landlock", workers=1, wall=60.0) as sandbox:
         session, deep = await sandbox.session(), await sandbox.session()
         await session.cell("x = 6")
         stopped = await deep.run(DEEP)
@@ -124,14 +96,14 @@ async def test_a_killed_runners_resources_are_removed() -> None:
         (runner,) = sandbox.pool.runners[()]
         assert isinstance(runner, Process) and (await session.cell("x * 7")).stdout == "42\n"
         sitting = asyncio.ensure_future(session.bash(SITS))
-        assert await _soon(lambda: any(b"45679.5" in _line(pid) for pid in _below(runner.process.pid)))
-        started = {pid: owner.born(str(pid)) for pid in _below(runner.process.pid)}
+        assert await soon(lambda: any(b"45679.5" in _line(pid) for pid in descendants(runner.process.pid)))
+        started = {pid: owner.born(str(pid)) for pid in descendants(runner.process.pid)}
         assert runner.alive and not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
         runner.process.kill()
         runner.process.wait()
         await sandbox.pool.inspect()
         assert not runner.folder.exists()
-        assert await _soon(lambda: not [pid for pid, born in started.items() if owner.born(str(pid)) == born])
+        assert await soon(lambda: not [pid for pid, born in started.items() if owner.born(str(pid)) == born])
         sitting.cancel()
         await asyncio.gather(sitting, return_exceptions=True)
         assert (await session.cell("x * 7")).stdout == "42\n"
@@ -139,11 +111,7 @@ async def test_a_killed_runners_resources_are_removed() -> None:
 
 
 async def test_a_folder_that_a_neighbour_closed_is_opened_again() -> None:
-    try:
-        sandbox = await Sandbox.open(SandboxConfig(backend="landlock", min_level="landlock", workers=1))
-    except SandboxUnavailable as problem:
-        pytest.skip(f"{problem.message} {problem.hint}")
-    async with sandbox:
+    async with await open_sandbox(backend="landlock", min_level="landlock", workers=1) as sandbox:
         closing, other = await sandbox.session(), await sandbox.session()
         assert (await closing.cell("import os; x = 6; os.chmod('..', 0)")).ok
         for _ in range(SPARES + 2):  # more than stand ready
@@ -153,14 +121,6 @@ async def test_a_folder_that_a_neighbour_closed_is_opened_again() -> None:
         (runner,) = sandbox.pool.runners[()]
         assert isinstance(runner, Process) and not any(name.startswith("sandbox_") for name in sandbox.counts)
     assert not runner.folder.exists()
-
-
-async def _soon(condition: Callable[[], bool]) -> bool:
-    for _ in range(250):
-        if condition():
-            return True
-        await asyncio.sleep(0.02)
-    return False
 
 
 PREY = """
@@ -184,7 +144,7 @@ def test_canaries_of_a_killed_process_are_swept() -> None:
         host.kill()
         host.wait()
     launch.sweep()
-    assert not Path(folder).exists() and born and _comes(lambda: owner.born(pid) != born)
+    assert not Path(folder).exists() and born and comes(lambda: owner.born(pid) != born)
 
 
 CLOCK = "import time; a = time.monotonic(); time.sleep(0.1); print(a, time.monotonic())"

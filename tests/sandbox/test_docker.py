@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,11 @@ from agentrl_cli.sandbox import Sandbox, Status, container, grade, image, owner
 from agentrl_cli.sandbox.attack_suite import attack, attacks
 from agentrl_cli.sandbox.launch import Launch
 from agentrl_cli.sandbox.results import Limits
+from tests.helpers.processes import comes
 from tests.sandbox.test_attacks import CHEATS, HONEST, HOST, TESTS
 
 
-async def test_without_an_engine_the_message_says_so(tmp_path: Path) -> None:
+async def test_a_missing_engine_is_named(tmp_path: Path) -> None:
     before = os.environ.get("DOCKER_HOST")
     os.environ["DOCKER_HOST"] = f"unix://{tmp_path}/none.sock"
     try:
@@ -200,10 +201,10 @@ async def test_closing_leaves_no_container(api: Any) -> None:
 
 
 async def test_a_dead_processes_resources_are_swept(api: Any) -> None:
-    gone = f"999999999-1-{owner.name().split('-')[2]}"
-    labels = {container.LABEL: container._machine(), "agentrl.process": gone}
+    dead = f"999999999-1-{owner.name().split('-')[2]}"
+    labels = {container.LABEL: container._machine(), "agentrl.process": dead}
     left = api.create_container(image.tag(), ["sleep", "60"], labels=labels)["Id"]
-    mine = {container.LABEL: "another machine", "agentrl.process": gone}
+    mine = {container.LABEL: "another machine", "agentrl.process": dead}
     other = api.create_container(image.tag(), ["sleep", "60"], labels=mine)["Id"]
     try:
         assert container.sweep(api) <= 1  # another test's start may have done it
@@ -224,7 +225,7 @@ def test_nothing_is_left_when_the_host_dies(api: Any, number: signal.Signals) ->
         time.sleep(0.5)
         host.send_signal(number)
         host.wait(10)
-    assert _comes(lambda: not _of(api, host.pid), 10), "the container is still there"
+    assert comes(lambda: not _of(api, host.pid), 10), "the container is still there"
 
 
 RUNS = {
@@ -244,12 +245,12 @@ def test_a_run_that_is_interrupted_leaves_no_container(api: Any, command: str, t
             [sys.executable, "-m", "agentrl_cli", command, *words], cwd=tmp_path / "p", env=env, stdout=log, stderr=log
         )
     try:
-        assert _comes(lambda: bool(_of(api, run.pid)) or run.poll() is not None, 60)
+        assert comes(lambda: bool(_of(api, run.pid)) or run.poll() is not None, 60)
         time.sleep(1.0)  # episodes run in it
         assert _of(api, run.pid) and run.poll() is None, (tmp_path / "log").read_text()
         run.send_signal(signal.SIGINT)
         assert run.wait(60) == 130, (tmp_path / "log").read_text()
-        assert _comes(lambda: not _of(api, run.pid), 10)
+        assert comes(lambda: not _of(api, run.pid), 10)
     finally:
         run.kill()
         run.wait()
@@ -259,15 +260,6 @@ def _of(api: Any, pid: int) -> list[str]:
     """Containers of a process."""
     found = api.containers(all=True, filters={"label": container.LABEL})
     return [one["Id"] for one in found if one["Labels"]["agentrl.process"].startswith(f"{pid}-")]
-
-
-def _comes(condition: Callable[[], bool], seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def test_the_tag_depends_on_the_content(api: Any) -> None:

@@ -15,23 +15,21 @@ import pytest
 from agentrl_cli.commands import main
 from agentrl_cli.commands.rescore import packages
 from agentrl_cli.config import Config, RolloutConfig, SandboxConfig
-from agentrl_cli.errors import ConfigError, MissingDependency, SandboxUnavailable
+from agentrl_cli.errors import ConfigError, MissingDependency
 from agentrl_cli.sandbox import Sandbox, Session, grade
 from agentrl_cli.sandbox.options import read_options
 from agentrl_cli.servers.tool_server.journal import Journal
 from agentrl_cli.servers.tool_server.trajectories import Call, Trajectories
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.tools import as_tool, tool
+from tests.helpers.sandbox import open_sandbox
 
 TASK_PY = "def right(episode, ctx): return 1.0\nREWARDS = {'right': right}\n"
 TASK_YAML = "name: made\ntools: [run_python]\nrewards: {right: {primary: true}}\nsandbox: SANDBOX\n"
 
 
 async def opened(**settings: Any) -> Sandbox:
-    try:
-        return await Sandbox.open(SandboxConfig(workers=1, **settings))
-    except SandboxUnavailable as problem:
-        pytest.skip(f"{problem.message} {problem.hint}")
+    return await open_sandbox(workers=1, **settings)
 
 
 @pytest.fixture
@@ -180,7 +178,7 @@ async def test_of_a_python_in_a_home_only_programs_and_libraries_are_visible(san
 def test_scoring_again_finds_the_packages_of_the_packs(tmp_path: Path) -> None:
     pack(tmp_path, "{imports: [numpy]}")
     config = Config()
-    config.task.packs = ["made", "code-task", "gone"]
+    config.task.packs = ["made", "code-task", "missing"]
     assert packages(config, tmp_path) == ("numpy",)
 
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -22,15 +22,13 @@ from agentrl_cli.sandbox.pool import SPARES
 from agentrl_cli.sandbox.runner_process import PATIENCE, Process, Runner
 from agentrl_cli.tools.base import ToolContext
 from agentrl_cli.tools.run_python import TOOL as run_python
+from tests.helpers.processes import comes, descendants
+from tests.helpers.sandbox import open_sandbox
 
 
 @pytest.fixture
 async def sandbox() -> AsyncIterator[Sandbox]:
-    try:
-        opened = await Sandbox.open(SandboxConfig(workers=1, wall=2.0))
-    except SandboxUnavailable as problem:
-        pytest.skip(f"{problem.message} {problem.hint}")
-    async with opened:
+    async with await open_sandbox(workers=1, wall=2.0) as opened:
         yield opened
 
 
@@ -59,7 +57,7 @@ async def test_a_runner_that_is_stuck_is_replaced(sandbox: Sandbox) -> None:
     await session.cell("x = 41")
     (stuck,) = sandbox.pool.runners[()]
     process = the_process(sandbox)
-    for pid in (process.pid, *_descendants(process.pid)):
+    for pid in (process.pid, *descendants(process.pid)):
         os.kill(pid, signal.SIGSTOP)
     assert (await session.cell("x + 1", wall=0.2)).stdout == "42\n"
     (runner,) = sandbox.pool.runners[()]
@@ -131,7 +129,7 @@ async def test_many_executions_in_a_row_leave_nothing(sandbox: Sandbox) -> None:
             assert (await session.run("pass")).ok
 
     def counts() -> tuple[int, int, int]:
-        jail = [pid for pid in _descendants(the_process(sandbox).pid) if Path(f"/proc/{pid}").exists()]
+        jail = [pid for pid in descendants(the_process(sandbox).pid) if Path(f"/proc/{pid}").exists()]
         open_there = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in jail)
         return len(os.listdir("/proc/self/fd")), len(jail), open_there
 
@@ -143,11 +141,6 @@ async def test_many_executions_in_a_row_leave_nothing(sandbox: Sandbox) -> None:
 
     before = await settled()
     assert await settled() == before
-
-
-def _descendants(pid: int) -> list[int]:
-    found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return found + [deeper for child in found for deeper in _descendants(child)]
 
 
 async def test_requested_packages_can_be_imported(sandbox: Sandbox) -> None:
@@ -204,7 +197,7 @@ async def test_idle_runners_and_spare_boxes_are_checked(sandbox: Sandbox) -> Non
     await sandbox.pool.inspect()
     await sandbox.pool.inspect()  # the answer to the first ping
     assert sandbox.pool.runners[()] == [runner] and not runner.stuck()
-    for pid in (runner.process.pid, *_descendants(runner.process.pid)):
+    for pid in (runner.process.pid, *descendants(runner.process.pid)):
         os.kill(pid, signal.SIGSTOP)
     for spare in runner.spares:
         spare.heard -= 60.0
@@ -228,7 +221,7 @@ async def test_a_runner_that_leaves_pings_unanswered_is_replaced(sandbox: Sandbo
     await session.cell("x = 41")
     (runner,) = sandbox.pool.runners[()]
     assert isinstance(runner, Process)
-    for pid in _descendants(runner.process.pid):
+    for pid in descendants(runner.process.pid):
         os.kill(pid, signal.SIGSTOP)
     await sandbox.pool.inspect()
     runner._asked -= PATIENCE + 1.0
@@ -260,11 +253,7 @@ class Own(Process):
 
 async def test_a_users_own_backend() -> None:
     here = "tests.sandbox.test_pool:"
-    try:
-        sandbox = await Sandbox.open(SandboxConfig(backend=f"{here}Own", min_level="landlock", workers=1))
-    except SandboxUnavailable as problem:
-        pytest.skip(f"{problem.message} {problem.hint}")
-    async with sandbox:
+    async with await open_sandbox(backend=f"{here}Own", min_level="landlock", workers=1) as sandbox:
         result = await sandbox.run("print(6 * 7)")
         assert (result.stdout, result.level, sandbox.level) == ("42\n", "landlock", "landlock")
         assert isinstance(sandbox.pool.runners[()][0], Own)
@@ -277,29 +266,21 @@ async def test_a_users_own_backend() -> None:
 
 def test_a_killed_processes_resources_are_swept_everywhere(tmp_path: Path) -> None:
     left = subprocess.Popen(["sleep", "60"])
-    gone = f"{left.pid}-{owner.born(str(left.pid))}-{owner.name().split('-')[2]}"
-    assert not owner.has_ended(gone) and not owner.has_ended(owner.name()) and not owner.has_ended("12-34")
+    dead = f"{left.pid}-{owner.born(str(left.pid))}-{owner.name().split('-')[2]}"
+    assert not owner.has_ended(dead) and not owner.has_ended(owner.name()) and not owner.has_ended("12-34")
     left.kill()
     left.wait()
-    assert owner.has_ended(f"{gone}-7") and not owner.has_ended(gone.rpartition("-")[0] + "-5")
-    folder = Path(tempfile.gettempdir(), f"agentrl-work-{gone}-1-abc")
+    assert owner.has_ended(f"{dead}-7") and not owner.has_ended(dead.rpartition("-")[0] + "-5")
+    folder = Path(tempfile.gettempdir(), f"agentrl-work-{dead}-1-abc")
     (folder / "1").mkdir(parents=True)
     daemon = subprocess.Popen(["sleep", "60"], cwd=folder / "1")
     assert launch.sweep() >= 1
     assert daemon.wait(5) == -signal.SIGKILL and not folder.exists()
     if cgroup.place() is None:
         return
-    group = cgroup._make(Path("/sys/fs/cgroup/memory"), f"agentrl-runner-{gone}-1", 64 << 20)
+    group = cgroup._make(Path("/sys/fs/cgroup/memory"), f"agentrl-runner-{dead}-1", 64 << 20)
     if group is not None:  # another parent than where ours would be now
         with subprocess.Popen(group.command(["sleep", "60"])) as hog:
-            assert _comes(lambda: bool((group.folder / "runner" / "cgroup.procs").read_text()))
+            assert comes(lambda: bool((group.folder / "runner" / "cgroup.procs").read_text()))
             assert cgroup.sweep() >= 1 and hog.wait(5) == -signal.SIGKILL
         assert not group.folder.exists()
-
-
-def _comes(condition: Callable[[], bool]) -> bool:
-    for _ in range(200):
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False

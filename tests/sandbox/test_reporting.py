@@ -122,8 +122,8 @@ def test_a_run_without_isolation_is_marked_everywhere(tmp_path: Path, capsys: py
     with Store.open(db, readonly=True) as store:
         row = store.episodes.row(episode)
         assert row.level == "bare" and row.run_id is not None
-        told = [event for event in store.journal.events(row.run_id) if event["kind"] == "no_isolation"]
-        assert [event["data"]["level"] for event in told] == ["bare"]  # once, however many rounds a run has
+        events = [event for event in store.journal.events(row.run_id) if event["kind"] == "no_isolation"]
+        assert [event["data"]["level"] for event in events] == ["bare"]  # once, however many rounds a run has
         alerts = [alert for alert in store.journal.alerts(row.run_id) if alert["name"] == "no_isolation"]
         assert [alert["level"] for alert in alerts] == ["bad"] and "isolates NOTHING" in str(alerts[0]["text"])
     for command in (["show", episode], ["replay", episode, "--plain"]):
@@ -174,9 +174,9 @@ def test_what_is_refused_is_not_warned_of(tmp_path: Path, capsys: pytest.Capture
     for backend in ("bare", f"{__name__}:Naked"):
         accepted = [*run[:-1], f"sandbox.backend={backend}", "--set", "sandbox.min_level=bare"]
         assert main(accepted) == 0
-        told = capsys.readouterr()
+        output = capsys.readouterr()
         who = "runs as an ordinary user of this machine" if os.geteuid() == 0 else "runs as you"
-        assert who in told.err and (int(told.out) == os.getuid()) == (os.geteuid() != 0)
+        assert who in output.err and (int(output.out) == os.getuid()) == (os.geteuid() != 0)
         assert main(["sandbox", "attack", *accepted[3:]]) == 2
         assert "Level bare isolates nothing" in capsys.readouterr().err
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import SandboxUnavailable
 from agentrl_cli.sandbox import Sandbox, Status, container, grade, image
 from agentrl_cli.sandbox.channel import guest_module
+from tests.helpers.sandbox import open_sandbox
 
 HONEST = """
 import asyncio, concurrent.futures, multiprocessing, socket, sqlite3, subprocess, tempfile
@@ -42,10 +42,7 @@ if __name__ == '__main__':
 
 
 async def opened(level: str) -> Sandbox:
-    try:
-        return await Sandbox.open(SandboxConfig(backend=level, min_level="landlock", workers=1, wall=10.0))
-    except SandboxUnavailable as problem:
-        pytest.skip(f"{problem.message} {problem.hint}")
+    return await open_sandbox(backend=level, min_level="landlock", workers=1, wall=10.0)
 
 
 @pytest.mark.parametrize("level", ["ns", "landlock"])
@@ -121,6 +118,6 @@ async def test_right_output_that_is_long_is_right() -> None:
         assert wrong.passed == 0 and "expected" in wrong.failures[0]
         cut = await grade(session, "for n in range(99_000): print(f'{n:06d}')", [long])
         assert cut.passed == 0 and "KiB of output that are compared" in cut.failures[0]
-        # A cut that is shorter than the line that says so is one, too.
+        # A cut that is shorter than the line that reports it is one, too.
         result = await session.run("print('x' * (64 * 1024 + 4))")
         assert result.truncated and "5 bytes left out" in result.stdout

@@ -120,7 +120,7 @@ async def test_a_screen_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPat
     async def nowhere(_: object = None) -> None:
         return None
 
-    monkeypatch.setattr(screens, "PATIENCE", 0.2)
+    monkeypatch.setattr(screens, "PATIENCE", 0.2)  # a constant that no user sets; the test would take its time
     # Deaf to `quit`, and its stdout is never closed: textual-serve alone would wait for ever.
     screen = AppService(
         f"exec {sys.executable} -c 'import time; time.sleep(600)'",

@@ -26,10 +26,10 @@ from agentrl_cli.rollout import Job
 from agentrl_cli.servers.tool_server.app import Busy, ToolServer
 from agentrl_cli.servers.tool_server.journal import Journal
 from agentrl_cli.servers.tool_server.trajectories import Call, Trajectories
-from agentrl_cli.tasks import load_pack
 from agentrl_cli.tools import Tool, ToolContext, as_tool, tool
 from agentrl_cli.tools.remote import connect, remote_tools
 from agentrl_cli.types import Outcome, ToolResult
+from tests.helpers.processes import alive, descendants
 from tests.helpers.remote import server
 from tests.rollout.test_rollout import call, pack_of, rollout_of
 
@@ -338,36 +338,6 @@ async def test_a_batch_is_answered_in_order_whatever_goes_wrong_in_it(tmp_path: 
         assert (await remote.post("/v1/close", {"trajectories": ["t", "u", "missing"]})) == {"closed": ["t", "u"]}
 
 
-async def test_a_tool_runs_as_often_at_once_as_it_says(tmp_path: Path) -> None:
-    running = most = 0
-
-    @tool(concurrency=2)
-    async def narrow() -> str:
-        """Wait in a narrow place."""
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.02)
-        running -= 1
-        return "through"
-
-    @tool()
-    async def wide() -> str:
-        """Wait where there is room."""
-        await asyncio.sleep(0.02)
-        return str(running)
-
-    async with served(tmp_path, [narrow, wide]) as (server, address), connect(address, token="secret") as remote:
-        for n in range(6):
-            await remote.post("/v1/open", {"trajectory": str(n)})
-        calls: list[dict[str, Any]] = [
-            {"trajectory": str(n), "key": k, "name": k, "arguments": {}} for n in range(6) for k in ("narrow", "wide")
-        ]
-        answers = (await remote.post("/v1/call", {"calls": calls}))["results"]
-        assert [a["result"]["text"] for a in answers[::2]] == ["through"] * 6 and most == 2
-        assert server.trajectories.counts == {("narrow", "ok"): 6, ("wide", "ok"): 6}
-
-
 async def test_pictures_travel(tmp_path: Path) -> None:
     def draw() -> ToolResult:
         """Draw."""
@@ -477,77 +447,6 @@ async def test_a_rollout_on_a_server_that_is_killed_loses_no_episode(tmp_path: P
         assert await asyncio.wait_for(server.wait(), 20) == 0
 
 
-TASK = """
-from agentrl_cli.tools import tool
-
-@tool(external=True, timeout=60)
-async def send(text: str) -> str:
-    \"\"\"Send a mail.
-
-    Args:
-        text: What.
-    \"\"\"
-    import asyncio
-    await asyncio.sleep(60)
-    return "sent"
-
-TOOLS = [send]
-REWARDS = {"r": lambda episode, ctx: 1.0}
-"""
-
-
-async def test_an_external_call_in_flight_ends_its_episode_and_no_other(tmp_path: Path) -> None:
-    """`kill -9` while a mail is sent: whether it went is not known, so the episode is masked; a sum goes on."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train.jsonl").write_text('{"id": "a", "prompt": "x"}\n')
-    (tmp_path / "task.py").write_text(TASK)
-    (tmp_path / "task.yaml").write_text(
-        "name: mail\nsandbox: false\ntools: [send, calculator]\nrewards: {r: {primary: true}}\n"
-    )
-    (tmp_path / "agentrl.yaml").write_text("task: {packs: ['.']}\n")
-    ours = load_pack(str(tmp_path)).tools
-    server, address = await started(tmp_path)
-    try:
-        async with connect(address, token="secret", patience=60) as remote:
-            there = remote_tools(remote, await remote.schemas(), ours)
-            pack = replace(pack_of(tools=[]), tools=there)
-            task = pack.tasks("train")[0]
-            mail = asyncio.create_task(rollout_of(pack, [call("send", text="hi"), "5"]).episode(Job(task, 1)))
-            with contextlib.closing(sqlite3.connect(tmp_path / "j.db")) as journal:
-                while not journal.execute("SELECT count(*) FROM calls").fetchone()[0]:
-                    await asyncio.sleep(0.02)
-            server.send_signal(signal.SIGKILL)
-            await server.wait()
-            server, _ = await started(tmp_path)
-            other = await rollout_of(pack, [call("calculator", expression="2+3"), "5"]).episode(Job(task, 2))
-            lost = await mail
-        assert lost.outcome is Outcome.ENV_ERROR and "in flight" in lost.error and not lost.reward_parts
-        assert other.outcome is Outcome.SOLVED
-    finally:
-        server.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(server.wait(), 20) == 0
-
-
-def descendants(pid: int) -> set[int]:
-    """Process ids below one."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    below = {pid}
-    while more := {child for child, parent in parents.items() if parent in below} - below:
-        below |= more
-    return below - {pid}
-
-
-def runs(pid: int) -> bool:
-    """Whether a process runs and is not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 async def test_a_server_that_is_ended_lets_calls_finish_and_frees_its_sandboxes(tmp_path: Path) -> None:
     (tmp_path / "agentrl.yaml").write_text("task: {packs: [code-task]}\nsandbox: {min_level: landlock, workers: 1}\n")
     server, address = await started(tmp_path)
@@ -567,7 +466,7 @@ async def test_a_server_that_is_ended_lets_calls_finish_and_frees_its_sandboxes(
                 assert (await answer)["results"][0]["result"]["text"].strip() == "42"
                 assert await asyncio.wait_for(server.wait(), 20) == 0
                 assert journal.execute("SELECT count(result) FROM calls").fetchone()[0] == 2
-        assert not [pid for pid in boxes if runs(pid)]
+        assert not [pid for pid in boxes if alive(pid)]
         assert not (tmp_path / "tools.sock").exists()
     finally:
         if server.returncode is None:

@@ -60,7 +60,7 @@ def test_a_stopped_training_resumes_to_the_same_weights(trained: Path, tmp_path:
 
 
 def test_only_the_number_of_steps_may_change_on_resuming(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no stopped training"):
+    with pytest.raises(UsageError, match="No stopped training"):
         make_bundled(SMALL, tmp_path / "none", resume=True)
     counter = itertools.count(1)
     assert not make_bundled(SMALL, tmp_path / "a", stop=lambda: next(counter) == 1)
@@ -132,7 +132,7 @@ def test_the_command_trains_and_resumes(tmp_path: Path, capfd: pytest.CaptureFix
     assert "not empty" in capfd.readouterr().err
     assert main(["sft", out, "--recipe", str(recipe), "--steps", "2", "--resume"]) == 0
     assert main(["sft", str(tmp_path / "new"), "--recipe", str(recipe), "--resume"]) == 2
-    assert "no stopped training" in capfd.readouterr().err
+    assert "No stopped training" in capfd.readouterr().err
     recipe.write_text("architecture: {}\nstep: 3\n", encoding="utf-8")
     assert main(["sft", str(tmp_path / "bad"), "--recipe", str(recipe)]) == 2
     with pytest.raises(ConfigError, match="step"):

@@ -156,7 +156,7 @@ def test_episodes_and_demonstrations_in_one_step(
         seen.append([bytes(i - 5 for i in s.ids if i >= 5).decode("latin1") for group in groups for s in group])
         return inner(model, groups, budget)
 
-    monkeypatch.setattr(sft, "_backward", look)
+    monkeypatch.setattr(sft, "_backward", look)  # only looks on: no output shows what a step was made of
     args = ["sft", str(tmp_path / "both"), "--from-store", "kind:train", "--demonstrations", "0.25", "--steps", "2"]
     assert main([*args, "--project", str(project), "--lr", "0.01"]) == 0, capfd.readouterr().err
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
@@ -183,7 +183,7 @@ def test_a_cold_start_from_demonstrations_alone(
         budgets.add(budget)
         return inner(model, groups, budget)
 
-    monkeypatch.setattr(sft, "_backward", look)
+    monkeypatch.setattr(sft, "_backward", look)  # only looks on: no output shows what a step was made of
     assert main(["sft", str(tmp_path / "cold"), "--steps", "30", *args]) == 0
     assert json.loads(capfd.readouterr().out)["loss"] < 5.2, "a uniform guess costs ln 261 = 5.56"
     assert budgets == {64}

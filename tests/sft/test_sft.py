@@ -7,15 +7,13 @@ import itertools
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import Tokenizer
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.paths import bundled_model
-from agentrl_cli.sft.train import SPECIALS, Recipe, demonstrations, drill, encode, load_recipe, make, rate
+from agentrl_cli.sft.train import Recipe, demonstrations, drill, encode, load_recipe, make, rate
 from agentrl_cli.tasks import load_pack
 
 SMALL = Recipe(
@@ -46,28 +44,6 @@ def test_a_seed_gives_the_same_weights_and_another_seed_others(tmp_path: Path) -
     weights = {name: (tmp_path / name / "model.safetensors").read_bytes() for name in "abc"}
     assert weights["a"] == weights["b"] != weights["c"]
     assert (tmp_path / "a" / "tokenizer.json").read_bytes() == (tmp_path / "b" / "tokenizer.json").read_bytes()
-
-
-def test_what_it_writes_is_a_hugging_face_folder(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    losses: list[float] = []
-    make(SMALL, tmp_path, lambda step, loss, seconds: losses.append(loss))
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    assert model.config.model_type == "qwen3" and len(losses) == 8
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Say: 12"}], tokenize=False, add_generation_prompt=True
-    )
-    assert text == "<|im_start|>user\nSay: 12<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.encode("<tool_call>", add_special_tokens=False) == [SPECIALS.index("<tool_call>")]
-
-
-def test_training_lowers_the_loss(tmp_path: Path) -> None:
-    losses: list[float] = []
-    torch.manual_seed(0)
-    make(dataclasses.replace(SMALL, steps=60, drills=0, rows=8), tmp_path, lambda step, loss, s: losses.append(loss))
-    assert np.mean(losses[-10:]) < 0.75 * np.mean(losses[:10])
 
 
 def test_only_what_a_model_would_sample_is_trained() -> None:

@@ -88,8 +88,6 @@ def sentence(found: tuple[int, str]) -> str:
     [
         ("train --resume last --steps 40", "runs", 60, "the store"),
         ("train --resume last --steps 40", "runs", 300, "the checkpoint"),
-        ("train --resume last --steps 40", "runs", 900, "the "),
-        ("rollout -n 6", "runs", 90, "the store"),
         ("merge last@2 small/out", "small", 30, "small/out"),
         ("db backup small/copy.db", "small", 30, "the store small/copy.db"),
         ("db prune --what half --keep= --yes", "runs", 0, "the store"),
@@ -106,7 +104,6 @@ def test_a_full_disk_is_one_sentence(trained: Path, command: str, folder: str, s
     [
         ("train", "the store"),
         ("train --resume last --steps 3", ""),
-        ("rollout -n 1", "the store"),
         ("merge last@2 small/out", "small/out"),
         ("init code-task small/new", "small/new"),
         ("runs rename last other", "the store"),

@@ -189,7 +189,7 @@ def test_parquet_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "data" / "train.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(DataError, match=r"train\.parquet cannot be read as parquet"):
         load_pack(folder).tasks("train")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as where it is not installed
     with pytest.raises(MissingDependency) as caught:
         load_pack(folder).tasks("train")
     assert "agentrl-cli[data]" in caught.value.hint
@@ -232,7 +232,7 @@ def test_a_dataset_that_was_saved_to_disk(folder: Path) -> None:
 
 
 def test_without_datasets_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as where it is not installed
     with pytest.raises(MissingDependency, match="needs the package `datasets`"):
         list(Source("hub", "a/b", folder).rows())
 

@@ -11,21 +11,18 @@ from typing import Any
 import pytest
 
 from agentrl_cli.commands import main
-from agentrl_cli.config import SandboxConfig
-from agentrl_cli.errors import SandboxUnavailable, UsageError
+from agentrl_cli.errors import UsageError
 from agentrl_cli.sandbox import Sandbox, Session
 from agentrl_cli.tools import ToolContext, as_tool
 from agentrl_cli.tools.files import LINES, MAX_TEXT
 from agentrl_cli.types import ToolResult
+from tests.helpers.sandbox import open_sandbox
 
 
-@pytest.fixture(params=["ns", "landlock"])
+@pytest.fixture
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
-    try:
-        opened = await Sandbox.open(SandboxConfig(backend=request.param, min_level="landlock", workers=1, wall=2.0))
-    except SandboxUnavailable as problem:
-        pytest.skip(f"{problem.message} {problem.hint}")
-    async with opened:
+    level = getattr(request, "param", "ns")
+    async with await open_sandbox(backend=level, min_level="landlock", workers=1, wall=2.0) as opened:
         yield opened
 
 
@@ -62,6 +59,7 @@ async def test_bash_tells_exit_codes_limits_and_keeps_files_only(ctx: ToolContex
     assert (await call(ctx, "bash")).error == "bad_arguments"
 
 
+@pytest.mark.parametrize("sandbox", ["ns", "landlock"], indirect=True)
 async def test_python_bash_and_files_share_the_folder(ctx: ToolContext) -> None:
     await call(ctx, "run_python", code="open('a.txt', 'w').write('one\\ntwo\\n')")
     assert (await call(ctx, "files", action="view", path="./a.txt")).text == "1\tone\n2\ttwo"
@@ -88,31 +86,31 @@ async def test_view_shows_ranges_and_says_what_is_left(ctx: ToolContext) -> None
     assert (await call(ctx, "files", action="view", path="none")).text == "[none is empty]"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"action": "view", "path": "missing"}, "missing: there is no such file."),
-        ({"action": "view", "path": "bytes"}, "bytes is no text: 2 bytes that are not UTF-8"),
-        ({"action": "view", "path": "../x"}, "the path has to be relative and inside the work folder"),
-        ({"action": "view", "path": "/etc/passwd"}, "the path has to be relative and inside the work folder"),
-        ({"action": "view", "path": "a/b"}, "a part of the path is not a folder"),
-        ({"action": "list", "path": "missing"}, "there is no missing"),
-        ({"action": "write", "path": "a"}, "write needs text"),
-        ({"action": "write", "text": "x"}, "path is needed"),
-        ({"action": "write", "path": "d", "text": "x"}, "it is a folder"),
-        ({"action": "write", "path": "a", "text": "é" * MAX_TEXT}, f"a file may have {MAX_TEXT}"),
-        ({"action": "edit", "path": "a", "old": "x"}, "edit needs new"),
-        ({"action": "edit", "path": "a", "old": "q", "new": "x"}, "old does not occur in a; view it"),
-        ({"action": "edit", "path": "a", "old": "one", "new": "x"}, "old occurs 2 times in a (lines 1, 3); add what"),
-        ({"action": "edit", "path": "a", "old": "one", "new": "one"}, "old and new are the same"),
-        ({"action": "edit", "path": "a", "old": "", "new": "one"}, "old is empty"),
-    ],
-)
-async def test_what_goes_wrong_is_reported(ctx: ToolContext, arguments: dict[str, Any], says: str) -> None:
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"action": "view", "path": "missing"}, "missing: there is no such file."),
+    ({"action": "view", "path": "bytes"}, "bytes is no text: 2 bytes that are not UTF-8"),
+    ({"action": "view", "path": "../x"}, "the path has to be relative and inside the work folder"),
+    ({"action": "view", "path": "/etc/passwd"}, "the path has to be relative and inside the work folder"),
+    ({"action": "view", "path": "a/b"}, "a part of the path is not a folder"),
+    ({"action": "list", "path": "missing"}, "there is no missing"),
+    ({"action": "write", "path": "a"}, "write needs text"),
+    ({"action": "write", "text": "x"}, "path is needed"),
+    ({"action": "write", "path": "d", "text": "x"}, "it is a folder"),
+    ({"action": "write", "path": "a", "text": "é" * MAX_TEXT}, f"a file may have {MAX_TEXT}"),
+    ({"action": "edit", "path": "a", "old": "x"}, "edit needs new"),
+    ({"action": "edit", "path": "a", "old": "q", "new": "x"}, "old does not occur in a; view it"),
+    ({"action": "edit", "path": "a", "old": "one", "new": "x"}, "old occurs 2 times in a (lines 1, 3); add what"),
+    ({"action": "edit", "path": "a", "old": "one", "new": "one"}, "old and new are the same"),
+    ({"action": "edit", "path": "a", "old": "", "new": "one"}, "old is empty"),
+]
+
+
+async def test_what_goes_wrong_is_reported(ctx: ToolContext) -> None:
     await (await ctx.session()).write("bytes", b"\xff\xfe")
     await call(ctx, "bash", command="printf 'one\\ntwo\\none\\n' > a; mkdir d")
-    result = await call(ctx, "files", **arguments)
-    assert result.error == "exception" and result.text.startswith("Error: ") and says in result.text
+    for arguments, says in MISTAKES:
+        result = await call(ctx, "files", **arguments)
+        assert result.error == "exception" and result.text.startswith("Error: ") and says in result.text, arguments
     assert (await call(ctx, "bash", command="cat a")).text == "one\ntwo\none"
 
 
@@ -141,6 +139,7 @@ for name in ('hard', 'deep/hard'):
 """
 
 
+@pytest.mark.parametrize("sandbox", ["ns", "landlock"], indirect=True)
 async def test_links_lead_nowhere(ctx: ToolContext, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     canary.write_text("a secret of the host")

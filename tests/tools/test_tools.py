@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
@@ -221,31 +220,6 @@ def test_limits_belong_to_a_loop_and_tools_outlive_it() -> None:
         assert [result.text for result in asyncio.run(both())] == ["ok", "ok"]
 
 
-class Counter(Tool):
-    """State per episode."""
-
-    name = "count"
-    schema = {"type": "function", "function": {"name": "count", "description": "Count.", "parameters": {}}}  # noqa: RUF012
-
-    async def create(self, ctx: ToolContext) -> dict[str, int]:
-        return {"n": 0}
-
-    async def execute(self, state: dict[str, int], arguments: dict[str, Any]) -> ToolResult:
-        state["n"] += 1
-        return ToolResult(str(state["n"]))
-
-    async def reward(self, state: dict[str, int]) -> float:
-        return state["n"] / 10
-
-
-async def test_state_is_kept_per_episode() -> None:
-    tool = as_tool(Counter)
-    one, two = await tool.create(ToolContext()), await tool.create(ToolContext())
-    texts = [(await tool.call(state, {})).text for state in (one, one, two)]
-    assert texts == ["1", "2", "1"]
-    assert await tool.reward(one) == 0.2
-
-
 def test_refused_names_the_class_of_failure() -> None:
     names = {"add": 1}
     for name, arguments, kind in (
@@ -272,65 +246,6 @@ async def test_submit_and_finish_end_the_episode() -> None:
     assert (await call(as_tool("submit"), {"answer": "42"}, ctx)).done
     assert (await call(as_tool("finish"), {}, ctx)).done
     assert ctx.state == {"answer": "42", "finished": True}
-
-
-@dataclass
-class Cell:
-    """What a sandbox session answers, as run_python sees it."""
-
-    status: str = "ok"
-    infrastructure: bool = False
-    seconds: float = 0.1
-    level: str = "ns"
-
-    @property
-    def ok(self) -> bool:
-        return self.status == "ok"
-
-    def text(self) -> str:
-        return "42" if self.ok else f"Error: {self.status}"
-
-
-class Session:
-    """A session that plays given answers."""
-
-    def __init__(self, *cells: Cell) -> None:
-        self.cells = list(cells)
-        self.codes: list[str] = []
-        self.closed = False
-
-    async def cell(self, code: str) -> Cell:
-        self.codes.append(code)
-        return self.cells.pop(0)
-
-    async def close(self) -> None:
-        self.closed = True
-
-
-async def test_run_python_uses_one_lazily_opened_session() -> None:
-    session = Session(Cell(), Cell("memory"), Cell("protocol_error", infrastructure=True))
-    opened = 0
-
-    async def factory() -> Session:
-        nonlocal opened
-        opened += 1
-        return session
-
-    ctx = ToolContext(session_factory=factory)
-    tool = as_tool("run_python")
-    assert tool.schema["function"]["parameters"]["required"] == ["code"]
-    state = await tool.create(ctx)
-    assert ctx.opened is None
-    first, second = await tool.call(state, {"code": "6*7"}), await tool.call(state, {"code": "x"})
-    assert (first.text, first.error, first.level, first.seconds) == ("42", None, "ns", 0.1)
-    assert (second.text, second.error) == ("Error: memory", "memory")
-    with pytest.raises(SandboxFault, match="protocol_error"):
-        await tool.call(state, {"code": "y"})
-    assert opened == 1 and session.codes == ["6*7", "x", "y"]
-    await ctx.close()
-    assert session.closed and ctx.opened is None
-    with pytest.raises(ConfigError, match="needs a sandbox"):
-        await call(tool, {"code": "1"})
 
 
 @pytest.mark.parametrize(
@@ -432,20 +347,6 @@ def look_and_call(folder: Path) -> None:
     (folder / "mine.py").write_text('def shout(text: str) -> str:\n    """Shout."""\n    return text.upper()\n')
     code, out, _ = agentrl("call", "mine.py:shout", '{"text": "hi"}')
     assert (code, out) == (0, "HI\n")
-
-
-async def test_many_plain_functions_wait_at_the_same_time() -> None:
-    """More than asyncio's own pool has threads for, which is a few more than there are cores."""
-
-    def wait() -> str:
-        """Wait."""
-        time.sleep(0.3)
-        return "waited"
-
-    made = as_tool(wait)
-    started = time.monotonic()
-    results = await asyncio.gather(*(made.call(ToolContext(), {}) for _ in range(64)))
-    assert all(result.text == "waited" for result in results) and time.monotonic() - started < 2.4  # 4 s in eight rows
 
 
 async def test_what_a_thread_of_a_tool_raises_arrives() -> None:

@@ -26,6 +26,7 @@ from agentrl_cli.store import RunRow, Store
 from tests.helpers.train import spawn, trainer_of, write_model, write_project
 
 PPO = {"advantage": "gae", "drop_zero_variance": False}
+FULL: dict[str, Any] = {"enabled": False}
 ADAPTER = {"enabled": True, "r": 4}
 
 
@@ -73,11 +74,6 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "random")
-
-
 def train(project: Path, model: Path, **sections: Any) -> RunRow:
     async def go() -> RunRow:
         async with trainer_of(project, model, algo=PPO, train={"save_every": 1}, **sections) as trainer:
@@ -109,7 +105,7 @@ def _bytes(value: Any) -> Any:
     return [_bytes(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-@pytest.mark.parametrize("adapter", [{"enabled": False}, ADAPTER], ids=["full", "lora"])
+@pytest.mark.parametrize("adapter", [FULL, ADAPTER], ids=["full", "lora"])
 def test_every_damage_of_every_file_falls_back(tmp_path: Path, model: Path, adapter: dict[str, Any]) -> None:
     """With a value head. Undamaged but for its checksums, as older versions wrote it, a checkpoint still loads."""
     run = train(tmp_path, model, adapter=adapter)
@@ -122,10 +118,10 @@ def test_every_damage_of_every_file_falls_back(tmp_path: Path, model: Path, adap
     shutil.move(last, tmp_path / "away")
     before = resume(tmp_path, model, run, adapter=adapter)
     assert before[0] == 1 and before[2] != whole[2]
-    cases = [
-        (name, kind) for name in files for kind in DAMAGES if name == "trainer.pt" or kind not in ("pickle", "code")
-    ]
-    for name, kind in cases:
+    state, weights = ("pickle", "code"), ("trainer.pt", "model.safetensors", CHECKSUMS)
+    kinds = [kind for kind in DAMAGES if kind not in state] if adapter is FULL else ["bit"]
+    cases = [(name, kind) for name in files for kind in (kinds if name in weights else ("missing", "bit"))]
+    for name, kind in [*cases, *(("trainer.pt", kind) for kind in state)]:
         shutil.rmtree(last, ignore_errors=True)
         shutil.copytree(tmp_path / "intact", last)
         DAMAGES[kind](last / name)
@@ -145,7 +141,7 @@ def test_older_checkpoints_without_checksums(tmp_path: Path, model: Path) -> Non
     shutil.copytree(last, tmp_path / "intact")
     assert resume(tmp_path, model, run)[:2] == (2, [])
     for name in ("trainer.pt", "model.safetensors"):
-        for kind in sorted(set(DAMAGES) - {"bit"}):
+        for kind in ("cut", "garbage", "missing"):
             shutil.rmtree(last)
             shutil.copytree(tmp_path / "intact", last)
             DAMAGES[kind](last / name)

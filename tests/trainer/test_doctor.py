@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
-from agentrl_cli import doctor
 from agentrl_cli.commands import main
+from agentrl_cli.config import SandboxConfig
 from agentrl_cli.config.remote import RemoteConfig
-from agentrl_cli.doctor import Check, check_machine, sandbox_level
+from agentrl_cli.doctor import Check, check_machine, check_server, sandbox_level
 from agentrl_cli.policies.remote.policy import VLLM
 from tests.helpers.train import write_tokenizer
 
@@ -56,28 +55,26 @@ def test_the_minimum_of_the_project_counts(tmp_path: Path, capsys: pytest.Captur
         assert found["detail"].rstrip(": ") == found["detail"] and not found["fix"].startswith(" ")  # it says why
 
 
-def test_the_backend_of_the_project_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def told(settings: str) -> tuple[str, str, str]:
-        (tmp_path / "agentrl.yaml").write_text(f"sandbox: {settings}\n")
-        main(["doctor", "--json", "--project", str(tmp_path)])
-        check = next(check for check in json.loads(capsys.readouterr().out) if check["name"] == "sandbox")
-        return check["status"], check["detail"], check["fix"]
+def test_the_backend_of_the_project_counts(tmp_path: Path) -> None:
+    def found(backend: str, least: Any = "ns") -> Check:
+        checks = check_machine(tmp_path / "s.db", SandboxConfig(backend=backend, min_level=least))
+        return next(check for check in checks if check.name == "sandbox")
 
     if sandbox_level()[0] not in ("ns", "docker"):
         pytest.skip("no strong sandbox starts here")
-    status, detail, fix = told("{backend: landlock}")  # every command that runs code refuses it
-    assert status == "fail" and "weaker than sandbox.min_level ns" in detail and "min_level: landlock" in fix
-    status, detail, _ = told("{backend: nothing}")
-    assert status == "fail" and "Unknown sandbox backend 'nothing'" in detail
-    status, detail, _ = told("{backend: bare, min_level: bare}")
-    assert status == "warn" and "isolates NOTHING" in detail and "sandbox.backend is bare" in detail
+    weak = found("landlock")  # every command that runs code refuses it
+    assert weak.status == "fail" and "weaker than sandbox.min_level ns" in weak.detail
+    assert "min_level: landlock" in weak.fix
+    unknown = found("nothing")
+    assert unknown.status == "fail" and "Unknown sandbox backend 'nothing'" in unknown.detail
+    bare = found("bare", "bare")
+    assert bare.status == "warn" and "isolates NOTHING" in bare.detail and "sandbox.backend is bare" in bare.detail
 
 
-def test_a_store_that_is_none_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_that_is_none_fails(tmp_path: Path) -> None:
     (tmp_path / "s.db").write_text("this is no database, only text that is long enough to be looked at" * 20)
-    assert main(["doctor", "--json", "--db", str(tmp_path / "s.db")]) == 3
-    store = next(check for check in json.loads(capsys.readouterr().out) if check["name"] == "store")
-    assert store["status"] == "fail"
+    store = next(check for check in check_machine(tmp_path / "s.db") if check.name == "store")
+    assert store.status == "fail"
 
 
 def test_a_template_is_audited(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -120,15 +117,13 @@ class _Models(BaseHTTPRequestHandler):
 
 
 def test_the_server_that_samples_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(url: str, backend: str = "vllm") -> Check:
-        remote = RemoteConfig.model_validate({"backend": backend, "url": url})
-        checks = check_machine(tmp_path / "agentrl.db", remote=remote)
-        return next(check for check in checks if check.name == "server")
+    """The installed vLLM is a folder of metadata on the path, which is all that is read of one."""
 
-    for name in ("_sandbox", "_torch", "_engine"):  # slow, and tested above
-        monkeypatch.setattr(doctor, name, lambda *given: Check("left out", "ok", ""))
-    gone = asked("http://127.0.0.1:9/v1")
-    assert gone.status == "fail" and "cannot be reached" in gone.detail and "agentrl-cli[vllm]" in gone.fix
+    def asked(url: str, backend: str = "vllm") -> Check:
+        return check_server(RemoteConfig.model_validate({"backend": backend, "url": url}))
+
+    silent = asked("http://127.0.0.1:9/v1")
+    assert silent.status == "fail" and "cannot be reached" in silent.detail and "agentrl-cli[vllm]" in silent.fix
     assert "vllm" not in asked("http://127.0.0.1:9/v1", "openai").fix
     with HTTPServer(("127.0.0.1", 0), _Models) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -136,16 +131,14 @@ def test_the_server_that_samples_is_asked(tmp_path: Path, monkeypatch: pytest.Mo
         try:
             url = f"http://127.0.0.1:{server.server_port}/v1"
             for installed, status in (("", "ok"), (f"{VLLM}.3", "ok"), ("0.14.0", "warn")):
-                monkeypatch.setattr(doctor, "version", partial(_version, installed))
+                if installed:
+                    info = tmp_path / installed / f"vllm-{installed}.dist-info"
+                    info.mkdir(parents=True)
+                    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {installed}\n")
+                    monkeypatch.syspath_prepend(info.parent)
                 check = asked(url)
                 assert (check.status, bool(check.fix)) == (status, status == "warn"), installed
                 assert check.detail.startswith(f"vllm answers at {url}")
         finally:
             server.shutdown()
             thread.join()
-
-
-def _version(installed: str, name: str) -> str:
-    if name == "vllm" and not installed:
-        raise PackageNotFoundError(name)
-    return installed if name == "vllm" else version(name)

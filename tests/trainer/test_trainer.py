@@ -21,14 +21,9 @@ from agentrl_cli.learning.packing import Segment
 from agentrl_cli.models.load import load_model
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Fact, Outcome
-from tests.helpers.train import TASK_PY, episodes_of, trainer_of, write_model, write_pack
+from tests.helpers.train import TASK_PY, episodes_of, trainer_of, write_pack
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "random")
 
 
 async def test_every_episode_has_a_fact_and_every_step_its_metrics(tmp_path: Path, model: Path) -> None:
@@ -217,14 +212,6 @@ async def test_epochs_and_minibatches_are_optimizer_steps(tmp_path: Path, model:
             clipped = signals.clipped[mask].astype(bool)
             assert (signals.weight[mask][clipped] == 0).all()
         assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
-
-
-@pytest.mark.parametrize(("schedule", "expected"), [("constant", [1, 1, 1]), ("linear", [1, 2 / 3, 1 / 3])])
-async def test_warm_up_and_schedule(tmp_path: Path, model: Path, schedule: str, expected: list[float]) -> None:
-    train = {"steps": 5, "lr": 1e-3, "warmup_steps": 2, "schedule": schedule}
-    async with trainer_of(tmp_path, model, train=train) as trainer:
-        rates = [trainer.learner.learning_rate(step) for step in range(5)]
-    assert rates == pytest.approx([5e-4, 1e-3, *(1e-3 * share for share in expected)])
 
 
 async def test_greedy_sampling_cannot_train(tmp_path: Path, model: Path) -> None:

@@ -10,14 +10,9 @@ import pytest
 from agentrl_cli.errors import NotFound
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import load_pack
-from tests.helpers.train import trainer_of, write_model, write_pack
+from tests.helpers.train import trainer_of, write_pack
 
 EVERY = {"steps": 1, "eval_every": 1, "eval_samples": 1}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def evaluated(store: Store, run_id: str) -> set[str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from agentrl_cli.analysis.html import export_html, page_object
+from agentrl_cli.commands import main
 from agentrl_cli.store import EvalRow, RunRow, Store
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.common.layers import PALETTES, palette_name, shade
@@ -87,9 +86,8 @@ def test_steps_and_checkpoints_are_found_by_task(db: Path) -> None:
     assert quoted('a "b"') == '"a \\"b\\""'
 
 
-@pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x40", "80x24"])
-async def test_two_checkpoints_side_by_side(db: Path, size: tuple[int, int]) -> None:
-    async with replay(db).run_test(notifications=True, size=size) as pilot:
+async def test_two_checkpoints_side_by_side(db: Path) -> None:
+    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "I need the total")
         await pilot.press("V")
         text = await until_text(pilot, "checkpoints tried this task")
@@ -104,7 +102,7 @@ async def test_two_checkpoints_side_by_side(db: Path, size: tuple[int, int]) -> 
         await pilot.press("tab", "j", "k", "right", "down", "up", "3", "v")
         assert screen.side == 1 and screen.tokens(1).lens == "logp"
         await pilot.press("enter")
-        await until_text(pilot, "ep0" if size == WIDE else "group")
+        await until_text(pilot, "ep0")
 
 
 async def test_marks_are_kept(tmp_path: Path) -> None:
@@ -188,12 +186,12 @@ def test_a_secret_takes_the_tokens_with_it(tmp_path: Path) -> None:
     assert "[masked:api-key]" in facts["turns"][1]["messages"][0]
 
 
-def test_export_writes_the_page(db: Path, tmp_path: Path) -> None:
+def test_export_writes_the_page(db: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "g.html"
-    command = [sys.executable, "-m", "agentrl_cli", "export", EP, "--group", "--format", "html", "--db", str(db)]
-    done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "8 episodes" in done.stderr, done.stderr
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 2
+    command = ["export", EP, "--group", "--format", "html", "--db", str(db)]
+    assert main([*command, "-o", str(target)]) == 0
+    assert "8 episodes" in capfd.readouterr().err and target.is_file()
+    assert main(command) == 2
 
 
 def test_settings_file(tmp_path: Path) -> None:
@@ -207,21 +205,8 @@ def test_settings_file(tmp_path: Path) -> None:
         assert said in read_settings(path).problem
 
 
-async def test_keys_of_the_user(db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "screens.yaml"
-    path.write_text("keys:\n  replay.tag: ctrl+t\n")
-    monkeypatch.setenv("AGENTRL_SCREENS", str(path))
-    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "TOKEN 1/64")
-        await pilot.press("ctrl+t")
-        await until_text(pilot, "tags, with a minus")
-        await pilot.press("escape", "ctrl+p", *"bookmark")
-        await until_text(pilot, "replay.bookmark")
-
-
-@pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x40", "80x24"])
-async def test_runs_are_listed_and_lead_everywhere(db: Path, size: tuple[int, int]) -> None:
-    async with AgentApp(db, RunsScreen).run_test(notifications=True, size=size) as pilot:
+async def test_runs_are_listed_and_lead_everywhere(db: Path) -> None:
+    async with AgentApp(db, RunsScreen).run_test(notifications=True, size=WIDE) as pilot:
         text = await until_text(pilot, "grpo-06")
         assert "2 runs" in text and "120/400" in text and "grpo-07" in text
         assert "checkpoints: best 100" in await until_text(pilot, "REWARD")
@@ -238,7 +223,7 @@ async def test_runs_are_listed_and_lead_everywhere(db: Path, size: tuple[int, in
         await pilot.press("slash", "backspace", "backspace", "enter")
         await pilot.press("C")
         await until_text(pilot, "agentrl compare")
-        assert "grpo-06" in await until_text(pilot, "METRICS") or size == SMALL
+        assert "grpo-06" in await until_text(pilot, "METRICS")
 
 
 async def test_deleting_a_run_asks_and_takes_its_folder(tmp_path: Path) -> None:
@@ -310,9 +295,11 @@ def test_comparing_two_runs(db: Path) -> None:
     assert found.difference is not None and found.difference[0] == pytest.approx(5 / 12 - 1 / 2)
 
 
-def test_compare_prints_and_speaks_json(db: Path) -> None:
-    command = [sys.executable, "-m", "agentrl_cli", "compare", "grpo-06", "grpo-07", "--db", str(db)]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def test_compare_prints_and_speaks_json(db: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = ["compare", "grpo-06", "grpo-07", "--db", str(db)]
+    assert main(command) == 0
+    text = capfd.readouterr().out
     assert "1 tasks attempted by both" in text and "test, newest" in text and "calc/0417" in text
-    row = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
+    assert main([*command, "--json"]) == 0
+    row = json.loads(capfd.readouterr().out)
     assert row["tasks"][0]["before"] == [1, 2] and row["metrics"]["reward"]["before"] == 0.25

@@ -26,7 +26,6 @@ from tests.helpers.tui import steady, until_text, visible
 from tests.helpers.tui_shots import MORE, Make, fill_still, reroll, versus
 
 FOLDER = Path(__file__).with_name("snapshots")
-SIZES = ((120, 40), (80, 24))
 SCREENS: dict[str, tuple[Make, tuple[str, ...], str]] = {
     "runs": (RunsScreen, (), "took 83 min"),
     "episodes": (EpisodesScreen, (), "ep0120003"),
@@ -82,8 +81,10 @@ def shot(app: App[Any]) -> str:
     return f"{text}\n-- colours {hashlib.sha256('|'.join(runs).encode()).hexdigest()[:16]}\n"
 
 
-CASES = [*((name, size) for name in SCREENS for size in SIZES)]
-CASES += [(name, (160, 50)) for name in ("replay", "watch", "watch-charts")]
+SMALL = ("runs", "episodes", "replay", "versus", "compare", "watch", "watch-charts", "watch-groups", "chat", "whatif")
+CASES = [(name, (120, 40)) for name in SCREENS]
+CASES += [(name, (80, 24)) for name in (*SMALL, "dialog-whatif", "watch-help")]
+CASES += [("watch", (160, 50))]
 
 
 @pytest.mark.parametrize(("name", "size"), CASES, ids=[f"{name}-{size[0]}x{size[1]}" for name, size in CASES])

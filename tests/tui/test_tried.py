@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import sqlite3
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from rich.text import Text
 from textual.binding import Binding
 
 from agentrl_cli.analysis.html import PAGE
+from agentrl_cli.commands import main
 from agentrl_cli.errors import StoreError
 from agentrl_cli.store import Store
 from agentrl_cli.trainer.controls import CHANGEABLE
@@ -147,10 +146,9 @@ def test_what_was_never_to_be_trained_does_not_wait_for_it() -> None:
     assert "sampled" in turn_lines(view, 2)[3].plain
 
 
-def test_last_with_a_filter_is_the_last_that_it_lets_through(db: Path) -> None:
-    command = [sys.executable, "-m", "agentrl_cli", "replay", "last", "--plain", "--db", str(db)]
-    done = subprocess.run([*command, "-f", "outcome:solved"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "solved" in done.stdout.splitlines()[0], done.stderr
+def test_last_with_a_filter_is_the_last_that_it_lets_through(db: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "last", "--plain", "--db", str(db), "-f", "outcome:solved"]) == 0
+    assert "solved" in capfd.readouterr().out.splitlines()[0]
 
 
 async def test_a_damaged_episode_is_reported_and_the_next_one_opens(db: Path) -> None:
@@ -191,20 +189,6 @@ def test_a_key_id_that_no_screen_has_is_reported() -> None:
     assert "did you mean replay.tag?" in unknown_key({"replay.tagg": "z"})
 
 
-def test_an_export_that_cannot_be_written_is_an_error_and_no_crash(db: Path, tmp_path: Path) -> None:
-    """Neither can what was begun be removed there."""
-    from agentrl_cli.analysis.export import export_jsonl
-    from agentrl_cli.analysis.html import export_html
-    from agentrl_cli.tui.common.load_episode import token_texts
-
-    (tmp_path / "file").write_text("")
-    with Store.open(db, readonly=True) as store:
-        with pytest.raises(StoreError, match="could not be written"):
-            export_jsonl(store, ["ep0040003"], tmp_path / "file" / "x.jsonl")
-        with pytest.raises(StoreError, match="could not be written"):
-            export_html(store, ["ep0040003"], tmp_path / "file" / "x.html", token_texts)
-
-
 def with_a_secret(path: Path) -> None:
     """A store with an episode `plain` and one that contains a key."""
     episode = demo.episode(demo.Words(), 3, solved=False)
@@ -234,19 +218,18 @@ async def test_a_picture_of_a_secret_is_asked_for(tmp_path: Path, monkeypatch: p
         assert "masks" not in target.read_text("utf-8")
 
 
-def test_a_picture_of_a_secret_needs_a_flag(tmp_path: Path) -> None:
+def test_a_picture_of_a_secret_needs_a_flag(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with_a_secret(tmp_path / "s.db")
     target = tmp_path / "r.svg"
 
-    def run(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "agentrl_cli", "replay", *more, "--db", str(tmp_path / "s.db")]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+    def run(*more: str) -> int:
+        return main(["replay", *more, "--db", str(tmp_path / "s.db")])
 
-    refused = run("telling", "--svg", str(target))
-    assert refused.returncode == 2 and "--no-mask" in refused.stderr and not target.exists()
-    assert run("telling", "--svg", str(target), "--no-mask").returncode == 0 and target.is_file()
-    assert run("plain", "--svg", str(tmp_path / "p.svg")).returncode == 0 and (tmp_path / "p.svg").is_file()
-    assert run("plain", "--no-mask").returncode == 2
+    assert run("telling", "--svg", str(target)) == 2
+    assert "--no-mask" in capfd.readouterr().err and not target.exists()
+    assert run("telling", "--svg", str(target), "--no-mask") == 0 and target.is_file()
+    assert run("plain", "--svg", str(tmp_path / "p.svg")) == 0 and (tmp_path / "p.svg").is_file()
+    assert run("plain", "--no-mask") == 2
 
 
 async def test_a_picture_of_watch_is_asked_for_where_its_log_has_a_secret(
@@ -275,7 +258,9 @@ async def test_help_and_palette_show_the_keys_of_the_user(
     monkeypatch.setenv("AGENTRL_SCREENS", str(path))
     async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(size=WIDE) as pilot:
         await until_text(pilot, "TOKEN 1/")
-        await pilot.press("question_mark")
+        await pilot.press("ctrl+t")
+        await until_text(pilot, "tags, with a minus")
+        await pilot.press("escape", "question_mark")
         text = await until_text(pilot, "Your own keys")
         assert re.search(r"ctrl\+t +tag", text) and not re.search(r"W +watch", text)
         await pilot.press("z", "ctrl+p", *"replay.tag")
@@ -287,19 +272,3 @@ async def test_the_palette_offers_no_picture_without_asking(db: Path) -> None:
     async with app.run_test(size=WIDE):
         assert {"Quit"} <= (titles := {item.title for item in app.get_system_commands(app.screen)})
         assert "Screenshot" not in titles
-
-
-async def test_pages_keep_their_colours_and_the_chosen_group_is_marked(db: Path) -> None:
-    async with AgentApp(db, lambda reader: WatchScreen(reader, "grpo-07")).run_test(size=WIDE) as pilot:
-        await until_text(pilot, "worth a look")
-        await pilot.press("4")
-        await until_text(pilot, "rewards by sample")
-        await pilot.press("down")
-        await pilot.pause()
-        colours: dict[str, str] = {}
-        for strip in pilot.app.screen._compositor.render_strips():
-            for segment in strip:
-                name = (segment.text.split() or [""])[0]
-                if segment.style is not None and segment.style.color is not None:
-                    colours.setdefault(name, segment.style.color.name)
-        assert (colours["GROUPS"], colours["40"], colours["41"]) == ("#8fbfff", "#ffd75f", "#8a8a8a")

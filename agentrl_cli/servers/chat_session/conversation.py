@@ -28,7 +28,6 @@ from agentrl_cli.types import (
     Generation,
     Message,
     Origin,
-    Outcome,
     RewardPart,
     Sampling,
     Task,
@@ -40,7 +39,7 @@ from agentrl_cli.types import (
 )
 
 if TYPE_CHECKING:
-    from agentrl_cli.store import Store
+    pass
 
 Emit = Callable[[dict[str, Any]], None]
 Approve = Callable[[tuple[ToolCall, ...]], Awaitable["Answer"]]
@@ -104,29 +103,6 @@ class Conversation:
     _tries: int = 0
     _opening: list[Message] = field(default_factory=list)
     started: float = field(default_factory=time.time)
-
-    def save(self, store: Store) -> str:
-        """Stores the conversation as an episode of kind `chat`; saving again replaces it. Returns its id."""
-        tokenizer = self.chat.tokenizer
-        store.tokenizers.add(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
-        episode = self.episode()
-        primary = episode.primary
-        outcome = Outcome.CANCELLED if primary is None else Outcome.SOLVED if primary >= 1 else Outcome.FAILED
-        error = "an unscored chat" if primary is None else ""
-        store.episodes.finish(
-            episode.with_(outcome=outcome, error=error, ended=time.time()), split="chat", tokenizer=tokenizer.hash
-        )
-        self._keep_by_hand(store)
-        return self.id
-
-    def _keep_by_hand(self, store: Store) -> None:
-        """Write the calls by hand into the episode's note, beside the user's own note."""
-        text = "\n".join(f"by hand before turn {turns}: {text}" for turns, text in self.by_hand)
-        kept = store.episodes.row(self.id).note
-        rest = "\n".join(line for line in kept.splitlines() if not line.startswith("by hand before turn "))
-        note = "\n".join(filter(None, (rest, text)))
-        if note != kept:
-            store.marks.note(self.id, note)
 
     def episode(self) -> Episode:
         """The conversation so far as an episode, a child of the one it continues."""
@@ -193,10 +169,6 @@ class Conversation:
         """True if the last turn is the assistant's, so that the user or a tool comes next."""
         return bool(self.turns) and self.turns[-1].role == "assistant"
 
-    def _open(self, messages: list[Message]) -> None:
-        self.messages = messages
-        self._append(self.chat.prompt(messages, self.env.schemas), messages)
-
     def _extend(
         self, messages: list[Message], results: tuple[ToolResult, ...] = (), reward: float | None = None
     ) -> None:
@@ -259,7 +231,7 @@ class Conversation:
 
     async def _run_tools(self, turn: AssistantTurn) -> bool:
         """Runs, refuses or answers a turn's calls one by one; True if the model should continue."""
-        answers = await self._decide(turn.calls)
+        answers = await _decisions(self.approve, turn.calls)
         if all(answer.run for answer in answers):
             return await self._environment_answers(turn)
         if not any(answer.run or answer.text is not None for answer in answers):
@@ -271,19 +243,6 @@ class Conversation:
         results = tuple(next(given, ToolResult("")) if answer.run else _in_place(answer) for answer in answers)
         self._answer(turn.calls, results, heard=not chosen)
         return not step.terminated
-
-    async def _decide(self, calls: tuple[ToolCall, ...]) -> list[Answer]:
-        """The user's decision about each call; without `approve` all are run."""
-        answers: list[Answer] = []
-        for index in range(len(calls)):
-            last = answers[-1] if answers else None
-            if self.approve is None:
-                answers.append(Answer())
-            elif last is not None and last.rest:
-                answers.append(last)
-            else:
-                answers.append(await self.approve(calls[index:]))
-        return answers
 
     async def _environment_answers(self, turn: AssistantTurn) -> bool:
         """Appends the environment's answer to a turn; True if the model should continue."""
@@ -314,12 +273,6 @@ class Conversation:
         self.parts.append(tokens)
         self.reward_parts = ()
         self.emit({"ev": "turn", "turn": turn, "tokens": tokens})
-
-    async def _drop_after(self, role: str, *, calls: bool = False) -> None:
-        """Drops all turns after the last one of a role (with calls); without such a turn, drops nothing."""
-        fits = [n for n, turn in enumerate(self.turns) if turn.role == role and (turn.calls or not calls)]
-        if fits and fits[-1] + 1 < len(self.turns):
-            await self._cut(fits[-1] + 1)
 
     async def _cut(self, keep: int) -> None:
         """Drops all turns from `keep` on, their messages too, and rolls the environment back."""
@@ -357,6 +310,20 @@ class Conversation:
     def _adopt(self, world: ReplayResult) -> None:
         """Records that the environment is in the state after these turns."""
         self._earned, self.over = [] if world.earned is None else [(-1, world.earned)], world.over
+
+
+async def _decisions(approve: Approve | None, calls: tuple[ToolCall, ...]) -> list[Answer]:
+    """The user's decision about each call; without `approve` all are run."""
+    answers: list[Answer] = []
+    for index in range(len(calls)):
+        last = answers[-1] if answers else None
+        if approve is None:
+            answers.append(Answer())
+        elif last is not None and last.rest:
+            answers.append(last)
+        else:
+            answers.append(await approve(calls[index:]))
+    return answers
 
 
 def _in_place(answer: Answer) -> ToolResult:

@@ -5,6 +5,7 @@ The conversation's state is in conversation.py, the requests in child.py, the sc
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,8 @@ from agentrl_cli.analysis.whatif import (
 from agentrl_cli.envs.tool_env import AssistantTurn
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.servers.chat_session.conversation import Answer, Approve, Conversation, Emit
-from agentrl_cli.types import Episode, Message, Origin, RewardPart, StopReason, Tokens, ToolCall, ToolResult
+from agentrl_cli.store import Store
+from agentrl_cli.types import Episode, Message, Origin, Outcome, RewardPart, StopReason, Tokens, ToolCall, ToolResult
 
 __all__ = ["SETTINGS", "Answer", "Approve", "Emit", "Session"]
 
@@ -198,3 +200,36 @@ class Session(Conversation):
         """Sets the user's own score as the primary part."""
         self.reward_parts = (RewardPart("person", value, 1.0, primary=True, detail="given in chat"),)
         return self.reward_parts
+
+    def save(self, store: Store) -> str:
+        """Stores the conversation as an episode of kind `chat`; saving again replaces it. Returns its id."""
+        tokenizer = self.chat.tokenizer
+        store.tokenizers.add(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
+        episode = self.episode()
+        primary = episode.primary
+        outcome = Outcome.CANCELLED if primary is None else Outcome.SOLVED if primary >= 1 else Outcome.FAILED
+        error = "an unscored chat" if primary is None else ""
+        store.episodes.finish(
+            episode.with_(outcome=outcome, error=error, ended=time.time()), split="chat", tokenizer=tokenizer.hash
+        )
+        self._keep_by_hand(store)
+        return self.id
+
+    def _keep_by_hand(self, store: Store) -> None:
+        """Write the calls by hand into the episode's note, beside the user's own note."""
+        text = "\n".join(f"by hand before turn {turns}: {text}" for turns, text in self.by_hand)
+        kept = store.episodes.row(self.id).note
+        rest = "\n".join(line for line in kept.splitlines() if not line.startswith("by hand before turn "))
+        note = "\n".join(filter(None, (rest, text)))
+        if note != kept:
+            store.marks.note(self.id, note)
+
+    async def _drop_after(self, role: str, *, calls: bool = False) -> None:
+        """Drops all turns after the last one of a role (with calls); without such a turn, drops nothing."""
+        fits = [n for n, turn in enumerate(self.turns) if turn.role == role and (turn.calls or not calls)]
+        if fits and fits[-1] + 1 < len(self.turns):
+            await self._cut(fits[-1] + 1)
+
+    def _open(self, messages: list[Message]) -> None:
+        self.messages = messages
+        self._append(self.chat.prompt(messages, self.env.schemas), messages)

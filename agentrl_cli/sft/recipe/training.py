@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from agentrl_cli.models.save import save_model
 from agentrl_cli.sft.recipe.rows import Row
 from agentrl_cli.sft.recipe.stream import drill, row
 from agentrl_cli.sft.recipe.tokenizer import train_tokenizer
-from agentrl_cli.sft.train import optimizers
+from agentrl_cli.sft.train import Schedule, optimizers
 from agentrl_cli.types import Origin
 
 BUCKET = 4
@@ -35,35 +35,24 @@ CHECKPOINT = "checkpoint"
 """The folder, inside the model's, that a stopped training is resumed from."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Everything that decides the weights: a recipe file without `packs`."""
+@dataclass(frozen=True, kw_only=True)
+class Plan(Schedule):
+    """Everything that decides the weights: a recipe file without `packs`. In the drills half of the rows only copy."""
 
     architecture: Mapping[str, Any]
     """Arguments of Qwen3Config."""
     steps: int = 4000
-    rows: int = 16
-    """Conversations in a step."""
-    drills: int = 0
-    """Of so many first steps half of the rows only copy."""
     lr: float = 3e-3
-    """Peak learning rate of AdamW, for embeddings and norms."""
     muon_lr: float = 0.02
-    """Peak learning rate of Muon, for the matrices of the hidden layers."""
     warmup: int = 50
-    decay: float = 0.4
-    """The last share of the steps, over which the rates fall linearly to a fiftieth."""
     prompt_weight: float = 0.1
     """Weight in the loss of tokens that the model does not sample; 1 for those that it does."""
     vocabulary: int = 2048
     texts: int = 6000
-    """Conversations that the tokenizer is trained on."""
     longest: int = 1024
     """Conversations are cut to so many tokens."""
     threads: int = 2
     save_every: int = 200
-    seed: int = 0
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +156,8 @@ def train_step(
 
 
 def rate(plan: Plan, step: int) -> float:
-    """Factor on the learning rates: a linear warm-up, level, a linear fall to a fiftieth."""
-    falling = (plan.steps - step) / max(1.0, plan.decay * plan.steps)
-    return min(1.0, (step + 1) / max(1, plan.warmup), max(0.02, falling))
+    """Factor on the learning rates, which fall to a fiftieth."""
+    return plan.rate(step, plan.steps, 0.02)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +233,7 @@ def _identity(plan: Plan) -> dict[str, Any]:
 
 def _resumable(where: Path, plan: Plan) -> dict[str, Any]:
     if not where.is_dir():
-        raise UsageError(f"There is no stopped training in {where.parent}.", hint="Leave --resume away to start one.")
+        raise UsageError(f"No stopped training in {where.parent}.", hint="Leave --resume away to start one.")
     state = load_state(where)
     old, new = dict(state["plan"]), _identity(plan)
     if changed := sorted(key for key in new if old.get(key) != new[key]):

@@ -99,7 +99,7 @@ class ChatClient:
             await self._process.wait()
         if self._stderr_task is not None:
             self._stderr_task.cancel()
-        # The pipes are no longer read, and asyncio closes them only at their end.
+        # The pipes are not read any more, and asyncio closes them only at their end.
         getattr(self._process, "_transport").close()  # noqa: B009 - private, but the only handle
 
     async def stop(self) -> None:

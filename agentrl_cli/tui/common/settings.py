@@ -52,10 +52,10 @@ def read_settings(path: Path) -> Settings:
     palette, keys, problem = str(found.get("palette") or ""), found.get("keys") or {}, ""
     unknown = [str(name) for name in found if name not in ("palette", "keys")]
     if unknown:
-        problem = f"{path}: there is no setting {unknown[0]!r}"
+        problem = f"{path}: unknown setting {unknown[0]!r}"
     if palette and palette not in PALETTES:
         near = nearest(palette, PALETTES)
-        problem = f"{path}: there is no palette {palette!r}; there are {', '.join(near or PALETTES)}"
+        problem = f"{path}: unknown palette {palette!r}; there are {', '.join(near or PALETTES)}"
         palette = ""
     if not isinstance(keys, dict):
         return Settings(palette, problem=f"{path}: `keys` must map ids to keys")

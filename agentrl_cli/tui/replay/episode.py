@@ -18,7 +18,6 @@ from agentrl_cli.tui.common.episode_view import EpisodeView, contrasting_sibling
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import ALARM, BAD, FAINT, HERE, TITLE
 from agentrl_cli.tui.common.token_view import TokenView
-from agentrl_cli.tui.common.tree import branch_title
 from agentrl_cli.tui.replay import legend, menus, panels, related
 from agentrl_cli.tui.replay.panes import GroupPane, InspectorPane, Panel, SiblingChosen, TokenChosen
 from agentrl_cli.tui.replay.transcript import Transcript
@@ -192,12 +191,7 @@ class EpisodePanes(Vertical):
         text = self.browse.describe() if self._listed else ""
         if self.browse.ids is not None:
             text += f"   {len(self.browse.ids):,} episodes in the list"
-        marks = ["FOLLOWING the newest episode"] if self.following else []
-        branch = self.transcript.branch
-        marks += [branch_title(self.view.episode, branch)] if branch is not None else []
-        marks += [f"TAGS {', '.join(self.view.tags)}"] if self.view.tags else []
-        marks += [f"NOTE {self.view.note}"] if self.view.note else []
-        marks += [f"{self._children} WHAT-IFS (R 4)"] if self._children else []
+        marks = panels.marks(self.view, self.following, self.transcript.branch, self._children)
         link = menus.link(self.episode_id, self.view, self.tokens.cursor)
         line = Text(f"{text}   link {link}", FAINT, no_wrap=True)
         self._show("subhead", Text().append("   ".join([*marks, ""]), HERE) + line)

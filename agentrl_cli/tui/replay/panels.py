@@ -16,7 +16,7 @@ from agentrl_cli.tui.common.episode_view import EpisodeView, Fork
 from agentrl_cli.tui.common.layers import reference_kl
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, flag_names, num, wrap
 from agentrl_cli.tui.common.token_text import keep_end, visible
-from agentrl_cli.tui.common.tree import indentation
+from agentrl_cli.tui.common.tree import branch_title, indentation
 from agentrl_cli.types import Origin
 
 STATUS = (
@@ -345,3 +345,12 @@ def turn_at(view: EpisodeView, current: int, line: int) -> int | None:
     index = line - 1 + first_row(current, len(view.blocks), TURN_ROWS)
     shown = 1 <= line <= TURN_ROWS and index < len(view.blocks)
     return view.blocks[index].start if shown else None
+
+
+def marks(view: EpisodeView, following: bool, branch: int | None, children: int) -> list[str]:
+    """What the second line says of an episode: that it is followed, its branch, tags, note and what-ifs."""
+    found = ["FOLLOWING the newest episode"] if following else []
+    found += [branch_title(view.episode, branch)] if branch is not None else []
+    found += [f"TAGS {', '.join(view.tags)}"] if view.tags else []
+    found += [f"NOTE {view.note}"] if view.note else []
+    return found + ([f"{children} WHAT-IFS (R 4)"] if children else [])

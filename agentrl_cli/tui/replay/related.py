@@ -59,7 +59,7 @@ def other_version(rows: list[EpisodeRow], episode_id: str) -> int | None:
 
 
 def same_flag(store: Store, episode_id: str) -> tuple[str, str | None]:
-    """(filter, run) of all episodes of this step with the same first flag; an empty filter if there is no flag."""
+    """(filter, run) of all episodes of this step with the same first flag; an empty filter without a flag."""
     row = store.episodes.row(episode_id)
     if not row.flags:
         return "", row.run_id

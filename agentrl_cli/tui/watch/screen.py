@@ -149,7 +149,7 @@ class WatchScreen(AgentScreen):
     # -- painting -------------------------------------------------------------------------------------------------
 
     def paint(self) -> None:
-        """Paints the head and the page in front, from what was read last."""
+        """Paints the head and the page in front, from the data of the last read."""
         head = self.query_one("#head", Static)
         if self.problem:
             head.update(Text(self.problem, ALARM))
@@ -235,7 +235,7 @@ class WatchScreen(AgentScreen):
         here = self.data.run.id if self.data is not None else ""
         others = [run for run in runs if run.id != here and run.kind == "train" and run.step][:9]
         if not others:
-            self.notify("There is no other training in this store.", timeout=3)
+            self.notify("No other training is in this store.", timeout=3)
             return
 
         def use(choice: int | None) -> None:

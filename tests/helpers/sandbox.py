@@ -1,0 +1,19 @@
+"""A sandbox for a test, or a skip with the reason where none of the wanted level starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentrl_cli.config import SandboxConfig
+from agentrl_cli.errors import SandboxUnavailable
+from agentrl_cli.sandbox import Sandbox
+
+
+async def open_sandbox(**settings: Any) -> Sandbox:
+    """An open sandbox with these settings."""
+    try:
+        return await Sandbox.open(SandboxConfig(**settings))
+    except SandboxUnavailable as problem:
+        pytest.skip(f"{problem.message} {problem.hint}")
