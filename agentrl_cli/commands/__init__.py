@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "sft": ("Run", "agentrl_cli.commands.sft:command", "Warm-start a model on the packs' demonstrations"),
     "serve": ("Run", "agentrl_cli.commands.serve:command", "The model for any OpenAI or Anthropic client"),
     "rescore": ("Run", "agentrl_cli.commands.rescore:command", "A run under other rewards, without generating"),
+    "import": ("Run", "agentrl_cli.commands.import_model:command", "Another project's model (minimind), and back"),
     "merge": ("Run", "agentrl_cli.commands.merge:command", "Write a checkpoint as a plain Hugging Face folder"),
     "watch": ("Look", "agentrl_cli.commands.watch:command", "Live dashboard of a training"),
     "replay": ("Look", "agentrl_cli.commands.replay:command", "Step through an episode, token by token"),

@@ -47,11 +47,15 @@ BestOfOption = Annotated[
     int | None, typer.Option("--best-of", min=1, help="At most this many episodes of each task, the best ones.")
 ]
 EpochsOption = Annotated[
-    int, typer.Option("--epochs", min=1, help="Passes over the store's episodes, without --steps.")
+    int, typer.Option("--epochs", min=1, help="Passes over the store's episodes or the file, without --steps.")
 ]
 ShareOption = Annotated[
     float | None,
     typer.Option("--demonstrations", min=0.01, max=0.99, help="Share of demonstrations beside the store's episodes."),
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="FILE", help="Conversations of a JSONL file, e.g. minimind's or OpenAI's."),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")]
 ResumeOption = Annotated[
@@ -70,6 +74,7 @@ def command(
     pack: PackOption = None,
     force: ForceOption = False,
     resume: ResumeOption = False,
+    data: DataOption = None,
     from_store: FromStoreOption = None,
     best_of: BestOfOption = None,
     epochs: EpochsOption = 2,
@@ -83,10 +88,13 @@ def command(
     """Train on demonstrations: a warm start before RL, or with --recipe a model from scratch or a pack's adapter.
 
     The packs' own demonstrations, or with --from-store or --best-of the store's best episodes (rejection-sampling
-    fine-tuning): their sampled tokens, each task's best few; --demonstrations mixes both. Train the result further
+    fine-tuning): their sampled tokens, each task's best few; --demonstrations mixes both. --data trains on the
+    conversations of a file instead. Train the result further
     with `train --model OUT`. `--recipe tiny-tools` takes hours: Ctrl-C finishes the step and saves, --resume continues.
     """
     stored = from_store is not None or best_of is not None
+    if data is not None and (stored or recipe is not None or pack):
+        raise UsageError("--data excludes --recipe, --from-store, --best-of and --pack.")
     _require_fit(recipe, resume, stored, tool_rate, demonstrations)
     if any(place.is_file() for place in (out, *out.parents)):
         raise UsageError(f"{out} is not a folder.", hint="agentrl sft NEW-FOLDER …")
@@ -101,7 +109,7 @@ def command(
             last = _from_nothing(recipe or "", given, out, resume)
         else:
             kept = _FromStore(from_store or "", best_of, epochs, demonstrations or 0.0) if stored else None
-            last = _fine_tune(context, given, out, kept)
+            last = _fine_tune(context, given, out, kept, (data, epochs) if data is not None else None)
         if as_json:
             echo_json({"folder": str(out), "loss": last})
     narrate(f"The model is in {out}; loss {last:.3f}. Train it further: agentrl train --model {out}")
@@ -187,17 +195,22 @@ def _stopping(stopped: threading.Event) -> Iterator[None]:
         restore()
 
 
-def _fine_tune(context: Any, given: dict[str, Any], out: Path, kept: _FromStore | None) -> float:
-    """Fine-tune the configured model on the packs' demonstrations, or on the store's episodes."""
+def _fine_tune(
+    context: Any, given: dict[str, Any], out: Path, kept: _FromStore | None, data: tuple[Path, int] | None = None
+) -> float:
+    """Fine-tune the configured model on the packs' demonstrations, the store's episodes, or a file's conversations."""
     from agentrl_cli.models.checkpoint import written_whole
     from agentrl_cli.models.save import save_model
     from agentrl_cli.policies.load import load_policy
+    from agentrl_cli.sft import from_file
     from agentrl_cli.sft.from_store import batches
     from agentrl_cli.sft.train import Recipe, train, with_demonstrations
     from agentrl_cli.store import Store
     from agentrl_cli.tasks import load_packs
 
-    packs = {} if kept and not kept.share else load_packs(context.config.task.packs, base=context.project)
+    alone = data is not None or (kept is not None and not kept.share)
+    packs = {} if alone else load_packs(context.config.task.packs, base=context.project)
+    rows = from_file.read(data[0]) if data is not None else []
     for pack in packs.values():
         if not hasattr(pack.module, "generate") or not hasattr(pack.module, "demonstrate"):
             raise ConfigError(
@@ -212,8 +225,12 @@ def _fine_tune(context: Any, given: dict[str, Any], out: Path, kept: _FromStore 
     shown = min(Recipe.rows - 1, max(1, round(kept.share * Recipe.rows))) if kept and kept.share else 0
     if kept:
         given = {"steps": max(1, -(-kept.epochs * len(episodes) // (Recipe.rows - shown))), **given}
+    if data is not None:
+        given = {"steps": max(1, -(-data[1] * len(rows) // Recipe.rows)), **given}
     recipe = Recipe(packs=dict.fromkeys(packs, 1.0), **{**given, "seed": seed})
     stream = batches(episodes, min(Recipe.rows - shown, len(episodes)), seed) if kept else None
+    if data is not None:
+        stream = from_file.batches(loaded.chat, rows, min(Recipe.rows, len(rows)), seed)
     if stream is not None and shown:
         stream = with_demonstrations(stream, loaded.chat, packs, recipe, shown)
     with Progress("sft", recipe.steps) as progress:

@@ -1,50 +1,53 @@
 """TRL's `environment_factory` classes as tools: https://huggingface.co/docs/trl/grpo_trainer
 
-A class has `reset(**row)`, which may return text to add to the task; every other public method is a tool;
+A class has `reset(**row)`, which may return text to add to the task, or all of it; every other public method is a tool;
 `get_reward()`, if present, is the environment's own reward. One instance serves one episode, shared by its tools.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli.compat.verl_reward import accepted
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.registry import resolve
-from agentrl_cli.threads import call, in_thread
+from agentrl_cli.rewards.rules import environment_reward
+from agentrl_cli.threads import call
 from agentrl_cli.tools.base import Tool, ToolContext, as_result
 from agentrl_cli.tools.schema import tool_schema
-from agentrl_cli.types import ToolResult
+from agentrl_cli.types import Task, ToolResult
 
 NOT_TOOLS = {"reset", "get_reward", "close"}
 STATE = "environment"
 """Key of the episode's instance in `ToolContext.state`."""
+REWARDS = {"environment": {"primary": True, "function": "agentrl_cli.rewards.rules:environment"}}
+"""What a pack is scored by that names no reward, if its environment has `get_reward`."""
 
 
 def environment_tools(where: str, value: Any, folder: Path) -> list[Tool]:
-    """The tools of a class, or of several by name: the row's `environment` picks one, the others' tools refuse."""
+    """The tools of a class, or of several by name: a row's `environment` picks one, and shows its tools alone."""
     named = value if isinstance(value, Mapping) else {"": value}
-    tools: dict[str, MethodTool] = {}
+    worlds: dict[str, Callable[[], Any]] = {}
+    methods: dict[str, dict[str, Callable[..., Any]]] = {}
+    scores = False
     for name, target in named.items():
         factory = resolve("environments", {}, target, base=folder) if isinstance(target, str) else target
         if not callable(factory):
             raise ConfigError(f"{where}: {target} is neither a class nor a function that makes one.")
-        for method, function in _methods(where, factory).items():
-            made = MethodTool(method, function, {**(tools[method].factories if method in tools else {}), name: factory})
-            if method in tools and made.schema != tools[method].schema:
-                raise ConfigError(f"{where}: two environments have a tool {method!r} with different parameters.")
-            tools[method] = made
-    every = {name: factory for tool in tools.values() for name, factory in tool.factories.items()}
-    for tool in tools.values():
-        tool.worlds = every
-    return list(tools.values())
+        worlds[str(name)] = factory
+        kind = factory if isinstance(factory, type) else type(_made(where, factory))
+        scores |= hasattr(kind, "get_reward")
+        for method, function in _methods(where, kind).items():
+            methods.setdefault(method, {})[str(name)] = function
+    return [MethodTool(method, functions, worlds, scores) for method, functions in methods.items()]
 
 
-def _methods(where: str, factory: Callable[[], Any]) -> dict[str, Callable[..., Any]]:
-    """Public methods of the environment class, or of the object that a factory function returns."""
-    kind = factory if isinstance(factory, type) else type(_made(where, factory))
+def _methods(where: str, kind: type) -> dict[str, Callable[..., Any]]:
+    """Public methods of an environment's class."""
     found: dict[str, Callable[..., Any]] = {
         name: function
         for name, function in inspect.getmembers(kind, inspect.isfunction)
@@ -63,28 +66,62 @@ def _made(where: str, factory: Callable[[], Any]) -> Any:
 
 
 class MethodTool(Tool):
-    """A method of the episode's environment."""
+    """A method of the episode's environment, of those environments that have it."""
 
     opens = True
 
-    def __init__(self, name: str, function: Callable[..., Any], factories: Mapping[str, Callable[[], Any]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        functions: Mapping[str, Callable[..., Any]],
+        worlds: Mapping[str, Callable[[], Any]],
+        scores: bool = False,
+    ) -> None:
+        """`functions`: the method by the environment's name; `worlds`: the makers of all environments by name.
+
+        `scores`: whether one of them has `get_reward`.
+        """
         self.name = name
-        self.schema = tool_schema(function, name=name)
-        self.factories = dict(factories)
-        self.worlds: Mapping[str, Callable[[], Any]] = self.factories
+        self.schemas = {world: tool_schema(function, name=name) for world, function in functions.items()}
+        self.schema = next(iter(self.schemas.values()))
+        self.worlds = worlds
+        self.owns_rows = len(worlds) == 1
+        if scores:
+            self.own_rewards = REWARDS
+
+    def wrong(self, row: Mapping[str, Any]) -> str:
+        name = row.get(STATE)
+        if len(self.worlds) == 1 or name in self.worlds:
+            return ""
+        return f"`environment` is {name!r}, which is not one of {', '.join(self.worlds)}."
+
+    def for_task(self, task: Task) -> Tool | None:
+        name = self._chosen(task.data)
+        if len(self.worlds) == 1:
+            return self
+        if name not in self.schemas:
+            return None
+        shown = copy.copy(self)
+        shown.schema = self.schemas[name]
+        return shown
+
+    def _chosen(self, row: Mapping[str, Any]) -> str:
+        return str(row.get(STATE)) if len(self.worlds) > 1 else next(iter(self.worlds))
 
     async def create(self, ctx: ToolContext) -> ToolContext:
         if STATE not in ctx.state:
             row = dict(ctx.task.data) if ctx.task is not None else {}
-            name = str(row.get(STATE) or next(iter(self.worlds)))
+            name = self._chosen(row)
             if name not in self.worlds:
                 raise EnvError(f"The row's environment {name!r} is not one of {', '.join(self.worlds)}.")
             world = ctx.state[STATE] = await call(_made, name, self.worlds[name])
             if ctx.task is not None:
                 row["prompt"] = list(ctx.task.prompt)
-            said = await _value(world.reset, **row)
+            if len(self.worlds) > 1:  # it only chooses
+                row.pop(STATE, None)
+            said = _text(await call(world.reset, **accepted(row, inspect.signature(world.reset).parameters)))
             if said:
-                ctx.opening.append(str(said))
+                ctx.opening.append(said)
         return ctx
 
     async def execute(self, state: ToolContext, arguments: dict[str, Any]) -> ToolResult:
@@ -92,26 +129,27 @@ class MethodTool(Tool):
         if method is None:
             return ToolResult(f"Error: there is no {self.name} in this environment.", error="unknown_tool")
         async with state.writing:  # calls of one turn run concurrently, but an environment takes one at a time
-            return as_result(await _value(method, **arguments))
+            return as_result(await call(method, **arguments))
 
     async def reward(self, state: ToolContext) -> float | None:
         """`get_reward()`, returned once, by the environment's first tool."""
         world: Any = state.state.get(STATE)
         if not hasattr(world, "get_reward") or state.state.setdefault("environment_rewarded", self.name) != self.name:
             return None
-        value = await _value(world.get_reward)
+        value = await environment_reward(state.state)
         return None if value is None else float(value)
 
     async def release(self, state: ToolContext) -> None:
         world: Any = state.state.get(STATE)
         if hasattr(world, "close") and not state.state.get("environment_closed"):
             state.state["environment_closed"] = True
-            await _value(world.close)
+            await call(world.close)
 
 
-async def _value(function: Callable[..., Any], **arguments: Any) -> Any:
-    """A method's result; a sync one runs in a thread."""
-    if inspect.iscoroutinefunction(function):
-        return await function(**arguments)
-    answer = await in_thread(function, **arguments)
-    return await answer if inspect.isawaitable(answer) else answer
+def _text(said: Any) -> str:
+    """What `reset` adds to the task: a text, or content blocks with texts. Raises EnvError for an image."""
+    if said is None or isinstance(said, str):
+        return said or ""
+    if isinstance(said, list) and all(isinstance(block, Mapping) and "text" in block for block in said):
+        return "".join(str(block["text"]) for block in said)
+    raise EnvError("reset() returned something other than a text or blocks of text; images belong in a tool's answer.")

@@ -1,20 +1,28 @@
 """Classes written for verl, loaded unchanged where verl is not installed.
 
-Their modules begin with `from verl.tools.base_tool import BaseTool` and the like. While such a module loads, small
-stubs replace the modules that it imports; afterwards `sys.modules` is restored, so no other code sees a stub of
-`verl`. If the real verl is installed, it is used.
+Their modules begin with `from verl.tools.base_tool import BaseTool`, or with `from .base_tool` as in its own folders.
+While such a module loads, small stubs replace the modules that it imports; afterwards `sys.modules` is restored, so no
+other code sees a stub of `verl`. If the real verl is installed, it is used.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
+from collections.abc import Mapping
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict
+
+from agentrl_cli.compat import verl_scorers
+from agentrl_cli.registry import dotted_target
 
 
 class ToolResponse(BaseModel):
@@ -144,7 +152,7 @@ SCHEMAS = {
         ToolResponse,
     )
 }
-STAND_INS: dict[str, dict[str, Any]] = {
+STAND_INS: dict[str, Mapping[str, Any]] = {
     "verl": {},
     "verl.tools": {},
     "verl.tools.base_tool": {"BaseTool": BaseTool, "ToolResponse": ToolResponse, **SCHEMAS},
@@ -153,39 +161,65 @@ STAND_INS: dict[str, dict[str, Any]] = {
     "verl.interactions.base": {"BaseInteraction": BaseInteraction},
     "verl.utils": {},
     "verl.utils.rollout_trace": {"rollout_trace_op": rollout_trace_op},
-    "verl.utils.reward_score": {},
+    "verl.utils.reward_score": verl_scorers.PACKAGE,
+    **{f"verl.utils.reward_score.{name}": functions for name, functions in verl_scorers.MODULES.items()},
 }
+COPIED = ("verl.tools", "verl.interactions", "verl.utils.reward_score")
+"""Packages of verl whose modules may be copied beside a pack."""
+_RELATIVE = re.compile(r"^\s*from \.", re.MULTILINE)
 
 
-class Verl:
-    """Context manager that makes the stubs (if verl is missing) and the modules of `folder` importable."""
+class Verl(MetaPathFinder):
+    """Context manager that makes verl's modules and those of `folder` importable.
+
+    Without verl its base classes are the stubs, and a module such as `verl.tools.gsm8k_tool` is the file
+    `gsm8k_tool.py` of the folder, or `verl/tools/gsm8k_tool.py`.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = str(folder.absolute()) if folder else ""
-        self._put: list[str] = []
+        self.folder = (folder or Path()).absolute()
+        self.installed = importlib.util.find_spec("verl") is not None
+        self._named: dict[str, Path] = {}
 
-    def __enter__(self) -> None:
-        if self.folder:
-            sys.path.insert(0, self.folder)
-        if importlib.util.find_spec("verl") is not None:
-            return
-        for name, content in STAND_INS.items():
+    def target(self, name: str, package: str) -> str:
+        """A class name as `resolve` takes it. A file with verl's relative imports is a module of `package`."""
+        found = dotted_target(name, self.folder)
+        file, _, attribute = found.partition(":")
+        path = self.folder / file
+        if not file.endswith(".py") or not _RELATIVE.search(path.read_text(encoding="utf-8", errors="replace")):
+            return found
+        module = f"{package}.copied_{path.stem}"  # a name that verl does not have itself
+        self._named[module] = path
+        return f"{module}:{attribute}"
+
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        package, _, leaf = fullname.rpartition(".")
+        beside = [self.folder / f"{leaf}.py", self.folder / f"{fullname.replace('.', '/')}.py"]
+        places = beside if package in COPIED and not self.installed else []
+        file = next((place for place in (self._named.get(fullname), *places) if place and place.is_file()), None)
+        return None if file is None else spec_from_file_location(fullname, file)
+
+    def __enter__(self) -> Self:
+        sys.path.insert(0, str(self.folder))
+        sys.meta_path.append(self)
+        for name, content in {} if self.installed else STAND_INS.items():
             module = ModuleType(name)
             module.__dict__.update({"__path__": [], **content})
             sys.modules[name] = module
-            self._put.append(name)
             parent, _, leaf = name.rpartition(".")
             if parent:
                 setattr(sys.modules[parent], leaf, module)
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for name in self._put:
+        stubs = [] if self.installed else [name for name in sys.modules if name == "verl" or name.startswith("verl.")]
+        for name in [*stubs, *self._named]:
             sys.modules.pop(name, None)
-        self._put.clear()
-        if self.folder in sys.path:
-            sys.path.remove(self.folder)
+        sys.meta_path.remove(self)
+        if str(self.folder) in sys.path:
+            sys.path.remove(str(self.folder))
 
 
 def wants_verl(kind: Any, method: str) -> bool:

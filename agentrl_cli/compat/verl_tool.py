@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from agentrl_cli.compat.verl import OpenAIFunctionToolSchema, wants_verl
@@ -59,7 +62,9 @@ class VerlTool(Tool):
         return made
 
     async def execute(self, state: Instance, arguments: dict[str, Any]) -> ToolResult:
-        answer = await self.wrapped.execute(state.id, arguments, agent_data=state.context, **state.of("execute"))
+        as_text = parameter_type(self.wrapped.execute, "parameters") in (str, "str")  # as verl had it at first
+        given = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
+        answer = await self.wrapped.execute(state.id, given, agent_data=state.context, **state.of("execute"))
         response, reward, metrics = answer if isinstance(answer, tuple) else (answer, None, {})
         numbers = {key: float(value) for key, value in (metrics or {}).items() if isinstance(value, (int, float))}
         images = tuple(image_bytes(image) for image in getattr(response, "image", None) or ())
@@ -70,8 +75,11 @@ class VerlTool(Tool):
         return ToolResult(text or "", reward=step, metrics=numbers, images=images)
 
     async def reward(self, state: Instance) -> float | None:
+        """`calc_reward`, for tools that the row's `tools_kwargs` name. Anything but a number gives no part."""
+        if not state.kwargs:
+            return None
         value = await self.wrapped.calc_reward(state.id, **state.of("calc_reward"))
-        return None if value is None else float(value)
+        return float(value) if isinstance(value, Real) else None
 
     async def release(self, state: Instance) -> None:
         await self.wrapped.release(state.id, **state.of("release"))
@@ -80,6 +88,12 @@ class VerlTool(Tool):
 def adapted(kind: Any, config: Mapping[str, Any], schema: Any, where: str) -> Tool | None:
     """The class as a Tool; None if it is not one of verl's."""
     return VerlTool.of(kind, config, schema, where) if wants_verl(kind, "execute") else None
+
+
+def parameter_type(function: Any, name: str) -> Any:
+    """The annotation of a function's parameter; None if it has none."""
+    found = inspect.signature(function).parameters.get(name)
+    return None if found is None else found.annotation
 
 
 def tools_kwargs(task: Task | None, name: str) -> Mapping[str, Any]:

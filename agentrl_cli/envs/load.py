@@ -1,9 +1,9 @@
 """`interaction:` of task.yaml to makers of simulated users: a file in verl's form (`interaction.yaml`), or entries.
 
-    interaction:
-      - {name: guess, function: "agentrl_cli.envs.user_simulator:GuessNumber"}
-      - {name: polite, script: ["Please explain.", "Thanks."]}
-      - {name: user, model: {url: "http://127.0.0.1:8000/v1", model: qwen, persona: "You want a refund."}}
+interaction:
+  - {name: guess, function: "agentrl_cli.envs.user_simulator:GuessNumber"}
+  - {name: polite, script: ["Please explain.", "Thanks."]}
+  - {name: user, model: {url: "http://127.0.0.1:8000/v1", model: qwen, persona: "You want a refund."}}
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.envs.user_simulator import INTERACTIONS, Maker, Ruled, Scripted, Simulated
 from agentrl_cli.errors import ConfigError, NotFound
-from agentrl_cli.registry import adapter, dotted_target, resolve
+from agentrl_cli.registry import adapter, resolve
 from agentrl_cli.rewards.llm_client import Asked
 
 KEYS = {"name", "class_name", "config", "function", "script", "model", "reward"}
@@ -76,8 +76,8 @@ def _maker(where: Path, entry: Any) -> tuple[str, Maker]:
 
 def _of_object(where: Path, name: str, target: str, config: dict[str, Any]) -> Maker:
     """A class, of this project or another, or a function, by its path."""
-    path = target if target in INTERACTIONS else dotted_target(target, where.parent)
-    with adapter("modules")(where.parent):
+    with adapter("modules")(where.parent) as modules:
+        path = target if target in INTERACTIONS else modules.target(target, "verl.interactions")
         found = resolve("interactions", INTERACTIONS, path, base=where.parent)
     if not isinstance(found, type):
         return partial(Ruled, found)

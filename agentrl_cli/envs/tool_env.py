@@ -350,7 +350,7 @@ def _opened(prompt: list[Message], opening: Sequence[str]) -> list[Message]:
         return prompt
     if last is None:
         return [*prompt, {"role": "user", "content": "\n\n".join(opening)}]
-    prompt[last] = {**prompt[last], "content": "\n\n".join([str(prompt[last]["content"]), *opening])}
+    prompt[last] = {**prompt[last], "content": "\n\n".join(filter(None, [str(prompt[last]["content"]), *opening]))}
     return prompt
 
 

@@ -91,6 +91,11 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
     if (folder / ADAPTER_FILE).is_file():
         return _with_adapter(folder, config, base)
     quiet()
+    if "minimind" in str(_json(folder / "config.json").get("model_type", "")):
+        raise ModelError(
+            f"The model in {folder} is in minimind's own form, which is code of that folder.",
+            hint=f"Import it first: agentrl import minimind {folder} OUT",
+        )
     loader = auto_class(folder)
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.errors import AgentRLError, EnvError
-from agentrl_cli.rewards.adapt import adapted
+from agentrl_cli.registry import adapter
 from agentrl_cli.rewards.context import RewardContext, Scored
 from agentrl_cli.threads import call, contained
 from agentrl_cli.types import Episode, RewardPart
@@ -43,7 +43,7 @@ class Reward:
     """Maximum seconds of one call; None: up to the episode's deadline."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "function", adapted(self.function))
+        object.__setattr__(self, "function", adapter("reward")(self.function))
 
 
 async def score(episode: Episode, rewards: Sequence[Reward], ctx: RewardContext) -> tuple[RewardPart, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +30,7 @@ class RewardContext:
     """Content of the last assistant turn; empty without one."""
     open_session: Callable[[], Any] | None = None
     """Coroutine function that gives the episode's sandbox session, opening it if need be."""
-    state: Mapping[str, Any] = field(default_factory=dict)
+    state: MutableMapping[str, Any] = field(default_factory=dict)
     """What tools left for rewards, `answer` of `submit` for instance."""
     fakeable: bool = False
     """Whether `grade` ran tests beside the solution since the current part began."""

@@ -17,7 +17,6 @@ from typing import Any
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.registry import adapter, resolve
 from agentrl_cli.rewards import Reward
-from agentrl_cli.rewards.adapt import adapted
 from agentrl_cli.threads import stay_in_loop
 
 KEYS = {"weight", "primary", "function", "kwargs", "judge", "model", "timeout", "main_thread"}
@@ -60,7 +59,7 @@ def _function(folder: Path, where: str, name: str, value: Mapping[str, Any], fun
             found = resolve("rewards", {}, str(value["function"]), base=folder)
     if value.get("main_thread"):
         stay_in_loop(found)
-    return adapted(found, value.get("kwargs"))
+    return adapter("reward")(found, value.get("kwargs"))
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Built-in rule-based rewards: numbers after `####`, required texts, HumanEval's tests. All are 0 or 1.
+"""Built-in rule-based rewards: numbers, required texts, HumanEval's and MBPP's tests, rows of SQL. All are 0 or 1.
 
 Named in task.yaml by path: `function: "agentrl_cli.rewards.rules:gsm8k"`.
 """
@@ -6,15 +6,21 @@ Named in task.yaml by path: `function: "agentrl_cli.rewards.rules:gsm8k"`.
 from __future__ import annotations
 
 import re
+import sqlite3
+import time
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import EnvError
+from agentrl_cli.threads import call, in_thread
 
 if TYPE_CHECKING:
     from agentrl_cli.rewards import RewardContext, Scored
     from agentrl_cli.types import Episode
 
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+SQL_SECONDS, SQL_ROWS = 10.0, 100_000
+"""Limits of a query that is compared."""
 _FENCE = re.compile(r"```(?:python|py)?\s*\n(.*?)```", re.DOTALL)
 
 
@@ -72,18 +78,78 @@ async def humaneval(episode: Episode, ctx: RewardContext) -> Scored:
     return ctx.part(result.score, "\n".join(result.failures)[-300:])
 
 
+async def mbpp(episode: Episode, ctx: RewardContext) -> Scored:
+    """1 if the final turn's code passes the row's `test_list`, in a fresh sandbox; MBPP's tests are asserts.
+
+    They run in the solution's own process: the part is `fakeable`.
+    """
+    data, tests = ctx.task.data, _expected(ctx, "test_list")
+    imports = data.get("test_imports") or []
+    setup = "\n".join([*([imports] if isinstance(imports, str) else imports), str(data.get("test_setup_code") or "")])
+    result = await ctx.grade(code_of(ctx.final_text), [f"{setup}\n{test}" for test in tests])
+    return ctx.part(float(result.score == 1), "\n".join(result.failures)[-300:])
+
+
+async def same_rows(episode: Episode, ctx: RewardContext) -> Scored:
+    """1 if the final turn's SQL gives the rows of the row's `query` on its database (Spider's execution match).
+
+    The order of the rows counts if `query` orders them. Needs the tool `sql` in the pack.
+    """
+    if "sql" not in ctx.state:
+        raise EnvError("same_rows needs the tool `sql` in the pack: it holds the database.")
+    said, query = sql_of(ctx.final_text), str(_expected(ctx, "query"))
+    connection: Any = ctx.state["sql"]
+    wanted = await in_thread(_rows, connection, query)
+    if isinstance(wanted, str):
+        raise EnvError(f"The query of the row {ctx.task.id} fails: {wanted}")
+    found = await in_thread(_rows, connection, said) if said else "no SQL"
+    if isinstance(found, str):
+        return ctx.part(0.0, found)
+    ordered = "order by" in query.casefold()
+    same = found == wanted if ordered else sorted(map(repr, found)) == sorted(map(repr, wanted))
+    return ctx.part(float(same), f"{len(found)} rows, expected {len(wanted)}")
+
+
+def sql_of(text: str) -> str:
+    """The last fence of SQL in a text, else the text if it is a query, else empty."""
+    fences = re.findall(r"```(?:sql)?\s*\n(.*?)```", text, re.DOTALL | re.IGNORECASE)
+    query = str(fences[-1] if fences else text).strip().rstrip(";")
+    return query if re.match(r"(?i)\s*(select|with|values)\b", query) else ""
+
+
+def _rows(connection: Any, query: str) -> list[Any] | str:
+    """The rows of a query, or why it failed; it changes nothing and takes at most SQL_SECONDS."""
+    ends = time.monotonic() + SQL_SECONDS
+    connection.set_progress_handler(lambda: int(time.monotonic() > ends), 1000)
+    try:
+        connection.execute("PRAGMA query_only=1")
+        return list(connection.execute(query).fetchmany(SQL_ROWS))
+    except sqlite3.Error as error:
+        return str(error)
+    finally:
+        connection.set_progress_handler(None, 0)
+        connection.execute("PRAGMA query_only=0")
+
+
 def code_of(text: str) -> str:
     """The last fenced block of a text, else the text."""
     found = _FENCE.findall(text)
     return str(found[-1]) if found else text
 
 
-def environment(episode: Episode, ctx: RewardContext) -> Any:
-    """`get_reward()` of a TRL environment."""
-    world: Any = ctx.state.get("environment")
-    if not hasattr(world, "get_reward"):
+async def environment(episode: Episode, ctx: RewardContext) -> Any:
+    """`get_reward()` of a TRL environment; None, so not applicable, if this episode's has none."""
+    if "environment" not in ctx.state:
         raise EnvError("The episode has no environment with get_reward().")
-    return world.get_reward()
+    return await environment_reward(ctx.state)
+
+
+async def environment_reward(state: MutableMapping[str, Any]) -> Any:
+    """`get_reward()` of the episode's environment, called once; None if it has none."""
+    if "environment_reward" not in state:
+        get = getattr(state["environment"], "get_reward", None)
+        state["environment_reward"] = None if get is None else await call(get)
+    return state["environment_reward"]
 
 
 def interaction(episode: Episode, ctx: RewardContext) -> float:

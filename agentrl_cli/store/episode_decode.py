@@ -16,7 +16,7 @@ _ROW = f"SELECT {','.join(_COLUMNS)} FROM episodes"
 _TOKENS = "n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps"
 _CALLS = (
     "SELECT turn, name, call_id, arguments, raw, call_error, result_turn, result, result_error, reward, metrics,"
-    " seconds, level, truncated, done, images FROM tool_calls WHERE episode_id=? ORDER BY turn, idx"
+    " seconds, level, truncated, done, images, result_value FROM tool_calls WHERE episode_id=? ORDER BY turn, idx"
 )
 
 
@@ -120,7 +120,7 @@ def read_turns(file: StoreFile, episode_id: str) -> list[Turn]:
 
 
 def _result(file: StoreFile, row: Sequence[Any]) -> ToolResult:
-    text, error, reward, metrics, seconds, level, truncated, done, images = row
+    text, error, reward, metrics, seconds, level, truncated, done, images, value = row
     return ToolResult(
         text=text,
         error=error,
@@ -131,6 +131,7 @@ def _result(file: StoreFile, row: Sequence[Any]) -> ToolResult:
         level=level,
         truncated=bool(truncated),
         done=bool(done),
+        value=loads(value),
     )
 
 

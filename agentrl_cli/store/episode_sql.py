@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sqlite3
 from collections.abc import Sequence
 from typing import Any
@@ -68,7 +69,7 @@ PUT_CALL = (
     "INSERT INTO tool_calls (episode_id, turn, idx, name, call_id, arguments, raw, call_error) VALUES (?,?,?,?,?,?,?,?)"
 )
 _ANSWER = ("result_turn", "result_idx", "result", "result_error", "reward", "metrics")
-RESULT = (*_ANSWER, "seconds", "level", "truncated", "done", "images")
+RESULT = (*_ANSWER, "seconds", "level", "truncated", "done", "images", "result_value")
 PUT_RESULT = (
     f"INSERT INTO tool_calls (episode_id, turn, idx, {','.join(RESULT)}) VALUES ({marks(3 + len(RESULT))})"
     f" ON CONFLICT DO UPDATE SET {','.join(f'{column}=excluded.{column}' for column in RESULT)}"
@@ -176,6 +177,7 @@ def result_values(conn: sqlite3.Connection, result: ToolResult) -> tuple[Any, ..
         result.truncated,
         result.done,
         dumps(images) if images else None,
+        None if result.value is None else clean(json.dumps(result.value, ensure_ascii=False, default=str)),
     )
 
 

@@ -251,6 +251,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     ("m011_turn_parent", _TURN_PARENT),
     ("m012_lightning", _LIGHTNING),
     ("m013_workers", _WORKERS),
+    ("m014_tool_value", "ALTER TABLE tool_calls ADD COLUMN result_value TEXT;\n"),
 )
 """(name, statements separated by `;` at a line's end, or a function of the connection), oldest first."""
 

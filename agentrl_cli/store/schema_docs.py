@@ -120,7 +120,8 @@ TABLES: dict[str, str] = {
         level: isolation level of the sandbox that ran it
         truncated: 1 if the observation was cut to its limit
         done: 1 if the tool ended the episode
-        images: hashes of images, JSON, see `attachments`""",
+        images: hashes of images, JSON, see `attachments`
+        result_value: the list that the tool returned, JSON; NULL for any other value""",
     "reward_parts": f"""The named parts of an episode's reward.
         {_EPISODE}
         idx: from 0

@@ -3,6 +3,8 @@
     verl        prompt (messages), data_source, reward_model.ground_truth, extra_info (tools_kwargs, interaction_kwargs)
     messages    messages, tools (OpenAI schemas), tool_choice
     minimind    conversations (tools in the system message), gt; the last message is a placeholder and is dropped
+    mbpp        task_id, text (or prompt), code, test_list, test_setup_code (or test_imports)
+    spider      db_id, question, query
     humaneval   task_id, prompt (code), entry_point, test, canonical_solution
     gsm8k       question, answer ("… #### 42")
     own         prompt (a text or messages) and any columns; TRL's rows are these
@@ -20,6 +22,7 @@ from agentrl_cli.types.plain import parse_json
 
 Row = dict[str, Any]
 
+VERL_AGENTS = ("single_turn_agent", "tool_agent")
 CHOICES = ("none", "auto", "required")
 """Values of `tool_choice` besides a named function."""
 
@@ -34,6 +37,10 @@ def detect(row: Mapping[str, Any]) -> str:
         return "verl"
     if {"prompt", "entry_point", "test"} <= set(row):
         return "humaneval"
+    if "test_list" in row and ("text" in row or "prompt" in row):
+        return "mbpp"
+    if {"db_id", "question", "query"} <= set(row) and "prompt" not in row:
+        return "spider"
     if "question" in row and "answer" in row and "prompt" not in row:
         return "gsm8k"
     return "own"
@@ -62,37 +69,72 @@ def verl(row: Row) -> Row:
         row["prompt"] = _messages(row["prompt"], "prompt")
     row.setdefault("family", str(row.get("data_source") or ""))
     row.setdefault("ground_truth", model.get("ground_truth"))
-    if row.get("agent_name") == "single_turn_agent" or row.get("use_tool") is False:
+    agent, kwargs = row.get("agent_name"), extra.get("tools_kwargs")
+    if agent not in (None, *VERL_AGENTS):
+        raise DataError(
+            f"`agent_name` is {agent!r}, an agent loop of verl's own; {' and '.join(VERL_AGENTS)} run here."
+        )
+    if agent == "single_turn_agent" or row.get("use_tool") is False:
         row["tools"] = []
+    elif extra.get("need_tools_kwargs") and isinstance(kwargs, Mapping) and kwargs:
+        row.setdefault("tools", list(kwargs))  # verl shows a row the tools that it has arguments for
     return row
 
 
 def messages(row: Row) -> Row:
     """OpenAI's request form; schemas in `tools` are matched by name, since the pack has the code."""
     row["prompt"] = _messages(row.pop("messages"), "messages")
-    row["tools"] = _names(row.get("tools"))
+    schemas = row.get("tools")
+    row["tools"] = _names(schemas)
+    row["tool_schemas"] = [schema for schema in schemas or () if isinstance(schema, Mapping)]
     return row
 
 
 def minimind(row: Row) -> Row:
-    """https://github.com/jingyaogong/minimind, agent RL rows."""
-    said = row.pop("conversations")
-    if not isinstance(said, list) or len(said) < 2 or not all(isinstance(message, dict) for message in said):
+    """https://github.com/jingyaogong/minimind: agent RL and RLAIF rows. Whatever is last is dropped, as there."""
+    said, schemas = conversation(row.pop("conversations"), None)
+    if len(said) < 2:
         raise DataError("`conversations` must be a list of at least two messages, the last one a placeholder.")
-    if said[-1].get("role") != "assistant":
-        raise DataError("the last message of `conversations` must be the assistant's placeholder.")
-    schemas = next((message["tools"] for message in said if message.get("tools")), None)
-    if isinstance(schemas, str):
-        try:
-            schemas = parse_json(schemas)
-        except ValueError as error:
-            raise DataError(f"`tools` of the system message is not JSON: {error}.") from error
-    plain = [{key: value for key, value in message.items() if key != "tools"} for message in said[:-1]]
-    row["prompt"] = _messages([m for m in plain if m.get("role") != "system" or m.get("content")], "conversations")
-    row["tools"] = _names(schemas)
+    row["prompt"] = plain_messages(said[:-1])
+    row["tools"] = _names(schemas) if schemas else None
+    row["tool_schemas"] = schemas
     if not isinstance(row.get("gt", []), list):
         row["gt"] = [row["gt"]]
     return row
+
+
+SHAREGPT = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
+"""Roles under `from`."""
+
+
+def conversation(said: Any, tools: Any) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Messages with roles, and the function schemas of the row or of its system message (there as JSON text).
+
+    Messages without a role are the user's and the assistant's in turn.
+    """
+    if not isinstance(said, list) or not said or not all(isinstance(message, Mapping) for message in said):
+        raise DataError("a conversation must be a list of at least two messages.")
+    kept: list[dict[str, Any]] = []
+    for number, message in enumerate(said):
+        tools = tools or message.get("tools") or message.get("functions")
+        role = message.get("role") or SHAREGPT.get(message.get("from"), message.get("from"))
+        content = message.get("content", message.get("value"))
+        rest = {key: value for key, value in message.items() if key not in ("tools", "functions", "from", "value")}
+        kept.append({**rest, "role": role or ("user", "assistant")[number % 2], "content": content})
+    kept = [message for message in kept if message["role"] != "system" or message["content"]]
+    if isinstance(tools, str):
+        try:
+            tools = parse_json(tools)
+        except ValueError as error:
+            raise DataError(f"`tools` of the system message is not JSON: {error}.") from error
+    _names(tools or [])
+    return kept, list(tools or [])
+
+
+def plain_messages(said: list[dict[str, Any]]) -> list[Any]:
+    """Messages with text contents, calls as objects, and no calls where the list is empty."""
+    kept = [{key: value for key, value in message.items() if key != "tool_calls" or value} for message in said]
+    return _messages([{**message, "content": message.get("content") or ""} for message in kept], "conversations")
 
 
 def humaneval(row: Row) -> Row:
@@ -102,6 +144,27 @@ def humaneval(row: Row) -> Row:
     row.setdefault("code_prompt", row["prompt"])
     row.setdefault("id", str(row.get("task_id") or "").replace("/", "-") or None)
     row["prompt"] = f"Complete this Python function. Answer with the whole code.\n```python\n{row['prompt']}```"
+    return row
+
+
+def mbpp(row: Row) -> Row:
+    """https://github.com/google-research/google-research/tree/master/mbpp, full and sanitized."""
+    asked, tests = row.get("prompt") or row.get("text"), row["test_list"]
+    if not isinstance(asked, str) or not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
+        raise DataError("`text` (or `prompt`) must be a text, and `test_list` a list of texts.")
+    shown = "\n".join(tests)
+    row.setdefault("id", f"mbpp-{row['task_id']}" if row.get("task_id") is not None else None)
+    row["prompt"] = f"{asked}\nAnswer with the whole code. It should pass these tests:\n```python\n{shown}\n```"
+    return row
+
+
+def spider(row: Row) -> Row:
+    """https://yale-lily.github.io/spider: the database is `database/DB_ID/DB_ID.sqlite` beside task.yaml."""
+    if not all(isinstance(row[name], str) for name in ("db_id", "question", "query")):
+        raise DataError("`db_id`, `question` and `query` must be texts.")
+    row.setdefault("database", f"database/{row['db_id']}/{row['db_id']}.sqlite")
+    row.setdefault("family", row["db_id"])
+    row["prompt"] = row["question"]
     return row
 
 
@@ -129,6 +192,8 @@ FORMS: dict[str, Callable[[Row], Row]] = {
     "messages": messages,
     "minimind": minimind,
     "humaneval": humaneval,
+    "mbpp": mbpp,
+    "spider": spider,
     "gsm8k": gsm8k,
 }
 
@@ -146,10 +211,16 @@ def _arguments(value: list[Any]) -> list[Any]:
 
 def _called(message: dict[str, Any]) -> dict[str, Any]:
     calls = []
-    if not isinstance(message["tool_calls"], list):
+    listed = message["tool_calls"]
+    if isinstance(listed, str):  # minimind's SFT rows have them as JSON text
+        try:
+            listed = parse_json(listed)
+        except ValueError as error:
+            raise DataError(f"`tool_calls` of a message is not JSON: {error}.") from error
+    if not isinstance(listed, list):
         raise DataError("`tool_calls` of a message must be a list.")
-    for call in message["tool_calls"]:
-        given = call.get("function") if isinstance(call, dict) else None
+    for call in listed:
+        given = call.get("function", call) if isinstance(call, dict) else None
         function = dict(given) if isinstance(given, Mapping) else {}
         if isinstance(function.get("arguments"), str):
             try:
@@ -158,7 +229,8 @@ def _called(message: dict[str, Any]) -> dict[str, Any]:
                 raise DataError(f"the arguments of a call of {function.get('name')!r} are not JSON.") from error
         if not isinstance(function.get("name"), str) or not isinstance(function.get("arguments"), dict):
             raise DataError("a call in `tool_calls` has a function with name and arguments.")
-        calls.append({**call, "type": "function", "function": function})
+        named_by = {key: function[key] for key in ("name", "arguments")}
+        calls.append({**({"id": call["id"]} if "id" in call else {}), "type": "function", "function": named_by})
     return {**message, "content": message.get("content") or "", "tool_calls": calls}
 
 

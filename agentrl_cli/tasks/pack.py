@@ -134,17 +134,23 @@ class Pack:
         for number, given in self._numbered(split):
             row = _normal(given, self._form(split))
             if isinstance(row, Mapping) and isinstance(given, Mapping):
+                if row.get("prompt") is None and any(tool.opens for tool in self.tools):
+                    row = {**row, "prompt": [{"role": "user", "content": ""}]}  # a tool's text is the task
                 # Rows without ids, as in other projects, are numbered; a file with ids must have one in every row.
                 own_ids = own_ids or given.get("id") is not None
                 if row.get("id") is None and not own_ids:
                     row = {**row, "id": f"{split}-{number:05d}"}
-            wrong = row if isinstance(row, str) else _wrong(row, self.row, tools, seen)
+            wrong = row if isinstance(row, str) else _wrong(row, self.row, tools, seen) or self._refused(row)
             if wrong or isinstance(row, str):
                 bad.append(BadLine(number, wrong))
             else:
                 seen[row["id"]] = number
                 tasks.append(self.task(row, split))
         return tasks, bad
+
+    def _refused(self, row: Mapping[str, Any]) -> str:
+        """What a tool finds wrong with a row; empty if nothing."""
+        return next(filter(None, (tool.wrong(row) for tool in self.tools)), "")
 
     def splits(self) -> list[str]:
         """The names of the splits that have a source."""
@@ -180,7 +186,8 @@ class Pack:
         messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if self.system and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.system})
-        data = {key: value for key, value in row.items() if key not in ("prompt", "tools")}
+        left_out = ("tools",) if isinstance(prompt, str) else ("prompt", "tools")  # a text is TRL's standard format
+        data = {key: value for key, value in row.items() if key not in left_out}
         tools = tuple(row["tools"]) if row.get("tools") is not None else None
         return Task(
             id=f"{self.name}/{row['id']}",
@@ -194,12 +201,11 @@ class Pack:
 
     def tools_of(self, task: Task) -> tuple[Tool, ...]:
         """The tools that a task may use."""
-        if task.tools is None:
-            return self.tools
-        for name in task.tools:
+        for name in task.tools or ():
             if name not in {tool.name for tool in self.tools}:
                 raise NotFound.of(f"tool in {self.name}", name, [tool.name for tool in self.tools])
-        return tuple(tool for tool in self.tools if tool.name in task.tools)
+        chosen = [tool.for_task(task) for tool in self.tools if task.tools is None or tool.name in task.tools]
+        return tuple(tool for tool in chosen if tool is not None)
 
     def reweighted(self, weights: Mapping[str, float]) -> tuple[Reward, ...]:
         """The rewards with some weights replaced; unknown names belong to other packs or to tools."""

@@ -12,13 +12,13 @@ from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.envs.load import load_interactions
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.paths import find_pack
-from agentrl_cli.registry import load_file, resolve
+from agentrl_cli.registry import adapter, load_file, resolve
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rewards.load import load_reward
 from agentrl_cli.sandbox.options import read_options
 from agentrl_cli.tasks.agent import read_agent
 from agentrl_cli.tasks.pack import Pack
-from agentrl_cli.tasks.sources import source_of
+from agentrl_cli.tasks.sources import default_splits, source_of
 from agentrl_cli.tools import TOOLS, Tool, as_tool
 from agentrl_cli.tools.configured import load_tools
 
@@ -27,6 +27,8 @@ KEYS = {
     *("data", "interaction", "agent"),
 }
 
+OWN_ROWS = 64
+"""Tasks in a split of a pack without data whose environment gives the prompts."""
 PASSING = ("interaction", "agent", "env")
 """Parts that episodes may have besides those of their pack."""
 
@@ -39,12 +41,18 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
     folder = find_pack(str(name), base)
     spec = _specification(folder / "task.yaml")
     trust.meet(folder)
-    has_code = spec.get("agent") is None or (folder / "task.py").is_file()  # an agent may be all the code there is
-    module = load_file(folder / "task.py") if has_code else None
+    module = load_file(folder / "task.py") if (folder / "task.py").is_file() else None  # all may be named elsewhere
     agent = read_agent(spec.get("agent"), folder, f"{folder / 'task.yaml'}: agent")
-    rewards = _rewards(folder, _section(folder, spec, "rewards"), getattr(module, "REWARDS", {}), agent is not None)
-    tools = _tools(folder, spec.get("tools") or [], getattr(module, "TOOLS", []))
+    try:
+        tools = _tools(folder, spec.get("tools") or [], getattr(module, "TOOLS", []))
+        given = _section(folder, spec, "rewards") or next(filter(None, (tool.own_rewards for tool in tools)), {})
+        rewards = _rewards(folder, given, getattr(module, "REWARDS", {}), agent is not None)
+    except NotFound as error:
+        if module is not None:
+            raise
+        raise NotFound(f"{error.message} There is no {folder / 'task.py'} to look in.", hint=error.hint) from error
     data = _section(folder, spec, "data")
+    bare = not data and not default_splits(folder) and any(tool.owns_rows for tool in tools)
     return Pack(
         name=str(spec.get("name") or folder.name),
         dir=folder,
@@ -61,6 +69,7 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
         sources={str(split): source_of(folder, str(split), value) for split, value in data.items()},
         interactions=load_interactions(folder, spec.get("interaction")),
         agent=agent,
+        rows=({},) * OWN_ROWS if bare else None,
     )
 
 
@@ -123,9 +132,7 @@ def _specification(path: Path) -> dict[str, Any]:
     return spec
 
 
-def _rewards(
-    folder: Path, spec: Mapping[str, Any], functions: Mapping[str, Any], optional: bool
-) -> tuple[Reward, ...]:
+def _rewards(folder: Path, spec: Mapping[str, Any], functions: Mapping[str, Any], optional: bool) -> tuple[Reward, ...]:
     """The parts of a pack. `optional`: it may have none, as its agent gives the reward."""
     rewards = []
     for name, value in spec.items():
@@ -143,15 +150,20 @@ def _rewards(
 
 def _tools(folder: Path, names: Any, own: Sequence[Any]) -> list[Tool]:
     """The tools of a pack: `names` are tools of its task.py, built-in tools, paths, or files like tools.yaml."""
-    extra = {tool.name: tool for tool in map(as_tool, own)}
+    schemas = [schema for schema in own if isinstance(schema, Mapping)]  # minimind's TOOLS are these
+    extra = {tool.name: tool for tool in map(as_tool, (value for value in own if not isinstance(value, Mapping)))}
     if not isinstance(names, list):
         raise ConfigError(f"{folder / 'task.yaml'}: `tools` must be a list of names.")
     tools: list[Tool] = []
     for name in names:
         if isinstance(name, Mapping) or str(name).endswith((".yaml", ".yml")):
             tools += load_tools([name] if isinstance(name, Mapping) else folder / str(name), folder, extra)
+        elif name in extra:
+            tools.append(extra[name])
         else:
-            tools.append(extra[name] if name in extra else as_tool(resolve("tools", TOOLS, name, base=folder)))
+            found = resolve("tools", TOOLS, name, base=folder)
+            table = isinstance(found, Mapping)
+            tools += adapter("table")(f"{folder / 'task.yaml'}: {name}", found, schemas) if table else [as_tool(found)]
     tools = [tool.at(folder) for tool in tools]
     for number, tool in enumerate(tools):
         if tool.name in {other.name for other in tools[:number]}:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import inspect
 import io
 import json
 import re
@@ -18,13 +17,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, overload
 
 from agentrl_cli.chat.arguments import validate_arguments
 from agentrl_cli.chat.parse import is_malformed
 from agentrl_cli.errors import AgentRLError, ConfigError
 from agentrl_cli.sandbox.results import USED
-from agentrl_cli.threads import contained, in_thread
+from agentrl_cli.threads import call, contained
 from agentrl_cli.tools.schema import is_context, tool_schema
 from agentrl_cli.types import Task, ToolCall, ToolResult, ToolSchema
 
@@ -93,7 +93,11 @@ class Tool:
     own_timeout: bool = False
     rewinds: bool = False
     opens: bool = False
-    """True if `create` may add text to the task (`ToolContext.opening`)."""
+    """True if `create` may add text to the task (`ToolContext.opening`), which may be all of it."""
+    owns_rows: bool = False
+    """True if the pack may have no rows: the tool's environment gives every task."""
+    own_rewards: Mapping[str, Any] = MappingProxyType({})
+    """`rewards:` of a pack whose task.yaml has none."""
     imports: tuple[str, ...] = ()
     examples: tuple[Mapping[str, Any], ...] = ()
     """Working arguments: shown by `agentrl tools show`, run by the tests."""
@@ -105,6 +109,14 @@ class Tool:
     def at(self, folder: Path) -> Tool:
         """The tool for a pack in this folder, to resolve relative paths."""
         return self
+
+    def for_task(self, task: Task) -> Tool | None:
+        """The tool as a task's row shows it; None if the row does not have it."""
+        return self
+
+    def wrong(self, row: Mapping[str, Any]) -> str:
+        """What the tool finds wrong with a row, as a sentence for its author; empty if nothing."""
+        return ""
 
     async def create(self, ctx: ToolContext) -> Any:
         """Returns the state for one episode. By default the context itself."""
@@ -215,12 +227,10 @@ class FunctionTool(Tool):
         self.pure, self.external, self.examples = pure, external, examples
         hints = typing.get_type_hints(function)
         self._context = next((parameter for parameter, hint in hints.items() if is_context(hint)), None)
-        self._async = inspect.iscoroutinefunction(function)
 
     async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
         given = {**arguments, self._context: state} if self._context else arguments
-        value = self.function(**given) if self._async else await in_thread(self.function, **given)
-        return as_result(await value if inspect.isawaitable(value) else value)
+        return as_result(await call(self.function, **given))
 
 
 @overload
@@ -273,7 +283,8 @@ def as_result(value: Any) -> ToolResult:
     if isinstance(value, list) and value and all(map(_is_block, value)):
         texts = [str(block["text"]) for block in value if block["type"] == "text"]
         return ToolResult("\n".join(texts), images=tuple(image_bytes(b["image"]) for b in value if "image" in b))
-    return ToolResult(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain))
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
+    return ToolResult(text, value=value if isinstance(value, list) else None)
 
 
 def _plain(value: Any) -> Any:

@@ -31,7 +31,7 @@ from typing import Any
 
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError, NotFound
-from agentrl_cli.registry import adapter, dotted_target, resolve
+from agentrl_cli.registry import adapter, resolve
 from agentrl_cli.tools import TOOLS, Tool, as_tool
 from agentrl_cli.types import ToolSchema
 
@@ -93,8 +93,8 @@ def _entry(where: str, entry: Any, folder: Path, own: Mapping[str, Tool]) -> lis
 def _classed(where: str, entry: Mapping[str, Any], config: dict[str, Any], folder: Path) -> Tool:
     """`class_name`: another project's tool, or a Tool that takes the config as keywords."""
     name = str(entry["class_name"])
-    with adapter("modules")(folder):
-        kind = resolve("tools", {}, dotted_target(name, folder), base=folder)
+    with adapter("modules")(folder) as modules:
+        kind = resolve("tools", {}, modules.target(name, "verl.tools"), base=folder)
         tool: Tool | None = adapter("tool")(kind, config, entry.get("tool_schema"), where)
         if tool is not None:
             return tool

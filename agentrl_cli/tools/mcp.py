@@ -1,12 +1,14 @@
 """Tools of MCP servers, over stdio and streamable HTTP, through the official `mcp` package.
 
     - mcp:
-        time: {command: python, args: [server.py], env: {TZ: UTC}, session: episode}
-        web: {url: "http://127.0.0.1:8000/mcp", auth_token_env: WEB_TOKEN}
+        time: {command: python, args: [server.py], env: {TZ: UTC}, tools: [now], prefix: time_}
+        web: {url: "http://127.0.0.1:8000/mcp", auth_token_env: WEB_TOKEN, session: shared}
 
-A server's tools are listed when the pack is loaded. While episodes run, they share one connection (`session: shared`),
-or each has its own (`session: episode`, for servers that keep state); it is closed after its last use.
-A lost server is an EnvError; an error that it returns is an observation. MCP tools count as `external`.
+A server's tools are listed when the pack is loaded; `tools` chooses some, `prefix` stands before their names. Each
+episode has its own connection, so that no state of one reaches another; servers without state may be shared by all
+episodes (`session: shared`). A connection is closed after its last use.
+A lost server is an EnvError with the last lines of its stderr; an error that it returns is an observation. MCP tools
+count as `external`.
 """
 
 from __future__ import annotations
@@ -14,21 +16,24 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from agentrl_cli.errors import AgentRLError, ConfigError, EnvError, MissingDependency
+from agentrl_cli.errors import AgentRLError, ConfigError, EnvError, MissingDependency, NotFound
 from agentrl_cli.tools.base import Tool, ToolContext
 from agentrl_cli.types import ToolResult
 
+STDERR_LINES, STDERR_BYTES = 8, 4096
+"""What a message repeats of the stderr of a server that died, at most."""
 KEYS = {
     *("command", "args", "env", "cwd"),
     *("url", "auth_token", "auth_token_env", "headers"),
-    *("session", "timeout", "start_timeout", "type", "transport"),
+    *("session", "timeout", "start_timeout", "type", "transport", "tools", "prefix"),
 }
 
 
@@ -42,7 +47,7 @@ class Server:
 
     @property
     def shared(self) -> bool:
-        return bool(self.given.get("session", "shared") == "shared")
+        return bool(self.given.get("session", "episode") == "shared")
 
     @property
     def start_timeout(self) -> float:
@@ -57,12 +62,17 @@ class Server:
         unknown = sorted(set(given) - KEYS)
         if unknown:
             raise ConfigError(f"{where}: the MCP server {name} has unknown keys: {', '.join(unknown)}.")
-        if given.get("session", "shared") not in ("shared", "episode"):
+        if given.get("session", "episode") not in ("shared", "episode"):
             raise ConfigError(f"{where}: the session of the MCP server {name} is shared or episode.")
+        chosen, prefix = given.get("tools"), given.get("prefix", "")
+        if chosen is not None and not (isinstance(chosen, list) and all(isinstance(item, str) for item in chosen)):
+            raise ConfigError(f"{where}: `tools` of the MCP server {name} is a list of names, not {chosen!r}.")
+        if not isinstance(prefix, str):
+            raise ConfigError(f"{where}: `prefix` of the MCP server {name} is a text, not {prefix!r}.")
         return cls(name, folder, dict(given))
 
-    async def client(self, stack: Any) -> Any:
-        """The mcp package's client for it; its resources are put on `stack`."""
+    async def client(self, stack: Any, errors: TextIO) -> Any:
+        """The mcp package's client for it; its resources are put on `stack`, a process writes stderr to `errors`."""
         try:
             from mcp import Client, StdioServerParameters, stdio_client
             from mcp.client.streamable_http import streamable_http_client
@@ -73,7 +83,6 @@ class Server:
             cwd = self.folder / str(given.get("cwd") or ".")
             env = {str(key): str(value) for key, value in (given.get("env") or {}).items()}
             args = [str(arg) for arg in given.get("args") or ()]
-            errors = stack.enter_context(Path(os.devnull).open("w"))  # noqa: SIM115 - the stack closes it
             parameters = StdioServerParameters(command=str(given["command"]), args=args, env=env, cwd=cwd)
             return Client(stdio_client(parameters, errlog=errors))
         return Client(streamable_http_client(str(given["url"]), http_client=await self._http(stack)))
@@ -90,19 +99,29 @@ class Server:
 
 
 @asynccontextmanager
-async def connected(server: Server) -> AsyncIterator[Any]:
-    """An initialized client. Raises EnvError if the server cannot be reached."""
+async def connected(server: Server) -> AsyncIterator[tuple[Any, TextIO]]:
+    """An initialized client, and what its process writes to stderr. Raises EnvError if it cannot be reached."""
     from contextlib import AsyncExitStack
 
     async with AsyncExitStack() as stack:
+        errors = stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 - the stack closes it
         try:
             async with asyncio.timeout(server.start_timeout):
-                client = await stack.enter_async_context(await server.client(stack))
+                client = await stack.enter_async_context(await server.client(stack, errors))
         except AgentRLError:
             raise
         except Exception as error:
-            raise EnvError(f"The MCP server {server.name} cannot be reached: {_reason(error)}") from error
-        yield client
+            why = _reason(error) + _tail(errors)
+            raise EnvError(f"The MCP server {server.name} cannot be reached: {why}") from error
+        yield client, errors
+
+
+def _tail(errors: TextIO) -> str:
+    """The last lines of a server's stderr, as the end of a message; empty if it wrote nothing."""
+    size = os.fstat(errors.fileno()).st_size
+    data = os.pread(errors.fileno(), STDERR_BYTES, max(0, size - STDERR_BYTES))  # the process writes at the same offset
+    lines = data.decode("utf-8", "replace").strip().splitlines()[-STDERR_LINES:]
+    return "\nThe last lines of its stderr:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
 
 
 class Connection:
@@ -113,6 +132,7 @@ class Connection:
         self.users = 0
         self.broken = False
         """True once a call found the server unreachable: the next episode opens a new connection."""
+        self._errors: TextIO | None = None
         self._enough = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._client: asyncio.Future[Any] = loop.create_future()
@@ -120,7 +140,8 @@ class Connection:
 
     async def _hold(self) -> None:
         try:
-            async with connected(self.server) as client:
+            async with connected(self.server) as (client, errors):
+                self._errors = errors
                 self._client.set_result(client)
                 await self._enough.wait()
         except Exception as error:  # noqa: BLE001 - passed to the tasks that await the client
@@ -130,6 +151,12 @@ class Connection:
     async def client(self) -> Any:
         """The client, once connected. Raises EnvError."""
         return await asyncio.shield(self._client)
+
+    def lost(self, why: str) -> EnvError:
+        """The error for a server that is no longer there; the next episode opens a new connection."""
+        self.broken = True
+        tail = _tail(self._errors) if self._errors is not None and not self._errors.closed else ""
+        return EnvError(f"The MCP server {self.server.name} was lost: {why}{tail}")
 
     async def close(self) -> None:
         """Close the connection; a server process that it started is stopped."""
@@ -177,7 +204,8 @@ class McpTool(Tool):
 
     def __init__(self, link: Link, name: str, description: str, parameters: Mapping[str, Any]) -> None:
         self.link = link
-        self.name = self.remote = name
+        self.remote = name
+        self.name = name = f"{link.server.given.get('prefix', '')}{name}"
         self.timeout = link.server.given.get("timeout")
         function = {"name": name, "description": description, "parameters": dict(parameters)}
         self.schema = {"type": "function", "function": function}
@@ -200,12 +228,10 @@ class McpTool(Tool):
             answer = await client.call_tool(self.remote, arguments)
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
-                state.broken = True
-                raise EnvError(f"The MCP server {self.link.server.name} was lost: {error}") from error
+                raise state.lost(str(error)) from error
             return ToolResult(f"Error: {error}", error="exception")
         except (OSError, RuntimeError) as error:
-            state.broken = True
-            raise EnvError(f"The MCP server {self.link.server.name} was lost: {_reason(error)}") from error
+            raise state.lost(_reason(error)) from error
         return _result(answer)
 
     async def release(self, state: Connection) -> None:
@@ -229,13 +255,20 @@ def mcp_tools(where: str, name: str, given: Any, folder: Path) -> list[Tool]:
     thread.join()
     if failed:
         raise failed[0]
+    chosen = given.get("tools")
+    known = {item.name: item for item in listed}
+    missing = [item for item in chosen or () if item not in known]
+    if missing:
+        unknown = NotFound.of(f"tool of the MCP server {name}", missing[0], known)
+        raise ConfigError(f"{where}: {unknown.message}", hint=unknown.hint)
     link = Link(server)
-    return [McpTool(link, item.name, item.description or "", _parameters(item)) for item in listed]
+    items = listed if chosen is None else [known[item] for item in chosen]
+    return [McpTool(link, item.name, item.description or "", _parameters(item)) for item in items]
 
 
 async def _listed(server: Server) -> list[Any]:
     found: list[Any] = []
-    async with connected(server) as client:
+    async with connected(server) as (client, errors):
         try:
             page = await client.list_tools()
             found += page.tools
@@ -243,7 +276,7 @@ async def _listed(server: Server) -> list[Any]:
                 page = await client.list_tools(cursor=page.next_cursor)
                 found += page.tools
         except Exception as error:
-            raise EnvError(f"The MCP server {server.name} lists no tools: {_reason(error)}") from error
+            raise EnvError(f"The MCP server {server.name} lists no tools: {_reason(error)}{_tail(errors)}") from error
     return found
 
 
@@ -256,7 +289,7 @@ def _parameters(item: Any) -> dict[str, Any]:
 
 
 def _result(answer: Any) -> ToolResult:
-    """The texts of an answer, concatenated, and its images."""
+    """The texts of an answer, concatenated, resources with their URIs, and its images."""
     texts: list[str] = []
     images: list[bytes] = []
     for block in answer.content:
@@ -264,6 +297,12 @@ def _result(answer: Any) -> ToolResult:
             texts.append(block.text)
         elif block.type == "image":
             images.append(base64.b64decode(block.data))
+        elif block.type == "resource":
+            text = getattr(block.resource, "text", None)
+            texts.append(f"[resource {block.resource.uri}]" + ("" if text is None else f"\n{text}"))
+        elif block.type == "resource_link":
+            about = " — ".join(filter(None, (block.name, block.description)))
+            texts.append(f"[resource_link {block.uri}] {about}".rstrip())
         else:
             texts.append(f"[{block.type}]")
     return ToolResult("\n".join(texts), error="exception" if answer.is_error else None, images=tuple(images))

@@ -27,6 +27,7 @@ FIELDS: Mapping[str, tuple[type, ...]] = {
     "level": (str,),
     "truncated": (bool,),
     "done": (bool,),
+    "value": (list, NoneType),
 }
 """Fields of a ToolResult, as JSON carries them."""
 MOST = 1e300

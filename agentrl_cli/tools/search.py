@@ -1,7 +1,8 @@
 """`search`: a local BM25 index over JSONL or a folder of texts, or an HTTP retriever.
 
-The index is bm25s's (https://github.com/xhluca/bm25s), built at the first search and shared by all episodes. Documents
-are JSONL rows with `contents` or `text` (optionally `id` and `title`), or the .txt and .md files of a folder, split
+The index is bm25s's (https://github.com/xhluca/bm25s), built at the first search and shared by all episodes; words of
+CJK text are its characters and pairs of characters. Documents are JSONL rows with `contents` or `text` (optionally `id`
+and `title`), or the .txt and .md files of a folder, split
 into groups of paragraphs. A retriever answers POST {"queries", "topk", "return_scores"} with {"result": [[{"document",
 "score"}]]}, as in Search-R1 and verl.
 """
@@ -9,7 +10,9 @@ into groups of paragraphs. A retriever answers POST {"queries", "topk", "return_
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +28,11 @@ from agentrl_cli.types import ToolResult
 
 PIECE = 1200
 """Approximate characters of one piece of a text file."""
+CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+"""Kana, Han and Hangul: written without spaces, or searched by parts of words."""
+_CJK = re.compile(f"[{CJK}]+")
+WORD = rf"(?u)\b\w\w+\b|[{CJK}]"
+"""bm25s's words of two characters and more, and single CJK characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +124,11 @@ class SearchTool(Tool):
             raise EnvError(f"The retriever answered in another form: {json.dumps(answer)[:200]}") from error
 
 
+def spaced(text: str) -> str:
+    """The text with its runs of CJK characters as words: each character, and each pair of neighbours."""
+    return _CJK.sub(lambda run: f" {' '.join((*run[0], *map(''.join, itertools.pairwise(run[0]))))} ", text)
+
+
 def _retrieved(item: Mapping[str, Any]) -> Document:
     """`{"document": {"contents": "title\\ntext"}}`, or the document itself."""
     given = item.get("document", item)
@@ -139,13 +152,15 @@ class Index:
             raise MissingDependency("search needs bm25s.", hint="pip install bm25s") from error
         self.documents = documents
         self._bm25s = bm25s
-        tokens = bm25s.tokenize([f"{d.title} {d.text}" for d in documents], stopwords=None, show_progress=False)
+        texts = [spaced(f"{d.title} {d.text}") for d in documents]
+        tokens = bm25s.tokenize(texts, stopwords=None, show_progress=False, token_pattern=WORD)
         self._retriever = bm25s.BM25()
         self._retriever.index(tokens, show_progress=False)
 
     def search(self, query: str, count: int) -> list[Document]:
         """The best documents that share a word with the query, best first; ties in the order of the corpus."""
-        words = self._bm25s.tokenize([query], stopwords=None, return_ids=False, show_progress=False)[0]
+        options = {"stopwords": None, "return_ids": False, "show_progress": False, "token_pattern": WORD}
+        words = self._bm25s.tokenize([spaced(query)], **options)[0]
         known = [word for word in words if word in self._retriever.vocab_dict]
         if not known:
             return []

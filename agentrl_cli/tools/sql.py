@@ -2,7 +2,8 @@
 
 The database comes from the row's `database` or the tool's setting: a script of SQL statements, or the path of a `.db`,
 `.sqlite` or `.sql` file. A row can only name a file inside the pack's folder, since rows may be untrusted; the pack's
-own setting may name any. Each episode works on its own copy. An authorizer allows queries and changes of tables and
+own setting may name any. A database file is opened in place and read-only, whatever its size; if the tool is writable,
+and for scripts, each episode works on its own copy in memory. An authorizer allows queries and changes of tables and
 refuses the rest: ATTACH, PRAGMAs that set anything, extensions. A query that runs too long is interrupted; rows,
 values, patterns, text and memory are bounded. Errors are returned to the model.
 """
@@ -112,7 +113,8 @@ class SqlTool(Tool):
         row = str((ctx.task.data.get("database") if ctx.task is not None else None) or "")
         within = None if self.anywhere or not row else (self.folder or Path())
         source = row or self.database
-        connection = await in_thread(open_database, source, self.folder, self.memory_mb, within)
+        copied = self.writable
+        connection = await in_thread(open_database, source, self.folder, self.memory_mb, within, copied=copied)
         ctx.state[STATE] = connection
         return connection
 
@@ -159,35 +161,55 @@ class SqlTool(Tool):
         return ToolResult(f"Error: {text or type(error).__name__}", error="exception")
 
 
-def open_database(source: str, folder: Path | None, memory_mb: int, within: Path | None = None) -> sqlite3.Connection:
-    """A private in-memory copy of the database of a script or a file; empty if `source` is "".
+def open_database(
+    source: str, folder: Path | None, memory_mb: int, within: Path | None = None, *, copied: bool = True
+) -> sqlite3.Connection:
+    """The database of a script or a file; empty if `source` is "".
 
+    A private copy in memory, or with `copied` false a database file itself, read-only.
     `within`: the folder that must contain the file, links resolved; None: any. Raises EnvError if it cannot be made:
     the row is at fault, not the model.
     """
-    connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+    is_file = source.endswith((".db", ".sqlite", ".sqlite3", ".sql")) and "\n" not in source
+    path = _file(source, folder, within) if is_file else None
+    whole = path is not None and path.suffix != ".sql" and not copied
+    connection = _connect(_in_place(path) if whole and path is not None else "file::memory:")
     ends = time.monotonic() + OPENING
     try:
-        connection.execute(f"PRAGMA max_page_count={memory_mb * 256}")
+        bound = f"cache_size=-{memory_mb * 1024}" if whole else f"max_page_count={memory_mb * 256}"
+        connection.execute(f"PRAGMA {bound}")
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 8 * LONGEST)
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN)
         for name, strip in STRIPS.items():
             connection.create_function(name, 2, partial(_stripped, strip), deterministic=True)
         connection.set_progress_handler(lambda: int(time.monotonic() > ends), STEPS)
-        if source.endswith((".db", ".sqlite", ".sqlite3", ".sql")) and "\n" not in source:
-            _copy(_file(source, folder, within), connection)
+        if whole:
+            connection.execute("SELECT count(*) FROM sqlite_master")  # fails now if it is not a database
+        elif path is not None:
+            _copy(path, connection)
         elif source:
             connection.executescript(source)
         connection.set_progress_handler(None, 0)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
     except (sqlite3.Error, OSError, UnicodeError, ValueError) as error:
         connection.close()
-        raise EnvError(f"The database of the row cannot be made: {error}") from error
-    except EnvError:
-        connection.close()
-        raise
+        hint = "Raise memory_mb of the tool." if "full" in str(error) else ""
+        raise EnvError(f"The database of the row cannot be made: {error}", hint=hint) from error
     return connection
+
+
+def _connect(address: str) -> sqlite3.Connection:
+    try:
+        return sqlite3.connect(address, uri=True, check_same_thread=False, isolation_level=None)
+    except sqlite3.Error as error:
+        raise EnvError(f"The database of the row cannot be opened: {error}") from error
+
+
+def _in_place(path: Path) -> str:
+    """A file's address for reading: nothing is written beside it, unless another process writes to it (its WAL)."""
+    wal = path.with_name(f"{path.name}-wal")
+    return f"{path.as_uri()}?mode=ro" + ("" if wal.is_file() and wal.stat().st_size else "&immutable=1")
 
 
 def _stripped(strip: Callable[[str, str], str], value: Any, characters: Any) -> str | None:

@@ -91,6 +91,8 @@ class ToolResult:
     """True where the observation was cut to its limit."""
     done: bool = False
     """True where the tool ends the episode (`submit`, `finish`)."""
+    value: Any = None
+    """The list that the tool returned, for rewards that read it as TRL gives it; None for any other value."""
 
     @property
     def isolation(self) -> str:

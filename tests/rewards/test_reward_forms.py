@@ -89,7 +89,7 @@ async def test_without_a_tokenizer_the_response_is_its_texts() -> None:
 
 async def test_trls_reward_functions() -> None:
     def accuracy(completions: Any, solution: list[str], **kwargs: Any) -> list[float]:
-        assert kwargs["prompts"] == [list(TASK.prompt)] and kwargs["completion_ids"] == [[1, 2, 5, 6]]
+        assert kwargs["prompts"] == [list(TASK.prompt)] and kwargs["completion_ids"] == [[1, 2, 3, 4, 5, 6]]
         assert [message["role"] for message in completions[0]] == ["assistant", "tool", "assistant"]
         assert kwargs["trainer_state"].global_step == 4 and kwargs["ground_truth"] == ["5"]
         kwargs["log_metric"]("seen", 1)

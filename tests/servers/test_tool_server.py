@@ -333,6 +333,7 @@ async def test_a_batch_is_answered_in_order_whatever_goes_wrong_in_it(tmp_path: 
             "level",
             "truncated",
             "done",
+            "value",
         }
         assert (await remote.post("/v1/rewards", {"trajectories": ["t"]})) == {"rewards": {"t": {}}}
         assert (await remote.post("/v1/close", {"trajectories": ["t", "u", "missing"]})) == {"closed": ["t", "u"]}
@@ -401,9 +402,60 @@ async def test_verl_tools_wire_format(tmp_path: Path) -> None:
         assert not said["valids"][0] and "by" in said["observations"][0]["invalid_reason"]
         said = await observe(trajectory_ids=["x"], actions=[r"so \boxed{4}"], finish=[True])
         assert (said["observations"], said["dones"], said["valids"]) == (["4"], [True], [True])
+        said = await observe(
+            trajectory_ids=["x"], actions=["over"], finish=[True], is_last_step=None, extra_fields=[None]
+        )
+        assert (said["observations"], said["dones"], said["valids"]) == ([""], [True], [True])
+        said = await observe(trajectory_ids=["x"], actions=[call("bump", by=2)], finish=None, mode="train")
+        assert said["observations"] == ["2"], "the same id begins again after its finish"
         health = await (await session.get(f"{address}/health")).json()
         assert health["status"] == "healthy" and health["tools"] == ["bump"] and health["concurrent_requests"] == 0
         assert (await session.post(f"{address}/get_observation", json={"trajectory_ids": ["x"]})).status == 400
+
+
+async def test_verl_tools_own_actions_are_run(tmp_path: Path) -> None:
+    """The actions of its test clients: tags and fences; each command really runs, with the state of its trajectory."""
+    ran: list[str] = []
+
+    def run_python(code: str) -> str:
+        """Run."""
+        ran.append(code)
+        return f"python {len(ran)}"
+
+    def bash(command: str) -> str:
+        """Run."""
+        return f"bash {command}"
+
+    def search(query: str, k: int = 3) -> str:
+        """Search."""
+        return f"search {query}"
+
+    def sql(query: str) -> str:
+        """Query."""
+        return f"sql {query}"
+
+    actions = {
+        "I think <python>x = 1</python> and <python>print(x)</python>": "python 1",
+        "```python\nprint(2)\n```": "python 2",
+        "<bash>ls -l</bash>": "bash ls -l",
+        "```bash\npwd\n```": "bash pwd",
+        "<search>who</search>": "search who",
+        "```sql\nSELECT 1\n```": "sql SELECT 1",
+        "<sql>SELECT 2</sql>": "sql SELECT 2",
+        '<mcp_call>{"name": "search", "arguments": {"query": "q"}}</mcp_call>': "search q",
+    }
+    tools = [as_tool(function) for function in (run_python, bash, search, sql)]
+    async with served(tmp_path, tools, token="") as (_, address), aiohttp.ClientSession() as session:
+        for action, wanted in actions.items():
+            body = {"trajectory_ids": ["test-python-001"], "actions": [action], "extra_fields": [{}]}
+            answer = await session.post(f"{address}/get_observation", json=body)
+            said = await answer.json()
+            assert (said["observations"], said["valids"]) == ([wanted], [True]), action
+            assert float(answer.headers["X-Process-Time"]) > 0 and said["queue_time_ms"] == 0
+        body = {"trajectory_ids": ["y"], "actions": ["<mcp_call>{</mcp_call>"]}
+        said = await (await session.post(f"{address}/get_observation", json=body)).json()
+        assert said["valids"] == [False] and said["observations"][0]["invalid_reason"]
+    assert ran == ["x = 1\nprint(x)", "print(2)"]
 
 
 async def started(folder: Path) -> tuple[asyncio.subprocess.Process, str]:
@@ -530,7 +582,7 @@ async def test_an_answer_full_of_boxes_blocks_no_one(tmp_path: Path) -> None:
             return (await answer.json())["observations"][0]
 
         started = time.process_time()
-        assert (await observe("\\boxed{" * 110_000)).startswith("\\boxed{")
+        assert await observe("\\boxed{" * 110_000) == "", "a finish without an answer, as in verl-tool"
         assert time.process_time() - started < 5.0
         assert await observe("so \\boxed{}} and \\boxed{4}") == "}"
         assert await observe("so \\boxed{ 4 } or \\boxed{5}") == "4"

@@ -94,7 +94,7 @@ def test_verl_rows(folder: Path) -> None:
     assert plain.id == f"{plain.pack}/train-00001" and plain.family == "openai/gsm8k"
     assert plain.prompt == tuple(VERL["prompt"])
     assert plain.data["ground_truth"] == "5" and plain.data["extra_info"] == VERL["extra_info"]
-    assert (plain.tools, without.tools, single.tools) == (None, (), ())
+    assert (plain.tools, without.tools, single.tools) == (("lookup",), (), ()), "those of its tools_kwargs"
 
 
 def test_messages_rows(folder: Path) -> None:
@@ -139,7 +139,7 @@ def test_humaneval_gsm8k_and_trl_rows(folder: Path) -> None:
         ({**MESSAGES, "tools": [], "tool_choice": "required"}, "but the task has no tools"),
         ({**MESSAGES, "tool_choice": {"function": {"name": "x"}}}, "names 'x', which is not"),
         ({**TRL, "tool_choice": {"function": {"name": "x"}}}, "names 'x'; the tools are lookup"),
-        ({**MINIMIND, "conversations": MINIMIND["conversations"][:2]}, "the assistant's placeholder"),
+        ({**MINIMIND, "conversations": MINIMIND["conversations"][:2]}, "the last one a placeholder"),
         ({"conversations": []}, "at least two messages"),
         ({**GSM8K, "question": 3}, "`question` must be a text"),
         (

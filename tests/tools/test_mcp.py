@@ -24,6 +24,7 @@ pytest.importorskip("mcp")
 SERVER = '''
 import os, sys
 from mcp.server.mcpserver import MCPServer, Image
+from mcp_types import EmbeddedResource, ResourceLink, TextResourceContents
 
 server = MCPServer("small")
 count = 0
@@ -50,7 +51,17 @@ def leave() -> str:
     """Stop the server."""
     os._exit(3)
 
+@server.tool(structured_output=False)
+def look():
+    """Answer a resource and a link."""
+    text = TextResourceContents(uri="memo://1", text="It rains.")
+    link = ResourceLink(type="resource_link", uri="memo://2", name="two", description="The next.")
+    return [EmbeddedResource(type="resource", resource=text), link]
+
 if __name__ == "__main__":
+    if "die" in sys.argv:
+        print("no licence found", file=sys.stderr)
+        sys.exit(4)
     if len(sys.argv) > 1:
         server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
     else:
@@ -74,7 +85,7 @@ def by_name(tools: list[Tool]) -> dict[str, Tool]:
 
 async def test_a_server_over_stdio(folder: Path) -> None:
     tools = by_name(mcp_tools("here", "small", stdio(env={"MOOD": "good"}), folder))
-    assert list(tools) == ["add", "step", "fail", "leave"] and all(tool.external for tool in tools.values())
+    assert list(tools) == ["add", "step", "fail", "leave", "look"] and all(tool.external for tool in tools.values())
     assert tools["add"].schema["function"]["description"] == "Add two numbers."
     assert tools["add"].schema["function"]["parameters"]["required"] == ["a", "b"]
     context = ToolContext()
@@ -95,13 +106,33 @@ async def test_a_server_over_stdio(folder: Path) -> None:
         await tool.release(states[name])
 
 
-@pytest.mark.parametrize(("session", "counts"), [("shared", ["1 ", "2 "]), ("episode", ["1 ", "1 "])])
+@pytest.mark.parametrize(
+    ("session", "counts"), [("shared", ["1 ", "2 "]), ("episode", ["1 ", "1 "]), ("", ["1 ", "1 "])]
+)
 async def test_episodes_share_a_server_or_have_their_own(folder: Path, session: str, counts: list[str]) -> None:
-    tool = by_name(mcp_tools("here", "small", stdio(session=session), folder))["step"]
+    tool = by_name(mcp_tools("here", "small", stdio(**({"session": session} if session else {})), folder))["step"]
     states = [await tool.create(ToolContext()) for _ in range(2)]
     assert [(await tool.call(state, {})).text for state in states] == counts
     for state in states:
         await tool.release(state)
+
+
+async def test_chosen_tools_under_a_prefix_and_resources(folder: Path) -> None:
+    given = {"a": stdio(tools=["look"], prefix="a_"), "b": stdio(tools=["look", "add"])}
+    tools = by_name(load_tools([{"mcp": given}], folder))
+    assert list(tools) == ["a_look", "look", "add"] and tools["a_look"].schema["function"]["name"] == "a_look"
+    state = await tools["a_look"].create(ToolContext())
+    answer = await tools["a_look"].call(state, {})
+    assert answer.text == "[resource memo://1]\nIt rains.\n[resource_link memo://2] two — The next."
+    await tools["a_look"].release(state)
+    with pytest.raises(ConfigError, match="'ad'") as caught:
+        mcp_tools("here", "small", stdio(tools=["ad"]), folder)
+    assert "add" in (caught.value.hint or "")
+
+
+def test_a_server_that_dies_is_quoted(folder: Path) -> None:
+    with pytest.raises(EnvError, match=r"last lines of its stderr:\n  no licence found"):
+        mcp_tools("here", "small", {"command": sys.executable, "args": ["server.py", "die"]}, folder)
 
 
 async def test_verls_file_of_servers_with_a_selection(folder: Path) -> None:

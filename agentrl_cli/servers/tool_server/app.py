@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli.agents.gateway.guard import allowed, bearer, is_foreign, is_served, sent_unasked
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.parsers import Parser
+from agentrl_cli.chat.parsers.verl_tool import PARSER as VERL_TOOL
 from agentrl_cli.errors import AgentRLError, EnvError, EnvironmentProblem, MissingDependency, NotFound, UsageError
 from agentrl_cli.servers.tool_server import bodies
 from agentrl_cli.servers.tool_server.trajectories import Call, Trajectories
@@ -130,6 +131,7 @@ class ToolServer:
             "dones": [row[1] for row in rows],
             "valids": [row[2] for row in rows],
             "processing_time_ms": took,
+            "queue_time_ms": 0.0,  # a call runs at once, or its request is refused
         }
 
     async def _observe(self, name: str, action: str, field: Mapping[str, Any]) -> tuple[Any, bool, bool]:
@@ -137,11 +139,15 @@ class ToolServer:
         if field.get("finish"):
             await self.trajectories.close(name)
             answer = _boxed(action)
-            return (action if answer is None else answer).strip(), True, answer is not None or not action
+            return ("" if answer is None else answer.strip()), True, True
+        if not field.get("key"):  # verl-tool's ids begin again after a finish; with a key it may be a late retry
+            self.trajectories.journal.forget_closed(name)
         if not self.trajectories.journal.known(name):
             await self.trajectories.open(name, {"task": {"data": bodies.task_data(field)}})
         schemas = [tool.schema for tool in self.trajectories.tools.values()]
         parsed = await asyncio.to_thread(parse_text, action, self._parser, schemas)  # actions may be long
+        if not parsed.calls:
+            parsed = await asyncio.to_thread(parse_text, action, VERL_TOOL, schemas)
         if not parsed.calls:
             return {"obs": "", "invalid_reason": "no valid tool found for action"}, self._done_if_invalid, False
         bad = [call for call in parsed.calls if call.error]
@@ -241,6 +247,12 @@ class ToolServer:
         from aiohttp import web
 
         async def answer(request: web.Request) -> web.Response:
+            started = time.perf_counter()
+            response = await handled(request)
+            response.headers["X-Process-Time"] = f"{time.perf_counter() - started:.6f}"
+            return response
+
+        async def handled(request: web.Request) -> web.Response:
             known = self._allowed(request)
             if not known and everyone is None:
                 return _problem(401, UsageError("The token is missing or wrong.", hint="Authorization: Bearer …"))

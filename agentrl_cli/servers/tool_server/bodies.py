@@ -60,13 +60,18 @@ def call(item: Any) -> Call:
 
 
 def fields(body: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """verl-tool's `extra_fields`, one object for each of `count` actions; the body's other lists are merged in."""
+    """verl-tool's `extra_fields`, one object for each of `count` actions; the body's other lists are merged in.
+
+    Null flags, and fields that are not lists, are ignored, as verl-tool does.
+    """
     given = body.get("extra_fields")
     found = [{} for _ in range(count)] if given in (None, []) else items(body, "extra_fields")
-    if not all(isinstance(one, dict) for one in found):
+    if not all(one is None or isinstance(one, dict) for one in found):
         raise UsageError("`extra_fields` must be a list of objects.")
-    found = [dict(one) for one in found]
+    found = [dict(one or {}) for one in found]
     for key in body.keys() - {"trajectory_ids", "actions", "extra_fields"}:
+        if not isinstance(body[key], list):  # null flags, and fields about the request as a whole
+            continue
         for one, value in zip(found, items(body, key), strict=False):
             one[key] = value
     return found

@@ -98,6 +98,10 @@ class Journal:
         """Whether it was ever opened."""
         return self._db.execute("SELECT 1 FROM trajectories WHERE id=?", (trajectory,)).fetchone() is not None
 
+    def forget_closed(self, trajectory: str) -> None:
+        """Delete the mark of a closed trajectory, so that its id may begin again; nothing for an open one."""
+        self._db.execute("DELETE FROM trajectories WHERE id=? AND closed IS NOT NULL", (trajectory,))
+
     def end(self, trajectory: str) -> bool:
         """Close a trajectory and delete its calls. False if it was closed already or is unknown."""
         self._db.execute("DELETE FROM calls WHERE trajectory=?", (trajectory,))

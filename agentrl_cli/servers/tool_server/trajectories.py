@@ -254,6 +254,7 @@ def _answer(result: ToolResult, state: Mapping[str, Any]) -> dict[str, Any]:
     said = asdict(result)
     said["images"] = [base64.b64encode(image).decode() for image in result.images]
     said["metrics"] = dict(result.metrics)
+    said["value"] = result.value if _plain(result.value) else None
     return {"result": said, "state": {key: value for key, value in state.items() if _plain(value)}}
 
 

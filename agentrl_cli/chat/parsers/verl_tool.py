@@ -1,0 +1,74 @@
+"""verl-tool's actions: texts with a tag or a fence for each tool. https://github.com/TIGER-AI-Lab/verl-tool
+
+    <python>…</python>   or a fence of python     run_python, all blocks of the text as one program
+    <bash>…</bash>       or a fence of bash       bash
+    <search>…</search>                            search
+    <sql>…</sql>         or a fence of sql        sql
+    <mcp_call>{"name": …, "arguments": {…}}</mcp_call>      the tool of that name
+
+A tag calls the tool of its kind that is offered, with the text as the only argument that it requires.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl_cli.chat.parsers.base import ParsedText, call, read_json
+from agentrl_cli.types import ToolCall, ToolSchema
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "python": ("run_python", "python", "python_code", "ipython_code"),
+    "bash": ("bash", "bash_terminal"),
+    "search": ("search", "search_retrieval"),
+    "sql": ("sql",),
+}
+"""Tag to the names of tools that it may mean, the first that is offered counts."""
+_TAGGED = {kind: re.compile(rf"<{kind}>(.*?)</{kind}>", re.DOTALL) for kind in KINDS}
+_FENCED = {kind: re.compile(rf"```\n?{kind}(.*?)```", re.DOTALL) for kind in ("python", "bash", "sql")}
+_MCP = re.compile(r"<mcp_call>(.*?)</mcp_call>", re.DOTALL)
+
+
+class VerlToolActions:
+    """The parser; `agentrl tools serve` tries it after the syntax of `--parser`."""
+
+    name = "verl_tool"
+    markers = tuple(f"<{slash}{kind}>" for kind in (*KINDS, "mcp_call") for slash in ("", "/"))
+
+    def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
+        """The calls of a text. Only tools that are offered are called."""
+        offered = {str(tool["function"]["name"]): tool["function"] for tool in tools}
+        calls: list[ToolCall] = []
+        for kind, names in KINDS.items():
+            name = next((name for name in names if name in offered), None)
+            found = _TAGGED[kind].findall(text) or (_FENCED[kind].findall(text) if kind in _FENCED else [])
+            if name is None or not found:
+                continue
+            blocks = ["\n".join(block.strip() for block in found)] if kind == "python" else [b.strip() for b in found]
+            argument = _argument(offered[name])
+            calls += [call(name, {argument: block}, raw=block) for block in blocks]
+        calls += [_named(raw) for raw in _MCP.findall(text)]
+        return ParsedText(text if not calls else "", tuple(calls))
+
+    def example(self, name: str, arguments: Mapping[str, Any]) -> str:
+        kind = next((kind for kind, names in KINDS.items() if name in names), None)
+        return f"<{kind}>{next(iter(arguments.values()), '')}</{kind}>" if kind else '<mcp_call>{"name": …}</mcp_call>'
+
+
+def _argument(function: Mapping[str, Any]) -> str:
+    parameters = function.get("parameters") or {}
+    required = parameters.get("required") or list(parameters.get("properties") or {"text": {}})
+    return str(required[0])
+
+
+def _named(raw: str) -> ToolCall:
+    value, error = read_json(raw.strip())
+    name = value.get("name", value.get("tool")) if isinstance(value, dict) else None
+    arguments = value.get("arguments", value.get("args", {})) if isinstance(value, dict) else None
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return call(raw=raw, error=error or "an <mcp_call> holds a JSON object with name and arguments")
+    return call(name, arguments, raw=raw)
+
+
+PARSER = VerlToolActions()

@@ -1,0 +1,200 @@
+"""verl's rule-based scorers, `verl.utils.reward_score`, by their published behaviour.
+
+    gsm8k, math_dapo, math_reward, search_r1_like_qa_em      compute_score(solution_str, ground_truth, …)
+    default_compute_score                                    chooses one of them by `data_source`
+
+The others (prime_math, prime_code, geo3k, math_verify, sandbox_fusion) need packages or services of their own: install
+verl for them.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from agentrl_cli.errors import EnvError
+
+_NUMBER = re.compile(r"(-?[0-9.,]+)")
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_LABELLED = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
+
+
+def gsm8k_solution(solution_str: str, method: str = "strict") -> str | None:
+    """The number after `####` (strict), or the last number (flexible); None if absent."""
+    if method == "strict":
+        found = re.search(r"#### (-?[0-9.,]+)", solution_str)
+        return None if found is None else found.group(1).replace(",", "").replace("$", "")
+    numbers = [text for text in _NUMBER.findall(solution_str) if text not in ("", ".")]
+    return numbers[-1] if numbers else None
+
+
+def gsm8k(
+    solution_str: str, ground_truth: Any, method: str = "strict", format_score: float = 0.0, score: float = 1.0
+) -> float:
+    """`score` for the right number, `format_score` for another, 0 without one."""
+    answer = gsm8k_solution(solution_str, method)
+    return 0.0 if answer is None else score if answer == ground_truth else format_score
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The last `\boxed{…}` with its braces; None if absent or not closed."""
+    start = text.rfind("\\boxed{")
+    depth = 0
+    for place in range(start, len(text)) if start >= 0 else ():
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0 and text[place] == "}":
+            return text[start : place + 1]
+    return None
+
+
+def _unboxed(text: str | None) -> str:
+    return "[INVALID]" if text is None else text[len("\\boxed{") : -1]
+
+
+_REPLACED = (
+    ("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), (r"\ ", ""), (" ", ""), ("mbox", "text"),
+    (",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}"),
+)  # fmt: skip
+_REMOVED = (
+    *"square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents".split(),
+    *"degrees cm gm pounds meters meals edges students childrentickets multiples \\text{s} \\text{.}".split(),
+    *("\\text{\ns}", "\\text{}^2", "\\text{}^3", "\\text{\n}", "\\text{}", r"\mathrm{th}", r"^\circ"),
+    *(r"^{\circ}", r"\;", r",\!", "{,}", '"', "\\dots"),
+)
+
+
+def normalised(answer: str) -> str:
+    """A final answer as Minerva's evaluation compares it."""
+    answer = answer.rsplit("=", maxsplit=1)[-1]
+    for before, after in (*_REPLACED, *((text, "") for text in _REMOVED)):
+        answer = answer.replace(before, after)
+    answer = re.sub(r"(.*?)(\$)(.*?)(\$)(.*)", r"$\3$", answer)
+    for name in ("text", "textbf", "overline"):
+        answer = re.sub(rf"(\\{name}\{{)(.*?)(\}})", r"\2", answer)
+    answer = re.sub(r"(\\boxed\{)(.*)(\})", r"\2", answer)
+    answer = re.sub(r"(frac)([^{])(.)", r"frac{\2}{\3}", answer)
+    answer = re.sub(r"(sqrt)([^{])", r"sqrt{\2}", answer).replace("$", "")
+    return (answer.replace(",", "") if answer.replace(",", "").isdigit() else answer).strip()
+
+
+def math_dapo(
+    solution_str: str,
+    ground_truth: str,
+    strict_box_verify: bool = False,
+    pause_tokens_index: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """1 or −1 for the text after the last `Answer:` among the last 300 characters (or for the last box)."""
+    text = solution_str[-300:]
+    if strict_box_verify:
+        text = text[pause_tokens_index[-1] - 100 :] if pause_tokens_index else text[-100:]
+        said = _unboxed(last_boxed(text))
+        right = said == ground_truth
+    else:
+        found = _LABELLED.findall(text)
+        said = normalised(found[-1] if found else "[INVALID]")
+        right = said == normalised(ground_truth)
+    return {"score": 1.0 if right else -1.0, "acc": right, "pred": said}
+
+
+def math_reward(solution_str: str, ground_truth: str) -> float:
+    r"""1 if the last `\boxed{…}` is the truth, spaces and spelling of fractions apart; else 0."""
+    said = last_boxed(solution_str)
+    return float(said is not None and _plain_latex(_unboxed(said)) == _plain_latex(ground_truth))
+
+
+def _plain_latex(text: str) -> str:
+    for before, after in (
+        ("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"), ("\\left", ""), ("\\right", ""),
+        ("^{\\circ}", ""), ("^\\circ", ""), ("\\$", ""), ("\\%", ""), ("%", ""), (" .", " 0."), ("{.", "{0."),
+    ):  # fmt: skip
+        text = text.replace(before, after)
+    text = text.partition("\\text{ ")[0]
+    text = f"0{text}" if text.startswith(".") else text
+    head, equals, tail = text.partition("=")
+    text = tail if equals and len(head) <= 2 else text
+    text = re.sub(r"\\sqrt([^{])", r"\\sqrt{\1}", text).replace(" ", "")
+    text = re.sub(r"\\frac([^{])([^{])", r"\\frac{\1}{\2}", text)
+    text = "\\frac{1}{2}" if text == "0.5" else text
+    return re.sub(r"^(-?\d+)/(-?\d+)$", r"\\frac{\1}{\2}", text)
+
+
+def _words(text: str) -> str:
+    kept = "".join(c for c in text.lower() if c not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
+
+
+def search_r1(
+    solution_str: str,
+    ground_truth: Mapping[str, Any],
+    method: str = "strict",
+    format_score: float = 0.0,
+    score: float = 1.0,
+) -> float:
+    """`score` if the last `<answer>` is one of `target`, articles and punctuation apart; a quarter for many tags."""
+    found = _ANSWER.findall(solution_str)
+    if not found:
+        return 0.0
+    target = ground_truth["target"]
+    wanted = {_words(text) for text in ([target] if isinstance(target, str) else target)}
+    if _words(found[-1].strip()) not in wanted:
+        return format_score
+    many = max(solution_str.count("<answer>"), solution_str.count("</answer>")) > 10
+    return score / 4 if many else score
+
+
+def search_r1_contains(
+    solution_str: str,
+    ground_truth: Mapping[str, Any],
+    method: str = "strict",
+    format_score: float = 0.0,
+    score: float = 1.0,
+) -> float:
+    """Like `search_r1`, for an answer that contains one of `target`."""
+    found = _ANSWER.findall(solution_str)
+    target = ground_truth["target"]
+    wanted = [_words(text) for text in ([target] if isinstance(target, str) else target)]
+    if not found:
+        return 0.0
+    return score if any(text in _words(found[-1].strip()) for text in wanted) else format_score
+
+
+def default_compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
+) -> Any:
+    """The scorer of a data source, as verl chooses it. Raises EnvError for one that needs verl itself."""
+    if data_source == "openai/gsm8k":
+        return gsm8k(solution_str, ground_truth)
+    if data_source in ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"):
+        return math_reward(solution_str, ground_truth)
+    if data_source in ("math_dapo", "math", "math_dapo_reasoning") or data_source.startswith("aime"):
+        return math_dapo(solution_str, ground_truth)
+    if data_source.startswith("searchR1_"):
+        return search_r1(solution_str, ground_truth)
+    raise EnvError(
+        f"verl's scorer for the data source {data_source!r} needs verl itself.",
+        hint="pip install verl, or name another.",
+    )
+
+
+MODULES: dict[str, dict[str, Any]] = {
+    "gsm8k": {"compute_score": gsm8k, "extract_solution": gsm8k_solution},
+    "math_dapo": {
+        "compute_score": math_dapo,
+        "normalize_final_answer": normalised,
+        "last_boxed_only_string": last_boxed,
+        "remove_boxed": _unboxed,
+    },
+    "math_reward": {"compute_score": math_reward, "last_boxed_only_string": last_boxed, "remove_boxed": _unboxed},
+    "math": {"compute_score": math_reward, "last_boxed_only_string": last_boxed, "remove_boxed": _unboxed},
+    "search_r1_like_qa_em": {"compute_score": search_r1, "compute_score_subem": search_r1_contains},
+}
+"""Modules of `verl.utils.reward_score` and their functions."""
+PACKAGE = {
+    "default_compute_score": default_compute_score,
+    "_default_compute_score": default_compute_score,
+    **{name: SimpleNamespace(**functions) for name, functions in MODULES.items()},
+}
+"""Names of `verl.utils.reward_score` itself."""

@@ -1,0 +1,77 @@
+"""Conversations of a JSONL file as demonstrations: minimind's, OpenAI's, TRL's, ShareGPT's and Alpaca's rows.
+
+{"conversations": [{"role": …, "content": …, "tools": "[…]", "tool_calls": "[…]"}, …]}     minimind
+{"conversations": [{"from": "human", "value": …}, …]}                                       ShareGPT
+{"messages": […], "tools": […]}                                                             OpenAI, TRL
+{"prompt": text or messages, "completion": text or messages}                                TRL
+{"instruction": …, "input": …, "output": …}                                                 Alpaca
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.errors import DataError, NotFound
+from agentrl_cli.learning.packing import Segment
+from agentrl_cli.tasks.forms import conversation, plain_messages
+from agentrl_cli.tasks.sources import jsonl
+from agentrl_cli.types import Origin
+
+
+def read(path: Path) -> list[tuple[list[Any], list[Any]]]:
+    """(messages, function schemas) of each row. Raises DataError with file and line, NotFound without the file."""
+    if not path.is_file():
+        raise NotFound(f"There is no file {path}.")
+    found = []
+    for number, row in jsonl(path):
+        if isinstance(row, str):
+            raise DataError(f"{path}:{number}: {row}")
+        try:
+            messages, schemas = _conversation(row)
+            if not any(message.get("role") == "assistant" for message in messages):
+                raise DataError("no message of the assistant to learn from.")
+        except DataError as error:
+            raise DataError(f"{path}:{number}: {error.message}") from error
+        found.append((messages, schemas))
+    if not found:
+        raise DataError(f"{path} has no rows.")
+    return found
+
+
+def _conversation(row: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    if "conversations" in row or "messages" in row:
+        said, schemas = conversation(row.get("conversations", row.get("messages")), row.get("tools"))
+        return plain_messages(said), schemas
+    if "prompt" in row and "completion" in row:
+        asked = [{"role": "user", "content": row["prompt"]}] if isinstance(row["prompt"], str) else row["prompt"]
+        answer = row["completion"]
+        answered = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+        said, schemas = conversation([*asked, *answered], row.get("tools"))
+        return plain_messages(said), schemas
+    if "instruction" in row and "output" in row:
+        text = "\n\n".join(filter(None, (str(row["instruction"]), str(row.get("input") or ""))))
+        return [{"role": "user", "content": text}, {"role": "assistant", "content": str(row["output"])}], []
+    near = "conversations, messages, prompt and completion, or instruction and output"
+    raise DataError(f"a row to learn from has {near}; this one has {', '.join(sorted(row)) or 'nothing'}.")
+
+
+def batches(chat: Chat, rows: Sequence[tuple[list[Any], list[Any]]], size: int, seed: int) -> Iterator[Any]:
+    """Endless batches of conversations, each once an epoch in a new order."""
+    order, epoch, queue = list(range(len(rows))), 0, list[int]()
+    while True:
+        while len(queue) < size:
+            random.Random(f"file {seed} {epoch}").shuffle(order)
+            queue, epoch = queue + order, epoch + 1
+        batch, queue = queue[:size], queue[size:]
+        yield [[_segment(chat, *rows[number])] for number in batch]
+
+
+def _segment(chat: Chat, messages: list[Any], schemas: list[Any]) -> Segment:
+    rendered = chat.conversation(messages, schemas)
+    return Segment(np.asarray(rendered.ids, np.int32), np.asarray(rendered.origin) == Origin.MODEL)

@@ -1,0 +1,241 @@
+"""minimind's model, rows, tools and rewards as they are, from its weights to its own loader again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from agentrl_cli.commands import main
+from agentrl_cli.models.import_minimind import import_minimind
+from agentrl_cli.paths import bundled_model
+from agentrl_cli.sft import from_file
+from agentrl_cli.tasks.forms import normal
+from agentrl_cli.tasks.spec import load_pack
+from agentrl_cli.types import Outcome
+from tests.tools.test_configured_tools import call, play
+
+HIDDEN, HEADS, GROUPS, INNER = 128, 8, 4, 448
+"""minimind's 2-layer configuration."""
+
+
+class Norm(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(size) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class Layer(nn.Module):
+    """A block of model_minimind.py, with its names of weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = HIDDEN // HEADS
+        attention = nn.Module()
+        attention.q_proj = nn.Linear(HIDDEN, HIDDEN, bias=False)
+        attention.k_proj = nn.Linear(HIDDEN, GROUPS * width, bias=False)
+        attention.v_proj = nn.Linear(HIDDEN, GROUPS * width, bias=False)
+        attention.o_proj = nn.Linear(HIDDEN, HIDDEN, bias=False)
+        attention.q_norm, attention.k_norm = Norm(width), Norm(width)
+        self.self_attn = attention
+        self.input_layernorm, self.post_attention_layernorm = Norm(HIDDEN), Norm(HIDDEN)
+        self.mlp = nn.Module()
+        self.mlp.gate_proj = nn.Linear(HIDDEN, INNER, bias=False)
+        self.mlp.up_proj = nn.Linear(HIDDEN, INNER, bias=False)
+        self.mlp.down_proj = nn.Linear(INNER, HIDDEN, bias=False)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        own: Any = self.self_attn
+        h, n = self.input_layernorm(x), x.shape[1]
+
+        def heads(values: torch.Tensor) -> torch.Tensor:
+            return values.view(1, n, -1, HIDDEN // HEADS).transpose(1, 2)
+
+        def turned(values: torch.Tensor) -> torch.Tensor:
+            first, second = values.chunk(2, -1)
+            return values * cos + torch.cat((-second, first), -1) * sin
+
+        q = turned(own.q_norm(heads(own.q_proj(h))))
+        k = turned(own.k_norm(heads(own.k_proj(h)))).repeat_interleave(HEADS // GROUPS, 1)
+        v = heads(own.v_proj(h)).repeat_interleave(HEADS // GROUPS, 1)
+        out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + own.o_proj(out.transpose(1, 2).reshape(1, n, HIDDEN))
+        mlp: Any = self.mlp
+        h = self.post_attention_layernorm(x)
+        out = mlp.down_proj(nn.functional.silu(mlp.gate_proj(h)) * mlp.up_proj(h))
+        summed: torch.Tensor = x + out
+        return summed
+
+
+class MiniMind(nn.Module):
+    """model_minimind.py's MiniMindForCausalLM, written again: same names, same formulas."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(vocabulary, HIDDEN)
+        self.model.layers = nn.ModuleList([Layer(), Layer()])
+        self.model.norm = Norm(HIDDEN)
+        self.lm_head = nn.Linear(HIDDEN, vocabulary, bias=False)
+        self.model.embed_tokens.weight = self.lm_head.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        width, inner = HIDDEN // HEADS, self.model
+        rates = 1.0 / (1e6 ** (torch.arange(0, width, 2).float() / width))
+        angles = torch.outer(torch.arange(ids.shape[1]), rates).repeat(1, 2)
+        x: Any = inner.embed_tokens(ids)  # type: ignore[operator]
+        for layer in inner.layers:  # type: ignore[union-attr]
+            x = layer(x, angles.cos(), angles.sin())
+        logits: torch.Tensor = self.lm_head(inner.norm(x))  # type: ignore[operator]
+        return logits
+
+
+SYSTEM = {
+    "role": "system",
+    "content": "",
+    "tools": json.dumps(
+        [
+            {
+                "type": "function",
+                "function": {
+                    "name": "calculate_math",
+                    "description": "计算数学表达式",
+                    "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+                },
+            }
+        ]
+    ),
+}
+CALLS = json.dumps([{"name": "calculate_math", "arguments": {"expression": "2+3"}}])
+SFT = [
+    {"role": "user", "content": "2+3?", "reasoning_content": "", "tools": "", "tool_calls": ""},
+    {"role": "assistant", "content": "", "tool_calls": CALLS},
+    {"role": "tool", "content": '{"result": "5"}'},
+    {"role": "assistant", "content": "5"},
+]
+AGENT = {"conversations": [SYSTEM, SFT[0], {"role": "assistant", "content": ""}], "gt": ["5"]}
+CODE = """
+import math
+import torch
+
+TOOLS = [{"type": "function", "function": {"name": "calculate_math", "description": "d", "parameters": {
+    "type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}}}]
+MOCK_RESULTS = {
+    "calculate_math": lambda args: {"result": str(eval(str(args.get("expression", "0")), {"__builtins__": {}}))},
+    "get_current_time": lambda args: None,
+}
+
+def calculate_rewards(prompts, completions, gt_batch, tools_batch, num_gen, reward_model=None, device="cuda",
+                      turn_outputs_batch=None, unfinished_batch=None):
+    rewards = torch.zeros(len(completions), device=device)
+    for idx, response in enumerate(completions):
+        gt, calls = gt_batch[idx // num_gen], sum(turn.count("<tool_call>") for turn in turn_outputs_batch[idx])
+        names = {tool["function"]["name"] for tool in tools_batch[idx // num_gen]}
+        rewards[idx] += 0.5 if calls == len(gt) and names == {"calculate_math"} else -0.5
+        rewards[idx] += 2.5 * sum(text in response for text in gt) / len(gt) - 0.5 * unfinished_batch[idx]
+    return rewards
+"""
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """minimind's `out/agent_128.pth` beside its `model/` with a tokenizer."""
+    root = tmp_path_factory.mktemp("minimind")
+    (root / "model").mkdir()
+    (root / "out").mkdir()
+    for path in bundled_model().iterdir():
+        if path.name.startswith(("tokenizer", "chat_template", "special")):
+            (root / "model" / path.name).write_bytes(path.read_bytes())
+    vocabulary = json.loads((bundled_model() / "config.json").read_text())["vocab_size"]
+    torch.manual_seed(0)
+    torch.save(MiniMind(vocabulary).state_dict(), root / "out" / "agent_128.pth")
+    return root / "out" / "agent_128.pth"
+
+
+def test_a_model_is_imported_trained_on_a_file_and_goes_back(native: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    assert main(["import", "minimind", str(native), str(tmp_path / "hf")]) == 0
+    weights = torch.load(native, weights_only=True)
+    own = MiniMind(weights["lm_head.weight"].shape[0])
+    own.load_state_dict(weights)
+    ids = torch.arange(5, 45)[None]
+    other = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    assert torch.allclose(own(ids), other(ids).logits, atol=1e-4)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"conversations": SFT}) + "\n")
+    project = tmp_path / "p"
+    assert main(["init", "--min-level", "ns", "echo-task", str(project), "--model", str(tmp_path / "hf")]) == 0
+    at = ["--project", str(project), "--set", "model.device=cpu"]
+    assert main(["sft", str(tmp_path / "tuned"), "--data", str(tmp_path / "rows.jsonl"), "--steps", "2", *at]) == 0
+    few = ["--set", "rollout.prompts_per_step=1", "--set", "rollout.group_size=2", "--set", "model.append_only=true"]
+    few += ["--set", "rollout.max_new_tokens=8", "--set", "algo.drop_zero_variance=false"]
+    assert main(["train", "--model", str(tmp_path / "tuned"), "--steps", "1", *at, *few]) == 0
+    assert main(["merge", "last", str(tmp_path / "merged"), "--project", str(project)]) == 0
+    assert main(["import", "minimind", str(tmp_path / "merged"), str(tmp_path / "back.pth")]) == 0
+    own.load_state_dict(torch.load(tmp_path / "back.pth", weights_only=True))
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    assert torch.allclose(own(ids), trained(ids).logits, atol=0.05), "half precision"
+
+
+def test_what_cannot_be_imported_is_named(native: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"model.layers.0.mlp.experts.0.gate_proj.weight": torch.zeros(1)}, tmp_path / "moe.pth")
+    assert main(["import", "minimind", str(tmp_path / "moe.pth"), str(tmp_path / "x")]) != 0
+    assert "mixture of experts" in capsys.readouterr().err
+    folder = tmp_path / "native"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "minimind", "num_attention_heads": HEADS}))
+    (folder / "pytorch_model.bin").write_bytes(native.read_bytes())
+    assert main(["doctor", "--template", "--model", str(folder)]) != 0
+    assert import_minimind(folder, tmp_path / "y", native.parent.parent / "model") > 0
+
+
+async def test_its_tools_rewards_and_rows(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(CODE)
+    (tmp_path / "task.yaml").write_text(
+        "name: p\nsandbox: false\ntools: ['task.py:MOCK_RESULTS']\n"
+        "rewards: {r: {primary: true, function: 'task.py:calculate_rewards'}}\n"
+    )
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text(json.dumps(AGENT) + "\n")
+    pack = load_pack(tmp_path)
+    (task,) = pack.tasks("train")
+    (shown,) = pack.tools_of(task)
+    assert shown.schema["function"]["description"] == "计算数学表达式", "the row's schema"
+    done = await play(pack, [call("calculate_math", expression="2+3"), "It is 5."])
+    assert [r.text for t in done.turns for r in t.results] == ['{"result": "5"}']
+    assert done.outcome is Outcome.SOLVED and done.reward_parts[0].value == 3.0
+    rlaif = normal({"conversations": [{"content": "Hello"}, {"content": "Hi"}, {"content": "More"}]})
+    assert [message["role"] for message in rlaif["prompt"]] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"conversations": [SYSTEM, *SFT]},
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        {"prompt": "a", "completion": "b"},
+        {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]},
+        {"instruction": "a", "input": "", "output": "b"},
+    ],
+)
+def test_rows_to_learn_from(tmp_path: Path, row: dict[str, Any]) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    ((messages, schemas),) = from_file.read(tmp_path / "rows.jsonl")
+    assert messages[-1]["role"] == "assistant" and messages[-1]["content"] in ("b", "5")
+    assert bool(schemas) == (row.get("conversations", [None])[0] is SYSTEM)
+    calls = [c["function"]["arguments"] for m in messages for c in m.get("tool_calls") or ()]
+    assert calls in ([], [{"expression": "2+3"}])
+
+
+def test_a_row_of_no_known_form_names_its_line(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"text": "a"}\n')
+    with pytest.raises(Exception, match=r"rows.jsonl:2: a row to learn from has conversations.*this one has text"):
+        from_file.read(tmp_path / "rows.jsonl")

@@ -1,0 +1,109 @@
+"""MBPP's and Spider's rows with the graders that ship; SQL on a file in place; search in Chinese."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.config import Config, SandboxConfig
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rewards import Reward, rules
+from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.sandbox import Sandbox
+from agentrl_cli.tasks import Pack
+from agentrl_cli.tasks.spec import load_pack
+from agentrl_cli.tools import ToolContext
+from agentrl_cli.tools.search import SearchTool
+from agentrl_cli.tools.sql import SqlTool
+from agentrl_cli.types import Outcome
+
+TESTS = ["assert first([3, 4]) == 3", "assert math.isclose(first([0.5]), 0.5)"]
+FULL = {"task_id": 11, "text": "Write a function.", "code": "", "test_list": TESTS, "test_setup_code": "import math"}
+SANITIZED = {"task_id": 12, "prompt": "Write a function.", "test_list": TESTS, "test_imports": ["import math"]}
+
+
+@pytest.mark.parametrize("row", [FULL, SANITIZED], ids=["full", "sanitized"])
+async def test_mbpp_in_both_forms(row: dict[str, Any]) -> None:
+    pack = Pack.of("m", [row], [Reward("passes", rules.mbpp)], sandbox=True)
+    (task,) = pack.tasks("train")
+    assert task.id.startswith("m/") and TESTS[0] in str(task.prompt[0]["content"])
+    chat = Chat(ByteTokenizer())
+    good = "```python\ndef first(x):\n    return x[0]\n```"
+    config = Config()
+    config.rollout.max_tokens = 4000
+    async with await Sandbox.open(SandboxConfig(workers=1)) as sandbox:
+        done = []
+        for text in (good, good.replace("[0]", "[-1]")):
+            policy = ScriptedPolicy([text], chat.tokenizer)
+            done.append(await Rollout(policy, chat, {"m": pack}, config, sandbox=sandbox).episode(Job(task, 1)))
+    assert [one.reward for one in done] == [1.0, 0.0], [one.error for one in done]
+
+
+async def test_spiders_rows_on_a_database_in_place(tmp_path: Path) -> None:
+    database = tmp_path / "database" / "shop" / "shop.sqlite"
+    database.parent.mkdir(parents=True)
+    with sqlite3.connect(database) as made:
+        made.execute("CREATE TABLE goods AS SELECT 'pen' AS name, 2 AS price UNION ALL SELECT 'ink', 5")
+    row = {"db_id": "shop", "question": "Which goods?", "query": "SELECT name FROM goods"}
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "task.yaml").write_text(
+        "name: s\nsandbox: false\ntools: [sql]\n"
+        "rewards: {rows: {primary: true, function: 'agentrl_cli.rewards.rules:same_rows'}}\n"
+    )
+    pack = load_pack(tmp_path)
+    chat = Chat(ByteTokenizer())
+    said = ["```sql\nSELECT name FROM goods ORDER BY price DESC;\n```", "SELECT price FROM goods", "I do not know."]
+    config = Config()
+    config.rollout.max_tokens = 4000
+    outcomes = []
+    for text in said:
+        rollout = Rollout(ScriptedPolicy([text], chat.tokenizer), chat, {"s": pack}, config)
+        outcomes.append((await rollout.episode(Job(pack.tasks("train")[0], 1))).outcome)
+    assert outcomes == [Outcome.SOLVED, Outcome.FAILED, Outcome.FAILED]
+
+
+async def test_a_database_larger_than_its_memory_is_read_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "large.db"
+    with sqlite3.connect(path) as made:
+        made.execute("CREATE TABLE t AS SELECT 1 AS n, zeroblob(3000000) AS padding")
+    before = path.stat().st_mtime_ns
+    tool = SqlTool(str(path), memory_mb=1)
+    state = await tool.create(ToolContext())
+    assert (await tool.call(state, {"query": "SELECT n FROM t"})).text == "n\n1"
+    for query in ("UPDATE t SET n = 2", "CREATE TEMP TABLE u (a)", "ATTACH ':memory:' AS x"):
+        assert (await tool.call(state, {"query": query})).error == "refused"
+    await tool.release(state)
+    assert path.stat().st_mtime_ns == before and [item.name for item in tmp_path.iterdir()] == ["large.db"]
+    with pytest.raises(Exception, match="database or disk is full") as caught:
+        await SqlTool(str(path), memory_mb=1, writable=True).create(ToolContext())
+    assert "memory_mb" in str(getattr(caught.value, "hint", ""))
+
+
+async def test_search_finds_chinese_japanese_and_korean(tmp_path: Path) -> None:
+    texts = [
+        "土星最大的卫星是土卫六。",
+        "秘鲁的河流很多。",
+        "東京は日本の首都です。",
+        "서울은 한국의 수도이다.",
+        "The moon Titan.",
+    ]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tool = SearchTool("c.jsonl").at(tmp_path)
+    state = await tool.create(ToolContext())
+    for query, number in (
+        ("土星的卫星", 0),
+        ("秘鲁有哪些河流", 1),
+        ("日本の首都", 2),
+        ("한국의 수도", 3),
+        ("titan moon", 4),
+    ):
+        found = await tool.call(state, {"query": query, "top_k": 1})
+        assert texts[number] in found.text, query
+    assert "No passage" in (await tool.call(state, {"query": "zebra 飞机"})).text

@@ -1,0 +1,142 @@
+"""verl's own files beside a pack, without verl: relative imports, scorers, odd return types, a pack without task.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.compat import verl_scorers
+from agentrl_cli.tasks.spec import load_pack
+from agentrl_cli.types import Outcome
+from tests.tools.test_configured_tools import answers, call, play
+
+TOOL = """
+import json
+from uuid import uuid4
+
+from verl.utils.reward_score import gsm8k
+from verl.utils.rollout_trace import rollout_trace_op
+
+from .base_tool import BaseTool
+from .schemas import OpenAIFunctionToolSchema, ToolResponse
+
+
+class Gsm8kTool(BaseTool):
+    def __init__(self, config: dict, tool_schema: OpenAIFunctionToolSchema):
+        super().__init__(config, tool_schema)
+        self._instance_dict = {}
+
+    async def create(self, instance_id=None, ground_truth=None, **kwargs) -> str:
+        instance_id = instance_id or str(uuid4())
+        self._instance_dict[instance_id] = {"response": "", "truth": kwargs["create_kwargs"]["ground_truth"]}
+        return instance_id
+
+    @rollout_trace_op
+    async def execute(self, instance_id: str, parameters: str, **kwargs):
+        answer = json.loads(parameters).get("answer", "")
+        self._instance_dict[instance_id]["response"] = answer if answer.startswith("#### ") else "#### " + answer
+        reward = await self.calc_reward(instance_id)
+        return f"Current parsed {answer=} {reward=}", 0.0 if reward else -0.05, {"status": "unknown", "n": 1}
+
+    async def calc_reward(self, instance_id: str, **kwargs) -> float:
+        state = self._instance_dict[instance_id]
+        return gsm8k.compute_score(state["response"], state["truth"], method="flexible", format_score=0.0, score=1.0)
+
+    async def release(self, instance_id: str, **kwargs) -> None:
+        del self._instance_dict[instance_id]
+
+
+class SearchTool(Gsm8kTool):
+    async def calc_reward(self, instance_id: str, **kwargs) -> str:
+        return []
+"""
+INTERACTION = """
+from verl.utils.reward_score import gsm8k
+
+from .base import BaseInteraction
+
+
+class Gsm8kInteraction(BaseInteraction):
+    async def start_interaction(self, instance_id=None, ground_truth=None, **kwargs):
+        self.truth = ground_truth
+        return "1"
+
+    async def generate_response(self, instance_id, messages, **kwargs):
+        right = gsm8k.compute_score("#### " + messages[-1]["content"], self.truth, method="flexible") == 1.0
+        return right, "Right!" if right else "Again.", float(right), {}
+"""
+SCHEMA = """
+  tool_schema:
+    type: function
+    function:
+      name: {name}
+      description: A tool.
+      parameters: {{type: object, properties: {{answer: {{type: string, item: {{type: string}}}}}}, required: [answer]}}
+"""
+TASK = """
+name: p
+sandbox: false
+tools: [tools.yaml]
+interaction: interaction.yaml
+rewards:
+  right: {primary: true, function: "verl.utils.reward_score:default_compute_score"}
+"""
+
+
+def entry(target: str, name: str) -> str:
+    return f"- class_name: {target}\n  config: {{type: native}}{SCHEMA.format(name=name)}"
+
+
+@pytest.mark.parametrize("prefix", ["verl.tools.", ""], ids=["verls own name", "the file's name"])
+async def test_verls_files_run_as_they_are(tmp_path: Path, prefix: str) -> None:
+    named = f"{prefix}gsm8k_tool"
+    (tmp_path / "gsm8k_tool.py").write_text(TOOL)
+    (tmp_path / "gsm8k_interaction.py").write_text(INTERACTION)
+    interaction = prefix.replace("tools", "interactions")
+    (tmp_path / "tools.yaml").write_text(
+        f"tools:\n{entry(f'{named}.Gsm8kTool', 'calc')}{entry(f'{named}.SearchTool', 'search')}"
+    )
+    (tmp_path / "interaction.yaml").write_text(
+        f"interaction:\n- {{name: gsm8k, class_name: {interaction}gsm8k_interaction.Gsm8kInteraction, config: {{}}}}\n"
+    )
+    (tmp_path / "task.yaml").write_text(TASK)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text(
+        '{"data_source": "openai/gsm8k", "agent_name": "tool_agent", "prompt": [{"role": "user", "content": "2+3"}],'
+        ' "reward_model": {"style": "rule", "ground_truth": "5"}, "extra_info": {"need_tools_kwargs": true,'
+        ' "interaction_kwargs": {"name": "gsm8k", "ground_truth": "5"},'
+        ' "tools_kwargs": {"calc": {"create_kwargs": {"ground_truth": "5"}},'
+        ' "search": {"create_kwargs": {"ground_truth": "5"}}}}}\n'
+    )
+    pack = load_pack(tmp_path)
+    assert not [name for name in sys.modules if name.split(".")[0] == "verl"]
+    done = await play(pack, [call("calc", answer="4"), call("calc", answer="5"), call("search", answer="5"), "#### 5"])
+    assert done.outcome is Outcome.SOLVED, done.error
+    assert answers(done)[0] == "Current parsed answer='4' reward=0.0"
+    parts = {part.name: part.value for part in done.reward_parts}
+    assert parts == {"right": 1.0, "tool:calc": 1.0, "interaction": 1.0, "env": 1.0}, (
+        "SearchTool returned a list"
+    )
+    results = [result for turn in done.turns for result in turn.results]
+    assert [result.reward for result in results] == [-0.05, 0.0, -0.05] and results[0].metrics == {"n": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "truth", "value"),
+    [
+        ("openai/gsm8k", "so\n#### 1,234", "1234", 1.0),
+        ("openai/gsm8k", "1234", "1234", 0.0),
+        ("aime2024", "Answer: $\\frac12$ dollars", "\\frac{1}{2}", 1.0),
+        ("math_dapo", "Answer: 7", "8", -1.0),
+        ("lighteval/MATH", "It is \\boxed{\\dfrac{1}{2}}", "\\frac12", 1.0),
+        ("lighteval/MATH", "It is 1/2", "\\frac12", 0.0),
+        ("searchR1_nq", "<answer>The Beatles!</answer>", {"target": ["beatles"]}, 1.0),
+        ("searchR1_nq", "<answer>x</answer>", {"target": "beatles"}, 0.0),
+    ],
+)
+def test_verls_scorers(source: str, text: str, truth: Any, value: float) -> None:
+    found = verl_scorers.default_compute_score(source, text, truth)
+    assert (found["score"] if isinstance(found, dict) else found) == value
