@@ -18,16 +18,9 @@ help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 demo: need-sandbox $(VENV)/.base  ## learn a tool in minutes: init, train, evaluate base against trained
-	@[ -f $(DEMO)/agentrl.yaml ] || $(AGENTRL) init code-task $(DEMO) $(if $(WEAK),--yes) || \
-	  { echo "Or accept weaker isolation: make demo WEAK=1" >&2; exit 1; }
-	$(AGENTRL) train --project $(DEMO)
-	$(AGENTRL) eval --project $(DEMO) --checkpoint best
-	@echo
-	@echo "A project with a trained agent is in $(DEMO)/. Where to look next:"
-	@echo "  cd $(DEMO) && source $(abspath $(BIN))/activate"
-	@echo "  agentrl replay best      an episode, token by token"
-	@echo "  agentrl watch            the curves of the run"
-	@echo "  agentrl ls               every episode; agentrl chat talks to the agent"
+	@$(AGENTRL) demo $(DEMO) $(if $(WEAK),--yes) || \
+	  { echo "If its isolation was too weak: make demo WEAK=1" >&2; exit 1; }
+	@echo "In this shell first: source $(abspath $(BIN))/activate"
 
 test: $(VENV)/.dev $(TEMPLATES)  ## the whole suite, offline once installed
 	@$(NEED) bubblewrap || echo "The strong sandbox is not tested." >&2

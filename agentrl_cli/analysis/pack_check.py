@@ -13,6 +13,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.tasks import SPLITS, Pack, question
+from agentrl_cli.tasks.scaffold.draft import PLACEHOLDER
 from agentrl_cli.tools import validate_arguments
 from agentrl_cli.types import Message, Outcome, Task
 
@@ -58,6 +59,7 @@ async def check_pack(pack: Pack, sandbox: Sandbox | None, *, every: bool = False
             problems.append(Problem(where, f"the split {split} has no rows"))
     problems += _families(pack, tasks)
     problems += _twice(tasks, getattr(pack.module, "WORLD", ()))
+    problems += _unwritten(tasks)
     problems += _tools(pack)
     if pack.agent is None:  # what an agent does is not in the pack's messages
         problems += await _solutions(pack, tasks if every else _sample(tasks), sandbox)
@@ -82,6 +84,12 @@ def _twice(tasks: Sequence[Task], world: Sequence[str]) -> Iterator[Problem]:
         first = seen.setdefault(key, task)
         if first.split != task.split:
             yield Problem(task.id, f"the same task is in {first.split} as {first.id}")
+
+
+def _unwritten(tasks: Sequence[Task]) -> Iterator[Problem]:
+    for task in tasks:
+        if str(task.prompt[-1].get("content")).startswith(PLACEHOLDER):
+            yield Problem(task.id, "the row is a placeholder: write a question and its answer")
 
 
 def _tools(pack: Pack) -> Iterator[Problem]:

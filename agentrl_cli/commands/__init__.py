@@ -20,11 +20,13 @@ from typer.main import get_command
 
 from agentrl_cli import trust
 from agentrl_cli._version import __version__
+from agentrl_cli.commands.help import with_examples
 from agentrl_cli.errors import AgentRLError, UsageError, disk_problem, nearest
 from agentrl_cli.types.plain import is_text, shown
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # name: (panel, module:object, help)
+    "demo": ("Start", "agentrl_cli.commands.demo:command", "Learn a tool in minutes: init, train and eval in one"),
     "init": ("Start", "agentrl_cli.commands.init:command", "Copy a pack into a project folder that you edit"),
     "check": ("Start", "agentrl_cli.commands.check:command", "Validate a pack: rows, schema, rewards"),
     "doctor": ("Start", "agentrl_cli.commands.doctor:command", "Check this machine, a store, a chat template"),
@@ -121,7 +123,7 @@ def _store_here() -> Path | None:
     """The project's store if this is a terminal inside a project that has one; None: show the help."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         return None
-    from agentrl_cli.commands.common import find_db
+    from agentrl_cli.commands.place import find_db
     from agentrl_cli.paths import find_project
 
     if find_project() is None:
@@ -132,7 +134,7 @@ def _store_here() -> Path | None:
 
 def _new_project() -> bool:
     """Whether this is a project without a store yet."""
-    from agentrl_cli.commands.common import find_db
+    from agentrl_cli.commands.place import find_db
     from agentrl_cli.paths import find_project
 
     try:
@@ -154,6 +156,7 @@ def load_command(name: str) -> Any:
     command = get_command(sub)
     command.name = name
     command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
+    with_examples(command, name)
     return command
 
 
@@ -273,5 +276,7 @@ def _front_page(ctx: Any) -> str:
         lines += [f"  {name:{width}}{text}" for name, (group, _, text) in COMMANDS.items() if group == panel]
         lines.append("")
     lines += [bold("Options"), "  -h, --help            this page; `agentrl COMMAND --help` for one command"]
-    lines += ["  --version             the version", "  --install-completion  complete commands in this shell", ""]
+    lines += ["  --version             the version"]
+    lines += ["  --show-completion     print what completes commands, runs, episodes and settings"]
+    lines += ["  --install-completion  write that into this shell's start file, ~/.bashrc for bash", ""]
     return "\n".join([*lines, EPILOG, ""])

@@ -19,10 +19,10 @@ from agentrl_cli.commands.common import (
     ProjectOption,
     SeedOption,
     SetOption,
-    find_db,
     is_terminal,
     narrate,
 )
+from agentrl_cli.commands.place import find_db
 
 
 def command(

@@ -1,8 +1,9 @@
-"""`agentrl check`: validates a pack's rows, schema, reference solutions and empty answers."""
+"""`agentrl check`: validates a pack, and estimates from a few rollouts whether a training has something to learn."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,15 +11,19 @@ import typer
 
 from agentrl_cli.commands.common import (
     ConfigOption,
+    Context,
     JsonOption,
+    ModelOption,
     ProjectOption,
     SetOption,
     data_stdout,
     echo_json,
     narrate,
     open_project,
+    warn,
     warn_unsafe,
 )
+from agentrl_cli.errors import EnvironmentProblem, ModelError, PolicyError
 from agentrl_cli.paths import find_pack, find_project
 
 if TYPE_CHECKING:
@@ -27,12 +32,17 @@ if TYPE_CHECKING:
 EveryOption = Annotated[
     bool, typer.Option("--all", help="Run the solution and the empty answer on all rows, not just 4 of each family.")
 ]
+RolloutsOption = Annotated[
+    int, typer.Option("--rollouts", min=0, help="Rollouts that estimate what a training can learn from; 0: none.")
+]
 PacksArgument = Annotated[list[str] | None, typer.Argument(help="Packs by name or folder; default: this project's.")]
 
 
 def command(
     packs: PacksArgument = None,
     every: EveryOption = False,
+    rollouts: RolloutsOption = 16,
+    model: ModelOption = None,
     project: ProjectOption = None,
     config: ConfigOption = None,
     sets: SetOption = None,
@@ -40,8 +50,13 @@ def command(
 ) -> None:
     """Validate packs: rows, schema, that the reference solution scores 1 and an empty answer 0. Exit 1 on a problem.
 
-    JSON: [{"pack": "code-task", "solver": true, "agent": "",
-    "problems": [{"where": "data/train.jsonl:3", "text": "…"}]}]
+    In a project without problems, the model then makes 16 rollouts, 4 at each of 4 tasks, which are kept in the store:
+    how many groups of a training will have solved and unsolved episodes, and what to do if none has.
+
+    JSON: [{"pack": "code-task", "folder": "…", "solver": true, "agent": "",
+    "problems": [{"where": "data/train.jsonl:3", "text": "…"}],
+    "spread": {"rollouts": 16, "solved": 3, "chance": 0.6, "verdict": "ready", "advice": [], …}}]; spread is null if no
+    rollout was made
     """
     folder = find_project(override=project)
     context = open_project(project, None, config, sets, required=not packs)
@@ -49,12 +64,46 @@ def command(
     folders = [find_pack(name, folder) for name in names]
     with data_stdout():
         results = asyncio.run(_check(folders, context.config.sandbox, every))
+        if not as_json:
+            _report(results)
+        sound = not any(result["problems"] for result in results)
+        trying = rollouts > 0 and sound and packs is None
+        for result in results:
+            result["spread"] = _try(context, result, model, rollouts, as_json) if trying else None
         if as_json:
             echo_json(results)
-        else:
-            _report(results)
-    if any(result["problems"] for result in results):
+    if not sound:
         raise typer.Exit(1)
+
+
+def _try(
+    context: Context, result: dict[str, Any], model: str | None, rollouts: int, as_json: bool
+) -> dict[str, Any] | None:
+    """Make rollouts of one pack, print what they mean for a training, and return it; None if no model can be loaded."""
+    from agentrl_cli.analysis.spread import ATTEMPTS, advice, estimate, summary
+    from agentrl_cli.commands.rollout import sample
+
+    name = model or context.config.model.name
+    tasks = max(1, rollouts // ATTEMPTS)
+    config = context.config.model_copy(deep=True)
+    config.task.packs = [result["folder"]]
+    narrate(f"{result['pack']}: {tasks * min(ATTEMPTS, rollouts)} rollouts of {name} …")
+    try:
+        here = dataclasses.replace(context, config=config)
+        _, episodes = asyncio.run(sample(here, model, tasks, min(ATTEMPTS, rollouts), config.task.split_train, True))
+    except (ModelError, EnvironmentProblem, PolicyError) as problem:
+        warn(f"{result['pack']}: no rollout was made. {problem.message} {problem.hint}".rstrip())
+        return None
+    found = estimate(episodes, config.rollout.group_size)
+    steps = advice(found, solver=result["solver"], model=name)
+    if not as_json:
+        for line in summary(found, name):
+            narrate(f"{result['pack']}: {line}")
+        width = max((len(what) for what, _ in steps), default=0)
+        for what, how in steps:
+            narrate(f"  {what:{width}}  {how}")
+    report = {key: getattr(found, key) for key in found.__slots__}
+    return report | {"verdict": found.verdict, "advice": [" → ".join(step) for step in steps]}
 
 
 async def _check(folders: list[Path], settings: SandboxConfig, every: bool) -> list[dict[str, Any]]:
@@ -71,7 +120,8 @@ async def _check(folders: list[Path], settings: SandboxConfig, every: bool) -> l
             narrate(f"checking {pack.name} …")
             problems = await check_pack(pack, sandbox, every=every)
             agent = pack.agent.text if pack.agent is not None else ""
-            results.append({"pack": pack.name, "solver": pack.solver, "agent": agent, "problems": problems})
+            found = {"pack": pack.name, "folder": str(pack.dir), "solver": pack.solver, "agent": agent}
+            results.append({**found, "problems": problems})
     finally:
         if sandbox is not None:
             await sandbox.close()

@@ -14,7 +14,6 @@ Helpers:
     Context(config: Config, sources: Sources, project: Path, db: Path); .resolve(path) -> Path; .runs -> Path
     packs_of(context, packs) -> dict[str, Pack]     the named packs, or the project's
     known_tools(context, packs) -> dict[str, (str, Tool)]        by name, with where each is from
-    find_db(project=None, db=None, must_exist=True) -> Path      for readers: imports no pydantic, builds no Config
     data_stdout() context manager                   other code's prints go to stderr; `echo*` still reach stdout
     echo(text), echo_json(value), echo_jsonl(rows)  to stdout
     narrate(text), warn(text)                       to stderr, without markup; `warn` is yellow on a terminal
@@ -43,7 +42,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from agentrl_cli.errors import ConfigError, NotFound
+from agentrl_cli.commands import completion
+from agentrl_cli.errors import ConfigError
 from agentrl_cli.paths import PROJECT_FILE, default_db, find_project, runs_dir
 
 if TYPE_CHECKING:
@@ -65,16 +65,28 @@ ConfigOption = Annotated[
     list[Path] | None, typer.Option("--config", "-c", help="YAML over the project's agentrl.yaml; repeat for more.")
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting, e.g. train.lr=3e-5; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="One setting, e.g. train.lr=3e-5; repeatable.",
+        autocompletion=completion.settings,
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
-RunOption = Annotated[str | None, typer.Option("--run", "-r", help="A run by name, id or unique prefix.")]
+RunOption = Annotated[
+    str | None,
+    typer.Option("--run", "-r", help="A run by name, id or unique prefix.", autocompletion=completion.runs),
+]
 PackOption = Annotated[list[str] | None, typer.Option("--pack", help="A pack by name or folder; repeatable.")]
 AgentOption = Annotated[
     str | None, typer.Option("--agent", metavar="FILE.py:FUNCTION", help="The program that makes the episodes.")
 ]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", "-m", help='"tiny", a Hugging Face id, a folder, or RUN@STEP.')
+    str | None,
+    typer.Option(
+        "--model", "-m", help='"tiny", a Hugging Face id, a folder, or RUN@STEP.', autocompletion=completion.models
+    ),
 ]
 SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="The one seed.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to every question.")]
@@ -129,30 +141,6 @@ def open_project(
     settings, sources = load_config(files, sets or (), os.environ, flags, base=base)
     named = db or (base / Path(settings.store.path).expanduser() if settings.store.path else None)
     return Context(settings, sources, base, (named or default_db(base)).expanduser().absolute())
-
-
-def find_db(project: Path | None = None, db: Path | None = None, *, must_exist: bool = True) -> Path:
-    """The store for a command that only reads: `--db`, else the project's (`store.path`, else runs/agentrl.db).
-
-    Raises NotFound if `must_exist` and the file is missing.
-    """
-    folder = None if db else find_project(override=project)
-    path = db.expanduser() if db else _project_db(folder)
-    if must_exist and not path.is_file():
-        makes = "`agentrl rollout` or `agentrl train` in a project makes one; --db names another file."
-        init = "" if db or folder else "This is not a project: `agentrl init code-task` makes one. "
-        raise NotFound(f"No store at {path}.", hint=init + makes)
-    return path.absolute()
-
-
-def _project_db(folder: Path | None) -> Path:
-    said: str | None = os.environ.get("AGENTRL_STORE__PATH")
-    if said is None and folder is not None:
-        from agentrl_cli.config.yamlfile import read_yaml
-
-        value = read_yaml(folder / PROJECT_FILE, only="store").get("store.path")
-        said = str(value.value) if value is not None and value.value is not None else None
-    return (folder or Path.cwd()) / Path(said).expanduser() if said else default_db(folder)
 
 
 _data: TextIO | None = None

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl_cli.commands.common import DbOption, JsonOption, ProjectOption, echo, echo_json, find_db, narrate
+from agentrl_cli.commands import completion
+from agentrl_cli.commands.common import DbOption, JsonOption, ProjectOption, echo, echo_json, narrate
+from agentrl_cli.commands.place import find_db
 from agentrl_cli.commands.tables import aligned, cell
 
 if TYPE_CHECKING:
@@ -15,8 +17,10 @@ if TYPE_CHECKING:
 
 
 def command(
-    before: Annotated[str, typer.Argument(help="A run: name, id or unique prefix.")],
-    after: Annotated[str, typer.Argument(help="The run to compare it with; `last`.")] = "last",
+    before: Annotated[str, typer.Argument(help="A run: name, id or unique prefix.", autocompletion=completion.runs)],
+    after: Annotated[
+        str, typer.Argument(help="The run to compare it with; `last`.", autocompletion=completion.runs)
+    ] = "last",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Tasks to print, flipped ones first.")] = 30,
     json: JsonOption = False,
     project: ProjectOption = None,

@@ -16,9 +16,9 @@ from agentrl_cli.commands.common import (
     confirm,
     echo,
     echo_json,
-    find_db,
     narrate,
 )
+from agentrl_cli.commands.place import find_db
 from agentrl_cli.commands.tables import print_rows, size
 from agentrl_cli.errors import StoreError, UsageError
 

@@ -16,13 +16,13 @@ from agentrl_cli.commands.common import (
     ProjectOption,
     echo,
     echo_json,
-    find_db,
     harmless,
     is_terminal,
     narrate,
     open_project,
     warn,
 )
+from agentrl_cli.commands.place import find_db
 from agentrl_cli.errors import ConfigError, NotFound, UsageError
 
 if TYPE_CHECKING:

@@ -14,10 +14,15 @@ if TYPE_CHECKING:
 MiB = 1024**2
 
 
-def dry_run(context: Context, *, as_json: bool = False) -> None:
-    """Print settings, memory and time. Raises EnvironmentProblem, with what to change, if the run will not fit.
+SURE = 3.0
+"""Factor to both sides of the estimated time: speeds of machines and lengths of episodes differ."""
 
-    Raises as `check_trainable` does if this machine cannot train with these settings at all.
+
+def dry_run(context: Context, *, as_json: bool = False, verbose: bool = False) -> None:
+    """Print memory and time, with `verbose` all settings before.
+
+    Raises EnvironmentProblem, with what to change, if the run will not fit, and as `check_trainable` does if this
+    machine cannot train with these settings at all.
     """
     from agentrl_cli.config.show import full_yaml
 
@@ -32,26 +37,34 @@ def dry_run(context: Context, *, as_json: bool = False) -> None:
         check(config.algo)
         check_trainable(config, pick_device(config.model.device))
         found = plan(config, model_folder(config.model.name, config, base=context.project))
-        minutes = found.seconds_per_step * config.train.steps / 60
         if as_json:
             echo_json({"config": config.model_dump(mode="json"), **_report(found)})
-        else:
+        elif verbose:
             echo(full_yaml(config).rstrip())
-    narrate("")
-    narrate(f"{found.parameters:,} parameters, {found.trainable:,} trained, on {found.device}")
-    for name, phase in (("rollout", found.rollout), ("update", found.update)):
-        narrate(f"{name:8} {sum(phase.values()) / MiB:8,.0f} MiB   {_parts(phase)}")
-    narrate(f"without the runtime, which torch's allocator does not see: {_parts(found.allocated)} MiB")
+            narrate("")
     if found.aside:
         narrate("while episodes are sampled, the optimizer's state is offloaded to CPU memory")
     if found.checkpointing:
         narrate("activations are recomputed in the backward pass (train.checkpointing)")
-    narrate(f"available {found.available / MiB:7,.0f} MiB")
-    narrate(f"time     about {found.seconds_per_step:.1f} s a step, {minutes:.0f} min for {config.train.steps} steps")
+    if verbose:
+        narrate(f"without the runtime, which torch's allocator does not see: {_parts(found.allocated)} MiB")
+    narrate(f"{'model':9}  {found.parameters:,} parameters, {found.trainable:,} trained, on {found.device}")
+    for name, phase in (("rollout", found.rollout), ("update", found.update)):
+        narrate(f"{name:9}{sum(phase.values()) / MiB:7,.0f} MiB   {_parts(phase)}")
+    narrate(f"available{found.available / MiB:7,.0f} MiB")
+    narrate(f"{'time':9}  {_time(found.seconds_per_step, config.train.steps)}")
     if not found.fits:
         raise EnvironmentProblem(
             "This run does not fit into memory.", hint="To make it fit: " + "; ".join(found.advice())
         )
+
+
+def _time(seconds: float, steps: int) -> str:
+    """A range, since neither the speed of the machine nor the length of the episodes is known."""
+    low, high = (f"{factor * seconds:.2g}" for factor in (1 / SURE, SURE))
+    least, most = (factor * seconds * steps for factor in (1 / SURE, SURE))
+    unit, size = ("s", 1.0) if most < 180 else ("min", 60.0) if most < 3 * 3600 else ("h", 3600.0)
+    return f"{low} to {high} s a step, {least / size:.0f} to {most / size:.0f} {unit} for {steps} steps"
 
 
 def _report(found: Plan) -> dict[str, Any]:

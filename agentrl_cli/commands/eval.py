@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentrl_cli.commands import completion
 from agentrl_cli.commands.checkpoints import full_name, trained_by
 from agentrl_cli.commands.common import (
     AgentOption,
@@ -43,10 +44,19 @@ if TYPE_CHECKING:
 
 CheckpointOption = Annotated[
     str | None,
-    typer.Option("--checkpoint", help="best, last, base, a step, RUN@STEP, a folder; default: the newest run's best."),
+    typer.Option(
+        "--checkpoint",
+        help="best, last, base, a step, RUN@STEP, a folder; default: the newest run's best.",
+        autocompletion=completion.checkpoints,
+    ),
 ]
 CompareOption = Annotated[
-    str, typer.Option("--compare-to", help="The model to compare with, as for --checkpoint, or none.")
+    str,
+    typer.Option(
+        "--compare-to",
+        help="The model to compare with, as for --checkpoint, or none.",
+        autocompletion=completion.checkpoints,
+    ),
 ]
 SplitOption = Annotated[
     list[str] | None, typer.Option("--split", help="Default: eval.split and heldout. Repeatable; gates use the first.")

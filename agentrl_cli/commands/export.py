@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import (
     DbOption,
     JsonOption,
@@ -15,9 +16,9 @@ from agentrl_cli.commands.common import (
     RunOption,
     echo,
     echo_json,
-    find_db,
     narrate,
 )
+from agentrl_cli.commands.place import find_db
 from agentrl_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,10 +33,14 @@ class Kind(StrEnum):
     sequences = "sequences"
 
 
+EpisodesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(help="Episodes (id, last, best, worst); none: by filter.", autocompletion=completion.episodes),
+]
+
+
 def command(
-    episodes: Annotated[
-        list[str] | None, typer.Argument(help="Episodes (id, last, best, worst); none: by filter.")
-    ] = None,
+    episodes: EpisodesArgument = None,
     filter: Annotated[str, typer.Option("--filter", "-f", help="As in `agentrl ls`.")] = "",
     run: RunOption = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file; default: stdout.")] = None,

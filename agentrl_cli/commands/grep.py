@@ -16,10 +16,10 @@ from agentrl_cli.commands.common import (
     echo,
     echo_json,
     echo_jsonl,
-    find_db,
     harmless,
     narrate,
 )
+from agentrl_cli.commands.place import find_db
 from agentrl_cli.commands.tables import coloured
 
 if TYPE_CHECKING:

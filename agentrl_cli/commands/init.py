@@ -1,7 +1,9 @@
-"""`agentrl init`: copy a pack into a project folder that a user edits."""
+"""`agentrl init`: copy a pack into a project folder that a user edits, or begin a new one."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +29,17 @@ FolderArgument = Annotated[Path | None, typer.Argument(metavar="[DIR]", help="Th
 ListOption = Annotated[bool, typer.Option("--list", help="List the packs that ship.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite existing files that differ.")]
 WeakOption = Annotated[bool, typer.Option("--yes", "-y", help="Accept the isolation that this machine offers.")]
+BlankOption = Annotated[
+    str | None, typer.Option("--blank", metavar="NAME", help="A task of your own: a small working example to change.")
+]
+FromOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--from",
+        metavar="SOURCE",
+        help="Make it from rows.jsonl, tool.py, agent.py, openapi.json or mcp:COMMAND; repeatable.",
+    ),
+]
 LevelOption = Annotated[
     str | None, typer.Option("--min-level", help="Weakest sandbox to accept: docker, ns, landlock, bare.")
 ]
@@ -35,6 +48,8 @@ LevelOption = Annotated[
 def command(
     pack: PackArgument = None,
     folder: FolderArgument = None,
+    blank: BlankOption = None,
+    sources: FromOption = None,
     list_packs: ListOption = False,
     force: ForceOption = False,
     model: ModelOption = None,
@@ -44,29 +59,76 @@ def command(
 ) -> None:
     """Copy a pack into a project folder: agentrl.yaml, task.py, data, a test. Then edit it.
 
+    `--blank NAME` begins a task of your own; `NAME --from SOURCE` writes it from what you have: rows with answers,
+    typed functions, a program that calls a model, an OpenAPI description, an MCP server.
+
     JSON: {"project": "code-task", "pack": "code-task", "files": ["agentrl.yaml", …], "next": ["cd code-task", …]};
     with --list: [{"name", "description"}].
     """
     if list_packs:
         return _list(as_json)
+    if blank is not None or sources:
+        name = blank or pack
+        if name is None:
+            raise UsageError("The new task needs a name.", hint="agentrl init NAME --from SOURCE")
+        target = (folder or (Path(pack) if blank and pack else Path(name))).expanduser()
+        with tempfile.TemporaryDirectory() as place:
+            source, notes = _new_pack(Path(name).name, sources or [], Path(place))
+            files = _project_files(source, model, {})
+            _refuse_loss(target, files, force)
+            _write(target, files)
+        _report(target, Path(name).name, [*files], as_json, notes)
+        return
     if pack is None:
-        raise UsageError("No pack given.", hint=f"Packs: {', '.join(pack_names())}. Start: agentrl init code-task")
+        hint = f"Packs: {', '.join(pack_names())}. Start: agentrl init code-task; your own: agentrl init --blank NAME"
+        raise UsageError("No pack given.", hint=hint)
     source = find_pack(pack)
     target = (folder or Path(source.name)).expanduser()
-    isolation = _isolation(source, min_level, yes)
-    files = _files(source)
-    files[Path(PROJECT_FILE)] = _settings(source, model, isolation).encode()
+    files = _project_files(source, model, _isolation(source, min_level, yes))
     _refuse_loss(target, files, force)
+    _write(target, files)
+    _report(target, source.name, [*files], as_json)
+
+
+def _new_pack(name: str, sources: list[str], place: Path) -> tuple[Path, list[str]]:
+    """Write a pack of that name under `place`; returns its folder, and what the user should know."""
+    from agentrl_cli.tasks.scaffold import Draft, add_source, blank, build, finish
+
+    if not name.strip(".") or not name.isprintable():
+        raise UsageError(f"{name!r} cannot be the name of a task.", hint="Take letters, digits and hyphens.")
+    draft = Draft(name)
+    for source in sources:
+        add_source(draft, source)
+    if not sources:
+        blank(draft)
+    finish(draft)
+    (place / name).mkdir()
+    build(draft, place / name)
+    return place / name, draft.notes
+
+
+def _project_files(source: Path, model: str | None, isolation: dict[str, str]) -> dict[Path, bytes]:
+    """The files of a project made from a pack, by path relative to it."""
+    return _files(source) | {Path(PROJECT_FILE): _settings(source, model, isolation).encode()}
+
+
+def _write(target: Path, files: dict[Path, bytes]) -> None:
     with writing(str(target)):
         for name, content in files.items():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             (target / name).write_bytes(content)
+
+
+def _report(target: Path, pack: str, files: list[Path], as_json: bool, notes: Sequence[str] = ()) -> None:
     following = [f"cd {target}", "agentrl check", "agentrl train --watch"]
     if as_json:
-        echo_json({"project": target, "pack": source.name, "files": [*map(str, files)], "next": following})
+        shown = {"project": target, "pack": pack, "files": [*map(str, files)], "next": following}
+        echo_json(shown | ({"notes": [*notes]} if notes else {}))
         return
     for name in files:
         narrate(f"  write {target / name}")
+    for note in notes:
+        warn(note)
     narrate(f"\n{target} is a project now. Next:")
     for line in following:
         echo(f"  {line}")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl_cli.commands.common import DbOption, JsonOption, ProjectOption, RunOption, find_db, narrate
+from agentrl_cli.commands.common import DbOption, JsonOption, ProjectOption, RunOption, narrate
+from agentrl_cli.commands.place import find_db
 from agentrl_cli.commands.tables import Format, clock, print_rows
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ class What(StrEnum):
     checkpoints = "checkpoints"
     evals = "evals"
     tags = "tags"
+
+LEAST = ("tags", "#", "turns", "tokens", "calls", "adv", "run", "step", "flags")
+"""Columns of episodes that a narrow terminal does without, in this order."""
 
 
 def command(
@@ -86,7 +90,7 @@ def _episodes(store: Store, filter: str, sort: str, limit: int, run: str | None,
             "flags",
             "tags",
         ]
-        print_rows(heads, [_line(row, runs) for row in rows], format)
+        print_rows(heads, [_line(row, runs) for row in rows], format, least=LEAST)
     _say_rest(len(ids), len(rows))
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from agentrl_cli.commands import completion
 from agentrl_cli.commands.checkpoints import full_name
 from agentrl_cli.commands.common import (
     ConfigOption,
@@ -25,7 +26,12 @@ from agentrl_cli.commands.outputs import writing
 from agentrl_cli.errors import NotFound, UsageError
 
 SourceArgument = Annotated[
-    str, typer.Argument(metavar="[CHECKPOINT]", help="RUN@best, best, last, a step, an adapter or model folder.")
+    str,
+    typer.Argument(
+        metavar="[CHECKPOINT]",
+        help="RUN@best, best, last, a step, an adapter or model folder.",
+        autocompletion=completion.checkpoints,
+    ),
 ]
 OutArgument = Annotated[Path | None, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)]
 DtypeOption = Annotated[

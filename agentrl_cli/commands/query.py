@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from agentrl_cli.commands.common import DbOption, JsonOption, ProjectOption, echo, echo_json, find_db, narrate
+from agentrl_cli.commands.common import DbOption, JsonOption, ProjectOption, echo, echo_json, narrate
+from agentrl_cli.commands.place import find_db
 from agentrl_cli.commands.tables import Format, print_rows
 from agentrl_cli.errors import UsageError
 

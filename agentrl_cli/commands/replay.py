@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import (
     DbOption,
     JsonOption,
@@ -15,10 +16,10 @@ from agentrl_cli.commands.common import (
     echo,
     echo_json,
     echo_jsonl,
-    find_db,
     is_terminal,
     narrate,
 )
+from agentrl_cli.commands.place import find_db
 from agentrl_cli.errors import AgentRLError, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 
 EpisodeArgument = Annotated[
     str | None,
-    typer.Argument(help="An episode: id, unique prefix, link, or last, best, worst. None: the list."),
+    typer.Argument(
+        help="An episode: id, unique prefix, link, or last, best, worst. None: the list.",
+        autocompletion=completion.episodes,
+    ),
 ]
 FilterOption = Annotated[str, typer.Option("--filter", "-f", help="Episodes for n/N and the list: reward:<0.5 …")]
 SortOption = Annotated[str, typer.Option(help="Order of the list: -time, reward, -tokens …")]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import (
     DbOption,
     JsonOption,
@@ -17,10 +18,10 @@ from agentrl_cli.commands.common import (
     data_stdout,
     echo,
     echo_json,
-    find_db,
     narrate,
     warn_unsafe,
 )
+from agentrl_cli.commands.place import find_db
 from agentrl_cli.commands.tables import aligned
 from agentrl_cli.errors import ConfigError, NotFound
 
@@ -44,7 +45,9 @@ NameOption = Annotated[str | None, typer.Option("--name", help="The name of the 
 
 
 def command(
-    run: Annotated[str, typer.Argument(help="A training: name, id or unique prefix; `last`.")] = "last",
+    run: Annotated[
+        str, typer.Argument(help="A training: name, id or unique prefix; `last`.", autocompletion=completion.runs)
+    ] = "last",
     sets: SetOption = None,
     reward: RewardOption = None,
     advantage: AdvantageOption = None,

@@ -64,7 +64,7 @@ def command(
     flags = {"rollout.temperature": temperature, "seed": seed, "task.packs": pack or None, "task.agent": agent}
     context = open_project(project, db, config, sets, flags)
     with data_stdout():
-        run, episodes = asyncio.run(_sample(context, model, count, group, split, not no_tools))
+        run, episodes = asyncio.run(sample(context, model, count, group, split, not no_tools))
         if as_json:
             echo_json({"run": run.name, "episodes": [_line(episode) for episode in episodes]})
         else:
@@ -79,9 +79,10 @@ def command(
         )
 
 
-async def _sample(
+async def sample(
     context: Context, model: str | None, count: int, group: int, split: str, tools: bool
 ) -> tuple[RunRow, list[Episode]]:
+    """`group` attempts at each of `count` tasks, as a run in the store."""
     from agentrl_cli.runtime import open_runtime
 
     async with open_runtime(context.config, base=context.project, db=context.db, spec=model) as runtime:
@@ -168,7 +169,7 @@ def _line(episode: Episode) -> dict[str, Any]:
 def _print(episodes: list[Episode]) -> None:
     lines = [_line(episode) for episode in episodes]
     names = [name for name in lines[0] if name != "error"] if lines else []
-    print_rows(names, [[line[name] for name in names] for line in lines])
+    print_rows(names, [[line[name] for name in names] for line in lines], least=["sampled", "tokens", "sample"])
     counted = Counter(str(episode.outcome) for episode in episodes)
     narrate("  ".join(f"{name} {number}" for name, number in counted.most_common()))
     for error in sorted({episode.error for episode in episodes if episode.error}):

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import (
     DbOption,
     JsonOption,
@@ -14,15 +15,17 @@ from agentrl_cli.commands.common import (
     YesOption,
     confirm,
     echo_json,
-    find_db,
     narrate,
 )
+from agentrl_cli.commands.place import find_db
 from agentrl_cli.commands.tables import clock, print_rows
 from agentrl_cli.errors import UsageError
 
 app = typer.Typer(name="runs", help="List, rename, delete runs.", no_args_is_help=False)
 
-RunArgument = Annotated[str, typer.Argument(help="A run by name, id or unique prefix; `last`.")]
+RunArgument = Annotated[
+    str, typer.Argument(help="A run by name, id or unique prefix; `last`.", autocompletion=completion.runs)
+]
 NameArgument = Annotated[str, typer.Argument(help="The new name; it must not be taken.")]
 
 
@@ -44,9 +47,8 @@ def list_runs(json: JsonOption = False, project: ProjectOption = None, db: DbOpt
         echo_json(runs)
         return
     names = ["name", "kind", "status", "step", "of", "model", "pack", "started"]
-    print_rows(
-        names, [[r.name, r.kind, r.state, r.step, r.total_steps, r.model, r.pack, clock(r.started)] for r in runs]
-    )
+    rows = [[r.name, r.kind, r.state, r.step, r.total_steps, r.model, r.pack, clock(r.started)] for r in runs]
+    print_rows(names, rows, least=["pack", "model"])
     if not runs:
         narrate("No runs yet.")
 
@@ -75,7 +77,9 @@ def rename(
 
 @app.command()
 def delete(
-    runs: Annotated[list[str], typer.Argument(help="Runs by name, id or unique prefix.")],
+    runs: Annotated[
+        list[str], typer.Argument(help="Runs by name, id or unique prefix.", autocompletion=completion.runs)
+    ],
     yes: YesOption = False,
     keep_files: Annotated[bool, typer.Option("--keep-files", help="Leave checkpoints and logs on disk.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Even if the run is running.")] = False,

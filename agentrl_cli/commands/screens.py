@@ -10,12 +10,16 @@ from typing import Annotated
 
 import typer
 
-from agentrl_cli.commands.common import DbOption, ProjectOption, echo, find_db, narrate
+from agentrl_cli.commands import completion
+from agentrl_cli.commands.common import DbOption, ProjectOption, echo, narrate
+from agentrl_cli.commands.place import find_db
 from agentrl_cli.errors import UsageError
 
 
 def command(
-    run: Annotated[str | None, typer.Argument(help="Watch this run; without it, the list of runs.")] = None,
+    run: Annotated[
+        str | None, typer.Argument(help="Watch this run; without it, the list of runs.", autocompletion=completion.runs)
+    ] = None,
     host: Annotated[str, typer.Option(help="A loopback address.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port.")] = 7575,
     token: Annotated[

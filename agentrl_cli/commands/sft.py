@@ -28,7 +28,7 @@ from agentrl_cli.commands.common import (
 )
 from agentrl_cli.commands.outputs import writing
 from agentrl_cli.commands.progress import Progress
-from agentrl_cli.errors import ConfigError, UsageError
+from agentrl_cli.errors import ConfigError, RunFailed, UsageError
 
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write the model to.")]
 RecipeOption = Annotated[
@@ -57,10 +57,19 @@ DataOption = Annotated[
     Path | None,
     typer.Option("--data", metavar="FILE", help="Conversations of a JSONL file, e.g. minimind's or OpenAI's."),
 ]
+TeacherOption = Annotated[
+    str | None,
+    typer.Option("--teacher", metavar="URL", help="An OpenAI-compatible address whose solved episodes are trained on."),
+]
+TeacherModelOption = Annotated[str | None, typer.Option("--teacher-model", help="Its name of the teacher.")]
+CountOption = Annotated[int, typer.Option("--count", "-n", min=1, help="With --teacher: tasks that it attempts.")]
+GroupOption = Annotated[int, typer.Option("--group", "-g", min=1, help="With --teacher: its attempts at each task.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")]
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Continue a training from random weights that was stopped in OUT.")
 ]
+TEACHER_TOKENS = 512
+"""Tokens of a teacher's turn at least."""
 
 
 def command(
@@ -79,6 +88,10 @@ def command(
     best_of: BestOfOption = None,
     epochs: EpochsOption = 2,
     demonstrations: ShareOption = None,
+    teacher: TeacherOption = None,
+    teacher_model: TeacherModelOption = None,
+    count: CountOption = 64,
+    group: GroupOption = 1,
     project: ProjectOption = None,
     db: DbOption = None,
     config: ConfigOption = None,
@@ -87,32 +100,34 @@ def command(
 ) -> None:
     """Train on demonstrations: a warm start before RL, or with --recipe a model from scratch or a pack's adapter.
 
-    The packs' own demonstrations, or with --from-store or --best-of the store's best episodes (rejection-sampling
-    fine-tuning): their sampled tokens, each task's best few; --demonstrations mixes both. --data trains on the
-    conversations of a file instead. Train the result further
-    with `train --model OUT`. `--recipe tiny-tools` takes hours: Ctrl-C finishes the step and saves, --resume continues.
+    The packs' own demonstrations, or with --from-store or --best-of the store's best episodes; --demonstrations mixes
+    both. --data trains on a file of conversations. With --teacher another model attempts the tasks (its key:
+    remote.api_key_env); what it solved is trained on. `--recipe tiny-tools` takes hours: Ctrl-C finishes the step and
+    saves, --resume continues.
     """
-    stored = from_store is not None or best_of is not None
-    if data is not None and (stored or recipe is not None or pack):
-        raise UsageError("--data excludes --recipe, --from-store, --best-of and --pack.")
+    stored = from_store is not None or best_of is not None or teacher is not None
     _require_fit(recipe, resume, stored, tool_rate, demonstrations)
-    if any(place.is_file() for place in (out, *out.parents)):
-        raise UsageError(f"{out} is not a folder.", hint="agentrl sft NEW-FOLDER …")
-    given: dict[str, Any] = {"steps": steps, "lr": lr, "tool_rate": tool_rate, "seed": seed}
-    given = {key: value for key, value in given.items() if value is not None}
+    _require_data_alone(data, stored or recipe is not None or bool(pack))
+    _require_teacher(teacher, from_store, teacher_model)
+    given = _given(steps=steps, lr=lr, tool_rate=tool_rate, seed=seed)
+    _require_folder(out)
     flags = {"model.name": model, "task.packs": pack or None}
     context = None if recipe is not None else open_project(project, db, config, sets, flags)
-    with data_stdout(), writing(out, "sft", context.db if context is not None else None):
-        if out.exists() and any(out.iterdir()) and not (force or resume):
-            raise UsageError(f"{out} is not empty.", hint="Name another folder, or use --force.")
+    with data_stdout(), writing(out, "sft", context.db if context else None):
+        _require_empty(out, force or resume)
         if context is None:
             last = _from_nothing(recipe or "", given, out, resume)
         else:
+            from_store = from_store if teacher is None else _taught(context, teacher, teacher_model, count, group)
             kept = _FromStore(from_store or "", best_of, epochs, demonstrations or 0.0) if stored else None
             last = _fine_tune(context, given, out, kept, (data, epochs) if data is not None else None)
-        if as_json:
-            echo_json({"folder": str(out), "loss": last})
-    narrate(f"The model is in {out}; loss {last:.3f}. Train it further: agentrl train --model {out}")
+        _conclude(out, last, as_json)
+
+
+def _conclude(out: Path, loss: float, as_json: bool) -> None:
+    if as_json:
+        echo_json({"folder": str(out), "loss": loss})
+    narrate(f"The model is in {out}; loss {loss:.3f}. Train it further: agentrl train --model {out}")
 
 
 def _require_fit(
@@ -127,6 +142,61 @@ def _require_fit(
         raise UsageError("--tool-rate applies to the packs' demonstrations only, not to episodes from the store.")
     if demonstrations is not None and not stored:
         raise UsageError("--demonstrations needs episodes from the store.", hint="Add --from-store or --best-of.")
+
+
+def _require_data_alone(data: Path | None, others: bool) -> None:
+    if data is not None and others:
+        raise UsageError("--data excludes --recipe, --from-store, --best-of, --teacher and --pack.")
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _require_folder(out: Path) -> None:
+    if any(place.is_file() for place in (out, *out.parents)):
+        raise UsageError(f"{out} is not a folder.", hint="agentrl sft NEW-FOLDER …")
+
+
+def _require_empty(out: Path, kept: bool) -> None:
+    if out.exists() and any(out.iterdir()) and not kept:
+        raise UsageError(f"{out} is not empty.", hint="Name another folder, or use --force.")
+
+
+def _require_teacher(teacher: str | None, from_store: str | None, model: str | None) -> None:
+    """Raises UsageError for options that do not go with a teacher, or need one."""
+    if teacher is not None and from_store is not None:
+        raise UsageError("--teacher and --from-store exclude each other: its episodes are selected by their reward.")
+    if teacher is None and model:
+        raise UsageError("--teacher-model needs --teacher.", hint="--teacher http://HOST:8000/v1")
+
+
+def _taught(context: Any, url: str, model: str | None, count: int, group: int) -> str:
+    """Let a teacher attempt training tasks; returns the filter of what it solved.
+
+    Raises RunFailed if it solved none.
+    """
+    import asyncio
+
+    from agentrl_cli.commands.rollout import sample
+
+    config = context.config.model_copy(deep=True)
+    endpoint = {"backend": "openai", "mode": "chat", "url": url, "model": model or config.remote.model}
+    config.remote = config.remote.model_copy(update=endpoint)
+    # A teacher writes longer turns than the student has been configured for.
+    config.rollout.max_new_tokens = max(config.rollout.max_new_tokens, TEACHER_TOKENS)
+    config.rollout.max_tokens = max(config.rollout.max_tokens, 4 * TEACHER_TOKENS)
+    teaching = dataclasses.replace(context, config=config)
+    run, episodes = asyncio.run(sample(teaching, None, count, group, config.task.split_train, True))
+    solved = sum(episode.solved for episode in episodes)
+    narrate(f"the teacher solved {solved} of {len(episodes)} episodes of {run.name}")
+    if not solved:
+        error = next((episode.error for episode in episodes if episode.error), "")
+        raise RunFailed(
+            f"The teacher solved none of {len(episodes)} episodes. {error}".rstrip(),
+            hint=f"Look inside one: agentrl replay last. List them: agentrl ls -f run:{run.name}",
+        )
+    return f"run:{run.name} outcome:solved"
 
 
 def _from_nothing(name: str, given: dict[str, Any], out: Path, resume: bool) -> float:
@@ -212,10 +282,11 @@ def _fine_tune(
     packs = {} if alone else load_packs(context.config.task.packs, base=context.project)
     rows = from_file.read(data[0]) if data is not None else []
     for pack in packs.values():
-        if not hasattr(pack.module, "generate") or not hasattr(pack.module, "demonstrate"):
+        if not hasattr(pack.module, "demonstrate") and not pack.solver:
             raise ConfigError(
                 f"The pack {pack.name} has no demonstrations.",
-                hint="Its task.py needs `generate(seed)` and `demonstrate(row, rng, tool_rate)`; or --from-store.",
+                hint="Its task.py needs `solve(row)` or `demonstrate(row, rng, tool_rate)`; or use --from-store, or"
+                " --teacher.",
             )
     seed = int(given.get("seed", context.config.seed))
     with Store.open(context.db) if kept else contextlib.nullcontext() as store:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from agentrl_cli.commands.common import DbOption, JsonOption, ProjectOption, RunOption, echo, echo_json, find_db
+from agentrl_cli.commands import completion
+from agentrl_cli.commands.common import DbOption, JsonOption, ProjectOption, RunOption, echo, echo_json
+from agentrl_cli.commands.place import find_db
 from agentrl_cli.commands.tables import aligned, cell, clock
 from agentrl_cli.errors import NotFound
 from agentrl_cli.store.images import image_line
@@ -23,7 +25,12 @@ ORIGINS = ("template", "system", "user", "tool", "model", "forced")
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="An episode (id, unique prefix, last, best, worst), or a run.")] = "last",
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="An episode (id, unique prefix, last, best, worst), or a run.", autocompletion=completion.episodes
+        ),
+    ] = "last",
     run: RunOption = None,
     tokens: Annotated[bool, typer.Option("--tokens", "-t", help="Every token with its numbers.")] = False,
     turn: Annotated[int | None, typer.Option("--turn", help="Only this turn.")] = None,

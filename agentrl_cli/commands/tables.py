@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any
 
-from agentrl_cli.commands.common import echo, echo_json, echo_jsonl, harmless
+from agentrl_cli.commands.common import echo, echo_json, echo_jsonl, harmless, narrate
 
 
 class Format(StrEnum):
@@ -24,8 +25,19 @@ class Format(StrEnum):
     md = "md"
 
 
-def print_rows(names: Sequence[str], rows: Sequence[Sequence[Any]], format: Format = Format.table) -> None:
-    """Print rows under their column names to stdout."""
+def print_rows(
+    names: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    format: Format = Format.table,
+    *,
+    least: Sequence[str] = (),
+    width: int | None = None,
+) -> None:
+    """Print rows under their column names to stdout.
+
+    A table that is wider than the terminal loses columns, those of `least` first, then from the right; the first stays.
+    `width`: cells of a line; None: those of the terminal, without a limit elsewhere.
+    """
     if format is Format.json:
         echo_json([dict(zip(names, row, strict=True)) for row in rows])
     elif format is Format.jsonl:
@@ -34,9 +46,36 @@ def print_rows(names: Sequence[str], rows: Sequence[Sequence[Any]], format: Form
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows([list(names), *rows])
         echo(out.getvalue().rstrip("\n"))
+    elif format is Format.md:
+        for line in markdown(names, rows):
+            echo(line)
     else:
-        for line in markdown(names, rows) if format is Format.md else aligned(names, rows):
-            echo(line, painted=format is not Format.md)
+        if width is None and sys.stdout.isatty():
+            width = shutil.get_terminal_size().columns
+        places, dropped = fitting(names, rows, least, width)
+        for line in aligned([names[n] for n in places], [[row[n] for n in places] for row in rows]):
+            echo(line, painted=True)
+        if dropped:
+            narrate(f"Left out for want of width: {', '.join(dropped)}. --format md, or a file, has them.")
+
+
+def fitting(
+    names: Sequence[str], rows: Sequence[Sequence[Any]], least: Sequence[str], width: int | None
+) -> tuple[list[int], list[str]]:
+    """The places of the columns that fit into `width` cells, and the names of the others."""
+    from rich.cells import cell_len
+
+    sizes = [max(cell_len(cell(value)) for value in column) for column in zip(names, *rows, strict=True)]
+    places = list(range(len(names)))
+    order = [names.index(name) for name in least if name in names[1:]]
+    order += [place for place in reversed(places[1:]) if place not in order]
+    dropped = []
+    for place in order:
+        if width is None or sum(sizes[n] + 2 for n in places) - 2 <= width:
+            break
+        places.remove(place)
+        dropped.append(names[place])
+    return places, dropped
 
 
 def aligned(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import (
     AgentOption,
     ConfigOption,
@@ -33,6 +35,7 @@ from agentrl_cli.commands.common import (
     warn,
     warn_unsafe,
 )
+from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import ConfigError, NotFound, RunFailed, StoreError
 
 if TYPE_CHECKING:
@@ -45,8 +48,11 @@ GroupOption = Annotated[int | None, typer.Option("--group", "-g", min=1, help="A
 LoraOption = Annotated[bool | None, typer.Option("--lora/--full", help="Train a LoRA adapter, or all weights.")]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Train in a separate process and watch it.")]
 DetachOption = Annotated[bool, typer.Option("--detach", help="Train in a separate process and return at once.")]
-ResumeOption = Annotated[str | None, typer.Option("--resume", help='Resume a run: its name, id, or "last".')]
-DryOption = Annotated[bool, typer.Option("--dry-run", help="Print settings, memory and time; train nothing.")]
+ResumeOption = Annotated[
+    str | None, typer.Option("--resume", help='Resume a run: its name, id, or "last".', autocompletion=completion.runs)
+]
+DryOption = Annotated[bool, typer.Option("--dry-run", help="Print memory and time (-v: and settings); train nothing.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="With --dry-run: print every setting.")]
 GpusOption = Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of this machine that train together.")]
 RanksOption = Annotated[int | None, typer.Option("--ranks", min=1, help="Processes on the CPU, in place of --gpus.")]
 NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help="Machines that train together.")]
@@ -59,7 +65,7 @@ IdOption = Annotated[str | None, typer.Option("--run-id", hidden=True, help="The
 FIXED = ("model", "adapter", "task", "seed", "deterministic")
 """Settings that a resume cannot change."""
 AT_ONCE = "stopped at once"
-"""The error that the trainer writes for a run that did not finish its step."""
+"""The trainer's error for a run that did not finish its step."""
 STARTUP = 90.0
 """Seconds a separate process may take until its run is in the store."""
 
@@ -75,6 +81,7 @@ def command(
     detach: DetachOption = False,
     resume: ResumeOption = None,
     dry_run: DryOption = False,
+    verbose: VerboseOption = False,
     pack: PackOption = None,
     project: ProjectOption = None,
     db: DbOption = None,
@@ -106,32 +113,35 @@ def command(
     }
     context = open_project(project, db, config, sets, flags)
     if not _joins(context, node):
-        _begin(context, resume, sets, flags, run_id, dry_run=dry_run, watch=watch, detach=detach, as_json=as_json)
+        shown = _Shown(dry_run=dry_run, verbose=verbose, watch=watch, detach=detach, as_json=as_json)
+        _begin(context, resume, sets, flags, run_id, shown)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """The options that decide how a training is shown, and whether it begins here."""
+
+    dry_run: bool
+    verbose: bool
+    watch: bool
+    detach: bool
+    as_json: bool
 
 
 def _begin(
-    context: Context,
-    resume: str | None,
-    sets: list[str] | None,
-    flags: dict[str, Any],
-    run_id: str | None,
-    *,
-    dry_run: bool,
-    watch: bool,
-    detach: bool,
-    as_json: bool,
+    context: Context, resume: str | None, sets: list[str] | None, flags: dict[str, Any], id: str | None, shown: _Shown
 ) -> None:
-    with _claimed(context, resume, here=not (dry_run or watch or detach)):
+    with _claimed(context, resume, here=not (shown.dry_run or shown.watch or shown.detach)):
         if resume is not None:
             context, resume = _resumed(context, resume, sets, flags)
-        if dry_run:
+        if shown.dry_run:
             from agentrl_cli.commands.dry import dry_run as dry
 
-            dry(context, as_json=as_json)
-        elif watch or detach:
-            _own_process(context, resume, watch=watch)
+            dry(context, as_json=shown.as_json, verbose=shown.verbose)
+        elif shown.watch or shown.detach:
+            _own_process(context, resume, watch=shown.watch)
         else:
-            _foreground(context, resume, run_id, as_json)
+            _foreground(context, resume, id, shown.as_json)
 
 
 def _joins(context: Context, node: int) -> bool:
@@ -175,7 +185,10 @@ def _claimed(context: Context, resume: str | None, *, here: bool) -> Iterator[No
 def _foreground(context: Context, resume: str | None, run_id: str | None, as_json: bool) -> None:
     """Train in this process and report the result."""
     with data_stdout():
-        run = asyncio.run(_train(context, resume, run_id, as_json))
+        if sys.stderr.isatty():
+            narrate("Loading torch and the model …")
+        with Progress("train", context.config.train.steps) if sys.stderr.isatty() else contextlib.nullcontext() as bar:
+            run = asyncio.run(_train(context, resume, run_id, as_json, bar))
         if as_json:
             echo_jsonl([{"type": "run", "run": run.name, "id": run.id, "status": run.status, "step": run.step}])
     if run.status == "stopped":
@@ -183,7 +196,23 @@ def _foreground(context: Context, resume: str | None, run_id: str | None, as_jso
         if run.error in ("interrupted", AT_ONCE):
             raise typer.Exit(130)
         return
+    _conclude(context.db, run.id)
     narrate(f"{run.name}: {run.status} at step {run.step}. Next: agentrl eval, agentrl replay best")
+
+
+def _conclude(db: Path, run_id: str) -> None:
+    """Print what a finished training came to, and how often each alert was raised."""
+    from agentrl_cli.analysis.verdict import verdict
+    from agentrl_cli.store import Store
+
+    with Store.open(db, readonly=True) as store:
+        run = store.runs.get(run_id)
+        sentences = verdict(store.runs.steps(run.id), run.name)
+        alerts = [f"{alert['name']} {alert['count']}×" for alert in store.journal.folded_alerts(run.id)]
+    for sentence in sentences:
+        narrate(sentence)
+    if alerts:
+        narrate(f"Alerts: {', '.join(alerts)}")
 
 
 def _resumed(context: Context, name: str, sets: list[str] | None, flags: dict[str, Any]) -> tuple[Context, str]:
@@ -235,7 +264,9 @@ def _run(store: Any, name: str) -> RunRow:
     return row
 
 
-async def _train(context: Context, resume: str | None, run_id: str | None, as_json: bool) -> RunRow:
+async def _train(
+    context: Context, resume: str | None, run_id: str | None, as_json: bool, bar: Progress | None
+) -> RunRow:
     from agentrl_cli.policies.protocols import require_trainable
     from agentrl_cli.runtime import run_training
     from agentrl_cli.store import Store
@@ -261,7 +292,13 @@ async def _train(context: Context, resume: str | None, run_id: str | None, as_js
         begun.append(run.id)
         return run
 
-    on_step = (lambda step, metrics: echo_jsonl([{"type": "step", "step": step, **metrics}])) if as_json else None
+    def on_step(step: int, metrics: dict[str, float]) -> None:
+        if as_json:
+            echo_jsonl([{"type": "step", "step": step, **metrics}])
+        if bar is not None:
+            bar.done = step - 1  # a resumed training begins further on
+            bar.advance()
+
     try:
         return await run_training(config, begin, base=context.project, db=context.db, narrate=narrate, on_step=on_step)
     except asyncio.CancelledError:  # a second Ctrl-C, or `stop now`: the row has it, and a resume continues from it
@@ -327,6 +364,7 @@ def _report_if_finished(db: Path, name: str) -> bool:
     if run.state in ("failed", "interrupted"):
         text = f"{name}: {run.state} at step {run.step}" + (f": {run.error}" if run.error else ".")
         raise RunFailed(text, hint=f"Resume it: agentrl train --resume {name}")
+    _conclude(db, run.id)
     after = "agentrl eval, agentrl replay best" if run.status == "finished" else f"agentrl train --resume {name}"
     narrate(f"{name}: {run.state} at step {run.step}. Next: {after}")
     return True

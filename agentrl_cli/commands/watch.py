@@ -8,22 +8,25 @@ from typing import Annotated
 
 import typer
 
+from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import (
     DbOption,
     JsonOption,
     ProjectOption,
     echo,
     echo_jsonl,
-    find_db,
     is_terminal,
     narrate,
 )
+from agentrl_cli.commands.place import find_db
 
 POLL = 1.0
 
 
 def command(
-    run: Annotated[str, typer.Argument(help="A run: name, id, unique prefix, or last.")] = "last",
+    run: Annotated[
+        str, typer.Argument(help="A run: name, id, unique prefix, or last.", autocompletion=completion.runs)
+    ] = "last",
     plain: Annotated[bool, typer.Option("--plain", help="One line per step instead of the screen.")] = False,
     once: Annotated[bool, typer.Option("--once", help="With --plain: print the steps so far and exit.")] = False,
     project: ProjectOption = None,

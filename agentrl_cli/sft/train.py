@@ -51,6 +51,8 @@ SPECIALS = (
 )
 # Words with their leading space, single digits, runs of signs, line breaks: Qwen's split.
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+KNOWN = 1000
+"""Generated rows in a row that stand in a pack's files, after which its generator is taken to have no others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,13 +119,35 @@ def drawn(recipe: Recipe, packs: Mapping[str, Pack], seed: int) -> Iterator[tupl
     """Endless (pack, row, what its demonstration says after the prompt)."""
     rng = random.Random(f"demonstrations {seed}")
     names, weights = list(recipe.packs), list(recipe.packs.values())
-    rows = {name: pack.module.generate(1000 + seed) for name, pack in packs.items()}
-    taken = {name: _questions(pack) for name, pack in packs.items()}
+    rows = {name: _fresh(pack, 1000 + seed) for name, pack in packs.items()}
     while True:
         name = rng.choices(names, weights)[0]
         pack = packs[name]
-        row = next(row for row in rows[name] if _question(pack, _task(pack, row)) not in taken[name])
-        yield pack, row, pack.module.demonstrate(row, rng, recipe.tool_rate)
+        row = next(rows[name])
+        if hasattr(pack.module, "demonstrate"):
+            yield pack, row, pack.module.demonstrate(row, rng, recipe.tool_rate)
+        else:
+            yield pack, row, pack.module.solve(row)
+
+
+def _fresh(pack: Pack, seed: int) -> Iterator[dict[str, Any]]:
+    """Endless rows for demonstrations: the pack's generated ones that are not in its files.
+
+    Without a generator, or once it gives nothing new, the rows of the training split in turn.
+    """
+    if hasattr(pack.module, "generate"):
+        taken, known = _questions(pack), 0
+        for row in pack.module.generate(seed):
+            new = _question(pack, _task(pack, row)) not in taken
+            known = 0 if new else known + 1
+            if new:
+                yield row
+            elif known >= KNOWN:
+                break
+    rows = [{"prompt": list(task.prompt), **task.data} for task in pack.tasks("train")]
+    while True:
+        yield from random.Random(seed).sample(rows, len(rows))
+        seed += 1
 
 
 def _task(pack: Pack, row: Mapping[str, Any]) -> Task:

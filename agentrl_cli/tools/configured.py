@@ -15,6 +15,7 @@
       - name: sql                                      # a built-in tool, configured
         config: {database: data/shop.db, writable: true}
       - mcp: {time: {command: python, args: [server.py]}, web: {url: "http://127.0.0.1:8000/mcp"}}
+      - openapi: {file: openapi.json, server: "http://127.0.0.1:8000"}      # an HTTP service: see openapi.py
       - environment: "task.py:Counter"                 # TRL: a class, or {name: class}: the row's `environment` picks
 
 Paths are relative to the file's folder.
@@ -33,11 +34,13 @@ from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.registry import adapter, resolve
 from agentrl_cli.tools import TOOLS, Tool, as_tool
+from agentrl_cli.tools.openapi import openapi_tools
 from agentrl_cli.types import ToolSchema
 
 LIMITS = ("timeout", "concurrency", "rate", "pure", "external")
 KEYS = {
     *("class_name", "config", "tool_schema", "mcp", "name", "description", "parameters", "function", "environment"),
+    "openapi",
     *LIMITS,
 }
 
@@ -81,6 +84,8 @@ def _entry(where: str, entry: Any, folder: Path, own: Mapping[str, Tool]) -> lis
         raise ConfigError(f"{where}: `config` must be a mapping.")
     if entry.get("mcp") is not None or config.get("type") == "mcp":
         found = _mcp(where, entry, folder)
+    elif entry.get("openapi") is not None:
+        found = openapi_tools(where, entry["openapi"], folder)
     elif entry.get("environment") is not None:
         found = adapter("environment")(where, entry["environment"], folder)
     elif entry.get("class_name") is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +23,11 @@ from agentrl_cli.trainer.metrics import Clock, step_metrics
 from agentrl_cli.trainer.prefetch import age_metrics
 from agentrl_cli.trainer.sampler import Collector
 from agentrl_cli.types import Episode, Fact, Outcome
+
+RECENT = 20
+"""Steps whose median time estimates the time left."""
+COUNTED = {10, 100, 1000}
+"""After its first time, an alert is printed at these counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,9 @@ class Reporter:
         self.run_id = run.id
         self.narrate = narrate
         self.health = Health(config.train.stop_on, config.train.stop_patience, compares_groups(config.algo))
+        self._alerted: Counter[str] = Counter()
+        """How often each alert was raised."""
+        self._seconds: deque[float] = deque(maxlen=RECENT)
         self._once: set[str] = set()
         """What is reported once a run, and was."""
         self._engine = ""
@@ -106,7 +116,10 @@ class Reporter:
             for episode_id, signals in report.update.signals.items():
                 self.store.signals.add(episode_id, signals)
             self.store.runs.add_step(self.run_id, report.step + 1, report.metrics)
-        self._log("info", f"step {report.step + 1}/{self.config.train.steps}  {report.line}")
+        self._seconds.append(report.metrics["time/step"])
+        line = f"step {report.step + 1}/{self.config.train.steps}  {report.line}"
+        self.store.journal.add_log(self.run_id, "info", line)
+        self.narrate(line + self._left(report.step + 1))
         if report.metrics.get("drift/by_design") and self._first("rewritten"):
             text = "The chat template rewrites earlier turns by design; the sampled tokens are trained as they were."
             self._log("info", text)
@@ -165,9 +178,20 @@ class Reporter:
         for alert in alerts:
             found = (alert.level, alert.name, alert.value, alert.threshold, alert.text)
             self.store.journal.add_alert(self.run_id, *found, step=report.step + 1)
+            self._alerted[alert.name] += 1
+            count = self._alerted[alert.name]
             if alert.name == stop:
                 self.narrate(f"stopping: {alert.name} {alert.value:.4g}. {alert.text}")
+            elif count == 1:
+                self.narrate(f"{alert.level}: {alert.name} {alert.value:.4g}. {alert.text}")
+            elif count in COUNTED:
+                self.narrate(f"{alert.level}: {alert.name}, {count} times so far, now {alert.value:.4g}")
         return stop
+
+    def _left(self, done: int) -> str:
+        """The time left by the median of the last steps, as text; empty after the last step."""
+        seconds = statistics.median(self._seconds) * (self.config.train.steps - done)
+        return f"  ETA {duration(seconds)}" if done < self.config.train.steps else ""
 
     def _errors(self, episodes: Sequence[Episode]) -> None:
         """Report episodes that ended in an infrastructure error; two steps of nothing else end the run."""
@@ -194,6 +218,15 @@ class Reporter:
     def _log(self, level: str, text: str) -> None:
         self.store.journal.add_log(self.run_id, level, text)
         self.narrate(text)
+
+
+def duration(seconds: float) -> str:
+    """A time in two units at most."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
 
 
 def cause_of(problem: BaseException, store: Store, run: RunRow) -> BaseException:

@@ -131,3 +131,20 @@ def test_where_only_weaker_isolation_is_to_be_had(tmp_path: Path) -> None:
     assert refused.returncode == 3 and "hello" not in refused.stdout and "ns or stronger" in refused.stderr
     accepted = agentrl("sandbox", "run", "hello.py", "--project", "p")
     assert accepted.returncode == 0 and accepted.stdout == "hello\n" and "level landlock" in accepted.stderr
+
+
+def test_the_demo_is_one_command_and_continues_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert main(["demo", "full"]) == 2 and "is not a project" in capsys.readouterr().err
+    assert init("echo-task", "small") == 0
+    small = {"rollout": {"prompts_per_step": 1, "group_size": 2}, "eval": {"limit": 1, "k": 1}}
+    small["train"] = {"eval_every": 1}
+    with (tmp_path / "small" / "agentrl.yaml").open("w") as file:
+        json.dump({"task": {"packs": ["."]}, **small, "task.limit": 4}, file)
+    assert main(["demo", "small", "--steps", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert "agentrl replay best" in out and "step 1/1" in err and "small is a project already" in err

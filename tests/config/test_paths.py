@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli import paths
-from agentrl_cli.commands.common import find_db, open_project
+from agentrl_cli.commands.common import open_project
+from agentrl_cli.commands.place import find_db
 from agentrl_cli.errors import ConfigError, NotFound
 
 ROOT = Path(__file__).resolve().parent.parent.parent

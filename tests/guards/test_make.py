@@ -64,7 +64,7 @@ class Machine:
             shutil.copy(ROOT / name, self.place / name)
         for name in ("pyproject.toml", "constraints.txt"):
             (self.place / name).touch()
-        self.program(".venv/bin/agentrl", '[ "$1" != init ] || [ ! -e "$PLACE/weak" ] || [ -n "$4" ]')
+        self.program(".venv/bin/agentrl", '[ "$1" != demo ] || [ ! -e "$PLACE/weak" ] || [ -n "$3" ]')
         self.program(".venv/bin/python", '[ "$2" != tests.helpers.template ] || [ ! -e "$PLACE/offline" ]')
         for name in (".venv/.base", ".venv/.dev"):
             (self.place / name).touch()
@@ -112,26 +112,23 @@ def demo(machine: Machine, *more: str) -> tuple[int, str, Sequence[str]]:
     return done.returncode, done.stderr, [call for call in machine.calls if call.startswith("agentrl")]
 
 
-WHOLE = ["agentrl train --project demo", "agentrl eval --project demo --checkpoint best"]
-
-
 def test_the_demo_installs_what_it_misses(tmp_path: Path) -> None:
     code, said, calls = demo(Machine(tmp_path, 0, sudo=False))
-    assert code == 0 and "Installing" in said and calls == ["agentrl init code-task demo", *WHOLE]
+    assert code == 0 and "Installing" in said and calls == ["agentrl demo demo"]
 
 
 def test_the_demo_continues_without_where_the_level_is_strong_enough(tmp_path: Path) -> None:
     code, said, calls = demo(Machine(tmp_path, 1000, sudo=False))
-    assert code == 0 and LINE in said and calls == ["agentrl init code-task demo", *WHOLE]
+    assert code == 0 and LINE in said and calls == ["agentrl demo demo"]
 
 
 def test_the_demo_ends_with_the_line_to_type_where_it_is_not(tmp_path: Path) -> None:
     (tmp_path / "weak").touch()
     machine = Machine(tmp_path, 1000, sudo=False)
     code, said, calls = demo(machine)
-    assert code == 2 and LINE in said and "make demo WEAK=1" in said and calls == ["agentrl init code-task demo"]
+    assert code == 2 and LINE in said and "make demo WEAK=1" in said and calls == ["agentrl demo demo"]
     assert machine.run("make", "demo", "WEAK=1").returncode == 0
-    assert machine.calls[-3:] == ["agentrl init code-task demo --yes", *WHOLE]
+    assert machine.calls[-1] == "agentrl demo demo --yes"
 
 
 def test_tests_run_with_and_without_what_could_be_fetched(tmp_path: Path) -> None:

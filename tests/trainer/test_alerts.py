@@ -140,6 +140,8 @@ async def test_a_training_stops_itself_with_a_named_reason(tmp_path: Path) -> No
         run = await trainer.train()
         assert (run.status, run.step, run.error) == ("stopped", 3, "no_signal")
         assert any(line.startswith("stopping: no_signal") for line in said)
+        assert sum(": no_signal " in line and not line.startswith("stopping") for line in said) == 1  # then counted
+        assert "  ETA " in next(line for line in said if line.startswith("step 1/9"))
         signal = next(a for a in trainer.store.journal.folded_alerts(run.id) if a["name"] == "no_signal")
         assert (signal["count"], signal["first_step"], signal["last_step"]) == (3, 1, 3)
         shown = next(row for row in load(trainer.store, run.id).alerts if row["name"] == "no_signal")

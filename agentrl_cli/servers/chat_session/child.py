@@ -20,10 +20,13 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from agentrl_cli.errors import AgentRLError
+from agentrl_cli.servers.chat_session.choices import Choices
+from agentrl_cli.servers.chat_session.conversation import failed_run
 from agentrl_cli.servers.chat_session.session import SETTINGS, Answer, Session
 from agentrl_cli.types import Episode, Message, ToolCall, Turn
 from agentrl_cli.types.content import content_text
@@ -37,6 +40,8 @@ class Server:
         self.out = out
         self.session: Session | None = None
         self.db: Path | None = None
+        self.choices: Choices | None = None
+        """The tasks that `/task` opens."""
         self._answer: asyncio.Future[Answer] | None = None
         self._over = False
         self._job: asyncio.Task[None] | None = None
@@ -72,8 +77,15 @@ class Server:
                 for r in turn.results
             ],
             "stop": turn.stop_reason,
+            "again": self._again(turn),
             "seconds": turn.seconds,
         }
+
+    def _again(self, turn: Turn) -> int:
+        """The number of this turn among those in a row whose calls could not be run; 0 for the first and others."""
+        assert self.session is not None
+        count = failed_run(self.session.turns[: turn.index + 1]) if turn.role in ("assistant", "tool") else 0
+        return count if count > 1 else 0
 
     async def ask(self, calls: tuple[ToolCall, ...]) -> Answer:
         """Asks the user about the first of a turn's remaining calls and waits for `answer`."""
@@ -195,6 +207,8 @@ class Server:
                 total = sum(part.value * part.weight for part in parts)
                 shown = [{"name": p.name, "value": p.value, "weight": p.weight, "detail": p.detail} for p in parts]
                 self.emit({"ev": "reward", "parts": shown, "total": total})
+            case "task":
+                await self._task(str(request.get("id") or ""))
             case "save":
                 self.emit({"ev": "saved", "episode": self._save(), "db": str(self.db)})
             case "simulate":
@@ -209,6 +223,15 @@ class Server:
                 session.sampling = replace(session.sampling, **fields)
             case _:
                 self.emit({"ev": "error", "message": f"unknown request {op!r}", "hint": ""})
+
+    async def _task(self, wanted: str) -> None:
+        """Opens a task by its id, or its number among those offered last; without one, offers three others."""
+        assert self.session is not None and self.choices is not None
+        if not wanted:
+            self.emit({"ev": "tasks", "tasks": self.choices.offer()})
+            return
+        task = self.choices.find(wanted)
+        await self.session.start(task, partial(self.choices.make, task))
 
     def _save(self) -> str:
         from agentrl_cli.store import Store
@@ -257,7 +280,7 @@ async def run(argv: Sequence[str], lines: asyncio.Queue[str | None], out: TextIO
         server.emit({"ev": "fatal", "message": error.message, "hint": error.hint, "code": error.exit_code})
         return error.exit_code
     try:
-        server.session = opened.session
+        server.session, server.choices = opened.session, opened.choices
         if given.approve:
             opened.session.approve = server.ask
         server.emit(opened.ready)

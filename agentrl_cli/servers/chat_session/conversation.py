@@ -164,11 +164,6 @@ class Conversation:
         content = str(last.messages[0].get("content") or "") if last.messages else ""
         return AssistantTurn(content, last.calls, self._answers - 1)
 
-    @property
-    def _awaits_environment(self) -> bool:
-        """True if the last turn is the assistant's, so that the user or a tool comes next."""
-        return bool(self.turns) and self.turns[-1].role == "assistant"
-
     def _extend(
         self, messages: list[Message], results: tuple[ToolResult, ...] = (), reward: float | None = None
     ) -> None:
@@ -324,6 +319,16 @@ async def _decisions(approve: Approve | None, calls: tuple[ToolCall, ...]) -> li
         else:
             answers.append(await approve(calls[index:]))
     return answers
+
+
+def failed_run(turns: Sequence[Turn]) -> int:
+    """How many of the last assistant turns in a row have calls of which none could be parsed or matched a tool."""
+    count = 0
+    for turn in reversed([turn for turn in turns if turn.role in ("assistant", "user")]):
+        if turn.role == "user" or not turn.calls or not all(call.error for call in turn.calls):
+            break
+        count += 1
+    return count
 
 
 def _in_place(answer: Answer) -> ToolResult:

@@ -18,16 +18,17 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
 from agentrl_cli.config import Config, load_config
 from agentrl_cli.envs.tool_env import Env, ToolEnv, as_env_error, tool_env
-from agentrl_cli.errors import ConfigError, NotFound, PolicyError, SandboxUnavailable, UsageError
+from agentrl_cli.errors import AgentRLError, ConfigError, NotFound, PolicyError, SandboxUnavailable, UsageError
 from agentrl_cli.paths import PROJECT_FILE, bundled_model, find_project
 from agentrl_cli.policies import Policy, backend_name
 from agentrl_cli.policies.remote.base import RemotePolicy
 from agentrl_cli.policies.remote.http import Endpoint
 from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.servers.chat_session.choices import Choices
 from agentrl_cli.servers.chat_session.session import Emit, Session
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.tasks.agent import read_agent
-from agentrl_cli.types import Episode, Message, Task
+from agentrl_cli.types import Episode, Message, Sampling, Task
 from agentrl_cli.types.plain import parse_json
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Opened:
     sandbox: Sandbox | None
     past: Past | None = None
     """The episode to continue, if any."""
+    choices: Choices | None = None
+    """The tasks of the pack."""
 
     async def close(self) -> None:
         """Closes session, policy and sandbox."""
@@ -192,7 +195,6 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
     if past is not None:
         check_tokenizer(past, chat)
     sandbox, note = await _sandbox(config, pack)
-    limits = config.rollout
     make = partial(make_env, config, pack, task, sandbox, given.seed, keep=KEPT)
     try:
         env = make()
@@ -201,7 +203,6 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         if sandbox is not None:
             await sandbox.close()
         raise
-    temperature = limits.temperature if given.temperature is None else given.temperature
     session = Session(
         policy,
         chat,
@@ -212,8 +213,8 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         agent=pack.agent.text if pack is not None and pack.agent is not None else "",
         weights=config.rewards,
         remake=None if isinstance(env, ToolEnv) else make,
-        max_turns=max(limits.max_turns, 8),
-        sampling=limits.sampling(temperature=temperature, seed=given.seed),
+        max_turns=max(config.rollout.max_turns, 8),
+        sampling=_sampling(given, config),
         sandboxed=sandbox is not None,
     )
     first_event = _ready(session, given.model or config.model.name, note)
@@ -222,7 +223,15 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         "task": task.id if given.task or past is not None else None,
         "sandbox": getattr(sandbox, "level", None),
     }
-    return Opened(session, prompt, first_event, sandbox, past)
+    choices = Choices(_rows(pack), lambda row: make_env(config, pack, row, sandbox, given.seed, keep=KEPT))
+    if not (given.task or given.episode):
+        first_event["tasks"] = choices.offer()
+    return Opened(session, prompt, first_event, sandbox, past, choices)
+
+
+def _sampling(given: argparse.Namespace, config: Config) -> Sampling:
+    temperature = config.rollout.temperature if given.temperature is None else given.temperature
+    return config.rollout.sampling(temperature=temperature, seed=given.seed)
 
 
 def _ready(session: Session, model: str, note: str) -> dict[str, Any]:
@@ -262,6 +271,16 @@ def _task(given: argparse.Namespace, pack: Pack | None) -> tuple[Task, list[Mess
     prompt: list[Message] = [{"role": "system", "content": system}] if system else []
     name = pack.name if pack is not None else "chat"
     return Task(id=f"{name}/chat", pack=name, family="", split="chat", prompt=tuple(prompt)), prompt
+
+
+def _rows(pack: Pack | None) -> list[Task]:
+    """The valid tasks of a pack; none if its data cannot be read, as a chat needs none."""
+    if pack is None:
+        return []
+    try:
+        return [task for split in _splits(pack) for task in pack.read(split)[0]]
+    except AgentRLError:
+        return []
 
 
 def _splits(pack: Pack) -> list[str]:

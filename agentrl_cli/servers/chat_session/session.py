@@ -6,7 +6,7 @@ The conversation's state is in conversation.py, the requests in child.py, the sc
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +21,28 @@ from agentrl_cli.analysis.whatif import (
     turns_before,
     was_cut,
 )
-from agentrl_cli.envs.tool_env import AssistantTurn
+from agentrl_cli.envs.tool_env import AssistantTurn, Env, ToolEnv
 from agentrl_cli.errors import NotFound, UsageError
-from agentrl_cli.servers.chat_session.conversation import Answer, Approve, Conversation, Emit
+from agentrl_cli.servers.chat_session.conversation import Answer, Approve, Conversation, Emit, failed_run
 from agentrl_cli.store import Store
-from agentrl_cli.types import Episode, Message, Origin, Outcome, RewardPart, StopReason, Tokens, ToolCall, ToolResult
+from agentrl_cli.types import (
+    Episode,
+    Message,
+    Origin,
+    Outcome,
+    RewardPart,
+    StopReason,
+    Task,
+    Tokens,
+    ToolCall,
+    ToolResult,
+    new_id,
+)
 
 __all__ = ["SETTINGS", "Answer", "Approve", "Emit", "Session"]
 
+FAILED_RUN = 3
+"""Turns in a row without a call that can be run, after which the model is stopped."""
 LONGEST_NOTE = 500
 """Maximum characters of a call by hand, with its result, in the saved episode's note."""
 SETTINGS = ("max_new_tokens", "min_p", "repetition_penalty", "temperature", "top_k", "top_p")
@@ -38,6 +52,11 @@ SETTINGS = ("max_new_tokens", "min_p", "repetition_penalty", "temperature", "top
 @dataclass
 class Session(Conversation):
     """The actions of a user, or of a what-if, in a conversation."""
+
+    @property
+    def _awaits_environment(self) -> bool:
+        """True if the last turn is the assistant's, so that the user or a tool comes next."""
+        return bool(self.turns) and self.turns[-1].role == "assistant"
 
     async def begin(self, prompt: Sequence[Message]) -> None:
         """Prepares the environment. `prompt` opens the conversation; if it ends with a user message, the model answers.
@@ -50,6 +69,22 @@ class Session(Conversation):
             messages, self._opening = self._opening, []
             self._open(messages)
             await self.reply()
+
+    async def start(self, task: Task, make: Callable[[], Env]) -> None:
+        """Leaves the conversation and begins that of another task, as an episode of its own.
+
+        Raises as `make` does, with the old conversation in place.
+        """
+        env = make()
+        await self.policy.release(self.id)
+        await self.env.close()
+        self.env, self.remake, self.task = env, None if isinstance(env, ToolEnv) else make, task
+        self.turns, self.parts, self.messages, self._opening = [], [], [], []
+        self.by_hand, self._earned, self._marks = [], [], []
+        self.reward_parts, self.over, self._tries = (), False, 0
+        self.parent, self.places, self.id, self.started = None, (), new_id(), time.time()
+        self.emit({"ev": "cut", "turns": 0})
+        await self.begin(task.prompt)
 
     async def resume(self, episode: Episode, turn: int, *, there: ReplayResult | None = None) -> ReplayResult:
         """Starts from the turns of a stored episode before turn `turn`; its tool calls run again for their effects.
@@ -111,6 +146,10 @@ class Session(Conversation):
                     self.emit({"ev": "note", "text": "the turn was cut off, so its calls are not run: /retry, /set"})
                 return
             if not await (self._run_tools(parsed) if parsed.calls else self._environment_answers(parsed)):
+                return
+            if failed_run(self.turns) >= FAILED_RUN:
+                why = f"stopped: {FAILED_RUN} turns in a row without a call that can be run"
+                self.emit({"ev": "note", "text": f"{why}. /as-model shows it how, /call runs a tool by hand, /undo"})
                 return
         self.emit({"ev": "note", "text": f"stopped after {self.max_turns} turns; say something to continue"})
 

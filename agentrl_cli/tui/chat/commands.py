@@ -15,6 +15,7 @@ text                  say it as the user (/as-user TEXT too)
 /as-model TEXT        answer in the model's place
 /as-tool TEXT         answer in the tool's place
 /call NAME {"a": 1}   call a tool by hand
+/task [ID]            open a task of the pack; without ID: three
 /retry                let the model answer again
 /undo                 take the last exchange back
 /edit                 change the last message
@@ -159,6 +160,7 @@ REQUESTS: Mapping[str, Callable[[str], Command]] = {
     "/undo": lambda rest: Command("undo"),
     "/retry": lambda rest: Command("retry"),
     "/save": lambda rest: Command("save"),
+    "/task": lambda rest: Command("task", {"id": rest}),
     "/approve": _approve,
     "/simulate": _simulate,
     "/reward": _reward,

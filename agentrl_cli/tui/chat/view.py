@@ -49,6 +49,8 @@ def event_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: in
         return [Text(f"saved: agentrl replay {event['episode']}", GOOD)]
     if kind == "cut":
         return [Text(f"--- back to {event['turns']} turns ---", FAINT)]
+    if kind == "tasks":
+        return task_lines(event["tasks"])
     if kind == "note":
         return [Text(event["text"], FAINT)]
     if kind in ("error", "fatal"):
@@ -73,12 +75,28 @@ def ready_lines(event: dict[str, Any]) -> list[Text]:
         lines.append(Text("a simulated user answers: /simulate off lets you, /simulate asks it once", FAINT))
     if event.get("note"):
         lines.append(Text(f"! {event['note']}", BAD))
+    return lines + (task_lines(event["tasks"]) if event.get("tasks") else [])
+
+
+def task_lines(tasks: Sequence[dict[str, Any]]) -> list[Text]:
+    """Tasks to choose from."""
+    if not tasks:
+        return [Text("no tasks: a pack has them, --pack NAME", FAINT)]
+    lines = [Text("tasks to try: /task 1 opens the first, /task shows others", FAINT)]
+    for task in tasks:
+        line = Text(f"  {task['number']}  ", GOOD)
+        line.append(f"{task['id']}  ", FAINT)
+        lines.append(line.append(task["text"]))
     return lines
 
 
 def turn_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: int) -> list[Text]:
     """One turn: its text and calls; in a token mode every token with its glyphs."""
     role = event["role"]
+    if event.get("again") and MODES.get(mode) is None:  # a loop of calls that cannot be run is a line a turn
+        shown = event["calls"][0]["raw"] if event["calls"] else ""
+        text = f"assistant  {event['again']}× in a row no call that can be run: {' '.join(shown.split())[:40]}"
+        return [Text(text, BAD)] if role == "assistant" else []
     head = Text(f"{role}", ROLES.get(role, "bold"))
     head.append(f"  {len(event['ids'])} tokens", FAINT)
     if event.get("seconds", 0) >= 0.05:

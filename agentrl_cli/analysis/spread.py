@@ -1,0 +1,136 @@
+"""Whether groups will differ in their rewards, estimated from a few rollouts before a training; and what to do if not.
+
+A group whose episodes all get the same reward has no advantage to learn from. The chance that a group of G has solved
+and unsolved episodes is 1 - E[p^G] - E[(1 - p)^G], p being the share of a task's attempts that solve it; its
+distribution is a Beta with the task's own counts and a prior of PRIOR attempts at the mean of all tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentrl_cli.rollout.flags import find_flags
+from agentrl_cli.types import Episode
+
+TASKS, ATTEMPTS = 4, 4
+"""The rollouts of an estimate: 16."""
+PRIOR = 2.0
+FEW = 0.25
+"""Share of groups with spread below which a training is slow to begin."""
+SAME = 1e-8
+"""Rewards closer than this are equal."""
+REASONS = {
+    "MALFORMED": "a call that could not be parsed",
+    "BADARG": "an unknown tool or bad arguments",
+    "LOOP": "repeated itself",
+    "TRUNC": "cut off at a limit",
+    "NOTOOL": "no tool was called",
+    "AFTERERR": "answered after a failed call",
+}
+"""Flags that explain a failure, most telling first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """What some rollouts say about the groups of a training."""
+
+    tasks: int
+    rollouts: int
+    """Graded ones."""
+    ungraded: int
+    solved: int
+    differing: int
+    """Tasks whose rollouts had different rewards, by any part."""
+    group_size: int
+    chance: float
+    """Estimated share of groups with solved and unsolved episodes."""
+    failures: tuple[tuple[str, int], ...]
+    """Why rollouts failed, the most frequent reason first."""
+
+    @property
+    def verdict(self) -> str:
+        """One of: ready, slow, parts, unsolved, done, ungraded."""
+        if not self.rollouts:
+            return "ungraded"
+        if self.solved == self.rollouts:
+            return "done"
+        if not self.solved:
+            return "parts" if self.differing else "unsolved"
+        return "ready" if self.chance >= FEW else "slow"
+
+
+def estimate(episodes: Sequence[Episode], group_size: int) -> Spread:
+    """The estimate from several attempts at each of some tasks."""
+    graded = [episode for episode in episodes if episode.graded]
+    by_task: dict[str, list[Episode]] = {}
+    for episode in graded:
+        by_task.setdefault(episode.task_id, []).append(episode)
+    solved = sum(episode.solved for episode in graded)
+    mean = (solved + 0.5) / (len(graded) + 1)
+    counts = [(sum(episode.solved for episode in group), len(group)) for group in by_task.values()]
+    chances = [_mixed(won + PRIOR * mean, n - won + PRIOR * (1 - mean), group_size) for won, n in counts]
+    rewards = [[episode.graded_reward for episode in group] for group in by_task.values()]
+    return Spread(
+        tasks=len(by_task),
+        rollouts=len(graded),
+        ungraded=len(episodes) - len(graded),
+        solved=solved,
+        differing=sum(max(group) - min(group) > SAME for group in rewards),
+        group_size=group_size,
+        chance=sum(chances) / len(chances) if chances else 0.0,
+        failures=tuple(Counter(map(_reason, (e for e in episodes if not e.solved))).most_common()),
+    )
+
+
+def _mixed(a: float, b: float, size: int) -> float:
+    """1 - E[p^size] - E[(1-p)^size] for p from Beta(a, b)."""
+
+    def moment(x: float, y: float) -> float:
+        return math.exp(math.lgamma(x + size) + math.lgamma(x + y) - math.lgamma(x) - math.lgamma(x + y + size))
+
+    return max(0.0, 1.0 - moment(a, b) - moment(b, a))
+
+
+def _reason(episode: Episode) -> str:
+    if not episode.graded:
+        return str(episode.outcome)
+    names = {flag.name for flag in find_flags(episode)}
+    return next((text for name, text in REASONS.items() if name in names), "a wrong answer")
+
+
+def summary(found: Spread, model: str) -> list[str]:
+    """What was seen, and what it means for a training, as lines."""
+    many = f"{found.rollouts} rollouts ({found.tasks} tasks)"
+    lines = [f"{model} solved {found.solved} of {many}"]
+    if found.failures:
+        lines.append("the others: " + ", ".join(f"{text} {count}×" for text, count in found.failures[:4]))
+    groups = f"about {found.chance:.0%} of groups of {found.group_size} will have solved and unsolved episodes"
+    meaning = {
+        "ready": f"{groups}: a training can begin",
+        "slow": f"only {groups}: a training begins slowly, or not at all",
+        "parts": f"rewards differ in {found.differing} of {found.tasks} tasks, but by secondary parts alone: a training"
+        " would raise these, and nothing leads it to a solution",
+        "unsolved": "no group would have a solved episode to learn from: a training would do nothing",
+        "done": "nothing is left to learn on these rows",
+        "ungraded": "no rollout could be graded: see the first one with `agentrl replay last`",
+    }
+    return [*lines, meaning[found.verdict]]
+
+
+def advice(found: Spread, *, solver: bool, model: str) -> list[tuple[str, str]]:
+    """What to do, each with its command or place; empty if a training can begin."""
+    if found.verdict == "done":
+        return [("harder rows", "data/train.jsonl"), ("measure it", "agentrl eval")]
+    if found.verdict in ("ready", "ungraded"):
+        return []
+    own = ("warm start on the pack's solutions", "agentrl sft warm, then agentrl train --model warm")
+    return [
+        *([own] if solver else []),
+        ("warm start from a stronger model", "agentrl sft warm --teacher http://HOST:8000/v1"),
+        ("easier rows, fewer tools in a row", "data/train.jsonl"),
+        ("another model", "agentrl check --model MODEL"),
+        ("what this one can do with tools", f"agentrl doctor --model {model}"),
+    ]

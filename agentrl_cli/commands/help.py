@@ -1,0 +1,84 @@
+"""What every command's help has besides its options: two examples; and flags are shown without a type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+EXAMPLES: dict[str, tuple[str, str]] = {
+    "demo": ("agentrl demo", "agentrl demo numbers --pack calc-task"),
+    "init": ("agentrl init code-task", "agentrl init shop --from tool.py"),
+    "check": ("agentrl check", "agentrl check --model Qwen/Qwen2.5-0.5B-Instruct --rollouts 32"),
+    "doctor": ("agentrl doctor", "agentrl doctor --model warm"),
+    "config show": ("agentrl config show", "agentrl config show train.lr --set train.lr=1e-4"),
+    "config schema": ("agentrl config schema > schema.json", "agentrl config schema | less"),
+    "config validate": ("agentrl config validate", "agentrl config validate other.yaml"),
+    "rollout": ("agentrl rollout -n 16", "agentrl rollout -n 4 -g 8 --split test --model RUN@best"),
+    "train": ("agentrl train --watch", "agentrl train --steps 60 --set train.lr=1e-4"),
+    "eval": ("agentrl eval", "agentrl eval --checkpoint best --fail-under 0.9"),
+    "chat": ("agentrl chat", "agentrl chat --model RUN@best --task test-0003"),
+    "sft": ("agentrl sft warm", "agentrl sft warm --teacher http://127.0.0.1:8000/v1 --count 200"),
+    "serve": ("agentrl serve", "agentrl serve --model RUN@best --record"),
+    "rescore": ("agentrl rescore last", "agentrl rescore RUN --reward exact=task.py:exact"),
+    "merge": ("agentrl merge best merged", "agentrl merge RUN@40 merged-40"),
+    "watch": ("agentrl watch", "agentrl watch RUN --plain"),
+    "replay": ("agentrl replay best", "agentrl replay last --plain"),
+    "ls": ("agentrl ls -f 'outcome:failed tool:run_python'", "agentrl ls runs --format md"),
+    "show": ("agentrl show last", "agentrl show RUN --json"),
+    "tools list": ("agentrl tools list", "agentrl tools list --json"),
+    "tools show": ("agentrl tools show calculator", "agentrl tools show run_python --json"),
+    "tools call": (
+        'agentrl tools call calculator \'{"expression": "2*3"}\'',
+        'agentrl tools call task.py:badge \'{"name": "Ada"}\'',
+    ),
+    "tools serve": ("agentrl tools serve", "agentrl tools serve --pack code-task --port 7700"),
+    "grep": ("agentrl grep Traceback", "agentrl grep 'Answer: 4' --filter outcome:failed"),
+    "compare": ("agentrl compare FIRST SECOND", "agentrl compare FIRST --json"),
+    "query": ("agentrl query 'SELECT count(*) FROM episodes'", "agentrl query 'SELECT * FROM runs' --format csv"),
+    "export": ("agentrl export best --format html --out best.html", "agentrl export -f outcome:solved -o solved.jsonl"),
+    "screens": ("agentrl screens", "agentrl screens RUN --port 7600"),
+    "runs list": ("agentrl runs list", "agentrl runs list --json"),
+    "runs rename": ("agentrl runs rename last baseline", "agentrl runs rename RUN NAME --json"),
+    "runs delete": ("agentrl runs delete RUN", "agentrl runs delete RUN --yes"),
+    "db path": ("agentrl db path", "agentrl db path --project other"),
+    "db status": ("agentrl db status", "agentrl db status --json"),
+    "db backup": ("agentrl db backup copy.db", "agentrl db backup copy.db --json"),
+    "db prune": ("agentrl db prune --older-than 30d --dry-run", "agentrl db prune --what alternatives --yes"),
+    "db vacuum": ("agentrl db vacuum", "agentrl db vacuum --json"),
+    "sandbox run": ("agentrl sandbox run program.py", "agentrl sandbox run --bash script.sh"),
+    "sandbox attack": ("agentrl sandbox attack", "agentrl sandbox attack --json"),
+    "sandbox build-image": ("agentrl sandbox build-image", "agentrl sandbox build-image --json"),
+}
+
+
+def with_examples(command: Any, path: str) -> None:
+    """Put the examples of a command and its subcommands under their help, and hide the type of their flags."""
+    examples: Sequence[str] = EXAMPLES.get(path, ())
+    children = getattr(command, "commands", {})
+    if not examples:
+        examples = [EXAMPLES[f"{path} {name}"][0] for name in children][:2]
+    if examples:
+        command.epilog = "Examples:\n" + "\n".join(f"  {line}" for line in examples)
+    for parameter in command.params:
+        _hide_type(parameter)
+    _with_quiet_help(command)
+    for name, child in children.items():
+        with_examples(child, f"{path} {name}")
+
+
+def _hide_type(parameter: Any) -> None:
+    if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+        parameter.metavar = ""
+
+
+def _with_quiet_help(command: Any) -> None:
+    """Typer makes the option --help at its first use: hide its type then."""
+    make = command.get_help_option
+
+    def get_help_option(ctx: Any) -> Any:
+        option = make(ctx)
+        if option is not None:
+            _hide_type(option)
+        return option
+
+    command.get_help_option = get_help_option

@@ -1,0 +1,33 @@
+"""Where the store of a command is, found without building a configuration."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from agentrl_cli.errors import NotFound
+from agentrl_cli.paths import PROJECT_FILE, default_db, find_project
+
+
+def find_db(project: Path | None = None, db: Path | None = None, *, must_exist: bool = True) -> Path:
+    """The store for a command that only reads: `--db`, else the project's (`store.path`, else runs/agentrl.db).
+
+    Raises NotFound if `must_exist` and the file is missing.
+    """
+    folder = None if db else find_project(override=project)
+    path = db.expanduser() if db else _project_db(folder)
+    if must_exist and not path.is_file():
+        makes = "`agentrl rollout` or `agentrl train` in a project makes one; --db names another file."
+        init = "" if db or folder else "This is not a project: `agentrl init code-task` makes one. "
+        raise NotFound(f"No store at {path}.", hint=init + makes)
+    return path.absolute()
+
+
+def _project_db(folder: Path | None) -> Path:
+    said: str | None = os.environ.get("AGENTRL_STORE__PATH")
+    if said is None and folder is not None:
+        from agentrl_cli.config.yamlfile import read_yaml
+
+        value = read_yaml(folder / PROJECT_FILE, only="store").get("store.path")
+        said = str(value.value) if value is not None and value.value is not None else None
+    return (folder or Path.cwd()) / Path(said).expanduser() if said else default_db(folder)

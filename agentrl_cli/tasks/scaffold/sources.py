@@ -1,0 +1,186 @@
+"""Reads what a new pack is made from: rows, functions, an agent, an OpenAPI description, an MCP server.
+
+rows.jsonl  rows.json  rows.parquet     rows of any known form, with their answers
+tool.py                                 typed functions with docstrings
+agent.py  agent.py:function             a program that calls a model (docs/agents.md)
+openapi.json  openapi.yaml              the operations of an HTTP service
+mcp:COMMAND …  mcp:http://…             the tools of an MCP server
+"""
+
+from __future__ import annotations
+
+import ast
+import shlex
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from agentrl_cli.config.yamlfile import load_yaml
+from agentrl_cli.errors import ConfigError, DataError, NotFound, UsageError
+from agentrl_cli.registry import load_file
+from agentrl_cli.tasks.drawing import Row
+from agentrl_cli.tasks.forms import normal
+from agentrl_cli.tasks.scaffold.draft import Draft
+from agentrl_cli.tasks.scaffold.functions import ask, tools_in
+from agentrl_cli.tasks.sources import FILES
+from agentrl_cli.tools.mcp import mcp_tools
+from agentrl_cli.tools.openapi import operations, server_of
+
+ANSWERS = ("answer", "ground_truth", "expected", "target", "label", "solution", "output", "gt")
+"""Fields that hold a row's right answer, in this order."""
+AGENT = {"base_url", "api_key", "emit_reward", "event_url"}
+"""Parameters by which a function is recognised as an agent."""
+TOOL_FILES = "Put typed functions with these names into a file, and add --from tools.py"
+
+
+def blank(draft: Draft) -> None:
+    """A small tool, its questions and its reward, as an example to change."""
+    here = Path(__file__).parent
+    draft.code = (here / "tool.txt").read_text(encoding="utf-8")
+    draft.asks = {"ask_badge": (here / "ask.txt").read_text(encoding="utf-8")}
+    draft.tools, draft.names = ["badge"], ["badge"]
+
+
+def add_source(draft: Draft, source: str) -> None:
+    """Add what `source` names to the draft; a path is relative to the working folder.
+
+    Raises UsageError or one of its kinds for what cannot be used, EnvError if a file's code fails.
+    """
+    if source.startswith("mcp:"):
+        return _mcp(draft, source.removeprefix("mcp:"))
+    file, _, function = source.partition(":")
+    path = Path(file).expanduser()
+    if not path.is_file():
+        siblings = [str(one) for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise NotFound.of("file", source, siblings, hint="--from takes rows, a .py file, openapi.json or mcp:COMMAND.")
+    if path.suffix == ".py":
+        agent = function or _agent_in(path)
+        return _agent(draft, path, agent) if agent else _functions(draft, path)
+    if path.suffix in {".yaml", ".yml"} or (path.suffix == ".json" and _describes_service(path)):
+        return _openapi(draft, path)
+    if path.suffix in FILES:
+        return _rows(draft, path)
+    raise UsageError(f"{path} is neither rows ({', '.join(FILES)}) nor a .py file nor an OpenAPI description.")
+
+
+def finish(draft: Draft) -> None:
+    """Check what only the whole draft shows. Raises UsageError."""
+    if draft.rows is None:
+        return
+    draft.asks, draft.code = {}, ""  # the questions are given, and task.yaml names the tools' files
+    if not draft.names and not draft.agent:
+        draft.notes.append("No tool is given: the model answers alone. Name tools in task.yaml, or add --from tool.py.")
+    wanted = {name for row in draft.rows for name in row.get("tools") or () if isinstance(name, str)}
+    if missing := sorted(wanted - set(draft.names)):
+        raise UsageError(f"The rows use tools whose code is not given: {', '.join(missing)}.", hint=TOOL_FILES + ".")
+    if not draft.answer and not draft.agent:
+        fields = sorted({key for row in draft.rows for key in row} - {"prompt"})
+        raise UsageError(
+            f"The rows have no answer to compare with; their fields: {', '.join(fields)}.",
+            hint=f"Name the field one of {', '.join(ANSWERS)} (a text or a number), or start with --blank and write a"
+            " reward: `ctx.grade` runs tests, a judge reads texts (docs/tasks.md).",
+        )
+
+
+def _rows(draft: Draft, path: Path) -> None:
+    rows: list[Row] = list(draft.rows or ())
+    for number, row in FILES[path.suffix](path):
+        if isinstance(row, str):
+            raise DataError(f"{path}:{number}: {row}")
+        try:
+            made = normal(row)
+        except DataError as problem:
+            raise DataError(f"{path}:{number}: {problem.message}") from problem
+        if not made.get("prompt"):
+            raise DataError(f"{path}:{number}: the row has no `prompt`.", hint="docs/tasks.md lists the forms of rows.")
+        if "id" in made:
+            made["id"] = str(made["id"])
+        rows.append(made)
+    if not rows:
+        raise DataError(f"{path} has no rows.")
+    draft.rows = rows
+    usable = (name for name in ANSWERS if all(isinstance(row.get(name), (str, int, float)) for row in rows))
+    draft.answer = next(usable, "")
+
+
+def _functions(draft: Draft, path: Path) -> None:
+    tools = tools_in(load_file(path), draft.notes)
+    if not tools:
+        raise ConfigError(
+            f"{path} has no tool.",
+            hint="A tool is a function with a docstring and typed parameters. "
+            + " ".join(note.removeprefix("Left out: ") for note in draft.notes[:1]),
+        )
+    _copy(draft, path)
+    stem = f"_{len(draft.files)}" if draft.code else ""
+    module = f"TOOLS_FILE{stem}"
+    draft.code += f'{module} = load_file(Path(__file__).with_name("{path.name}"))\n'
+    for tool in tools:
+        attribute = getattr(getattr(tool, "function", None), "__name__", "")
+        if not attribute or not hasattr(load_file(path), attribute):
+            attribute = next(key for key, value in vars(load_file(path)).items() if value is tool)
+        draft.tools.append(f"{path.name}:{attribute}")
+        draft.names.append(tool.name)
+        name, text = ask(tool, f"{module}.{attribute}")
+        draft.asks[name] = text
+
+
+def _agent_in(path: Path) -> str:
+    """The name of the function in a file that is an agent; empty without one. Runs nothing."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"{path} is not Python: {error}") from error
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            arguments = {one.arg for one in (*node.args.args, *node.args.kwonlyargs)}
+            if arguments & AGENT and not node.name.startswith("_"):
+                return node.name
+    return ""
+
+
+def _agent(draft: Draft, path: Path, function: str) -> None:
+    _copy(draft, path)
+    draft.agent = f"{path.name}:{function}"
+
+
+def _copy(draft: Draft, path: Path) -> None:
+    if path.name in {"task.py", "test_task.py", "task.yaml"} or path.name in draft.files:
+        raise UsageError(f"The new pack has a {path.name} of its own.", hint=f"Rename {path}.")
+    draft.files[path.name] = path.read_bytes()
+
+
+def _describes_service(path: Path) -> bool:
+    read = load_yaml(path)
+    return isinstance(read, dict) and ("openapi" in read or "swagger" in read)
+
+
+def _openapi(draft: Draft, path: Path) -> None:
+    document = load_yaml(path)
+    found = list(operations(document, str(path)))
+    safe = [one.name for one in found if one.method == "get"]
+    if not safe:
+        raise ConfigError(f"{path} has no GET operation.", hint="List others under `operations` of task.yaml.")
+    _copy(draft, path)
+    server = server_of(document)
+    if not urlsplit(server).netloc:
+        server = "http://127.0.0.1:8000"
+        draft.notes.append(f"{path.name} names no server: set `server` in task.yaml (now {server}).")
+    if others := [one.name for one in found if one.method != "get"]:
+        draft.notes.append(f"Operations that change something are not offered: {', '.join(others)}.")
+    draft.tools.append({"openapi": {"file": path.name, "server": server, "operations": safe}})
+    draft.names += safe
+
+
+def _mcp(draft: Draft, target: str) -> None:
+    """A server by its address or command; files among its arguments become absolute paths."""
+    server: dict[str, Any] = {"url": target}
+    if not target.startswith(("http://", "https://")):
+        words = shlex.split(target)
+        if not words:
+            raise UsageError("No MCP server is named.", hint='--from "mcp:python server.py", or mcp:http://host/mcp')
+        placed = [str(Path(word).resolve()) if Path(word).is_file() else word for word in words[1:]]
+        server = {"command": words[0], "args": placed}
+    tools = mcp_tools("--from", "server", server, Path.cwd())
+    draft.tools.append({"mcp": {"server": server}})
+    draft.names += [tool.name for tool in tools]

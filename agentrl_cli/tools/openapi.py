@@ -1,0 +1,210 @@
+"""Operations of an HTTP service as tools, from its OpenAPI 3 description (JSON or YAML).
+
+    - openapi: openapi.json                                    # its GET operations, at the server that it names
+    - openapi: {file: openapi.json, server: "http://127.0.0.1:8000", operations: [getOrder, cancelOrder],
+                auth_token_env: SHOP_TOKEN, headers: {X-Tenant: test}, timeout: 10, kilobytes: 64}
+
+Operations other than GET must be named: what they do cannot be undone. Path, query and header parameters and the fields
+of a JSON body are the tool's parameters. An error status is an observation; an unreachable server is an EnvError.
+Redirects are not followed, so that the token reaches no other host.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from agentrl_cli.config.yamlfile import load_yaml
+from agentrl_cli.errors import ConfigError, EnvError, NotFound
+from agentrl_cli.tools.base import Tool
+from agentrl_cli.types import ToolResult
+
+if TYPE_CHECKING:
+    import httpx2
+
+KEYS = {"file", "server", "operations", "auth_token_env", "headers", "timeout", "kilobytes"}
+METHODS = ("get", "put", "post", "delete", "patch")
+PLACES = ("path", "query", "header")
+DEEPEST = 12
+"""References inside each other that are followed; below, any value is accepted."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of a service, as a request is made from it."""
+
+    name: str
+    description: str
+    method: str
+    path: str
+    parameters: dict[str, Any]
+    """JSON Schema of the arguments."""
+    places: dict[str, str] = field(default_factory=dict)
+    """Argument to path, query, header, body (a field of it) or whole (the body itself)."""
+
+
+class OpenApiTool(Tool):
+    """An operation of an HTTP service."""
+
+    external = True
+
+    def __init__(self, operation: Operation, server: str, given: Mapping[str, Any]) -> None:
+        self.operation, self.server, self.given = operation, server.rstrip("/"), given
+        self.name = operation.name
+        self.timeout = given.get("timeout")
+        self.kilobytes = int(given.get("kilobytes", 64))
+        function = {"name": self.name, "description": operation.description, "parameters": operation.parameters}
+        self.schema = {"type": "function", "function": function}
+
+    def own_limits(self) -> dict[str, Any]:
+        return {"request": f"{self.operation.method.upper()} {self.server}{self.operation.path}", "KiB": self.kilobytes}
+
+    async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
+        import httpx2
+
+        path, headers = self.operation.path, self._headers()
+        query: dict[str, Any] = {}
+        body: Any = {}
+        for name, value in arguments.items():
+            place = self.operation.places.get(name, "query")
+            if place == "path":
+                text = _text(value)
+                if text in {"", ".", ".."}:
+                    return ToolResult(f"Bad tool call: {name} cannot be {text!r}.", error="bad_arguments")
+                path = path.replace("{" + name + "}", quote(text, safe=""))
+            elif place == "query":
+                query[name] = [_text(item) for item in value] if isinstance(value, list) else _text(value)
+            elif place == "header":
+                headers[name] = _text(value).replace("\r", " ").replace("\n", " ")
+            else:
+                body = value if place == "whole" else {**body, name: value}
+        sent = body if {"body", "whole"} & set(self.operation.places.values()) else None
+        try:
+            async with httpx2.AsyncClient(timeout=float(self.timeout or 30.0)) as client:
+                url, method = self.server + path, self.operation.method.upper()
+                async with client.stream(method, url, params=query, headers=headers, json=sent) as answer:
+                    text = await self._read(answer)
+                    status = answer.status_code
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise EnvError(f"{self.server} cannot be reached: {error}") from error
+        except httpx2.TimeoutException:
+            return ToolResult(f"Error: {self.name} took too long.", error="timeout")
+        except httpx2.HTTPError as error:
+            return ToolResult(f"Error: {type(error).__name__}: {error}", error="exception")
+        return ToolResult(text) if status < 300 else ToolResult(f"Error: status {status}: {text}", error="exception")
+
+    async def _read(self, answer: httpx2.Response) -> str:
+        """The body as text, cut at the limit."""
+        most = self.kilobytes * 1024
+        read = b""
+        async for part in answer.aiter_bytes():
+            read += part
+            if len(read) > most:
+                return read[:most].decode("utf-8", "replace") + "\n[… cut …]"
+        return read.decode("utf-8", "replace")
+
+    def _headers(self) -> dict[str, str]:
+        headers = {str(key): str(value) for key, value in (self.given.get("headers") or {}).items()}
+        if token := os.environ.get(str(self.given.get("auth_token_env") or ""), ""):
+            headers["Authorization"] = f"Bearer {token}"
+        return headers
+
+
+def openapi_tools(where: str, value: Any, folder: Path) -> list[Tool]:
+    """The operations of a description as tools. Raises ConfigError, NotFound."""
+    given = {"file": value} if isinstance(value, str) else value
+    if not isinstance(given, Mapping) or not given.get("file") or set(given) - KEYS:
+        known = ", ".join(sorted(KEYS))
+        raise ConfigError(f"{where}: `openapi` is a file, or a mapping with `file`.", hint=f"Known keys: {known}.")
+    path = folder / str(given["file"])
+    document = load_yaml(path)
+    found = {operation.name: operation for operation in operations(document, str(path))}
+    wanted = given.get("operations")
+    for name in wanted or ():
+        if name not in found:
+            raise NotFound.of(f"operation in {path.name}", str(name), found)
+    chosen = [o for o in found.values() if (o.method == "get" if wanted is None else o.name in wanted)]
+    if not chosen:
+        raise ConfigError(f"{where}: {path.name} has no GET operation.", hint="List others under `operations`.")
+    server = str(given.get("server") or server_of(document))
+    if urlsplit(server).scheme not in {"http", "https"} or not urlsplit(server).netloc:
+        raise ConfigError(f"{where}: {path.name} names no server with http:// or https://.", hint="Add `server: URL`.")
+    return [OpenApiTool(operation, server, given) for operation in chosen]
+
+
+def server_of(document: Any) -> str:
+    """The first server that a description names; empty without one."""
+    servers = document.get("servers") if isinstance(document, Mapping) else None
+    first = servers[0] if isinstance(servers, list) and servers else {}
+    return str(first.get("url") or "") if isinstance(first, Mapping) else ""
+
+
+def operations(document: Any, where: str) -> Iterator[Operation]:
+    """Every operation, in the order of the file. Raises ConfigError for what is not OpenAPI 3."""
+    if not isinstance(document, Mapping) or not str(document.get("openapi", "")).startswith("3"):
+        raise ConfigError(f"{where} is not an OpenAPI 3 description.", hint="It has `openapi: 3.…` and `paths`.")
+    for path, item in (document.get("paths") or {}).items():
+        item = _resolved(item, document) if isinstance(item, Mapping) else {}
+        for method in METHODS:
+            operation = item.get(method)
+            if isinstance(operation, Mapping):
+                shared = item.get("parameters") or []
+                yield _operation(str(path), method, operation, shared, document)
+
+
+def _operation(path: str, method: str, given: Mapping[str, Any], shared: Any, document: Any) -> Operation:
+    name = re.sub(r"\W+", "_", str(given.get("operationId") or f"{method}{path}")).strip("_")[:64]
+    text = str(given.get("description") or given.get("summary") or f"{method.upper()} {path}")
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    places: dict[str, str] = {}
+    for entry in [*shared, *(given.get("parameters") or [])]:
+        parameter = _resolved(entry, document)
+        if parameter.get("in") not in PLACES:
+            continue
+        key = str(parameter["name"])
+        schema = _resolved(parameter.get("schema") or {"type": "string"}, document)
+        note = parameter.get("description")
+        properties[key] = {**schema, **({"description": str(note)} if note else {})}
+        places[key] = str(parameter["in"])
+        if (parameter.get("required") or places[key] == "path") and key not in required:
+            required.append(key)
+    content = _resolved(given.get("requestBody") or {}, document).get("content") or {}
+    body = _resolved((content.get("application/json") or {}).get("schema") or {}, document)
+    fields = body.get("properties") or {}
+    if body and (not fields or set(fields) & set(properties)):
+        properties["body"], places["body"] = body, "whole"
+    else:
+        properties |= fields
+        places |= dict.fromkeys(fields, "body")
+        required += [name for name in body.get("required") or () if name in fields]
+    parameters = {"type": "object", "properties": properties, **({"required": required} if required else {})}
+    return Operation(name, " ".join(text.split("\n\n", maxsplit=1)[0].split()), method, path, parameters, places)
+
+
+def _resolved(value: Any, document: Any, depth: int = 0) -> Any:
+    """A value with its `$ref`s replaced; a reference that leads too deep, or nowhere, is any value."""
+    if depth > DEEPEST:
+        return {}
+    if isinstance(value, list):
+        return [_resolved(item, document, depth + 1) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    reference = value.get("$ref")
+    if isinstance(reference, str):
+        found: Any = document
+        for part in reference.removeprefix("#/").split("/"):
+            part = part.replace("~1", "/").replace("~0", "~")
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return _resolved(found if isinstance(found, Mapping) else {}, document, depth + 1)
+    return {key: _resolved(item, document, depth + 1) for key, item in value.items()}
+
+
+def _text(value: Any) -> str:
+    """An argument in an address: JSON's true and false, numbers without a needless fraction."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,246 @@
+"""A task of one's own: what `init --blank` and `--from` write, the estimate of `check`, a teacher, and the tutorial."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import re
+import shlex
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli import load_pack
+from agentrl_cli.analysis.pack_check import check_pack
+from agentrl_cli.analysis.spread import advice, estimate
+from agentrl_cli.commands import main
+from agentrl_cli.rewards import RewardContext
+from agentrl_cli.store import Store
+from agentrl_cli.tools import ToolContext
+from agentrl_cli.types import Episode, Outcome, RewardPart, Task, ToolCall, ToolResult, Turn
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGE = (ROOT / "docs" / "your-own-task.md").read_text(encoding="utf-8")
+TOOLS = '''
+from typing import Literal
+
+def metres(value: float, unit: Literal["km", "mile"]) -> float:
+    """A length in metres, by {unit}.
+
+    Args:
+        value: The length.
+        unit: Its unit.
+    """
+    return value * {"km": 1000, "mile": 1609}[unit]
+
+def table_of(name: str) -> str:
+    """The table of a guest."""
+    raise ValueError("no such guest")
+
+def helper(x):
+    return x
+'''
+SERVICE = {
+    "openapi": "3.1.0",
+    "paths": {
+        "/orders/{order}": {
+            "parameters": [{"name": "order", "in": "path", "schema": {"$ref": "#/components/schemas/Order"}}],
+            "get": {"operationId": "get order", "summary": "One order."},
+            "delete": {"operationId": "drop"},
+        },
+        "/orders": {
+            "post": {
+                "operationId": "add",
+                "requestBody": {
+                    "content": {
+                        "application/json": {
+                            "schema": {
+                                "type": "object",
+                                "properties": {"what": {"type": "string"}},
+                                "required": ["what"],
+                            }
+                        }
+                    }
+                },
+            }
+        },
+    },
+    "components": {"schemas": {"Order": {"type": "string"}}},
+}
+
+Init = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Init:
+    """`init(...)` runs `agentrl init` in tmp_path: (code, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args: str) -> tuple[int, str]:
+        code = main(["init", *args])
+        return code, capsys.readouterr().err
+
+    return call
+
+
+def problems(folder: Path) -> list[str]:
+    return [str(problem) for problem in asyncio.run(check_pack(load_pack(folder), None))]
+
+
+def test_functions_become_a_pack_whose_questions_they_answer(init: Init, tmp_path: Path) -> None:
+    (tmp_path / "tool.py").write_text(TOOLS)
+    code, err = init("mine", "--from", "tool.py")
+    assert code == 0 and "helper has no docstring" in err and "No question was drawn that table_of answers" in err
+    pack = load_pack(tmp_path / "mine")
+    assert problems(tmp_path / "mine") == [] and [tool.name for tool in pack.tools] == ["metres", "table_of"]
+    rows = pack.tasks("train")
+    call = rows[0].data["call"]
+    factor = {"km": 1000, "mile": 1609}[call["arguments"]["unit"]]
+    assert len(rows) == 200 and call["result"] == str(call["arguments"]["value"] * factor)
+    assert "by {unit}: value" in rows[0].prompt[-1]["content"]
+
+
+def test_rows_become_splits_and_need_an_answer(init: Init, tmp_path: Path) -> None:
+    rows = [{"question": f"What is {n}+1?", "answer": f"so #### {n + 1}"} for n in range(16)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "tool.py").write_text(TOOLS)
+    assert init("mine", "--from", "rows.jsonl", "--from", "tool.py")[0] == 0
+    pack = load_pack(tmp_path / "mine")
+    assert [len(pack.tasks(split)) for split in ("train", "validation", "test")] == [10, 2, 4]
+    assert problems(tmp_path / "mine") == [] and pack.tasks("train")[0].data["answer"].isdigit()
+    (tmp_path / "bare.jsonl").write_text('{"prompt": "Hi", "mood": "good"}\n')
+    code, err = init("other", "--from", "bare.jsonl")
+    assert code == 2 and "their fields: mood" in err and not (tmp_path / "other").exists()
+    (tmp_path / "named.jsonl").write_text('{"prompt": "Hi", "answer": 1, "tools": ["find"]}\n')
+    assert "code is not given: find" in init("other", "--from", "named.jsonl")[1]
+    assert init("other", "--from", "rows.csv")[0] == 2
+
+
+def test_an_agent_is_recognised_and_its_rows_are_to_be_written(init: Init, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("def solve(task, base_url, api_key, model):\n    return 1.0\n")
+    assert init("mine", "--from", "agent.py")[0] == 0
+    assert load_pack(tmp_path / "mine").agent is not None
+    assert "mine/train-0000: the row is a placeholder: write a question and its answer" in problems(tmp_path / "mine")
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """A server that is a teacher for `badge` under /v1, and a shop."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(404 if "missing" in self.path else 200, self.path)
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if not self.path.startswith("/v1"):
+                return self._answer(200, body)
+            last = body["messages"][-1]
+            said: dict[str, Any] = {"role": "assistant", "content": f"Answer: {last['content']}"}
+            if last["role"] != "tool":
+                name = last["content"].rstrip("?").split()[-1]
+                function = {"name": "badge", "arguments": json.dumps({"name": name})}
+                said = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+            self._answer(200, {"choices": [{"message": said, "finish_reason": "stop"}]})
+
+        def _answer(self, status: int, value: Any) -> None:
+            text = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_service_becomes_tools_that_call_it(init: Init, tmp_path: Path, address: str) -> None:
+    (tmp_path / "openapi.json").write_text(json.dumps({**SERVICE, "servers": [{"url": address}]}))
+    code, err = init("shop", "--from", "openapi.json")
+    assert code == 0 and "not offered: drop, add" in err
+    spec = tmp_path / "shop" / "task.yaml"
+    spec.write_text(spec.read_text().replace("[get_order]", "[get_order, add]"))
+    get, add = load_pack(tmp_path / "shop").tools
+    assert get.schema["function"]["parameters"]["properties"] == {"order": {"type": "string"}}
+
+    async def call(tool: Any, **arguments: Any) -> ToolResult:
+        result: ToolResult = await tool.call(ToolContext(), arguments)
+        return result
+
+    assert asyncio.run(call(get, order="a/../b?x=1")).text == '"/orders/a%2F..%2Fb%3Fx%3D1"'
+    assert asyncio.run(call(get, order="..")).error == "bad_arguments"
+    missing = asyncio.run(call(get, order="missing"))
+    assert missing.error == "exception" and "status 404" in missing.text
+    assert asyncio.run(call(add, what="ink")).text == '{"what": "ink"}'
+    assert asyncio.run(call(add)).error == "bad_arguments"
+
+
+def test_a_teacher_warms_a_model_up_on_what_it_solved(init: Init, tmp_path: Path, address: str) -> None:
+    assert init("--blank", "badges")[0] == 0
+    flags = ["--project", "badges", "--model", "tiny"]
+    assert main(["sft", "warm", "--teacher", f"{address}/v1", "-n", "3", "--steps", "1", *flags]) == 0
+    assert (tmp_path / "warm" / "config.json").is_file()
+    with Store.open(tmp_path / "badges" / "runs" / "agentrl.db", readonly=True) as store:
+        rows = store.episodes.rows(store.episodes.ids("tag:sft-warm", "time"))
+    assert len(rows) == 3 and all(row.outcome is Outcome.SOLVED for row in rows)
+    assert main(["sft", "other", "--teacher-model", "m", *flags]) == 2
+
+
+def episodes(*solved: str) -> list[Episode]:
+    """A text of 0 and 1 for each task."""
+    return [
+        Episode(
+            f"{task}-{n}",
+            str(task),
+            reward_parts=(RewardPart("exact", float(mark), primary=True),),
+            outcome=Outcome.SOLVED if mark == "1" else Outcome.FAILED,
+        )
+        for task, marks in enumerate(solved)
+        for n, mark in enumerate(marks)
+    ]
+
+
+def test_the_estimate_of_groups_with_spread() -> None:
+    even = estimate(episodes("01"), 2)  # mean 1/2, so Beta(2, 2): E[p^2] = 2*3/(4*5), twice
+    assert even.chance == pytest.approx(1 - 2 * 0.3) and even.verdict == "ready"
+    assert advice(even, solver=True, model="m") == []
+    none = estimate(episodes(*["0000"] * 4), 8)
+    assert none.verdict == "unsolved" and none.chance < 0.1 and none.failures == (("a wrong answer", 16),)
+    assert "agentrl sft warm, then" in advice(none, solver=True, model="m")[0][1]
+    assert "--teacher" in advice(none, solver=False, model="m")[0][1]
+    assert estimate(episodes("11", "11"), 8).verdict == "done"
+    lost = Episode("a", "t", outcome=Outcome.ENV_ERROR)
+    assert estimate([lost], 8).verdict == "ungraded" and estimate([*episodes("01"), lost], 8).ungraded == 1
+
+
+def test_the_tutorial_runs_as_written(init: Init, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command of its console blocks, in order; only the training and the evaluation are made shorter."""
+    lines = [line for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+    short = ["--steps", "1", "--set", "rollout.prompts_per_step=1", "--set", "rollout.group_size=2"]
+    less = {"train": [*short, "--set", "train.eval_every=0"], "eval": ["--set", "eval.limit=2", "--set", "eval.k=1"]}
+    assert {"init", "check", "rollout", "train", "eval"} <= {line.split()[1] for line in lines if "agentrl" in line}
+    for line in lines:
+        words = shlex.split(line)
+        if words[0] == "cd":
+            monkeypatch.chdir(words[1])
+        else:
+            assert words[0] == "agentrl" and main([*words[1:], *less.get(words[1], [])]) == 0, line
+
+
+@pytest.mark.parametrize("kind", [Episode, Turn, ToolCall, ToolResult, RewardContext, Task])
+def test_the_tutorial_has_every_field_of_an_episode_and_its_context(kind: Any) -> None:
+    names = {field.name for field in dataclasses.fields(kind)}
+    names |= {name for name, value in vars(kind).items() if isinstance(value, property)}
+    text = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", PAGE))))
+    assert sorted(name for name in names if not name.startswith("_") and name not in text) == []
