@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from agentrl_cli.errors import AgentRLError, ModelError
 from agentrl_cli.paths import bundled_model, is_bundled, pack_names
+from agentrl_cli.threads import cores
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.audit import AuditReport
@@ -116,9 +117,7 @@ def check_sandbox(level: str | None = None) -> tuple[str, list[Check]]:
     found = strongest or "ns"
     if found == "bare":
         fix = fix or "`agentrl doctor` names the strongest level that starts here; remove --level bare."
-        return found, [
-            Check("everything", "fail", "bare isolates nothing, so it is not attacked", fix)
-        ]
+        return found, [Check("everything", "fail", "bare isolates nothing, so it is not attacked", fix)]
 
     async def attacked() -> list[Check]:
         settings = SandboxConfig.model_validate({"workers": 1, "backend": found, "min_level": found})
@@ -179,11 +178,24 @@ def _packages() -> Check:
 
 def _memory() -> Check:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    detail = f"{cores} core{'s' if cores > 1 else ''}, {total:.0f} GiB of memory"
+    count = cores()
+    detail = f"{count} core{'s' if count > 1 else ''}, {total:.0f} GiB of memory"
     if total < 3:
         return Check("machine", "warn", detail, "The tiny model trains in about 2 GiB; bigger ones will not fit.")
-    return Check("machine", "ok", detail)
+    return _load(detail, os.getloadavg()[0], count)
+
+
+def _load(detail: str, load: float, count: int) -> Check:
+    """The check of the machine, with its load if other programs want more cores than there are."""
+    if load <= count:
+        return Check("machine", "ok", detail)
+    threads = max(1, count - round(load))
+    return Check(
+        "machine",
+        "warn",
+        f"{detail}; load {load:.1f} on {count} core{'s' if count > 1 else ''}",
+        f"Other programs use the cores. OMP_NUM_THREADS={threads} saves most of what threads lose to each other.",
+    )
 
 
 def _disk(db: Path) -> Check:

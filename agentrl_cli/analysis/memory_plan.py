@@ -33,6 +33,8 @@ SMALL = 50_000_000
 """Parameters below which activations are kept without a memory plan."""
 EFFICIENCY = 0.6
 """Share of a matrix product's rate that a step reaches, by the runs of benchmarks/learning.py; a rough figure."""
+SPARE = 0.5
+"""Share of free memory that a row of a group with a long prompt may take beyond the token budget."""
 TYPICAL = 0.25
 """Share of `max_tokens` that an average episode computes; for the time estimate only."""
 
@@ -50,6 +52,8 @@ class Plan:
     seconds_per_step: float
     checkpointing: bool = False
     """Whether activations are recomputed in the backward pass (`train.checkpointing`)."""
+    row_tokens: int = 0
+    """Tokens of a group that the update can compute in one row: `train.token_budget`, and more if memory is free."""
     aside: bool = False
     """Whether the optimizer's state is in the CPU's memory while a GPU samples episodes."""
 
@@ -108,6 +112,13 @@ def sets_aside(config: Config, folder: Path | None, model: Any) -> bool:
     return folder is not None and weights.device.type == "cuda" and plan(config, folder).aside
 
 
+def row_tokens(config: Config, folder: Path | None, model: Any) -> int:
+    """Tokens of a group that one row of this loaded model's update may have (`Plan.row_tokens`)."""
+    if folder is None:
+        return config.train.token_budget
+    return plan(config, folder, held=float(sum(p.numel() * p.element_size() for p in model.parameters()))).row_tokens
+
+
 def plan(config: Config, folder: Path, held: float = 0.0, *, gpu_bytes: float | None = None) -> Plan:
     """Plan a run of the model in `folder`; `held`: bytes of it that are loaded.
 
@@ -150,8 +161,10 @@ def plan(config: Config, folder: Path, held: float = 0.0, *, gpu_bytes: float | 
     aside = aside and sum(rollout.values()) > sum(update.values())  # else it would not lower the peak
     if aside:
         del rollout["optimizer"]
+    spare = max(0.0, SPARE * (available - sum(update.values())))
+    longest = config.train.token_budget + int(spare / _token_bytes(config, shape, size, again=again))
     seconds = 0.0 if gpu_bytes is not None else _step_seconds(config, count, device) * (4 / 3 if again else 1)
-    return Plan(rollout, update, available, str(device), count, trained, seconds, again, aside)
+    return Plan(rollout, update, available, str(device), count, trained, seconds, again, longest, aside)
 
 
 def _state(config: Config, shape: Mapping[str, int], trained: int, on_gpu: bool) -> float:
@@ -207,15 +220,11 @@ def _updating(
 
     `again`: each layer's input is kept, and one layer at a time recomputed.
     """
-    fuses, hidden = _fuses(config, shape), shape["hidden"]
-    kept = _kept_fused(shape, size) if fuses else _kept(shape, size)
-    layers = shape["layers"] * hidden * size + kept if again else shape["layers"] * kept
-    passing = 4 * (shape["inner"] + hidden) * size  # of a token, in one layer's backward pass
-    ends = 4 * hidden * size  # the embedding, the last states, their gradient and the head's
+    hidden = shape["hidden"]
     tokens = config.train.token_budget
     embedding = shape["vocabulary"] * hidden * 4.0
     backward = {
-        "activations": float(tokens * (layers + passing + ends)),
+        "activations": float(tokens * _token_bytes(config, shape, size, again=again)),
         "logits": min(256, max(16, 2**24 // shape["vocabulary"])) * shape["vocabulary"] * 12.0,  # forward_head's chunk
     }
     if not config.adapter.enabled:  # the head's gradient waits for the embedding's, beside those that add up
@@ -227,6 +236,16 @@ def _updating(
     if needs(config.algo) == "values":
         found["value head"] = _head(shape) * 16.0 + tokens * hidden * 12.0
     return found
+
+
+def _token_bytes(config: Config, shape: Mapping[str, int], size: int, *, again: bool) -> int:
+    """Bytes of activations of a token in the update."""
+    fuses, hidden = _fuses(config, shape), shape["hidden"]
+    kept = _kept_fused(shape, size) if fuses else _kept(shape, size)
+    layers = shape["layers"] * hidden * size + kept if again else shape["layers"] * kept
+    passing = 4 * (shape["inner"] + hidden) * size  # of a token, in one layer's backward pass
+    ends = 4 * hidden * size  # the embedding, the last states, their gradient and the head's
+    return int(layers + passing + ends)
 
 
 def _head(shape: Mapping[str, int]) -> int:

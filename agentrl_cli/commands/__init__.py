@@ -145,6 +145,10 @@ def _new_project() -> bool:
 
 def load_command(name: str) -> Any:
     """Import one command of the table as the command object that Typer runs."""
+    if COMMANDS[name][0] == "Run":
+        from agentrl_cli.threads import limit_openmp
+
+        limit_openmp()
     module_name, _, attribute = COMMANDS[name][1].partition(":")
     module = importlib.import_module(module_name)
     target = getattr(module, attribute)

@@ -10,6 +10,7 @@ from agentrl_cli.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
     from agentrl_cli.analysis.memory_plan import Plan
+    from agentrl_cli.config import Config
 
 MiB = 1024**2
 
@@ -53,6 +54,7 @@ def dry_run(context: Context, *, as_json: bool = False, verbose: bool = False) -
         narrate(f"{name:9}{sum(phase.values()) / MiB:7,.0f} MiB   {_parts(phase)}")
     narrate(f"available{found.available / MiB:7,.0f} MiB")
     narrate(f"{'time':9}  {_time(found.seconds_per_step, config.train.steps)}")
+    narrate(_prompts(config, found.row_tokens))
     if not found.fits:
         raise EnvironmentProblem(
             "This run does not fit into memory.", hint="To make it fit: " + "; ".join(found.advice())
@@ -67,10 +69,25 @@ def _time(seconds: float, steps: int) -> str:
     return f"{low} to {high} s a step, {least / size:.0f} to {most / size:.0f} {unit} for {steps} steps"
 
 
+def _prompts(config: Config, most: int) -> str:
+    """How often the update computes a group's prompt."""
+    rollout = config.rollout
+    after, group = rollout.response_tokens, rollout.group_size
+    rule = f"a group's prompt is computed once in the update if the group takes at most {most:,} tokens"
+    if after is None or after >= rollout.max_tokens:
+        return rule
+    prompt = rollout.max_tokens - after
+    whole = prompt + group * after
+    if whole <= most:
+        return f"a group's prompt is computed once in the update: at most {whole:,} tokens a group, and {most:,} fit"
+    times = min(group, -(-group * after // max(after, most - prompt)))
+    return f"{rule}; with {rollout.max_tokens:,} tokens an episode up to {whole:,}, and then {times} times"
+
+
 def _report(found: Plan) -> dict[str, Any]:
     """The plan as JSON; bytes and seconds."""
     memory = {name: getattr(found, name) for name in ("rollout", "update", "available", "allocated")}
-    names = ("parameters", "trainable", "checkpointing", "aside", "seconds_per_step", "fits")
+    names = ("parameters", "trainable", "checkpointing", "aside", "row_tokens", "seconds_per_step", "fits")
     return {"memory": memory, **{name: getattr(found, name) for name in names}}
 
 

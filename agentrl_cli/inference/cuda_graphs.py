@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from agentrl_cli.inference.attention import DecodeView, Tables
+from agentrl_cli.inference.cached_forward import TOLERANCE, difference
 from agentrl_cli.inference.decode_batch import Shape, decode_batch, padded, split
 from agentrl_cli.inference.kv_cache import BlockPool
 from agentrl_cli.inference.memory import MOST_GRAPHS
-from agentrl_cli.inference.model_runner import TOLERANCE, ModelRunner, difference
+from agentrl_cli.inference.model_runner import ModelRunner
 from agentrl_cli.inference.request import TokenSequence
 
 _LOG = logging.getLogger(__name__)

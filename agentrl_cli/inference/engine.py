@@ -6,7 +6,7 @@ that draws its first token. What several new prompts have in common is computed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
@@ -49,7 +49,7 @@ class Engine(Protocol):
         """Those that wait again after a step; the policy takes them back."""
         ...
 
-    def admit(self, waiting: Sequence[Request]) -> list[Request]:
+    def admit(self, waiting: Iterable[Request]) -> list[Request]:
         """The waiting requests that the next step begins with."""
         ...
 
@@ -127,7 +127,7 @@ class PagedEngine:
 
     # --- between two steps -------------------------------------------------------------------------------------------
 
-    def admit(self, waiting: Sequence[Request]) -> list[Request]:
+    def admit(self, waiting: Iterable[Request]) -> list[Request]:
         return self.scheduler.admit(waiting)
 
     def remove(self, request: Request) -> None:

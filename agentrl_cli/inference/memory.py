@@ -36,7 +36,7 @@ def parse_memory(text: str) -> int | None:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
     if match is None or float(match[1]) <= 0:
         raise ConfigError(
-            f"rollout.memory: {text!r} is no amount of memory.", hint="auto, 2GiB, 512MB or a number of bytes."
+            f"rollout.memory: {text!r} is not an amount of memory.", hint="auto, 2GiB, 512MB or a number of bytes."
         )
     return int(float(match[1]) * _UNITS[match[2]])
 

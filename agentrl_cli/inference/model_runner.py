@@ -15,17 +15,16 @@ from torch import Tensor, nn
 
 from agentrl_cli.inference.attention import DecodeView, PrefillView, Tables, View
 from agentrl_cli.inference.attention_hook import paged_attention_in
+from agentrl_cli.inference.cached_forward import CAUGHT, TOLERANCE, difference, short_windows
 from agentrl_cli.inference.decode_batch import Layout, decode_batch
 from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, KVCache, NotServed
 from agentrl_cli.inference.memory import prefill_tokens
 from agentrl_cli.inference.request import TokenSequence
 from agentrl_cli.inference.served import unserved
-from agentrl_cli.models.adapter import transformer
+from agentrl_cli.models.adapter import short, transformer
 from agentrl_cli.models.vision import reader_of
 from agentrl_cli.types import Int32
 
-TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
-"""Most that a log-probability may differ from the model's own in the comparison."""
 PIECE = 2048
 """Prompt tokens of one sequence in one forward; a longer prompt is computed in pieces."""
 
@@ -61,7 +60,7 @@ class ModelRunner:
 
     def verify(self) -> None:
         """Raise NotServed where the numbers are not the model's own."""
-        with sampling_mode(self.model):
+        with sampling_mode(self.model), short_windows(self.model):
             verify(self)
 
     def decode(self, pool: BlockPool, sequences: Sequence[TokenSequence]) -> Tensor:
@@ -140,18 +139,19 @@ def check_structure(model: nn.Module) -> None:
 def verify(runner: ModelRunner) -> None:
     """Compare prompts and steps after them with one forward of the model. Raises NotServed where they differ.
 
-    Two sequences share a full block and part within the next one.
+    Two sequences share two full blocks and diverge within the next one; every window is crossed.
     """
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, runner.vocabulary, (2, BLOCK + 6), generator=generator)
-    ids[1, : BLOCK + 2] = ids[0, : BLOCK + 2]
-    lengths = (BLOCK + 4, BLOCK + 3)
+    most = getattr(transformer(runner.model).config.get_text_config(), "max_position_embeddings", None)
+    full = 2 * BLOCK if not isinstance(most, int) or most >= 2 * BLOCK + 6 else max(0, most - 6)
+    ids = torch.randint(0, runner.vocabulary, (2, full + 6), generator=generator)
+    ids[1, : full + 2] = ids[0, : full + 2]
+    lengths = (full + 4, full + 3)
     try:
         wanted = runner.model(input_ids=ids.to(runner.device), use_cache=False).logits.float().log_softmax(-1).cpu()
         found = list(_steps(runner, ids.numpy().astype(np.int32), lengths))
-    except (RuntimeError, TypeError, AttributeError, ValueError, NotImplementedError, IndexError) as error:
-        said = (str(error).strip().splitlines() or [""])[0]
-        raise NotServed(f"its forward is of another kind ({type(error).__name__}: {said})") from error
+    except CAUGHT as error:
+        raise NotServed(f"its forward is of another kind ({type(error).__name__}: {short(error)})") from error
     for step, logps in enumerate(found):
         off = difference(logps, torch.stack([wanted[n, length - 1 + step] for n, length in enumerate(lengths)]))
         if off > TOLERANCE.get(runner.dtype, 1e-3):
@@ -161,9 +161,10 @@ def verify(runner: ModelRunner) -> None:
 def _steps(runner: ModelRunner, ids: Int32, lengths: Sequence[int]) -> Iterator[Tensor]:
     """Log-probabilities of three decode steps after prompts of these lengths, of which two share a block."""
     cache = KVCache(BlockPool(runner.layers, 8, scratch=runner.records))
-    prefix = cache.add_prefix(ids[0, : BLOCK + 1])
+    shared = ids[0, : lengths[0] - 3]
+    prefix = cache.add_prefix(shared)
     assert prefix is not None
-    runner.prefill(cache.pool, [ids[0, : BLOCK + 1]], [0], [prefix[0].blocks])
+    runner.prefill(cache.pool, [shared], [0], [prefix[0].blocks])
     requests = [TokenSequence(key=f"{n}", ids=ids[n, :length]) for n, length in enumerate(lengths)]
     for request in requests:
         start = cache.begin(request)
@@ -175,13 +176,6 @@ def _steps(runner: ModelRunner, ids: Int32, lengths: Sequence[int]) -> Iterator[
                 request.out.append(int(ids[n, lengths[n] - 1 + step]))
             cache.reserve(request)
         yield runner.decode(cache.pool, requests).float().log_softmax(-1).cpu()
-
-
-def difference(got: Tensor, wanted: Tensor) -> float:
-    """The largest difference of two tensors; infinite where one has a number and the other has none."""
-    if not torch.equal(got.isnan(), wanted.isnan()):
-        return torch.inf
-    return float((got - wanted).abs().nan_to_num(0.0).max())
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from agentrl_cli.inference.fallback import FallbackEngine
 from agentrl_cli.inference.kv_cache import BLOCK, NotServed, blocks
 from agentrl_cli.inference.memory import auto_memory, position_bytes
 from agentrl_cli.inference.model_runner import ModelRunner
-from agentrl_cli.inference.request import Request
+from agentrl_cli.inference.request import Queue, Request, check_context
 from agentrl_cli.inference.sampler import check_sampling, uniforms
 from agentrl_cli.models.adapter import copy_trained
 from agentrl_cli.models.vision import reader_of
@@ -82,7 +82,7 @@ class LocalPolicy:
         self.context_length = min(context_length, self._engine.limit)  # an episode must fit into the memory
         self._bounded = self.context_length < context_length
         self._orders = itertools.count()
-        self._waiting: list[Request] = []
+        self._waiting = Queue()
         self._fresh: list[Request] = []
         """Those that the newest steps were to begin with: a failure reaches them too."""
         self._released: list[str] = []
@@ -106,7 +106,7 @@ class LocalPolicy:
         return self._engine.why
 
     def describe(self) -> str:
-        """The engine, whether it replays CUDA graphs, and why it is no faster one, for people."""
+        """The engine, whether it replays CUDA graphs, and why a faster one does not serve the model, for people."""
         name = f"{self.engine} with CUDA graphs" if self._engine.records else self.engine
         return f"{name} ({self.engine_why})" if self.engine_why else name
 
@@ -146,7 +146,7 @@ class LocalPolicy:
             EnvError: the turn's own `Sampling.allow` raised, or allowed nothing; other turns go on.
         """
         context = np.asarray(ids, np.int32)
-        self._check(context)
+        check_context(context, self.context_length, self._engine.vocabulary, bounded=self._bounded)
         if self._unsaid:
             sampling = replace(sampling, bad_ids=(*sampling.bad_ids, *self._unsaid))
         elif images:
@@ -169,7 +169,7 @@ class LocalPolicy:
         if not sampling.max_new_tokens:
             request.stop = StopReason.LENGTH
             return request.result(self.weights_version)
-        self._waiting.append(request)
+        self._waiting.add(request)
         self._called = True
         self._wake()
         return await request.future
@@ -189,7 +189,7 @@ class LocalPolicy:
             if not request.abandoned:
                 request.future.cancel()
         if self._task is not None and self._running and self._task.get_loop() is asyncio.get_running_loop():
-            await asyncio.wait([self._task])  # it ends by itself at the end of its step: nobody waits any more
+            await asyncio.wait([self._task])  # it ends by itself at the end of its step: no request is left
         self._thread.shutdown(wait=True)
         self._waiting.clear()
         self._engine.clear()
@@ -235,7 +235,7 @@ class LocalPolicy:
             self._task = asyncio.get_running_loop().create_task(self._serve())
 
     async def _serve(self) -> None:
-        """Step the batch until nobody waits. A failure reaches every waiting episode."""
+        """Step the batch until no request is left. A failure reaches every waiting episode."""
         try:
             while True:
                 self._tidy()
@@ -243,8 +243,8 @@ class LocalPolicy:
                 if not fresh and not self._engine.running:
                     return
                 for request in await self._step(fresh):
-                    self._tell(request)
-                self._waiting[:0] = sorted(self._engine.preempted, key=lambda r: r.order)
+                    request.report(self.weights_version)
+                self._waiting.put_back(self._engine.preempted)
                 self._engine.preempted.clear()
                 # Let the coroutines that were waiting go on: their next turns then join the same step.
                 await asyncio.sleep(0)
@@ -272,33 +272,19 @@ class LocalPolicy:
                 return rows
             fresh = []
 
-    def _tell(self, request: Request) -> None:
-        """Hand on the newest token, and the whole turn where it is over."""
-        if request.abandoned:
-            return
-        if request.error is not None:
-            request.future.set_exception(request.error)
-            return
-        if request.on_token is not None:
-            request.on_token(request.out[-1])
-        if request.stop is not None:
-            request.future.set_result(request.result(self.weights_version))
-
     def _fail(self, error: Exception) -> None:
         memory = "out of memory" in str(error).lower()
         hint = "Lower rollout.concurrency or rollout.max_tokens." if memory else getattr(error, "hint", "")
+        what = error.message if isinstance(error, AgentRLError) else f"{type(error).__name__}: {error}"
         for request in [*self._requests(), *self._fresh, *self._engine.preempted]:
-            if not request.abandoned:
-                what = error.message if isinstance(error, AgentRLError) else f"{type(error).__name__}: {error}"
-                problem = PolicyError(f"The model could not generate: {what}", hint=hint)
-                problem.__cause__ = error
-                request.future.set_exception(problem)
+            problem = PolicyError(f"The model could not generate: {what}", hint=hint)
+            problem.__cause__ = error
+            request.fail(problem)
         self._waiting.clear()
         self._engine.clear()
 
     def _tidy(self) -> None:
-        """Drop the rows and the waiting of those who are gone, and what was released."""
-        self._waiting = [r for r in self._waiting if not r.abandoned]
+        """Remove abandoned requests from the batch, and what was released from the cache."""
         for request in list(self._engine.running):
             if request.abandoned:
                 self._engine.remove(request)
@@ -307,29 +293,11 @@ class LocalPolicy:
         self._released.clear()
 
     def _admit(self) -> list[Request]:
-        """Take from those that wait as many as there is room for."""
+        """Take as many waiting requests as there is room for."""
         # A turn that has begun ends with the weights it began with.
-        ready = [request for request in self._waiting if request.out or not self._held]
-        taken = self._engine.admit(ready)
-        self._waiting = [request for request in self._waiting if request not in taken]
+        taken = self._engine.admit(self._waiting.ready(only_begun=self._held))
+        self._waiting.remove(taken)
         return taken
-
-    def _check(self, ids: Int32) -> None:
-        if not len(ids):
-            raise PolicyError("There is nothing to continue: the context is empty.")
-        if len(ids) >= self.context_length and self._bounded:
-            raise PolicyError(
-                f"The context of {len(ids)} tokens does not fit into the memory for keys and values, which holds"
-                f" {self.context_length}.",
-                hint="Raise rollout.memory, or lower rollout.max_tokens.",
-            )
-        if len(ids) >= self.context_length:
-            raise PolicyError(f"The context of {len(ids)} tokens leaves no room in {self.context_length}.")
-        if int(ids.max()) >= self._engine.vocabulary or int(ids.min()) < 0:
-            raise PolicyError(
-                f"The context has token {int(ids.max())}, and the model knows {self._engine.vocabulary}.",
-                hint="The tokenizer does not belong to this model.",
-            )
 
     def _requests(self) -> list[Request]:
         return [*self._waiting, *self._engine.running]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from agentrl_cli.errors import EnvError
+from agentrl_cli.errors import EnvError, PolicyError
 from agentrl_cli.types import TOP_K, Float32, Generation, Int32, Sampling, StopReason
 
 NUMBERS = 3
@@ -97,6 +98,23 @@ class Request(TokenSequence):
         elif len(self.out) == len(self._records):
             self.stop = StopReason.LENGTH
 
+    def report(self, version: str) -> None:
+        """Pass on the newest token, and the whole turn once it has ended."""
+        if self.abandoned:
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+            return
+        if self.on_token is not None:
+            self.on_token(self.out[-1])
+        if self.stop is not None:
+            self.future.set_result(self.result(version))
+
+    def fail(self, problem: Exception) -> None:
+        """End with an error."""
+        if not self.abandoned:
+            self.future.set_exception(problem)
+
     def _has_stop_string(self) -> bool:
         if self.decode is None:
             return False
@@ -125,4 +143,66 @@ class Request(TokenSequence):
             weights_version=version,
             seconds=time.monotonic() - self.started,
             forced=np.asarray(self.forced, np.bool_) if any(self.forced) else None,
+        )
+
+
+class Queue:
+    """Waiting requests in order. Reading its front costs nothing for those behind."""
+
+    def __init__(self) -> None:
+        self._requests: deque[Request] = deque()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def add(self, request: Request) -> None:
+        self._requests.append(request)
+
+    def put_back(self, preempted: Iterable[Request]) -> None:
+        """Preempted requests go before the others, the oldest first."""
+        self._requests.extendleft(sorted(preempted, key=lambda request: -request.order))
+
+    def ready(self, *, only_begun: bool) -> Iterator[Request]:
+        """Those that are still awaited; `only_begun`: of them, those that have drawn a token."""
+        self._drop_abandoned()
+        return (r for r in self._requests if not r.abandoned and (r.out or not only_begun))
+
+    def remove(self, taken: Iterable[Request]) -> None:
+        """Take out admitted requests, and abandoned ones before the last of them."""
+        left, passed = set(map(id, taken)), []
+        while left:
+            request = self._requests.popleft()
+            if id(request) in left:
+                left.remove(id(request))
+            elif not request.abandoned:
+                passed.append(request)
+        self._requests.extendleft(reversed(passed))
+
+    def clear(self) -> None:
+        self._requests.clear()
+
+    def _drop_abandoned(self) -> None:
+        """Abandoned requests at the front, so that none keeps the queue from being empty."""
+        while self._requests and self._requests[0].abandoned:
+            self._requests.popleft()
+
+
+def check_context(ids: Int32, length: int, vocabulary: int, *, bounded: bool) -> None:
+    """Raise PolicyError for a context that cannot be continued. `bounded`: `length` is what the memory holds."""
+    if not len(ids):
+        raise PolicyError("There is nothing to continue: the context is empty.")
+    if len(ids) >= length and bounded:
+        raise PolicyError(
+            f"The context of {len(ids)} tokens does not fit into the memory for keys and values, which holds {length}.",
+            hint="Raise rollout.memory, or lower rollout.max_tokens.",
+        )
+    if len(ids) >= length:
+        raise PolicyError(f"The context of {len(ids)} tokens leaves no room in {length}.")
+    if int(ids.max()) >= vocabulary or int(ids.min()) < 0:
+        raise PolicyError(
+            f"The context has token {int(ids.max())}, and the model knows {vocabulary}.",
+            hint="The tokenizer does not belong to this model.",
         )

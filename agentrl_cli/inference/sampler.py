@@ -57,7 +57,7 @@ def check_sampling(sampling: Sampling, vocabulary: int) -> None:
     if not problem and len(sampling.bad_ids) >= vocabulary and len(set(sampling.bad_ids)) == vocabulary:
         problem = "Sampling.bad_ids forbids every token"
     if problem:
-        raise PolicyError(f"{problem}.", hint="A hook's on_sample or the section rollout of the configuration says so.")
+        raise PolicyError(f"{problem}.", hint="A hook's on_sample or the section rollout of the configuration sets it.")
 
 
 def sample(logits: torch.Tensor, requests: list[Request], limit: int, most: int | None = None) -> None:
@@ -73,7 +73,7 @@ def sample(logits: torch.Tensor, requests: list[Request], limit: int, most: int 
 
 def _sample(logits: torch.Tensor, requests: list[Request], limit: int) -> None:
     samplings = [r.sampling for r in requests]
-    # `allow` is called once; a row with a single token to say is drawn like any other, and then says that one.
+    # `allow` is called once; a row with a single allowed token is drawn like any other, and then takes that one.
     allowed = [_allowed(request, logits.shape[-1]) for request in requests]
     single = single_tokens(allowed, samplings, logits.shape[-1])
     contexts = [r.context if r.sampling.repetition_penalty != 1.0 else r.ids for r in requests]
@@ -161,7 +161,7 @@ def draw(
 def single_tokens(
     allowed: Sequence[Sequence[int] | None], samplings: Sequence[Sampling], vocabulary: int
 ) -> dict[int, int]:
-    """Rows to which `Sampling.allow` left one token, and which. Raises PolicyError where there is no such token."""
+    """Rows to which `Sampling.allow` left one token, and which. Raises PolicyError if the model has no such token."""
     found = {row: ids for row, ids in enumerate(allowed) if ids is not None and len(ids) == 1}
     return {row: _checked(ids, vocabulary)[0] for row, ids in found.items() if ids[0] not in samplings[row].bad_ids}
 

@@ -7,7 +7,7 @@ again from its tokens, which stay. The oldest is never disturbed, so one of them
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.inference.kv_cache import BLOCK, FixedKVCache, KVCache, blocks
@@ -33,16 +33,19 @@ class Scheduler:
 
     # --- between two steps, in the event loop -------------------------------------------------------------------------
 
-    def admit(self, waiting: Sequence[Request]) -> list[Request]:
+    def admit(self, waiting: Iterable[Request]) -> list[Request]:
         """The first of the waiting requests for which there is room, in order."""
         taken: list[Request] = []
+        if len(self.running) >= self.rows:
+            return taken
         held = {block for request in self.running for block in request.block_table}
         prompts: set[bytes] = set()
         need = 0
         for request in waiting:
+            if len(self.running) + len(taken) >= self.rows:
+                break
             need += self._wanted(request, held, prompts)
-            full = len(self.running) + len(taken) >= self.rows
-            if full or (len(held) + need > self.budget and (self.running or taken)):
+            if len(held) + need > self.budget and (self.running or taken):
                 break
             taken.append(request)
         return taken
@@ -116,7 +119,7 @@ class FixedScheduler(Scheduler):
         super().__init__(cache, rows, budget)
         self._slots: dict[str, int] = {}
 
-    def admit(self, waiting: Sequence[Request]) -> list[Request]:
+    def admit(self, waiting: Iterable[Request]) -> list[Request]:
         return [request for request in waiting if self._claim(request)]
 
     def _claim(self, request: Request) -> bool:

@@ -43,7 +43,7 @@ class Block:
 
 
 class NotPackable(ModelError):
-    """This architecture mixes positions in a way that packing does not know; one episode at a time is right for it."""
+    """This architecture mixes positions in a way that packing does not support; its episodes are padded."""
 
 
 class Packing:
@@ -102,7 +102,7 @@ def packed_forward(
         out: Tensor = _FlashBlocks.apply(query, key, value, packing.blocks, scale)  # type: ignore[no-untyped-call]  # torch's
     else:
         out = _masked_blocks(query, key, value, packing.blocks, scale, dropout, sliding_window if windowed else None)
-    return out.transpose(1, 2), None
+    return out.transpose(1, 2).contiguous(), None
 
 
 class _FlashBlocks(torch.autograd.Function):

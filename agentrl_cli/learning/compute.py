@@ -8,7 +8,7 @@ gradients add up, over micro-batches as over ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ from agentrl_cli.learning import advantages
 from agentrl_cli.learning.forward import Logprobs, logprobs, width
 from agentrl_cli.learning.losses import LossConfig, LossInput, Objective, Totals, objective, policy_loss
 from agentrl_cli.learning.optimizers import make_optimizer, move_state, trainable
-from agentrl_cli.learning.packing import Packed, Segment, micro_batches, pack
+from agentrl_cli.learning.packing import Packed, Rows, Segment, pack
 from agentrl_cli.learning.settings import find_aggregation
 from agentrl_cli.learning.value import Critic
 
@@ -92,13 +92,16 @@ class Compute:
         *,
         checkpoint: bool = False,
         aside: bool = False,
+        row_tokens: Callable[[], int] | None = None,
     ) -> None:
+        """`row_tokens`: see packing.Rows."""
         algo = config.algo
         self.model = model
         self.config = config
         self.reference = reference
         self.checkpoint = checkpoint
         self.aside = aside
+        self.rows = Rows(config.train.token_budget, row_tokens)
         self.loss = policy_loss(algo.loss.name)
         self.aggregation = find_aggregation(algo)
         self.trained = trainable(model)
@@ -116,7 +119,7 @@ class Compute:
 
     def split(self, segments: Sequence[Sequence[Segment]]) -> list[list[tuple[int, int]]]:
         """(bundle, number within it) of the sequences of each micro-batch."""
-        return micro_batches(segments, self.config.train.token_budget)
+        return self.rows.of(segments)
 
     # --- state -------------------------------------------------------------------------------------------------------
 

@@ -13,23 +13,26 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from agentrl_cli.errors import ModelError
+from agentrl_cli.inference.cached_forward import CAUGHT, TOLERANCE, difference, short_windows
 from agentrl_cli.learning.attention import NotPackable, Packing, packed_attention
 from agentrl_cli.learning.fused_forward import fused_states
 from agentrl_cli.learning.logprobs import head_logprobs
 from agentrl_cli.learning.packing import Packed, Segment, pack
+from agentrl_cli.learning.padded_forward import decoder_of, padded_states, whole_logits
 from agentrl_cli.models.adapter import transformer
 from agentrl_cli.models.vision import positions, reader_of
 
 _LOG = logging.getLogger(__name__)
-_ONE_BY_ONE: WeakSet[Any] = WeakSet()
-"""Models that turned out not to be packable."""
+_WAYS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""Models that were tried, and the way in which their episodes are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,38 +59,129 @@ def logprobs(
     the backward pass: a third slower, a fraction of the memory.
     """
     base = transformer(model)
-    head = base.get_output_embeddings()
-    rows = None if packed.images or base in _ONE_BY_ONE else fused_states(base, packed, checkpoint=checkpoint)
-    if rows is None:
-        hidden = hidden_states(model, packed, checkpoint=checkpoint)
-        rows = hidden.index_select(0, torch.from_numpy(packed.rows).to(hidden.device))
-    targets = torch.from_numpy(packed.targets).to(rows.device)
-    scale, softcap = _logit_rules(base.config)
-    logp, entropy = head_logprobs(head, rows, targets, temperature=temperature / scale, softcap=softcap, chunk=chunk)
-    return Logprobs(logp, entropy, rows)
-
-
-def hidden_states(model: nn.Module, packed: Packed, *, checkpoint: bool = False) -> Tensor:
-    """[T, D] last hidden states of a packed row (also what a value head reads).
-
-    An architecture that cannot be packed (recurrent layers, attention of its own) runs one episode at a time, with the
-    same result; the log says so once.
-    """
-    base = transformer(model)
-    weight = base.get_input_embeddings().weight
     if not packed.tokens:
-        return cast(Tensor, weight.new_zeros((0, width(model))))
+        return _head(base, base.get_input_embeddings().weight.new_zeros((0, width(model))), packed, temperature, chunk)
+    fused = None if packed.images else fused_states(base, packed, checkpoint=checkpoint)
+    if fused is not None:
+        return _head(base, fused, packed, temperature, chunk)
+    way = way_of(base)
     if packed.images and reader_of(base) is None:
         raise ModelError("These episodes have images, and this model reads text alone.")
-    if base not in _ONE_BY_ONE:
-        try:
-            with _checkpointing(base, checkpoint, partial(packed_attention, base.config)):
-                return _packed_states(base, packed, weight.device)
-        except NotPackable as why:
-            _ONE_BY_ONE.add(base)
-            _LOG.warning("%s: training runs one episode at a time", why.message)
+    return _WAYS_BY_NAME[way](base, packed, temperature, chunk, checkpoint)
+
+
+def way_of(base: Any) -> str:
+    """How episodes of a model are computed; each way is compared with its plain forward the first time.
+
+    `packed`: a row of all episodes; `padded`: side by side (recurrent layers, attention of its own); `whole`: padded,
+    and the logits are the model's own, because its head is more than a linear layer; `images`: one by one.
+    Raises ModelError if none of them gives the model's numbers.
+    """
+    if base not in _WAYS:
+        _WAYS[base] = "images" if reader_of(base) is not None else _tried(base)
+        if _WAYS[base] == "images":
+            _LOG.warning("%s reads images: episodes are computed one by one in training", type(base).__name__)
+    return _WAYS[base]
+
+
+@torch.no_grad()
+def _tried(base: Any) -> str:
+    """The first way whose log-probabilities are those of the plain forward, over prompts that cross every window."""
+    weight, training, problem = base.get_input_embeddings().weight, base.training, ""
+    packed = pack(_trial(int(weight.shape[0])))
+    tolerance = TOLERANCE.get(weight.dtype, 1e-3)
+    base.eval()
+    try:
+        with short_windows(base):
+            wanted = _plain_logps(base, packed)
+            for way in ("packed", "padded", "whole"):
+                try:
+                    found = _WAYS_BY_NAME[way](base, packed, 1.0, None, False).logp
+                    off = difference(found.float(), wanted.float())
+                    error = "" if off <= tolerance else f"{type(base).__name__} {way} differs by {off:.2g} nats"
+                except (ModelError, *CAUGHT) as raised:
+                    error = raised.message if isinstance(raised, ModelError) else f"{type(raised).__name__}: {raised}"
+                if not error:
+                    if problem:
+                        _LOG.warning("%s: episodes are padded in training, not packed", problem)
+                    return way
+                problem = problem or error
+    finally:
+        base.train(training)
+    raise ModelError(
+        f"{type(base).__name__} cannot be trained: its numbers change with what is computed beside them ({problem}).",
+        hint="Choose another model; `agentrl doctor` names the engine of each.",
+    )
+
+
+def _trial(vocabulary: int) -> list[list[Segment]]:
+    """A group that shares a prompt of 60 tokens, and an episode of its own."""
+    rng = np.random.default_rng(0)
+    prompt, lengths = rng.integers(0, vocabulary, 60), ((60, 9), (60, 30), (0, 25))
+    found = []
+    for shared, own in lengths:
+        ids = np.concatenate([prompt[:shared], rng.integers(0, vocabulary, own)]).astype(np.int32)
+        found.append(Segment(ids, np.arange(len(ids)) >= max(shared, 1)))
+    return [found[:2], found[2:]]
+
+
+def _plain_logps(base: Any, packed: Packed) -> Tensor:
+    """[M] log-probabilities of the trained tokens by one plain forward for each episode. Raises ModelError."""
+    device, parts = base.get_input_embeddings().weight.device, []
+    try:
+        for segment in (segment for group in _trial(base.get_input_embeddings().weight.shape[0]) for segment in group):
+            ids = torch.from_numpy(segment.ids.astype(np.int64)).to(device)
+            logp = base(input_ids=ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
+            parts.append(logp.gather(1, ids[1:, None])[torch.from_numpy(segment.trained[1:]), 0])
+    except CAUGHT as error:
+        raise ModelError(
+            f"{type(base).__name__} cannot compute a text by itself ({type(error).__name__}: {error})."
+        ) from error
+    return torch.cat(parts)
+
+
+def _head(base: Any, states: Tensor, packed: Packed, temperature: float, chunk: int | None) -> Logprobs:
+    """Log-probabilities from the states [M, D] that predict the trained tokens."""
+    targets = torch.from_numpy(packed.targets).to(states.device)
+    scale, softcap = _logit_rules(base.config)
+    head = base.get_output_embeddings()
+    logp, entropy = head_logprobs(head, states, targets, temperature=temperature / scale, softcap=softcap, chunk=chunk)
+    return Logprobs(logp, entropy, states)
+
+
+def _rows_of(hidden: Tensor, packed: Packed) -> Tensor:
+    return hidden.index_select(0, torch.from_numpy(packed.rows).to(hidden.device))
+
+
+def _by_packing(base: Any, packed: Packed, temperature: float, chunk: int | None, checkpoint: bool) -> Logprobs:
+    device = base.get_input_embeddings().weight.device
+    with _checkpointing(base, checkpoint, partial(packed_attention, base.config)):
+        hidden = _packed_states(base, packed, device)
+    return _head(base, _rows_of(hidden, packed), packed, temperature, chunk)
+
+
+def _by_padding(base: Any, packed: Packed, temperature: float, chunk: int | None, checkpoint: bool) -> Logprobs:
     with _checkpointing(base, checkpoint, nullcontext):
-        return _states_one_by_one(base, packed, weight.device)
+        hidden = padded_states(base, packed, share=not checkpoint)
+    return _head(base, _rows_of(hidden, packed), packed, temperature, chunk)
+
+
+def _by_whole(base: Any, packed: Packed, temperature: float, chunk: int | None, checkpoint: bool) -> Logprobs:
+    with _checkpointing(base, checkpoint, nullcontext):
+        logits, states = whole_logits(base, packed)
+    every = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature, -1)
+    targets = torch.from_numpy(packed.targets).to(every.device)
+    logp = every.gather(-1, targets[:, None])[:, 0]
+    return Logprobs(logp, -(every.exp() * every.clamp(min=-1e4)).sum(-1), states)
+
+
+def _by_images(base: Any, packed: Packed, temperature: float, chunk: int | None, checkpoint: bool) -> Logprobs:
+    with _checkpointing(base, checkpoint, nullcontext):
+        hidden = _states_with_images(base, packed, base.get_input_embeddings().weight.device)
+    return _head(base, _rows_of(hidden, packed), packed, temperature, chunk)
+
+
+_WAYS_BY_NAME = {"packed": _by_packing, "padded": _by_padding, "whole": _by_whole, "images": _by_images}
 
 
 def _packed_states(base: Any, packed: Packed, device: torch.device) -> Tensor:
@@ -95,12 +189,10 @@ def _packed_states(base: Any, packed: Packed, device: torch.device) -> Tensor:
     kinds = set(getattr(base.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         raise NotPackable(f"{type(base).__name__} has layers of the kind {sorted(kinds)[0]}")
-    if reader_of(base) is not None:
-        raise NotPackable(f"{type(base).__name__} reads images")
     ids = torch.from_numpy(packed.input_ids)[None].to(device)
     packing = Packing(packed.blocks)
     with packed_attention(base.config):
-        out = _decoder(base)(
+        out = decoder_of(base)(
             input_ids=ids,
             position_ids=torch.from_numpy(packed.position_ids)[None].to(device),
             # four dimensions: taken as a finished mask and handed on, so that none is built
@@ -115,21 +207,20 @@ def _packed_states(base: Any, packed: Packed, device: torch.device) -> Tensor:
     return cast(Tensor, out.last_hidden_state[0])
 
 
-def _states_one_by_one(base: Any, packed: Packed, device: torch.device) -> Tensor:
-    """The same rows from one forward per episode; a shared prefix is read off the first."""
+def _states_with_images(base: Any, packed: Packed, device: torch.device) -> Tensor:
+    """The same rows from one forward per episode with its images; a shared prefix is read off the first."""
     ids, reader = torch.from_numpy(packed.input_ids).to(device), reader_of(base)
+    assert reader is not None
     parts: list[Tensor] = []
     images = iter(packed.images)
     for block in packed.blocks:
         prefix = block.own - block.start
         for number, (begin, end) in enumerate(block.segments or ((block.own, block.own),)):
             episode = torch.cat([ids[block.start : block.own], ids[begin:end]])
-            seen: dict[str, Any] = {}
-            if reader is not None:
-                seen = reader.inputs(episode, next(images, ()) if end > begin else ())
-                where = positions(base, episode, seen, reader.token)
-                seen |= {} if where is None else {"position_ids": where}
-            state = _decoder(base)(input_ids=episode[None], use_cache=False, **seen).last_hidden_state[0]
+            seen = reader.inputs(episode, next(images, ()) if end > begin else ())
+            where = positions(base, episode, seen, reader.token)
+            seen |= {} if where is None else {"position_ids": where}
+            state = decoder_of(base)(input_ids=episode[None], use_cache=False, **seen).last_hidden_state[0]
             parts.append(state[prefix if number else 0 :])
     return torch.cat(parts)
 
@@ -150,11 +241,6 @@ def trained_logprobs(
 def width(model: nn.Module) -> int:
     """D: numbers in a hidden state."""
     return int(transformer(model).config.get_text_config().hidden_size)
-
-
-def _decoder(base: Any) -> nn.Module:
-    """The transformer without its head."""
-    return cast(nn.Module, getattr(base, base.base_model_prefix))
 
 
 def _logit_rules(config: Any) -> tuple[float, float | None]:

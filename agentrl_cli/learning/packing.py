@@ -6,7 +6,8 @@ as they agree) is in it once. Not here: the forward pass over the row (forward.p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from agentrl_cli.learning.attention import Block
 from agentrl_cli.types import Branch, Episode, Float32, Int32
 
+_LOG = logging.getLogger(__name__)
 Bool = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
@@ -185,30 +187,59 @@ class _Row:
         )
 
 
-def micro_batches(groups: Sequence[Sequence[Segment]], budget: int) -> list[list[tuple[int, int]]]:
+def micro_batches(
+    groups: Sequence[Sequence[Segment]], budget: int, longest: int | None = None
+) -> list[list[tuple[int, int]]]:
     """Split groups into rows of at most `budget` packed tokens: lists of (group, member), each member once, in order.
 
-    A group larger than the budget is split (its prefix is then computed once per row); an episode larger than the
-    budget is a row of its own. `chosen` makes a row's groups.
+    A group larger than the budget is a row of its own up to `longest` tokens, so that its prefix is computed once;
+    beyond that it is split, and its prefix computed in each of its rows. An episode larger than the budget is a row of
+    its own. `chosen` makes a row's groups.
     """
     out: list[list[tuple[int, int]]] = []
     used = 0
     for g, group in enumerate(groups):
-        needed = [_needed(segment) for segment in group]
-        alive = [ids for ids in needed if len(ids)]
-        shared = _shared(group, alive)
-        costs = [max(len(ids) - shared, 0) for ids in needed]
+        shared, costs = _costs(group)
+        most = budget if not shared or shared + sum(costs) <= budget else max(budget, longest or 0)
         if not out or used + shared + sum(costs) > budget:
             out.append([])
             used = 0
         used += shared
         for m, cost in enumerate(costs):
-            if out[-1] and used + cost > budget:
+            if out[-1] and used + cost > most:
                 out.append([])
                 used = shared
             out[-1].append((g, m))
             used += cost
     return [row for row in out if row]
+
+
+class Rows:
+    """Cuts groups into micro-batches, in which a group's prompt is computed once as far as memory allows.
+
+    Args:
+        budget: Tokens of a micro-batch.
+        row_tokens: Returns how many tokens of a group the memory holds, if one is larger; None: the budget.
+    """
+
+    def __init__(self, budget: int, row_tokens: Callable[[], int] | None = None) -> None:
+        self._budget, self._row_tokens = budget, row_tokens
+        self._longest, self._warned = 0, False
+
+    def of(self, groups: Sequence[Sequence[Segment]]) -> list[list[tuple[int, int]]]:
+        """`micro_batches` of some groups; logs once if a prompt is computed more than once."""
+        sizes = [(shared, shared + sum(costs)) for shared, costs in map(_costs, groups)]
+        prompt, whole = max((size for size in sizes if size[0]), key=lambda size: size[1], default=(0, 0))
+        if whole > self._budget and not self._longest:
+            self._longest = max(self._budget, self._row_tokens() if self._row_tokens is not None else 0)
+        if whole > max(self._longest, self._budget) and not self._warned:
+            self._warned = True
+            _LOG.warning(
+                "a group takes %d tokens and a row at most %d: its prompt of %d tokens is computed more than once in"
+                " the update (raise train.token_budget, or set train.checkpointing: on)",
+                *(whole, self._longest, prompt),
+            )
+        return micro_batches(groups, self._budget, self._longest)
 
 
 def chosen(groups: Sequence[Sequence[Segment]], row: Sequence[tuple[int, int]]) -> list[list[Segment]]:
@@ -217,6 +248,13 @@ def chosen(groups: Sequence[Sequence[Segment]], row: Sequence[tuple[int, int]]) 
     for g, m in row:
         members.setdefault(g, []).append(groups[g][m])
     return list(members.values())
+
+
+def _costs(group: Sequence[Segment]) -> tuple[int, list[int]]:
+    """Tokens of a group's prefix, and of each member after it."""
+    needed = [_needed(segment) for segment in group]
+    shared = _shared(group, [ids for ids in needed if len(ids)])
+    return shared, [max(len(ids) - shared, 0) for ids in needed]
 
 
 def _shared(segments: Sequence[Segment], alive: Sequence[Int32]) -> int:

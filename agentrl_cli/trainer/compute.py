@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
 
-from agentrl_cli.analysis.memory_plan import checkpoints, sets_aside
+from agentrl_cli.analysis.memory_plan import checkpoints, row_tokens, sets_aside
 from agentrl_cli.config import Config
 from agentrl_cli.learning.compute import Compute
 from agentrl_cli.models.adapter import ADAPTER_FILE
@@ -41,7 +42,8 @@ def make_compute(config: Config, loaded: Loaded, team: Others | None) -> Compute
     aside = sets_aside(config, loaded.folder, loaded.model)
     if team is None:
         reference = frozen_reference(config, loaded.folder, loaded.model)
-        return Compute(loaded.model, config, reference, checkpoint=recompute, aside=aside)
+        rows = partial(row_tokens, config, loaded.folder, loaded.model)
+        return Compute(loaded.model, config, reference, checkpoint=recompute, aside=aside, row_tokens=rows)
     from agentrl_cli.learning.ranked import Lead
 
     ranks = team.connect(config, loaded, recompute=recompute, aside=aside)

@@ -8,12 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("agentrl_cli", "sandbox", "tasks", "benchmarks", "docs", "tests", "README.md", "CONTRIBUTING.md")
 NOT_YET = {
-    "agentrl_cli/inference",
-    "agentrl_cli/learning",
     "agentrl_cli/policies",
     "agentrl_cli/trainer",
-    "tests/inference",
-    "tests/learning",
     "tests/policies",
     "tests/rollout",
     "tests/trainer",

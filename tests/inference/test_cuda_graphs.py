@@ -48,7 +48,7 @@ def test_the_tape_plays_operations_not_python() -> None:
     play = record(step)
     given.copy_(torch.tensor([5.0, 6.0]))
     play()
-    assert called == [1] and out.tolist() == [6.0, 7.0]  # read anew from where it lay; the factor is the first one's
+    assert called == [1] and out.tolist() == [6.0, 7.0]  # read again from where it lay; the factor is the first one's
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ async def test_stop_ids_strings_and_limits() -> None:
     await policy.close()
 
 
-async def test_tokens_are_told_as_they_come() -> None:
+async def test_tokens_are_passed_on_as_they_come() -> None:
     policy = policy_of(tiny())
     heard: list[int] = []
     said = await policy.generate("a", [7, 8], Sampling(max_new_tokens=5), on_token=heard.append)

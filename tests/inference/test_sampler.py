@@ -151,7 +151,7 @@ async def test_a_policy_samples_as_configured() -> None:
         ({"bad_ids": tuple(range(96))}, "bad_ids forbids every token"),
     ],
 )
-async def test_a_sampling_that_means_nothing_is_told_by_its_name(values: dict[str, Any], why: str) -> None:
+async def test_a_sampling_that_means_nothing_is_named(values: dict[str, Any], why: str) -> None:
     """Not as weights that have diverged, and not in silence."""
     policy = policy_of(tiny())
     with pytest.raises(PolicyError, match=re.escape(f"Sampling.{why}")):

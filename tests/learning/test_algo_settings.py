@@ -1,4 +1,4 @@
-"""Every key of `algo` changes the number that it should, what cannot be is told, and steered coefficients move."""
+"""Every key of `algo` changes the number that it should, what cannot be is refused, and steered coefficients move."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def test_what_counts_as_a_group_with_signal() -> None:
         ("algo.clip_ratio=0.2", "algo.loss.clip"),
     ],
 )
-def test_a_wrong_setting_is_told_what_fits(setting: str, said: str) -> None:
+def test_a_wrong_setting_names_what_fits(setting: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(sets=[setting])
     assert said in caught.value.message and len(caught.value.message) < 300, caught.value.message
@@ -301,13 +301,13 @@ def test_a_wrong_setting_is_told_what_fits(setting: str, said: str) -> None:
     ("key", "name", "near"),
     [("advantage", "gro", "grpo"), ("loss", "gpso", "gspo"), ("aggregation", "seq_men", "seq_mean")],
 )
-def test_a_wrong_name_is_told_the_nearest(start: Any, key: str, name: str, near: str) -> None:
+def test_a_wrong_name_names_the_nearest(start: Any, key: str, name: str, near: str) -> None:
     with pytest.raises(NotFound, match=name) as caught:
         Learner(start, config(algo={key: name}))
     assert near in caught.value.hint
 
 
-def test_a_wrong_name_is_told_before_anything_is_made(
+def test_a_wrong_name_is_refused_before_anything_is_made(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = write_project(tmp_path, write_model(tmp_path / "model"))

@@ -33,7 +33,7 @@ def test_a_group_with_spread_is_trained_and_one_without_is_not() -> None:
     assert facts(group(0, 1, 0)) == [Fact.TRAINED] * 3
     assert facts(group(1, 1, 1)) == [Fact.SKIPPED_ZERO_VARIANCE] * 3
     assert facts(group(1, 1), drop_zero_variance=False) == [Fact.TRAINED] * 2
-    assert facts(group(0.3, 0.1 + 0.2)) == [Fact.SKIPPED_ZERO_VARIANCE] * 2  # rounding is no spread
+    assert facts(group(0.3, 0.1 + 0.2)) == [Fact.SKIPPED_ZERO_VARIANCE] * 2  # rounding is not spread
     both = facts(group(0, 1, name="a"), group(0, 0, name="b"))
     assert both == [Fact.TRAINED] * 2 + [Fact.SKIPPED_ZERO_VARIANCE] * 2
 
@@ -89,5 +89,5 @@ def test_nothing_at_all() -> None:
 
 
 def test_what_is_stale_is_skipped_and_its_group_decided_without_it() -> None:
-    told = facts(group(1.0, 0.0, 0.5), group(1.0, 0.0, name="f"), stale={"e1", "f0"})
-    assert told == [Fact.TRAINED, Fact.SKIPPED_STALE, Fact.TRAINED, Fact.SKIPPED_STALE, Fact.SKIPPED_GROUP_TOO_SMALL]
+    found = facts(group(1.0, 0.0, 0.5), group(1.0, 0.0, name="f"), stale={"e1", "f0"})
+    assert found == [Fact.TRAINED, Fact.SKIPPED_STALE, Fact.TRAINED, Fact.SKIPPED_STALE, Fact.SKIPPED_GROUP_TOO_SMALL]

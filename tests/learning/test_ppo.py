@@ -100,7 +100,7 @@ def test_values_and_returns_of_a_multi_turn_episode(start: Any) -> None:
     assert update.metrics["value/loss"] == pytest.approx(0.5 * float((raw**2).mean()), rel=1e-4)
 
 
-def test_an_episode_that_was_cut_off_goes_on_with_the_value_of_where_it_was_left(start: Any, tmp_path: Path) -> None:
+def test_an_episode_that_was_cut_off_continues_from_the_value_of_where_it_was_left(start: Any, tmp_path: Path) -> None:
     """Two attempts, one cut off: its return is its reward and the discounted value of the state behind its last token.
 
     The one that ended gets its reward alone; without the option both do.

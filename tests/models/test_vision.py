@@ -203,7 +203,7 @@ async def test_log_probabilities_after_an_image_equal_those_of_training(
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         _, out = trained_logprobs(loaded.model, [[Segment.of(e) for e in made]])
-    assert "one episode at a time" in caplog.text
+    assert "computed one by one" in caplog.text
     sampled = np.concatenate([e.tokens.logp_policy[e.tokens.trained_mask] for e in made])
     assert np.abs(out.logp.detach().numpy() - sampled).max() < 1e-4
     total: Any = out.logp.sum()

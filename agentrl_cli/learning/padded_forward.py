@@ -1,0 +1,184 @@
+"""The training forward of models that cannot be packed: episodes side by side, padded on the right.
+
+Nothing in a causal decoder looks ahead, so padding on the right changes no number and needs no mask. A group's prefix
+is computed once if the model's cache carries gradients: its keys, values and states are handed to every continuation.
+Whether they do is tried once per model, with gradients, against the plain forward.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from agentrl_cli.inference.batched_cache import select
+from agentrl_cli.inference.cached_forward import CAUGHT, short_windows
+from agentrl_cli.learning.attention import Block
+from agentrl_cli.learning.packing import Packed
+
+_LOG = logging.getLogger(__name__)
+_CARRIES: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+"""Models that were tried: whether their cache carries gradients."""
+ALIKE = 0.7
+"""A sequence shorter than this share of the longest is not padded to it."""
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""Most that states and gradients may differ from the plain forward's, relative to the largest."""
+
+
+def padded_states(base: Any, packed: Packed, *, share: bool = True) -> Tensor:
+    """[T, D] hidden states of a packed row. `share`: compute a prefix once where the model allows it."""
+    decoder = decoder_of(base)
+    device = base.get_input_embeddings().weight.device
+    ids = torch.from_numpy(packed.input_ids).to(device)
+    share = share and any(block.own > block.start and len(block.segments) > 1 for block in packed.blocks)
+    if share and carries(base):
+        return torch.cat([_block(decoder, ids, block) for block in packed.blocks])
+    return _spread(ids, packed, lambda rows, length: _states(decoder, rows, length))
+
+
+def whole_logits(base: Any, packed: Packed) -> tuple[Tensor, Tensor]:
+    """Logits [M, V] of the model's own head at the positions that predict trained tokens, and their states [M, D]."""
+    device = base.get_input_embeddings().weight.device
+    wanted = torch.from_numpy(packed.rows).to(device)
+
+    def both(rows: list[Tensor], length: int) -> Tensor:
+        out = base(input_ids=_stacked(rows, length), use_cache=False, output_hidden_states=True)
+        return torch.cat([out.logits, out.hidden_states[-1]], -1)
+
+    found = _spread(torch.from_numpy(packed.input_ids).to(device), packed, both).index_select(0, wanted)
+    size = int(found.shape[-1]) - int(base.config.get_text_config().hidden_size)
+    return found[:, :size], found[:, size:]
+
+
+def _spread(ids: Tensor, packed: Packed, compute: Callable[[list[Tensor], int], Tensor]) -> Tensor:
+    """[T, …] what whole episodes give, in the order of a packed row; a shared prefix is read off the last of them."""
+    places = [np.r_[block.start : block.own, begin:end] for block in packed.blocks for begin, end in _members(block)]
+    parts: list[Tensor] = []
+    source = np.zeros(packed.tokens, np.int64)
+    at = 0
+    for number, length in _alike([len(place) for place in places]):
+        parts.append(compute([ids[torch.from_numpy(places[n]).to(ids.device)] for n in number], length))
+        for line, n in enumerate(number):
+            source[places[n]] = at + line * length + np.arange(len(places[n]))
+        at += len(number) * length
+    return torch.cat([part.flatten(0, 1) for part in parts]).index_select(0, torch.from_numpy(source).to(ids.device))
+
+
+def _members(block: Block) -> tuple[tuple[int, int], ...]:
+    return block.segments or ((block.own, block.own),)
+
+
+def _alike(lengths: list[int]) -> list[tuple[list[int], int]]:
+    """Numbers of sequences that are padded to one length, and that length."""
+    out: list[tuple[list[int], int]] = []
+    for n in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
+        if out and lengths[n] >= ALIKE * out[-1][1]:
+            out[-1][0].append(n)
+        else:
+            out.append(([n], lengths[n]))
+    return out
+
+
+def _states(decoder: Any, rows: list[Tensor], length: int, **given: Any) -> Tensor:
+    """[B, length, D] states of sequences padded on the right."""
+    return cast(Tensor, decoder(input_ids=_stacked(rows, length), **{"use_cache": False, **given}).last_hidden_state)
+
+
+def _stacked(rows: list[Tensor], length: int) -> Tensor:
+    return torch.stack([nn.functional.pad(row, (0, length - len(row))) for row in rows])
+
+
+def _block(decoder: Any, ids: Tensor, block: Block) -> Tensor:
+    """States of a block in its order: the prefix once, then the continuations from its cache."""
+    prefix, segments = block.own - block.start, block.segments
+    if not prefix or not segments:
+        every = [ids[begin:end] for begin, end in ([(block.start, block.own)] if prefix else segments)]
+        parts: dict[int, Tensor] = {}
+        for numbers, length in _alike([len(row) for row in every]):
+            states = _states(decoder, [every[n] for n in numbers], length)
+            parts |= {n: states[line, : len(every[n])] for line, n in enumerate(numbers)}
+        return torch.cat([parts[n] for n in range(len(every))])
+    name = _cache_name(decoder)
+    out = decoder(input_ids=ids[block.start : block.own][None], use_cache=True)
+    parts = {-1: out.last_hidden_state[0]}
+    rows = [ids[begin:end] for begin, end in segments]
+    takes = "position_ids" in inspect.signature(decoder.forward).parameters
+    for numbers, longest in _alike([len(row) for row in rows]):
+        length = max(2, longest)  # a single token would be a decode step, which writes into its state
+        cache = _read_only(select(out[name], [0] * len(numbers)))
+        places = torch.arange(prefix, prefix + length, device=ids.device)[None].expand(len(numbers), -1)
+        given = {"position_ids": places} if takes else {}
+        states = _states(decoder, [rows[n] for n in numbers], length, use_cache=True, **{name: cache}, **given)
+        parts |= {n: states[line, : len(rows[n])] for line, n in enumerate(numbers)}
+    return torch.cat([parts[n] for n in sorted(parts)])
+
+
+def _read_only(cache: Any) -> Any:
+    """A cache whose states are read and not written: what a backward pass needs stays as it was."""
+
+    def conv(layer: Any, new: Tensor, state_idx: int = 0, **_: Any) -> Tensor:
+        return torch.cat([layer.conv_states[state_idx], new], -1)
+
+    for layer in getattr(cache, "layers", ()):
+        if hasattr(layer, "update_recurrent_state"):
+            layer.update_recurrent_state = lambda states, *_, **__: states
+            layer.update_conv_state = conv.__get__(layer)
+    return cache
+
+
+def _cache_name(decoder: Any) -> str:
+    names = inspect.signature(decoder.forward).parameters
+    return next((name for name in ("past_key_values", "cache_params") if name in names), "")
+
+
+def decoder_of(base: Any) -> nn.Module:
+    """The transformer without its head."""
+    return cast(nn.Module, getattr(base, base.base_model_prefix))
+
+
+def carries(base: Any) -> bool:
+    """Whether states and gradients of continuations of a shared prefix are those of whole episodes."""
+    if base not in _CARRIES:
+        training = base.training
+        base.eval()
+        try:
+            with short_windows(base):
+                _CARRIES[base] = _carries(base)
+        except CAUGHT as error:
+            _LOG.debug("%s computes a group's prompt for each episode: %s", type(base).__name__, error)
+            _CARRIES[base] = False
+        finally:
+            base.train(training)
+    return _CARRIES[base]
+
+
+@torch.enable_grad()
+def _carries(base: Any) -> bool:
+    decoder, weight = decoder_of(base), base.get_input_embeddings().weight
+    if not _cache_name(decoder):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, weight.shape[0], (40 + 27 + 30,), generator=generator).to(weight.device)
+    block = Block(0, 40, (67, 97))
+    trained = [p for p in decoder.parameters() if p.requires_grad][:1]
+    whole = [
+        _states(decoder, [torch.cat([ids[:40], ids[begin:end]])], end - begin + 40)[0] for begin, end in block.segments
+    ]
+    wanted = torch.cat([whole[0][:40], *(states[40:] for states in whole)])
+    found = _block(decoder, ids, block)
+    scale = torch.randn(wanted.shape, generator=generator).to(wanted)
+    pairs = [(found, wanted)]
+    if trained:
+        grads = [
+            torch.autograd.grad((states * scale).sum(), trained, allow_unused=True)[0] for states in (found, wanted)
+        ]
+        pairs += [(grads[0], grads[1])] if grads[0] is not None else []
+    most = TOLERANCE.get(weight.dtype, 1e-3)
+    both = [(found.detach(), wanted.detach()) for found, wanted in pairs]
+    return all(float((a - b).abs().max()) <= most * float(b.abs().max().clamp(min=1e-6)) for a, b in both)
