@@ -25,7 +25,7 @@ _CHUNK = 65536
 
 
 def forward(listener: socket.socket, path: str) -> NoReturn:
-    """Connects whoever comes to the model's socket."""
+    """Connects every client to the model's socket."""
     while True:
         client, _ = listener.accept()
         model = socket.socket(socket.AF_UNIX)

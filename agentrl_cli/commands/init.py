@@ -11,11 +11,13 @@ import typer
 
 from agentrl_cli.commands.common import JsonOption, ModelOption, confirm, echo, echo_json, narrate, warn
 from agentrl_cli.errors import ConfigError, NotFound, SandboxUnavailable, UsageError, writing
-from agentrl_cli.paths import PROJECT_FILE, find_pack, pack_names, packs_dir
+from agentrl_cli.paths import PROJECT_FILE, find_pack, is_bundled, pack_names, packs_dir
 
 NOT_COPIED = {"__pycache__", ".pytest_cache", "runs", PROJECT_FILE}
 """Files and folders of a pack (or of another project) that a new project does not start with."""
 
+TOOL_MODEL = "tiny-tools"
+"""The bundled model that calls tools it has never seen: what a task of one's own begins with."""
 ALWAYS_WRITTEN = ("model.name", "rollout.group_size", "train.steps", "train.lr", "train.eval_every", "seed")
 """Settings that agentrl.yaml shows even at their defaults, since people change them first."""
 
@@ -74,7 +76,7 @@ def command(
         target = (folder or (Path(pack) if blank and pack else Path(name))).expanduser()
         with tempfile.TemporaryDirectory() as place:
             source, notes = _new_pack(Path(name).name, sources or [], Path(place))
-            files = _project_files(source, model, {})
+            files = _project_files(source, model or TOOL_MODEL, {})
             _refuse_loss(target, files, force)
             _write(target, files)
         _report(target, Path(name).name, [*files], as_json, notes)
@@ -177,7 +179,7 @@ def _settings(source: Path, model: str | None, isolation: dict[str, str]) -> str
     from agentrl_cli.config.show import get, non_defaults, to_yaml
 
     flags: dict[str, Any] = {**isolation, "task.packs": [str(source)]}
-    if model == "tiny":
+    if model is not None and is_bundled(model):
         flags["model.name"] = model  # instead of the pack's adapter, if it has one
     elif model is not None:
         # Real models: an adapter trains on a small GPU, and their turns are longer than the tiny model's.

@@ -38,7 +38,9 @@ Stop = Literal[
 class ModelConfig(Section):
     """The model that is trained."""
 
-    name: str = Field(default="tiny", description='"tiny" (bundled), a Hugging Face id, or a local folder')
+    name: str = Field(
+        default="tiny", description='"tiny" or "tiny-tools" (bundled), a Hugging Face id, or a local folder'
+    )
     revision: str | None = Field(default=None, description="branch, tag or commit on the Hugging Face hub")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="auto: bfloat16 on a GPU that supports it, float32 elsewhere and for full training"

@@ -30,6 +30,7 @@ MAY_BE_HEAVY = (
         "learning/ranked",
         "learning/sharded",
         "learning/forward",
+        "learning/padded_forward",
         "learning/attention",
         "learning/logprobs",
         "learning/fused_",

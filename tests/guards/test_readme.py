@@ -32,7 +32,7 @@ def test_the_script_runs_and_the_agent_learns(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "products-grpo finished in" in done.stdout
+    assert "library-grpo finished in" in done.stdout
     calls = [float(share) for share in re.findall(r"^\d+ reward .* calls (\d\.\d\d)$", done.stdout, re.MULTILINE)]
     assert len(calls) == 20
     assert sum(calls[-5:]) > sum(calls[:5])

@@ -242,7 +242,7 @@ def test_the_configuration_says_how_to_sample() -> None:
     assert (sampling.min_p, sampling.repetition_penalty, sampling.max_new_tokens) == (0.1, 1.2, 3)
     assert parse_memory(config.rollout.memory) == 2**29 and parse_memory("auto") is None
     assert parse_memory("1.5g") == 3 * 2**29 and parse_memory("1000000") == 10**6
-    with pytest.raises(ConfigError, match="no amount of memory"):
+    with pytest.raises(ConfigError, match="not an amount of memory"):
         parse_memory("much")
 
 

@@ -175,7 +175,7 @@ def test_what_functions_answer_as_pictures() -> None:
     assert as_result(blocks) == ToolResult("left\nright", images=(RED,))
     assert as_result([{"type": "image", "image": RED}]).images == (RED,)
     for other in ([{"type": "image", "url": "http://x"}], [{"type": "door"}], []):
-        assert as_result(other) == ToolResult(json.dumps(other))
+        assert as_result(other) == ToolResult(json.dumps(other), value=other)
 
 
 # --- sampling and training ------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ async def test_remote_errors_are_clear_and_busy_servers_are_tried_again() -> Non
     with pytest.raises(PolicyError, match="cannot be reached"):
         await gone.generate("a", PROMPT, Sampling())
     await gone.close()
-    with pytest.raises(PolicyError, match="no HTTP address"):
+    with pytest.raises(PolicyError, match="not an HTTP address"):
         VLLMPolicy("localhost:8000", "m")
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from agentrl_cli.errors import ConfigError, ModelError, PolicyError
 from agentrl_cli.policies.remote.sglang import SGLangPolicy
+from agentrl_cli.trainer.probe import CONTEXTS
 from agentrl_cli.types import Sampling, StopReason
 from tests.helpers.remote import StandIn, server
 from tests.helpers.train import STOP, episodes_of, trainer_of, write_project
@@ -58,12 +59,16 @@ async def test_training_with_a_server(tmp_path: Path, model: Path, kind: str, ad
 async def test_a_restart_between_two_requests_is_noticed(tmp_path: Path, model: Path, kind: str, adapter: bool) -> None:
     """vLLM does not know the adapter any more; SGLang says which weights it sampled with."""
     async with serving(kind, model) as (stand_in, remote):
-        stand_in.forgets_at = {11}  # 8 turns and 2 of the probe came before
+        stand_in.forgets_at = {11}  # in the second step: 8 turns and at most 2 of the probe came before
         more: dict[str, Any] = {"adapter": {"enabled": adapter, "r": 2}, "train": {"steps": 2, "lr": 1e-2}}
         async with trainer_of(tmp_path, model, remote=remote, rollout={"concurrency": 1}, **more) as trainer:
             run = await trainer.train()
             metrics = {row["step"]: row for row in trainer.store.runs.steps(run.id)}
-    assert all(metrics[step][GAP] < 1e-4 for step in (1, 2)) and stand_in.generated == 21
+            steps = [episodes_of(trainer.store, run, step) for step in (1, 2)]
+    assert all(metrics[step][GAP] < 1e-4 for step in (1, 2))
+    trained = [{one.group_id for one in episodes if one.fact == "trained"} for episodes in steps]
+    probes = sum(min(CONTEXTS, len(groups)) for groups in trained)
+    assert probes and stand_in.generated == 16 + probes + 1
 
 
 async def test_a_server_with_other_weights_is_told_and_refused(model: Path) -> None:

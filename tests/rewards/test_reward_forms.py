@@ -332,7 +332,7 @@ def test_settings_of_a_judge_are_checked() -> None:
     for bad, words in (
         ({**good, "uril": 1}, "unknown keys: uril"),
         ({"url": "http://x/v1"}, "model missing"),
-        ({**good, "url": "x"}, "no HTTP address"),
+        ({**good, "url": "x"}, "not an HTTP address"),
         ({**good, "low": 3, "high": 3}, "from low to high"),
         ({**good, "prompt": "{nothing}"}, "placeholder"),
     ):

@@ -86,7 +86,7 @@ def sentence(found: tuple[int, str]) -> str:
 @pytest.mark.parametrize(
     ("command", "folder", "spare", "what"),
     [
-        ("train --resume last --steps 40", "runs", 60, "the store"),
+        ("train --resume last --steps 40", "runs", 20, "the store"),
         ("train --resume last --steps 40", "runs", 300, "the checkpoint"),
         ("merge last@2 small/out", "small", 30, "small/out"),
         ("db backup small/copy.db", "small", 30, "the store small/copy.db"),
