@@ -7,8 +7,12 @@ an episode with a masked secret has no tokens, which spell it, and shows its mes
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
+import math
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +34,9 @@ if TYPE_CHECKING:
 Texts = Callable[["Store", "EpisodeRow", list[int]], list[str]]
 """Decodes ids one by one with the tokenizer of an episode."""
 
+PUSH_STEPS = 7
+"""Steps of the push in each direction, each twice the one below; the last holds pushes of the run's scale and more."""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 PAGE = Path(__file__).with_name("page.html")
 _SIGNALS = ("advantage", "push", "weight", "ratio", "logp_train", "logp_ref")
 
@@ -53,8 +60,22 @@ def export_html(
 def page(rows: list[dict[str, Any]], title: str) -> str:
     """The page around the data; `<` is escaped, so no text of an episode can end the script."""
     data = json.dumps(rows, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    text = PAGE.read_text("utf-8").replace("@TITLE@", html.escape(title))
-    return text.replace("@DATA@", data)
+    head, script, tail = _SCRIPT.split(PAGE.read_text("utf-8"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"{POLICY}; script-src 'sha256-{digest}'"  # no script but this page's own, whatever an episode holds
+    text = head.replace("@TITLE@", html.escape(title)).replace("@POLICY@", policy)
+    return f"{text.replace('@DATA@', data)}<script>{script}</script>{tail}"
+
+
+_SCRIPT = re.compile(r"<script>(.*)</script>", re.DOTALL)
+
+
+def push_step(push: float) -> int:
+    """−7 to 7 for a push as a share of the run's scale; 0 if it is too small to matter or NaN."""
+    if not math.isfinite(push) or not push:
+        return 0
+    size = max(0, min(PUSH_STEPS, math.floor(math.log2(abs(push)) + 1e-6) + PUSH_STEPS))
+    return size if push > 0 else -size
 
 
 def page_object(store: Store, episode_id: str, texts: Texts, *, masked: bool = True) -> dict[str, Any]:

@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "tools": ("Look", "agentrl_cli.commands.tools:app", "List, show and call tools"),
     "grep": ("Look", "agentrl_cli.commands.grep:command", "Search the text of episodes"),
     "compare": ("Look", "agentrl_cli.commands.compare:command", "Two runs beside each other, task by task"),
+    "report": ("Look", "agentrl_cli.commands.reports:command", "What a run learned, as one HTML file or Markdown"),
     "query": ("Look", "agentrl_cli.commands.query:command", "Read-only SQL on the store"),
     "export": ("Look", "agentrl_cli.commands.export:command", "Write episodes as JSONL or as an HTML page"),
     "screens": ("Look", "agentrl_cli.commands.screens:command", "The screens in a browser, on this machine"),

@@ -12,8 +12,8 @@ from agentrl_cli.commands.place import find_db
 from agentrl_cli.commands.tables import aligned, cell
 
 if TYPE_CHECKING:
+    from agentrl_cli.analysis.compare import RunComparison
     from agentrl_cli.store import EvalRow
-    from agentrl_cli.tui.compare.data import RunComparison
 
 
 def command(
@@ -34,8 +34,8 @@ def command(
     JSON: {"before", "after", "metrics": {name: {"before", "after"}}, "settings", "evals", "difference", "p_value",
     "gained", "lost", "tasks": [{"task_id", "flip", "before": [solved, attempts], …}]}
     """
+    from agentrl_cli.analysis.compare import compare_runs
     from agentrl_cli.store import Store
-    from agentrl_cli.tui.compare.data import compare_runs
 
     with Store.open(find_db(project, db), readonly=True) as store:
         found = compare_runs(store, before, after)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,6 +53,7 @@ def command(
         Kind,
         typer.Option("--format", help="jsonl; html: one page that needs nothing else; sequences: rows for trainers."),
     ] = Kind.jsonl,
+    html: Annotated[bool, typer.Option("--html", help="The same as --format html.")] = False,
     json: JsonOption = False,
     project: ProjectOption = None,
     db: DbOption = None,
@@ -67,6 +69,7 @@ def command(
     from agentrl_cli.analysis.export import export_lines, sequence_rows, write_lines
     from agentrl_cli.store import Store
 
+    format = Kind.html if html else format
     if out is not None and out.exists() and not force:
         raise UsageError(f"{out} exists already.", hint="--force overwrites it.")
     with Store.open(find_db(project, db), readonly=True) as store:
@@ -74,12 +77,10 @@ def command(
         if format is Kind.html:
             count = _html(store, ids, out, mask)
         else:
-            lines = export_lines(store, ids, tokens=tokens, masked=mask)
-            if format is Kind.sequences:
-                lines = sequence_rows(store, ids, masked=mask)
+            rows = sequence_rows(store, ids, masked=mask) if format is Kind.sequences else None
+            lines = rows or export_lines(store, ids, tokens=tokens, masked=mask)
             if out is None:
-                for line in lines:
-                    echo(line)
+                echo_lines(lines)
                 return
             count = write_lines(lines, out)
     what = "sequence" if format is Kind.sequences else "episode"
@@ -87,6 +88,12 @@ def command(
         echo_json({"path": out, f"{what}s": count})
     else:
         narrate(f"{count:,} {what}{'' if count == 1 else 's'} written to {out}.")
+
+
+def echo_lines(lines: Iterable[str]) -> None:
+    """Prints each line to stdout."""
+    for line in lines:
+        echo(line)
 
 
 def _html(store: Store, ids: list[str], out: Path | None, mask: bool) -> int:

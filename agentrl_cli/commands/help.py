@@ -22,6 +22,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "serve": ("agentrl serve", "agentrl serve --model RUN@best --record"),
     "rescore": ("agentrl rescore last", "agentrl rescore RUN --reward exact=task.py:exact"),
     "merge": ("agentrl merge best merged", "agentrl merge RUN@40 merged-40"),
+    "report": ("agentrl report last", "agentrl report RUN --format md --out docs/run.md"),
     "watch": ("agentrl watch", "agentrl watch RUN --plain"),
     "replay": ("agentrl replay best", "agentrl replay last --plain"),
     "ls": ("agentrl ls -f 'outcome:failed tool:run_python'", "agentrl ls runs --format md"),

@@ -51,7 +51,7 @@ class Alert:
     """What a health rule found: its value, the threshold it crossed, and what to try."""
 
     level: str
-    """warn | bad"""
+    """info | warn | bad"""
     name: str
     value: float
     threshold: float | None
@@ -107,7 +107,15 @@ def _entropy(s: Series) -> Alert | None:
     return Alert("warn", "entropy_collapse", entropy, floor, text)
 
 
+SOLVED = 0.8
+"""Share of groups all solved from which on a training without signal is at its ceiling, not stuck."""
+
+
 def _signal(s: Series) -> Alert | None:
+    last = s.steps[-1] if s.steps else {}
+    if not s.trained and last.get("groups/all_solved", 0.0) >= SOLVED:
+        text = "Every attempt is solved: there is nothing left to learn here. Stop and evaluate, or take harder tasks."
+        return Alert("info", "no_signal", 0.0, LEARNABLE, text)
     if not s.trained:
         text = (
             "No group had spread rewards, so nothing was trained: the tasks are too easy or too hard by now."

@@ -34,7 +34,7 @@ def step_metrics(
     rewards = [[e.graded_reward for e in group if e.id in graded] for group in groups]
     metrics: dict[str, float] = {"num_tokens": float(sum(len(e.tokens) for e in episodes))}
     if good:
-        metrics |= _graded(good, rewards)
+        metrics |= _graded(good, rewards) | _equal([[e for e in group if e.id in graded] for group in groups])
     for name in sorted({part.name for e in good for part in e.reward_parts}):
         values = [part.value for e in good for part in e.reward_parts if part.name == name]
         metrics[f"rewards/{name}/mean"] = _mean(values)
@@ -72,6 +72,16 @@ def _graded(good: Sequence[Episode], rewards: Sequence[Sequence[float]]) -> dict
         "tools/call_frequency": _mean([float(e.tool_calls > 0) for e in good]),
         "tools/failure_frequency": sum(e.tool_errors for e in good) / calls if calls else 0.0,
         "turns/mean": _mean([float(sum(t.role == "assistant" for t in e.turns)) for e in good]),
+    }
+
+
+def _equal(groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
+    """The shares of groups without spread in which every attempt, or none, was solved."""
+    known = [group for group in groups if group]
+    flat = [g for g in known if len(g) > 1 and max(e.graded_reward for e in g) - min(e.graded_reward for e in g) < 1e-8]
+    return {
+        "groups/all_solved": sum(all(e.solved for e in g) for g in flat) / len(known),
+        "groups/all_failed": sum(not any(e.solved for e in g) for g in flat) / len(known),
     }
 
 

@@ -19,6 +19,7 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.threads import THREADS
 from agentrl_cli.trainer.alerts import Health
 from agentrl_cli.trainer.checkpoints import retain
+from agentrl_cli.trainer.machine import machine
 from agentrl_cli.trainer.metrics import Clock, step_metrics
 from agentrl_cli.trainer.prefetch import age_metrics
 from agentrl_cli.trainer.sampler import Collector
@@ -132,6 +133,8 @@ class Reporter:
 
     def engine(self, description: str) -> None:
         """Log what runs the model, and again if it changes: CUDA graphs may be given up during the run."""
+        if not self._engine:
+            self.store.journal.add_event(self.run_id, "machine", machine(self.config.model.device))
         if description != self._engine:
             self._engine = description
             self.store.journal.add_log(self.run_id, "info", f"engine {description}")

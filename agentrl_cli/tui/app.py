@@ -22,6 +22,7 @@ from agentrl_cli.tui.common.palette import KeyCommands
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.router import SCREENS
 from agentrl_cli.tui.common.settings import read_settings, settings_path
+from agentrl_cli.tui.common.theme import Light, is_light
 from agentrl_cli.tui.common.token_text import CONTROL
 
 
@@ -35,7 +36,9 @@ class Harmless(LineFilter):
         return [Segment(CONTROL.sub("", text), style, control) for text, style, control in segments]
 
 
-HARMLESS = Harmless()
+HARMLESS, LIGHT = Harmless(), Light()
+TEXTUAL = ("Screenshot", "Theme")
+"""Its commands that are not offered: the screens have their own."""
 
 
 class AgentApp(App[int]):
@@ -54,9 +57,13 @@ class AgentApp(App[int]):
     steady = False
     """Whether the process belongs to this application: then the garbage collector skips the objects of the start."""
 
+    light = False
+    """Whether the screens are painted in light colours."""
+
     def run(self, *args: Any, **more: Any) -> int | None:
         """Runs until the user leaves."""
         self.steady = True
+        self.light = is_light(read_settings(settings_path()).theme)
         return super().run(*args, **more)
 
     def on_mount(self) -> None:
@@ -76,11 +83,17 @@ class AgentApp(App[int]):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Textual's commands without its screenshot: `s` asks before a picture that may show a secret."""
-        return (item for item in super().get_system_commands(screen) if item.title != "Screenshot")
+        own = SystemCommand("Light or dark", "Paint the screens in light or in dark colours", self.flip)
+        return (own, *(item for item in super().get_system_commands(screen) if item.title not in TEXTUAL))
+
+    def flip(self) -> None:
+        """Takes the other theme."""
+        self.light = not self.light
+        self.refresh(layout=True)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Filters of every line of every widget."""
-        return [*super().get_line_filters(), HARMLESS]
+        return [*super().get_line_filters(), HARMLESS, *([LIGHT] if self.light else [])]
 
     def on_unmount(self) -> None:
         self.reader.close()

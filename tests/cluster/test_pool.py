@@ -30,7 +30,7 @@ from agentrl_cli.runtime import open_runtime
 from agentrl_cli.store import RunRow, Store, WorkerRow
 from agentrl_cli.store.wire import pack_head, pack_turn, unpack_head, unpack_turn
 from agentrl_cli.tasks import load_packs
-from agentrl_cli.tui.watch.data import load
+from agentrl_cli.tui.watch.load import load
 from agentrl_cli.tui.watch.workers import worker_lines
 from agentrl_cli.types import (
     Episode,

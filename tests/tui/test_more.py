@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_cli.analysis.compare import compare_runs
 from agentrl_cli.analysis.html import export_html, page_object
 from agentrl_cli.commands import main
 from agentrl_cli.store import EvalRow, RunRow, Store
@@ -16,7 +17,6 @@ from agentrl_cli.tui.common.load_episode import token_texts
 from agentrl_cli.tui.common.settings import read_settings
 from agentrl_cli.tui.common.text import quoted
 from agentrl_cli.tui.common.token_view import TokenView
-from agentrl_cli.tui.compare.data import compare_runs
 from agentrl_cli.tui.compare.versus import VersusScreen
 from agentrl_cli.tui.replay import related
 from agentrl_cli.tui.replay.screen import ReplayScreen

@@ -18,9 +18,9 @@ from textual.app import App
 from agentrl_cli.commands import main
 from agentrl_cli.store import Store
 from agentrl_cli.tui.app import AgentApp
-from agentrl_cli.tui.common.dialogs import Prompt
 from agentrl_cli.tui.common.episode_list import Browse
 from agentrl_cli.tui.common.episode_table import EpisodeTable
+from agentrl_cli.tui.common.form import Form
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.runs.episodes import EpisodesScreen
@@ -119,7 +119,7 @@ async def test_filter_typo_is_reported_and_a_filter_opens_its_first_episode(db: 
         assert "fields: adv branches calls" in await until_text(pilot, "enter: go")  # the dialog lists the fields
         await pilot.press(*"rewar:<1", "enter")
         await until_text(pilot, "Did you mean reward")
-        assert isinstance(pilot.app.screen, Prompt)  # a typo does not get past the dialog
+        assert isinstance(pilot.app.screen, Form)  # a typo does not get past the dialog
         await pilot.press(*["backspace"] * 8, *"reward:>1", "enter")
         assert "ep ep0120006" in await until_text(pilot, "reward 1.20")
 

@@ -27,7 +27,7 @@ from agentrl_cli.tui.compare.screen import CompareScreen
 from agentrl_cli.tui.replay.panels import token_numbers, turn_lines
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.watch.controls import SETTINGS
-from agentrl_cli.tui.watch.data import load
+from agentrl_cli.tui.watch.load import load
 from agentrl_cli.tui.watch.panels import now_lines
 from agentrl_cli.tui.watch.screen import WatchScreen
 from agentrl_cli.types import AgentState, Fact, Outcome, RewardPart, ToolCall
@@ -109,7 +109,7 @@ def test_the_list_shows_tags_kinds_and_parents(db: Path) -> None:
 
 
 async def test_keys_move_the_choice_of_a_comparison_whatever_has_the_focus(db: Path) -> None:
-    from agentrl_cli.tui.compare.data import compare_runs
+    from agentrl_cli.analysis.compare import compare_runs
 
     async with AgentApp(db, lambda reader: CompareScreen(reader, "grpo-07", "grpo-07")).run_test(size=SMALL) as pilot:
         screen = pilot.app.screen

@@ -14,8 +14,12 @@ from agentrl_cli.store import EvalRow, RunRow, Store
 from agentrl_cli.store.holder import Holder
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.common.charts import chart
-from agentrl_cli.tui.watch.data import WatchData, health_of, load
-from agentrl_cli.tui.watch.panels import curve_lines, histogram_lines
+from agentrl_cli.tui.watch.charts import Look, overview_charts
+from agentrl_cli.tui.watch.data import Health, WatchData
+from agentrl_cli.tui.watch.health import health_of
+from agentrl_cli.tui.watch.load import load
+from agentrl_cli.tui.watch.panels import head, histogram_lines
+from agentrl_cli.tui.watch.recent import Fold, GroupLine, folded
 from agentrl_cli.tui.watch.screen import WatchScreen
 from tests.helpers import tui_demo as demo
 from tests.helpers.tui import until, until_text, visible
@@ -33,6 +37,29 @@ def db(tmp_path: Path) -> Path:
 
 def app(path: Path, run: str = "grpo-07") -> AgentApp:
     return AgentApp(path, lambda reader: WatchScreen(reader, run))
+
+
+async def test_overview_shows_curves_episodes_alerts_and_progress(db: Path) -> None:
+    async with app(db).run_test(notifications=True, size=WIDE) as pilot:
+        text = await until_text(pilot, "REWARD 0.")
+        for shown in (
+            "step 40/400",
+            "LIVE",
+            "SOLVED, eval",
+            "LOSS",
+            "does not move: clip 0.031, NO SIGNAL 0.38",
+            "TOOL ERRORS",
+            "ROLLOUT [",
+            "calc/0417",
+            "worst",
+            "BADARG",
+            "ALERTS",
+            "step 40 of 400",
+            "HEALTH",
+            "p pause / go on",
+            "ETA",
+        ):
+            assert shown in text, shown
 
 
 async def test_new_steps_appear_while_watching(db: Path) -> None:
@@ -210,7 +237,7 @@ async def test_any_knob_is_set_after_a_question(db: Path) -> None:
 def test_a_kl_to_the_old_policy_is_not_called_the_reference() -> None:
     data = WatchData(RunRow("r", "r"), steps=({"step": 1, "approx_kl": 0.0, "reward": 0.1},))
     assert not data.has_reference and data.last("kl") is None
-    assert any("KL no reference model" in line.plain for line in curve_lines(data, 30, 30))
+    assert any("KL no reference model" in line.plain for line in overview_charts(data, 60, 30, Look()))
 
 
 async def test_a_run_without_anything_yet(tmp_path: Path) -> None:
@@ -302,8 +329,8 @@ async def test_curves_are_compared_filtered_zoomed_and_logarithmic(db: Path) -> 
         assert "grad_norm" in text and "kl" not in text.split("metrics with")[1]
         await pilot.press("y", "z")
         assert "last 100 steps" in await until_text(pilot, "log axis")
-        await pilot.press("C", "9")
-        assert "no advantage and teaches nothing" in await until_text(pilot, "HEALTH")
+        await pilot.press("C", "escape", "9")
+        await until_text(pilot, "no advantage and teaches nothing")
 
 
 async def test_ctrl_c_can_stop_now(db: Path) -> None:
@@ -336,3 +363,56 @@ def test_a_log_axis_shows_the_numbers() -> None:
     lines = [line.plain for line in chart("loss", [(1, 0.01), (2, 100.0), (3, -1.0)], 30, 4, log=True)]
     assert "100" in lines[1] and "0.01" in lines[4]
     assert "-1" in chart("loss", [(1, -1.0), (2, -0.5)], 30, 4, log=True)[4].plain
+
+
+def group_of(step: int, task: str, solved: int, size: int = 4, level: float = 0.0) -> GroupLine:
+    rewards = tuple(1.0 if n < solved else level for n in range(size))
+    return GroupLine(step, task, rewards, solved, ("trained",), (), f"{task}-best")
+
+
+def test_the_ceiling_is_not_a_failure() -> None:
+    def steps(solved: float, failed: float) -> tuple[dict[str, float], ...]:
+        row = {"frac_reward_zero_std": solved + failed, "groups/all_solved": solved, "groups/all_failed": failed}
+        return tuple({"step": n, "at": 10.0 * n, **row} for n in range(1, 7))
+
+    def check(solved: float, failed: float) -> Health:
+        data = WatchData(RunRow("r", "r"), steps=steps(solved, failed))
+        return next(item for item in health_of(data) if item.name in ("groups", "ceiling"))
+
+    top = check(0.95, 0.0)
+    assert (top.level, top.name) == ("done", "ceiling") and "nothing left to learn: 95%" in top.text
+    assert "agentrl eval r@best" in top.advice and "harder tasks" in top.advice
+    stuck = check(0.0, 1.0)
+    assert (stuck.level, stuck.advice) == ("bad", "easier tasks, a warm start, or a larger group")
+    data = WatchData(RunRow("r", "r"), steps=steps(0.95, 0.0), health=(top,))
+    assert "AT THE CEILING" in head(data).plain and "warning" not in head(data).plain
+
+
+def test_groups_without_signal_are_one_line_a_step() -> None:
+    groups = (group_of(7, "a", 4), group_of(7, "b", 2), group_of(7, "c", 0), group_of(7, "d", 0, level=0.5))
+    rows = folded(groups, ())
+    assert [row.text() if isinstance(row, Fold) else row.task_id for row in rows] == [
+        "b",
+        ">     7 3 groups without signal: 1 all solved, 2 all failed",
+    ]
+    assert [row.task_id for row in folded(groups, {7}) if isinstance(row, GroupLine)] == ["b", "a", "c", "d"]
+
+
+async def test_curves_fill_the_middle_and_the_log_is_a_strip(db: Path) -> None:
+    with Store.open(db) as store:
+        for name in ("grpo-05", "grpo-06"):
+            store.runs.add(RunRow(name, name, status="finished", started=1.0))
+            for step in range(1, 41):
+                store.runs.add_step(name, step, {"reward": 0.3})
+    async with app(db).run_test(notifications=True, size=(200, 55)) as pilot:
+        await until_text(pilot, "REWARD 0.")
+        middle = pilot.app.screen.query_one("#curves")
+        assert middle.region.x < 60 and middle.region.width >= 110
+        assert pilot.app.screen.query_one("#strip").region.height == 5
+        for number in "12":
+            await pilot.press("C")
+            await until_text(pilot, "curves of other trainings")
+            await pilot.press(number)
+            await until(pilot, lambda: isinstance(pilot.app.screen, WatchScreen))
+        text = await until_text(pilot, "⠒ grpo-05")
+        assert "⠒ grpo-06" in text and "vs 0.3 0.3" in text

@@ -9,10 +9,12 @@ from typing import Any
 from textual.app import App
 from textual.dom import DOMNode
 from textual.screen import Screen
+from textual.widgets import Static
 from textual.worker import Worker, WorkerState
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.tui.common.dialogs import Confirm, Help
+from agentrl_cli.tui.common.dialogs import Confirm, Help, Prompt
+from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.router import screen
 
@@ -56,6 +58,41 @@ class AgentScreen(Screen[None]):
             self.action_back()
         else:
             self.notify("q quits", timeout=2)
+
+    needle = ""
+    """The text that was looked for last."""
+    _at = -1
+    """The line of the last match."""
+
+    def action_find_text(self) -> None:
+        """Asks for a text and goes to its first line."""
+
+        def find(text: str | None) -> None:
+            if text:
+                self.needle, self._at = text, -1
+                self.action_find_again()
+
+        self.app.push_screen(Prompt("find on this page", self.needle), find)
+
+    def action_find_again(self) -> None:
+        """Goes to the next line that holds the text, after the last one to the first."""
+        found = next((page for page in self.query(Lines) if page.region.height), None)
+        page = self.query("#page")
+        if not self.needle or (found is None and not page):
+            self.notify("/ finds text first", timeout=2)
+            return
+        lines = [line.plain for line in found.lines] if found else str(page.first(Static).content).splitlines()
+        hits = [n for n, line in enumerate(lines) if self.needle.lower() in line.lower()]
+        if not hits:
+            self.notify(f"{self.needle}: nothing found", timeout=2, markup=False)
+            return
+        self._at = next((n for n in hits if n > self._at), hits[0])
+        if found is not None:
+            found.mark(self._at)
+        else:
+            self.query_one("#long").scroll_to(y=self._at, animate=False)
+        text = f"{self.needle}: {hits.index(self._at) + 1} of {len(hits)}, . for the next"
+        self.notify(text, timeout=2, markup=False)
 
     def write_file(self, path: Path, text: str) -> None:
         """Writes a file and shows where it is, or what went wrong."""

@@ -17,6 +17,8 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 TITLE = "bold #8fbfff"
 LINE = "#7ac0ff"
 FAINT = "#8a8a8a"
+OVER = (FAINT, "#c58fd0", "#8fc98f", "#d0a060")
+"""Colours of the curves of other runs."""
 
 
 def resample(points: Points, columns: int, x_range: tuple[float, float] | None = None) -> list[float]:
@@ -109,35 +111,37 @@ def chart(
     height: int,
     *,
     unit: bool = False,
-    other: Points = (),
+    others: Sequence[Points] = (),
     marks: Sequence[float] = (),
     join: bool = True,
     log: bool = False,
 ) -> list[Text]:
-    """A titled curve with its y limits and x limits; `other` is drawn under it in a dim colour, `marks` on the axis.
+    """A titled curve with its y limits and x limits; `others` are drawn under it, each in a colour of OVER;
+    `marks` are steps on the axis.
 
     `log`: a logarithmic y axis; what is not positive is left out, and a curve without anything positive stays linear.
     """
     clean = [(x, y) for x, y in points if math.isfinite(y)]
     log = log and any(y > 0 for _, y in clean)
     if log:
-        clean, other = _logged(clean), _logged(other)
+        clean, others = _logged(clean), [_logged(other) for other in others]
     lines = [Text(title[:width], TITLE, no_wrap=True)]
     if not clean:
         return lines + [Text("  no data yet", FAINT)] + [Text("")] * max(height - 1, 0)
-    y_range = nice_range([y for _, y in clean] + [y for _, y in other], unit=unit and not log)
+    y_range = nice_range([y for points in (clean, *others) for _, y in points], unit=unit and not log)
     gutter = max(5, *(len(short(10**limit if log else limit)) for limit in y_range))
     inner = max(width - gutter - 1, 4)
     x_range = (min(x for x, _ in clean), max(x for x, _ in clean))
     rows = braille(clean, inner, height, y_range, x_range=x_range, join=join)
-    below = braille(other, inner, height, y_range, x_range=x_range, join=join) if other else None
+    below = [braille(other, inner, height, y_range, x_range=x_range, join=join) if other else [] for other in others]
     for index, row in enumerate(rows):
         limit = y_range[1] if index == 0 else y_range[0] if index == height - 1 else None
         label = "" if limit is None else short(10**limit if log else limit)
         line = Text(f"{label:>{gutter}}│", FAINT, no_wrap=True)
-        under = below[index] if below else row
-        for drawn, part in groupby(zip(row, under, strict=True), lambda pair: pair[0] != "\u2800"):
-            line.append("".join(pair[0 if drawn else 1] for pair in part), LINE if drawn else FAINT)
+        layers = [(row, LINE), *((lines[index], OVER[n % len(OVER)]) for n, lines in enumerate(below) if lines)]
+        cells = [_top(layers, column) for column in range(inner)]
+        for color, part in groupby(cells, lambda cell: cell[1]):
+            line.append("".join(char for char, _ in part), color)
         lines.append(line)
     axis = ["─"] * inner
     for mark in marks:
@@ -148,6 +152,11 @@ def chart(
     axis_text = left + axis_text[len(left) : inner - len(right)] + right
     lines.append(Text(" " * 5 + "└" + axis_text, FAINT, no_wrap=True))
     return lines
+
+
+def _top(layers: Sequence[tuple[str, str]], column: int) -> tuple[str, str]:
+    """(character, colour) of the first curve that has a dot in a column."""
+    return next(((row[column], color) for row, color in layers if row[column] != "\u2800"), ("\u2800", FAINT))
 
 
 def _logged(points: Points) -> list[tuple[float, float]]:

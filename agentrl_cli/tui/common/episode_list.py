@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from textual import work
@@ -14,8 +15,10 @@ from textual.worker import Worker
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.store.filters import compile_filter, fields
 from agentrl_cli.tui.common.agent_screen import report_failure
-from agentrl_cli.tui.common.dialogs import Prompt
 from agentrl_cli.tui.common.episode_table import EpisodeTable, head_text
+from agentrl_cli.tui.common.form import Field, Form
+from agentrl_cli.tui.common.text import quoted
+from agentrl_cli.types import Outcome
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
@@ -67,9 +70,31 @@ class Browse:
         return f"{text}   run {self.named or self.run}" if self.run else text
 
 
-def filter_prompt(value: str) -> Prompt:
-    """Asks for a filter, with examples and every field; an invalid one is refused."""
-    return Prompt("filter", value, help=f"{EXAMPLES}\nfields: {' '.join(fields())}", check=compile_filter)
+FLAGS = ("BADARG", "NOTOOL", "LOOP", "TRUNC", "AFTERERR", "MALFORMED", "DRIFT", "DIVERGED", "MASK", "*")
+KINDS = ("train", "eval", "rollout", "chat", "whatif")
+
+
+def filter_form(value: str) -> Form:
+    """Asks for a filter: the line itself, and fields whose conditions are added to it. An invalid one is refused."""
+    asked = [
+        Field("filter", value, "reward:<0.5 step:100.. task:calc/*", [f"{name}:" for name in fields()]),
+        Field("task", hint="calc/*"),
+        Field("step", hint="120 or 100..120 or >100"),
+        Field("reward", hint="<0.5"),
+        Field("outcome", choices=[outcome.value for outcome in Outcome]),
+        Field("flag", choices=FLAGS),
+        Field("kind", choices=KINDS),
+        Field("tool", hint="calculator"),
+        Field("text", hint="words in the transcript"),
+    ]
+    return Form("filter", asked, filter_text, help=f"{EXAMPLES}\nfields: {' '.join(fields())}", check=compile_filter)
+
+
+def filter_text(values: Mapping[str, str]) -> str:
+    """The line, and a condition for every other field with a value."""
+    asked = [(name, value) for name, value in values.items() if value and name != "filter"]
+    rest = [f"{name}:{quoted(value) if ' ' in value and name != 'step' else value}" for name, value in asked]
+    return " ".join([values["filter"], *rest]).strip()
 
 
 class EpisodeList(Vertical):
@@ -124,7 +149,7 @@ class EpisodeList(Vertical):
                 self.browse.filter = text
                 self.read_again()
 
-        self.app.push_screen(filter_prompt(self.browse.filter), read)
+        self.app.push_screen(filter_form(self.browse.filter), read)
 
     def next_sort(self) -> None:
         """Reads the list in the next order."""

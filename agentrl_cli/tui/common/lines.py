@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
 from textual import events
 from textual.geometry import Size
@@ -32,6 +33,14 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.lines: Sequence[Text] = ()
+        self.marked = -1
+        """The line that a search found."""
+
+    def mark(self, line: int) -> None:
+        """Marks a line and brings it into sight."""
+        self.marked = line
+        self.scroll_to(y=max(line - self.size.height // 3, 0), animate=False)
+        self.refresh()
 
     def show(self, lines: Sequence[Text]) -> None:
         """Replaces the lines; the place stays."""
@@ -55,6 +64,7 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
         line = self.lines[index]
         console = self.app.console
         segments = [part for part in line.render(console) if part.text != "\n"]
+        style = style + Style(reverse=True) if index == self.marked else style
         own = style + console.get_style(line.style, default="")  # `render` leaves it out of a text without spans
         return Strip(Segment.apply_style(segments, own)).adjust_cell_length(width, style)
 

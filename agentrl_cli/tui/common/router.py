@@ -13,6 +13,7 @@ SCREENS: dict[str, str] = {
     "compare": "agentrl_cli.tui.compare.screen:CompareScreen",
     "episodes": "agentrl_cli.tui.runs.episodes:EpisodesScreen",
     "replay": "agentrl_cli.tui.replay.screen:ReplayScreen",
+    "reading": "agentrl_cli.tui.replay.reading:ReadingScreen",
     "runs": "agentrl_cli.tui.runs.screen:RunsScreen",
     "versus": "agentrl_cli.tui.compare.versus:VersusScreen",
     "watch": "agentrl_cli.tui.watch.screen:WatchScreen",

@@ -1,6 +1,7 @@
 """The user's keys and colours: `~/.config/agentrl/screens.yaml` (or the file that AGENTRL_SCREENS names).
 
     palette: purple-green
+    theme: light              # or dark; auto follows the terminal
     keys:
       replay.tag: ctrl+t
       replay.layer.logp: "3,p"
@@ -18,12 +19,16 @@ from pathlib import Path
 from agentrl_cli.errors import nearest
 from agentrl_cli.tui.common.layers import PALETTES
 
+THEMES = ("auto", "dark", "light")
+"""auto follows the terminal."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The contents of the file, and what is wrong with it."""
 
     palette: str = ""
+    theme: str = "auto"
     keys: Mapping[str, str] = field(default_factory=dict)
     problem: str = ""
 
@@ -48,15 +53,18 @@ def read_settings(path: Path) -> Settings:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         return Settings(problem=f"{path} cannot be read: {error}")
     if not isinstance(found, dict):
-        return Settings(problem=f"{path} must hold `palette:` and `keys:`")
+        return Settings(problem=f"{path} must hold `palette:`, `theme:` and `keys:`")
     palette, keys, problem = str(found.get("palette") or ""), found.get("keys") or {}, ""
-    unknown = [str(name) for name in found if name not in ("palette", "keys")]
+    unknown = [str(name) for name in found if name not in ("palette", "theme", "keys")]
     if unknown:
         problem = f"{path}: unknown setting {unknown[0]!r}"
     if palette and palette not in PALETTES:
         near = nearest(palette, PALETTES)
         problem = f"{path}: unknown palette {palette!r}; there are {', '.join(near or PALETTES)}"
         palette = ""
+    theme = str(found.get("theme") or "auto")
+    if theme not in THEMES:
+        problem, theme = f"{path}: there is no theme {theme!r}; there are {', '.join(THEMES)}", "auto"
     if not isinstance(keys, dict):
-        return Settings(palette, problem=f"{path}: `keys` must map ids to keys")
-    return Settings(palette, {str(name): str(value) for name, value in keys.items()}, problem)
+        return Settings(palette, theme, problem=f"{path}: `keys` must map ids to keys")
+    return Settings(palette, theme, {str(name): str(value) for name, value in keys.items()}, problem)

@@ -12,13 +12,13 @@ from textual.containers import VerticalScroll
 from textual.events import Resize
 from textual.widgets import Static
 
+from agentrl_cli.analysis.compare import RunComparison, TaskLine, compare_runs
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.bindings import named
 from agentrl_cli.tui.common.charts import chart, short
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, join, num
 from agentrl_cli.tui.common.token_text import keep_end
-from agentrl_cli.tui.compare.data import RunComparison, TaskLine, compare_runs
 
 if TYPE_CHECKING:
     from agentrl_cli.store import EvalRow
@@ -28,6 +28,7 @@ KEYS = "j/k task  enter side by side  m all metrics  ? keys  q back"
 HELP = """\
 j k          down, up in the list of tasks     enter   an episode of each run, side by side
 m            every metric, or the first few    q       back
+/ .          find text on this page, the next match
 
 Tasks come from the newest evaluation of each run where both have one, else from all attempts.
 """
@@ -45,6 +46,8 @@ class CompareScreen(AgentScreen):
             Binding("pageup", "move(-10)", show=False),
             Binding("enter", "open", "side by side"),
             Binding("m", "metrics", "metrics"),
+            Binding("slash", "find_text", "find"),
+            Binding("full_stop", "find_again", "find again", show=False),
             Binding("question_mark", "help", "keys"),
             Binding("q", "back", "back"),
             Binding("escape", "leave", show=False),
@@ -127,7 +130,7 @@ def top_lines(found: RunComparison, width: int, *, every: bool) -> list[Text]:
     lines: list[Text] = []
     if found.curves[0] or found.curves[1]:
         title = f"REWARD {two} (dim: {one})"
-        lines += [*chart(title, found.curves[1], min(width, 100), 5, unit=True, other=found.curves[0]), Text("")]
+        lines += [*chart(title, found.curves[1], min(width, 100), 5, unit=True, others=[found.curves[0]]), Text("")]
     if found.settings:
         lines.append(Text(f"{'SETTINGS':<34}{one:>20}{two:>20}", TITLE))
         shown = found.settings if every else found.settings[:6]

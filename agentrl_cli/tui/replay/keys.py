@@ -32,6 +32,7 @@ e    export: JSON lines, HTML page (episode or group), SVG
 s    this screen as SVG           y  copy token, turn, link
 P    other colours                space  fold the turn
 B    the next branch alone, after the last all of them
+M    read: messages, Markdown rendered, long JSON folded
 tab  the rest of the right pane, or the next pane where one fits
 q    back        mouse: a token, a sibling, a turn, the map
 
@@ -85,6 +86,7 @@ _BINDINGS: list[BindingType] = [
     Binding("b", "bookmark", "bookmark"),
     Binding("L", "follow", "follow the newest episode"),
     Binding("B", "branch", "next branch"),
+    Binding("M", "read", "read as messages"),
     Binding("P", "palette", "colours"),
     Binding("tab", "pane", "pane", show=False),
     Binding("question_mark", "help", "keys"),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agentrl_cli.tui.chat.client import ChatClient
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.dialogs import Choose, Prompt
+from agentrl_cli.tui.common.dialogs import Choose
 from agentrl_cli.tui.common.episode_list import Browse
 from agentrl_cli.tui.common.episode_view import EpisodeView, place_of, text_of_turn, whatif_turn
+from agentrl_cli.tui.common.form import Field, Form
 from agentrl_cli.tui.common.load_episode import token_texts
 from agentrl_cli.tui.common.token_text import visible
 from agentrl_cli.tui.replay.rewrite import Rewrite
@@ -30,13 +31,25 @@ def ask_whatif(screen: AgentScreen, view: EpisodeView, token: int) -> None:
         arguments = whatif_arguments(text) + ([] if edit is None else ["--edit", edit])
         screen.open_screen("whatif", episode.id, arguments)
 
+    async def reroll() -> None:
+        runs = await screen.reader.call(lambda store: [run.name for run in store.runs.all() if run.kind == "train"])
+        names = [f"{name}@{place}" for name in runs for place in ("last", "best")]
+        given = f"{view.run}@last" if episode.kind == "train" else ""
+        fields = [
+            Field("turn", str(turn), "from which turn"),
+            Field("n", "4", "how many episodes"),
+            Field("T", "1.0", "temperature"),
+            Field("seed", "0"),
+            Field("model", given, "the project's; → completes", ["tiny", "scripted", *names]),
+        ]
+        form = Form("re-roll", fields, whatif_text, help=WHATIF, check=whatif_arguments)
+        screen.app.push_screen(form, lambda text: start(text) if text else None)
+
     def use(choice: int | None) -> None:
         if choice == 0:
             start("rerun")
         elif choice == 1:
-            settings = f"turn={turn} n=4 T=1.0 seed=0{model}"
-            prompt = Prompt("re-roll", settings, help=WHATIF, check=whatif_arguments)
-            screen.app.push_screen(prompt, lambda text: start(text) if text else None)
+            screen.run_worker(reroll(), exclusive=True, group="form", exit_on_error=False)
         elif choice == 2:
             settings = f"turn={turn} n=1 T=1.0 seed=0{model}"
             rewrite = Rewrite("edit", settings, text_of_turn(view, turn or 0), WHATIF, whatif_arguments)
@@ -45,6 +58,11 @@ def ask_whatif(screen: AgentScreen, view: EpisodeView, token: int) -> None:
             screen.open_screen("episodes", Browse(f"parent:{episode.id}"))
 
     screen.app.push_screen(Choose("what if", choices), use)
+
+
+def whatif_text(values: Mapping[str, str]) -> str:
+    """The fields of a what-if as its line of settings."""
+    return " ".join(f"{name}={value}" for name, value in values.items() if value)
 
 
 def open_chat(screen: AgentScreen, view: EpisodeView, token: int) -> None:
@@ -57,8 +75,9 @@ def open_chat(screen: AgentScreen, view: EpisodeView, token: int) -> None:
     screen.open_screen("chat", ChatClient(arguments))
 
 
-def ask_export(screen: AgentScreen, ids: list[str], group: list[str], save_svg: Callable[[], object]) -> None:
+def ask_export(screen: AgentScreen, ids: list[str], view: EpisodeView | None, save_svg: Callable[[], object]) -> None:
     """Asks in which form to export an episode (`ids`) or its whole group, and writes it."""
+    group = [row.id for row in view.siblings] if view is not None else []
     choices = ["JSON lines", "one HTML page", "SVG of this screen"]
     choices += ["the whole group as one HTML page", "the whole group as JSON lines"] if len(group) > 1 else []
 

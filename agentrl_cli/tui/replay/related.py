@@ -147,3 +147,8 @@ def change_note(store: Store, episode_id: str, text: str) -> tuple[tuple[str, ..
     store.marks.note(episode_id, text)
     row = store.episodes.row(episode_id)
     return row.tags, row.note
+
+
+def marks_text(tags: tuple[str, ...], note: str) -> str:
+    """An episode's tags and note, for a notice."""
+    return f"tags {', '.join(tags) or 'none'}" + (f"   note {note}" if note else "")

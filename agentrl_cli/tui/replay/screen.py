@@ -14,7 +14,7 @@ from textual.widgets import Static
 
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.dialogs import Help, Prompt
-from agentrl_cli.tui.common.episode_list import Browse, filter_prompt
+from agentrl_cli.tui.common.episode_list import Browse, filter_form
 from agentrl_cli.tui.common.episode_view import EpisodeView
 from agentrl_cli.tui.common.layers import PALETTES, palette_name, use_palette
 from agentrl_cli.tui.common.token_view import TokenView
@@ -134,6 +134,11 @@ class ReplayScreen(AgentScreen):
         if not self.panes.next_branch():
             self.notify("This episode has one branch.", timeout=2)
 
+    def action_read(self) -> None:
+        """Shows the episode as messages."""
+        if self.view is not None:
+            self.open_screen("reading", self.view.episode)
+
     def action_fold(self) -> None:
         self.tokens.fold()
 
@@ -195,7 +200,7 @@ class ReplayScreen(AgentScreen):
                 self.browse.filter, self.browse.ids = text, None
                 self._go(self.browse.first, "No episode matches.", None)
 
-        self.app.push_screen(filter_prompt(self.browse.filter), read)
+        self.app.push_screen(filter_form(self.browse.filter), read)
 
     def action_sort(self) -> None:
         self.browse.next_sort()
@@ -219,10 +224,9 @@ class ReplayScreen(AgentScreen):
     async def action_same_flag(self) -> None:
         """All episodes of this step with the same flag."""
         text, run = await self.reader.call(related.same_flag, self.episode_id)
-        if text:
-            self.open_screen("episodes", Browse(text, "-time", run))
-        else:
-            self.notify("This episode has no flag.", timeout=2)
+        if not text:
+            return self.notify("This episode has no flag.", timeout=2)
+        self.open_screen("episodes", Browse(text, "-time", run))
 
     # -- menus ----------------------------------------------------------------------------------------------------
 
@@ -240,8 +244,7 @@ class ReplayScreen(AgentScreen):
         menus.ask_copy(self, self.episode_id, self.view, self.panes.cursor)
 
     def action_export(self) -> None:
-        group = [row.id for row in self.view.siblings] if self.view is not None else []
-        menus.ask_export(self, [self.episode_id], group, self.action_svg)
+        menus.ask_export(self, [self.episode_id], self.view, self.action_svg)
 
     @work(exclusive=True, group="export", exit_on_error=False)
     async def action_svg(self) -> None:
@@ -277,5 +280,4 @@ class ReplayScreen(AgentScreen):
         tags, note = await self.reader.write(change, episode, value)
         if self.episode_id == episode:
             self.panes.show_marks(tags, note)
-            text = f"tags {', '.join(tags) or 'none'}" + (f"   note {note}" if note else "")
-            self.notify(text, timeout=2, markup=False)
+            self.notify(related.marks_text(tags, note), timeout=2, markup=False)

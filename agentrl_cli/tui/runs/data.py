@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from agentrl_cli.tui.common.charts import chart, short, span
+from agentrl_cli.tui.common.charts import chart, short, span, sparkline
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, TITLE, clip, num
 
 if TYPE_CHECKING:
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 ALIVE = "#ffd75f"
 WIDE = 98
-"""From this width on a line has room for the model and the pack too; the details below always name them."""
+"""From this width on a line has room for the next step; the details below always name it."""
+WIDEST = 150
+"""And for the model and the pack."""
+NEXT = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +32,45 @@ class RunSummary:
     """Of the last finished step, else the mean of its episodes."""
     evals: tuple[EvalRow, ...] = ()
     checkpoints: tuple[CheckpointRow, ...] = ()
+    rewards: tuple[float, ...] = ()
+    """Of its newest steps."""
+
+    @property
+    def next(self) -> str:
+        """The command that comes next."""
+        run = self.run
+        if run.kind == "eval":
+            return "agentrl ls runs"
+        if run.kind != "train":
+            return f"agentrl replay best --run {run.name}"
+        if run.alive:
+            return f"agentrl watch {run.name}"
+        if run.state in ("failed", "interrupted") and self.checkpoints:
+            return f"agentrl train --resume {run.name}"
+        if run.state == "failed" or not run.step:
+            return f"agentrl doctor {run.name}"
+        if not self.evals and self.checkpoints:
+            return f"agentrl eval {run.name}@last"
+        return f"agentrl report {run.name}"
+
+
+NEWEST = 60
+"""Steps of a run's small curve."""
 
 
 def load_runs(store: Store) -> list[RunSummary]:
     """All runs, the newest first, in a handful of queries."""
     summaries, counts = [], store.stats.episodes()
     for run in store.runs.all():
-        last = store.runs.steps(run.id, max(run.step, 0))
-        reward = last[-1].get("reward") if last else None
+        steps = [row.get("reward") for row in store.runs.steps(run.id, max(run.step - NEWEST + 1, 0))]
+        rewards = tuple(float(value) for value in steps if isinstance(value, (int, float)))
+        reward = steps[-1] if steps else None
         evals = tuple(store.runs.evals(run.id))
         if reward is None and counts.get(run.id):
             reward = _mean_reward(store, run)
-        summaries.append(RunSummary(run, counts.get(run.id, 0), reward, evals, tuple(store.runs.checkpoints(run.id))))
+        summaries.append(
+            RunSummary(run, counts.get(run.id, 0), reward, evals, tuple(store.runs.checkpoints(run.id)), rewards)
+        )
     return summaries
 
 
@@ -67,8 +97,9 @@ def head_line(width: int) -> str:
     """The column titles of `run_line`."""
     name, kind = _room(width)
     text = f"   {'run':<{name}} {'kind'[:kind]:<{kind}} {'state':<11} {'step':>9}"
-    text += f" {'episodes':>9} {'reward':>7} {'eval':>5}"
-    return (text + f"  {'model':<20} pack" * (width >= WIDE))[:width].ljust(width)
+    text += f" {'episodes':>9} {'reward':>7} {'':<{_curve(width)}} {'eval':>5}"
+    text += f"  {'next: agentrl …':<{NEXT}}" * (width >= WIDE)
+    return (text + "  model and pack" * (width >= WIDEST))[:width].ljust(width)
 
 
 def judged(evals: tuple[EvalRow, ...]) -> tuple[EvalRow, ...]:
@@ -87,15 +118,22 @@ def run_line(summary: RunSummary, width: int, *, marked: bool = False) -> Text:
     text = (
         f" {'*' if marked else ' '} {clip(run.name, name):<{name}} {run.kind[:kind]:<{kind}} {run.state:<11} {step:>9}"
     )
-    text += f" {summary.episodes:>9,} {num(summary.reward, '.3f'):>7} {num(best, '.2f'):>5}"
-    text += f"  {clip(run.model or '-', 20):<20} {run.pack}" * (width >= WIDE)
+    curve = sparkline(summary.rewards, _curve(width)) if len(summary.rewards) > 1 else ""
+    text += f" {summary.episodes:>9,} {num(summary.reward, '.3f'):>7} {curve:<{_curve(width)}} {num(best, '.2f'):>5}"
+    text += f"  {clip(summary.next.removeprefix('agentrl '), NEXT):<{NEXT}}" * (width >= WIDE)
+    text += f"  {run.model or '-'} {run.pack}" * (width >= WIDEST)
     style = ALIVE if run.alive else BAD if run.state in ("failed", "interrupted") else ""
     return Text(text[:width].ljust(width), style, no_wrap=True)
 
 
+def _curve(width: int) -> int:
+    """Cells of a run's small curve."""
+    return 16 if width >= 120 else 8 if width >= WIDE else 6
+
+
 def _room(width: int) -> tuple[int, int]:
     """Columns for the name and for the kind of a run."""
-    return (24, 8) if width >= WIDE else (max(width - 56, 8), 5)
+    return (24, 8) if width >= WIDE else (max(width - 63, 8), 5)
 
 
 def detail_lines(summary: RunSummary, curve: list[tuple[float, float]], width: int) -> list[Text]:
@@ -105,6 +143,7 @@ def detail_lines(summary: RunSummary, curve: list[tuple[float, float]], width: i
     lines = [
         Text(clip(f"{run.name}   {run.kind}   {run.state}   {run.model}   {run.pack}   took {took}", width), TITLE)
     ]
+    lines.append(Text(clip(f" next: {summary.next}", width), "bold"))
     if run.error:
         lines.append(Text(clip(f" {run.error}", width), BAD))
     if curve:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from rich.text import Text
 
-from agentrl_cli.tui.common.charts import chart, short
-from agentrl_cli.tui.common.text import FAINT
+from agentrl_cli.tui.common.charts import OVER, chart, short
+from agentrl_cli.tui.common.text import FAINT, wrap
 from agentrl_cli.tui.watch import panels as panes
 from agentrl_cli.tui.watch.data import WatchData
 
@@ -33,8 +33,8 @@ class Look:
     """Windows of `last` steps between the shown one and the newest step."""
     smooth: int = 1
     """Steps over which a curve is averaged."""
-    other: WatchData | None = None
-    """An earlier run, drawn dim under the curves."""
+    others: tuple[WatchData, ...] = ()
+    """Other runs, drawn under the curves."""
 
     def matches(self, name: str) -> bool:
         """Whether a metric is shown."""
@@ -75,8 +75,14 @@ class Look:
         if self.last:
             parts.append(f"last {self.last} steps" if not self.back else f"{self.last} steps, {self.back} windows back")
         parts += [f"mean of {self.smooth} steps"] if self.smooth > 1 else []
-        parts += [f"dim: {self.other.run.name}"] if self.other is not None else []
         return "   ".join(parts)
+
+    def legend(self) -> Text:
+        """The settings, and the names of the other runs in the colours of their curves."""
+        line = Text(self.describe(), FAINT, no_wrap=True)
+        for n, other in enumerate(self.others):
+            line.append(f"   ⠒ {other.run.name}", OVER[n % len(OVER)])
+        return line
 
 
 Series = list[tuple[float, float]]
@@ -100,35 +106,88 @@ WIDE = 157
 """From this width on (a terminal of 160 columns) there are two charts more in a row."""
 
 
-def chart_grid(data: WatchData, width: int, height: int = 6, look: Look | None = None, columns: int = 0) -> list[Text]:
-    """Every metric as a curve: two a row, four on a wide terminal, or `columns`."""
+def chart_grid(data: WatchData, width: int, height: int = 6, look: Look | None = None) -> list[Text]:
+    """Every metric as a curve: two a row, four on a wide terminal."""
     look = look or Look()
-    columns = columns or max(width // 40, 4 if width >= WIDE else 1)
-    inner = width // columns - 2
-    marks, end = panes.control_steps(data), float(data.step)
-    blocks: list[list[Text]] = []
-
-    def add(name: str, series: Series, other: Series, unit: bool = False) -> None:
-        shown, dim = cut(series, look, end), cut(other, look, end)
-        title = f"{name} {short(series[-1][1] if series else None)}"
-        if look.other is not None:
-            at = [y for x, y in other if x <= end]
-            title += f" vs {short(at[-1] if at else None)}"
-        blocks.append(chart(title, shown, inner, height, marks=marks, other=dim, unit=unit, log=look.log))
-
-    for name in data.names():
-        if look.matches(name) or look.matches(data.key(name)):
-            add(name, data.series(name), look.other.series(name) if look.other is not None else [])
-    evals = panes.eval_series(data)
-    if evals and look.matches("eval"):
-        add("eval", evals, panes.eval_series(look.other) if look.other is not None else [], unit=True)
-        blocks.insert(min(1, len(blocks) - 1), blocks.pop())
-    if not blocks:
+    columns = max(width // 40, 4 if width >= WIDE else 1)
+    names = [name for name in data.names() if look.matches(name) or look.matches(data.key(name))]
+    if panes.eval_series(data) and look.matches("eval"):
+        names.insert(min(1, len(names)), EVAL)
+    if not names:
         return [Text("No metric has such a name." if look.pattern else "No step has finished yet.", FAINT)]
-    lines: list[Text] = [Text(look.describe(), FAINT)] if look.describe() else []
-    for start in range(0, len(blocks), columns):
-        lines += [*beside(blocks[start : start + columns], inner + 2), Text("")]
+    legend = look.legend()
+    lines: list[Text] = [legend] if legend.plain.strip() else []
+    for start in range(0, len(names), columns):
+        blocks = [one_chart(data, name, width // columns - 2, height, look) for name in names[start : start + columns]]
+        lines += [*beside(blocks, width // columns), Text("")]
     return lines
+
+
+EVAL = "eval"
+"""The curve of the evaluations, which are not metrics of steps."""
+
+
+def one_chart(data: WatchData, name: str, width: int, height: int, look: Look, title: str = "") -> list[Text]:
+    """One metric over the steps that the look shows, and over the other runs."""
+    end, mine = float(data.step), _points(data, name)
+    theirs = [_points(other, name) for other in look.others]
+    text = f"{title or name} {short(mine[-1][1] if mine else None)}"
+    at = [[y for x, y in other if x <= end] for other in theirs]
+    if any(at):
+        text += " vs " + " ".join(short(values[-1] if values else None) for values in at)
+    dim = [cut(other, look, end) for other in theirs]
+    marks = panes.control_steps(data) if name != EVAL else []
+    unit = name in UNIT
+    return chart(text, cut(mine, look, end), width, height, marks=marks, others=dim, unit=unit, log=look.log)
+
+
+UNIT = frozenset({EVAL, "reward", "solved", "all_solved", "all_failed", "zero_std"})
+"""Drawn between 0 and 1 at least."""
+
+
+def _points(data: WatchData, name: str) -> Series:
+    return panes.eval_series(data) if name == EVAL else data.series(name)
+
+
+NARROWEST = 25
+"""Cells of a chart on the overview."""
+ASIDE = re.compile(r"^(lr|seconds|time/.*|rewards/.*/std|num_tokens|outcomes/.*|facts/.*|flags/.*)$")
+"""Metrics that the overview leaves to the page of charts."""
+
+
+def overview_charts(data: WatchData, width: int, height: int, look: Look) -> list[Text]:
+    """As many curves as the middle of the overview has room for; those that do not move are named under them."""
+    names = [name for name in data.names() if (look.matches(name) if look.pattern else not ASIDE.match(name))]
+    names = [*names[:1], *([EVAL] if panes.eval_series(data) else []), *names[1:]]
+    names = [name for name in names if _points(data, name)]
+    flat = [name for name in names if not _moves(data, name)]
+    names = [name for name in names if name not in flat]
+    still = [f"{panes.TITLES.get(name, name)} {short(_points(data, name)[-1][1])}" for name in flat]
+    if not data.has_reference and "kl" not in names and data.steps:
+        still.insert(0, "KL no reference model")
+    legend = look.legend()
+    lines = [legend] if legend.plain.strip() else []
+    head = "no curve yet: " if not names else "does not move: "
+    under = [Text(part, FAINT, no_wrap=True) for part in wrap(head + ",  ".join(still), width - 1)] if still else []
+    if not names:
+        return [*lines, *(under or [Text("No step has finished yet: the first curves need two.", FAINT)])]
+    most = max(min(width // NARROWEST, len(names)), 1)
+    room = height - len(lines) - min(len(under), 2)
+    rows = max(min(-(-len(names) // most), room // 6), 1)
+    columns = min(-(-len(names) // rows), most)  # rows of about the same length
+    each, extra = divmod(room, rows)
+    for row in range(rows):
+        shown = names[row * columns : (row + 1) * columns]
+        tall = max(min(each + (row < extra), 14) - 2, 2)
+        blocks = [one_chart(data, n, width // columns - 1, tall, look, panes.TITLES.get(n, n)) for n in shown]
+        lines += beside(blocks, width // columns)
+    return [*lines, *under][:height]
+
+
+def _moves(data: WatchData, name: str) -> bool:
+    """Whether a metric has a curve to draw: two values that differ; reward and evaluations always, with two values."""
+    values = [y for _, y in _points(data, name)]
+    return len(values) > 1 and (name in ("reward", EVAL) or max(values) - min(values) > 1e-9)
 
 
 def beside(blocks: Sequence[Sequence[Text]], width: int) -> list[Text]:

@@ -1,51 +1,20 @@
-"""A run as the watch screen shows it, read in one go in the reader's thread. Pure except `load`; no textual.
-
-Metric names follow TRL; a run that logs others shows them under their own names on the charts tab.
-"""
+"""A run as the watch screen shows it. Pure; no textual."""
 
 from __future__ import annotations
 
 import math
-import shutil
+import statistics
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl_cli.analysis.metric_names import METRICS
 from agentrl_cli.tui.common.charts import short
-from agentrl_cli.types import FAULTS, Fact
 
 if TYPE_CHECKING:
-    from agentrl_cli.store import EpisodeRow, EvalRow, LiveRow, RunRow, Store, WorkerRow
-
-METRICS: dict[str, tuple[str, ...]] = {
-    "reward": ("reward", "reward/mean", "train/reward"),
-    "solved": ("solved", "primary", "train/solved", "pass_rate"),
-    "loss": ("loss", "policy_loss", "loss/policy"),
-    "entropy": ("entropy", "policy/entropy"),
-    "kl": ("kl", "kl/ref"),
-    "mismatch": (
-        "sampling/sampling_logp_difference/mean",
-        "sampling/logp_difference",
-        "mismatch_kl",
-        "logp_gap",
-        "mismatch",
-    ),
-    "clip": ("clip_ratio/region_mean", "clip_ratio/high_mean", "clip_ratio", "clipfrac"),
-    "grad_norm": ("grad_norm", "optim/grad_norm"),
-    "lr": ("learning_rate", "lr"),
-    "zero_std": ("frac_reward_zero_std", "groups/zero_variance"),
-    "tool_errors": ("tools/error_rate", "tools/failure_frequency", "tool_error_rate", "tool_errors"),
-    "tool_calls": ("tools/call_frequency", "tools/call_rate", "tool_call_rate", "tool_calls"),
-    "length": ("completions/mean_length", "tokens/mean", "length"),
-    "cut": ("completions/clipped_ratio", "truncated"),
-    "turns": ("turns", "turns/mean", "n_turns"),
-    "seconds": ("time/step", "step_time", "seconds"),
-}
-"""Short name to the names it may have in the store; the first that is found wins."""
+    from agentrl_cli.store import EpisodeRow, EvalRow, LiveRow, RunRow, WorkerRow
 
 HIDDEN = frozenset({"step", "at"})
 
@@ -55,10 +24,30 @@ class Health:
     """One rule over the stored numbers."""
 
     level: str
-    """ok | warn | bad"""
+    """ok | warn | bad | done"""
     name: str
     text: str
     advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """The groups of a step by what they teach: a group whose rewards are all equal has no advantages."""
+
+    groups: int = 0
+    solved: int = 0
+    """Without spread, every attempt solved."""
+    failed: int = 0
+    """Without spread, no attempt solved."""
+    equal: int = 0
+    """Without spread otherwise."""
+
+    def text(self) -> str:
+        """`5 of 8 groups teach nothing: 3 all solved, 2 all failed`."""
+        names = (("all solved", self.solved), ("all failed", self.failed), ("equal rewards", self.equal))
+        parts = ", ".join(f"{count} {name}" for name, count in names if count)
+        flat = self.solved + self.failed + self.equal
+        return f"{flat} of {self.groups} groups teach nothing" + (f": {parts}" if parts else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +68,8 @@ class WatchData:
     """(why, episode) of the last finished step."""
     advantages: tuple[float, ...] = ()
     """Of the episodes of the last finished step."""
+    signal: Signal = Signal()
+    """Of that step's groups."""
     flags: tuple[tuple[str, int], ...] = ()
     """How many of them carry each flag, the most frequent first."""
     done: int = 0
@@ -156,12 +147,15 @@ class WatchData:
         return known + sorted(every - shown)
 
     def seconds_per_step(self) -> float | None:
-        """Mean wall seconds of the last ten steps, pauses left out."""
+        """Median wall seconds of the last ten steps: a pause or one slow step does not move it."""
         stamps = [float(row["at"]) for row in self.steps[-11:] if row.get("at")]
         took = [later - earlier for earlier, later in pairwise(stamps)]
-        usual = sorted(took)[len(took) // 2] if took else 0.0
-        took = [seconds for seconds in took if seconds <= 5 * usual]
-        return sum(took) / len(took) if took else self.last("seconds")
+        return statistics.median(took) if took else self.last("seconds")
+
+    def usual(self, stored: str) -> float:
+        """The median of a stored metric over the last ten steps, 0 if absent."""
+        values = [float(row[stored]) for row in self.steps[-10:] if isinstance(row.get(stored), (int, float))]
+        return statistics.median(values) if values else 0.0
 
     def eta(self) -> float | None:
         """Seconds until the last step at the current pace."""
@@ -197,197 +191,3 @@ def metrics_csv(data: WatchData) -> str:
     lines = [",".join(names)]
     lines += [",".join("" if row.get(name) is None else str(row[name]) for name in names) for row in data.steps]
     return "\n".join(lines) + "\n"
-
-
-def load(store: Store, run_id: str, before: WatchData | None = None, now: float | None = None) -> WatchData:
-    """Reads a run; given the last reading, only newer steps, logs, alerts and events.
-
-    `now` stands for the clock, in seconds since 1970.
-    """
-    run = store.runs.get(run_id)
-    old = before if before is not None and before.run.id == run.id else None
-    last = int(old.steps[-1]["step"]) if old and old.steps else 0
-    kept = tuple(row for row in old.steps if row["step"] < last) if old else ()
-    steps = kept + tuple(store.runs.steps(run.id, last))
-    data = WatchData(
-        run=run,
-        steps=steps,
-        evals=tuple(store.runs.evals(run.id)),
-        live=tuple(store.live.all(run.id)),
-        workers=tuple(store.workers.all(run.id)),
-        logs=_tail(old.logs if old else (), lambda since: store.journal.logs(run.id, since), 400),
-        alerts=tuple(_folded(row) for row in store.journal.folded_alerts(run.id)),
-        events=_tail(old.events if old else (), lambda since: store.journal.events(run.id, since), 1000),
-        checkpoints=tuple(store.runs.checkpoints(run.id)),
-        wanted=_wanted(run.config),
-        pending=tuple(row.action for row in store.controls.all(run.id) if row.taken is None),
-        read=time.time() if now is None else now,
-    )
-    newest = _newest_step(store, run.id)
-    going, done = bool(data.live) and not data.evaluating, 0
-    if run.alive and data.live:
-        which = f"step:{newest} kind:train" if going else f"step:{data.step} kind:eval"
-        done = len(store.episodes.ids(which, "time", run.id)) - len(data.live)
-    if old is not None and old.step == data.step and old.notable:
-        data = replace(data, notable=old.notable, advantages=old.advantages, flags=old.flags)
-        data = replace(data, episodes=old.episodes, bytes=old.bytes, free=old.free)
-    else:  # while episodes run, the newest step that has some is the current one
-        data = replace(data, **notable_of(store, run.id, newest - 1 if going and newest else newest))
-        size, free = _disk(Path(store.path))
-        data = replace(data, episodes=store.stats.episodes(run.id).get(run.id, 0), bytes=size, free=free)
-    data = replace(data, done=max(done, 0))
-    return replace(data, health=health_of(data))
-
-
-def _disk(path: Path) -> tuple[int, int]:
-    """(bytes of the store, bytes left on its disk)"""
-    files = (path, path.with_name(f"{path.name}-wal"))
-    return sum(file.stat().st_size for file in files if file.exists()), shutil.disk_usage(path.parent).free
-
-
-def _newest_step(store: Store, run_id: str) -> int:
-    """The step of the newest training episode."""
-    rows = store.episodes.rows(store.episodes.ids("kind:train", "-time", run_id, limit=1))
-    return rows[0].step or 0 if rows else 0
-
-
-def _tail(old: Sequence[Mapping[str, Any]], read: Any, keep: int) -> tuple[Mapping[str, Any], ...]:
-    return (*old, *read(int(old[-1]["id"]) if old else 0))[-keep:]
-
-
-def _folded(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Alerts of one kind as one line of a log: how often, from which step to which, and the newest text."""
-    if row["count"] == 1:
-        return {**row, "at": row["last"]}
-    first, last = row["first_step"], row["last_step"]
-    steps = f", steps {first} to {last}" if first is not None and last is not None else ""
-    return {**row, "at": row["last"], "text": f"{row['count']}×{steps}: {row['text']}"}
-
-
-def _wanted(config: Mapping[str, Any]) -> int:
-    rollout = config.get("rollout")
-    if not isinstance(rollout, Mapping):
-        return 0
-    try:
-        return int(rollout.get("group_size", 0)) * int(rollout.get("prompts_per_step", 0))
-    except (TypeError, ValueError):
-        return 0
-
-
-def notable_of(store: Store, run_id: str, step: int) -> dict[str, Any]:
-    """Of a step: `notable` (the best, worst, flagged, erroring episode), all `advantages`, `flags` counted."""
-    rows = store.episodes.rows(store.episodes.ids(f"step:{step} kind:train", "-reward", run_id)[:512])
-    graded = [row for row in rows if row.reward is not None and not (row.outcome and row.outcome.is_error)]
-    out: list[tuple[str, EpisodeRow]] = []
-    if graded:
-        out.append(("best", max(graded, key=lambda row: row.reward or 0.0)))
-        out.append(("worst", min(graded, key=lambda row: row.reward or 0.0)))
-    seen = {row.id for _, row in out}
-    for why, rest in (
-        ("odd", [row for row in rows if row.flags]),
-        ("error", [row for row in rows if row.outcome and row.outcome.is_error]),
-    ):
-        fresh = [row for row in rest if row.id not in seen]
-        if fresh:
-            out.append((why, fresh[0]))
-            seen.add(fresh[0].id)
-    return {
-        "notable": tuple(out),
-        # a group without spread has no advantages stored: each of them would be zero
-        "advantages": tuple(
-            row.advantage or 0.0 for row in rows if row.advantage is not None or row.fact == Fact.SKIPPED_ZERO_VARIANCE
-        ),
-        "flags": tuple(Counter(flag for row in rows for flag in row.flags).most_common()),
-    }
-
-
-def health_of(data: WatchData) -> tuple[Health, ...]:
-    """Every check, with its value and what to try."""
-    out: list[Health] = []
-
-    def rule(name: str, value: float | None, warn: float, bad: float, text: str, advice: str) -> None:
-        if value is None:
-            return
-        level = "bad" if value >= bad else "warn" if value >= warn else "ok"
-        out.append(Health(level, name, f"{text} {value:.2f}", "" if level == "ok" else advice))
-
-    rule(
-        "groups",
-        data.last("zero_std"),
-        0.6,
-        0.95,
-        "groups without signal",
-        "all 0: easier tasks or a warm start; all 1: harder tasks",
-    )
-    rule("tools", data.last("tool_errors"), 0.3, 0.7, "tool error rate", "open a BADARG episode; check the schema")
-    rule("cut", data.last("cut"), 0.2, 0.6, "cut off by a limit", "raise rollout.max_new_tokens or max_tokens")
-    rule("mismatch", data.last("mismatch"), 0.1, 0.5, "rollout/train gap", "same precision for both; check the sampler")
-    far = data.last("kl") if data.has_reference else None
-    rule("kl", far, 1.0, 10.0, "KL to the reference", "lower the rate or raise algo.kl_coef")
-    entropy = data.last("entropy")
-    if entropy is not None:
-        low = "bad" if entropy < 0.005 else "warn" if entropy < 0.03 else "ok"
-        out.append(
-            Health(low, "entropy", f"entropy {entropy:.3f}", "" if low == "ok" else "collapsing: lower the rate")
-        )
-    broken = [n for n in ("loss", "grad_norm") if data.steps and _is_nan(data.steps[-1].get(data.key(n)))]
-    if broken:
-        out.append(Health("bad", "nan", f"{' and '.join(broken)} is not a number", "lower the rate; resume from best"))
-    loops, rows = dict(data.flags).get("LOOP", 0), len(data.advantages)
-    if rows:
-        rule("loop", loops / rows, 0.2, 0.6, "repeat a call (LOOP)", "open one: is the tool's answer clear?")
-    out += [*_trends(data), *_counted(data), *_stalled(data)]
-    return tuple(out)
-
-
-def _trends(data: WatchData) -> list[Health]:
-    """Rules over several steps: reward against evaluation, gradient spikes, pace."""
-    out: list[Health] = []
-    evals = [row.pass_rate for row in data.evals if row.pass_rate is not None][-3:]
-    reward = [y for _, y in data.series("reward")]
-    if len(evals) == 3 and len(reward) >= 10:
-        rise, gain = sum(reward[-5:]) / 5 - sum(reward[:5]) / 5, max(evals) - evals[0]
-        odd = rise > 0.1 and gain < 0.01
-        text = f"reward {rise:+.2f}, last three evals {evals[-1] - evals[0]:+.2f}"
-        out.append(Health("warn" if odd else "ok", "hacking", text, "read solved episodes: look for hacking" * odd))
-    for name, key, factor, advice in (
-        ("spike", "grad_norm", 10.0, "look at the step's worst episodes; lower train.max_grad_norm"),
-        ("pace", "seconds", 5.0, "see the log: a stuck tool, a sandbox timeout, a busy machine"),
-    ):
-        values = [y for _, y in data.series(key)]
-        usual = sorted(values[-50:])[len(values[-50:]) // 2] if len(values) >= 5 else 0.0
-        if usual > 0:
-            much = values[-1] / usual
-            level = "warn" if much >= factor else "ok"
-            out.append(Health(level, name, f"{key} {much:.1f} x its median", advice if level == "warn" else ""))
-    return out
-
-
-def _counted(data: WatchData) -> list[Health]:
-    """Rules over counts that should be zero, and over free disk space."""
-    out: list[Health] = []
-    row = data.steps[-1] if data.steps else {}
-    errors = sum(float(row.get(f"outcomes/{name}") or 0) for name in FAULTS)
-    if errors:
-        text = f"{errors:.0f} episodes ended in an error and were masked"
-        out.append(Health("bad", "errors", text, f"agentrl ls -f outcome:{','.join(FAULTS)} lists them"))
-    drifted = float(row.get("drift/structural") or 0)
-    if drifted:
-        out.append(Health("bad", "drift", f"{drifted:.0f} episodes drifted in structure", "agentrl doctor --template"))
-    if data.free:
-        level = "bad" if data.free < 2**28 else "warn" if data.free < 2**31 else "ok"
-        advice = "" if level == "ok" else "agentrl db prune, or another disk: a full one stops the run"
-        out.append(Health(level, "disk", f"disk left {data.free / 2**30:.1f} GiB", advice))
-    return out
-
-
-def _stalled(data: WatchData) -> list[Health]:
-    if data.run.state == "interrupted":
-        return [Health("bad", "process", "the trainer has ended", f"agentrl train --resume {data.run.name}")]
-    if data.run.status == "failed":
-        return [Health("bad", "process", f"failed: {data.run.error}", "see the log")]
-    return []
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)

@@ -21,7 +21,8 @@ space        freeze, and go on                  x       the flagged episodes of 
 p            pause after this step, or go on    k       checkpoint now
 E            evaluate now                       X       stop after this step and save
 + -          learning rate × or ÷ 1.5           S       set lr, steps, max_grad_norm, eval_every, save_every
-C            another training's curves, dim, under these; again: away
+C            other trainings' curves, up to four, under these; a chosen one again: away
+/ .          find text on the page, the next match; on the overview: which metrics
 f            charts: which metrics; log: which lines; episodes: which ones (o sorts them)
 y z [ ] r    charts: log axis, zoom to the last steps, earlier or later steps, smooth
 s e          this screen as SVG; every metric as a CSV file
@@ -52,14 +53,16 @@ BINDINGS: list[BindingType] = named(
         Binding("plus", "rate(1.5)", "raise the rate", show=False),
         Binding("minus", "rate(0.6667)", "lower the rate", show=False),
         Binding("S", "set", "set a knob"),
-        Binding("f,slash", "filter", "filter"),
+        Binding("f", "filter", "filter"),
+        Binding("slash", "find", "find"),
+        Binding("full_stop", "find_again", "find again", show=False),
         Binding("o", "sort", "sort the episodes"),
         Binding("y", "log", "log axis"),
         Binding("z", "zoom", "zoom"),
         Binding("left_square_bracket", "range(-1)", "earlier steps", show=False),
         Binding("right_square_bracket", "range(1)", "later steps", show=False),
         Binding("r", "smooth", "smooth"),
-        Binding("C", "compare", "compare with an earlier run"),
+        Binding("C", "compare", "curves of other runs"),
         Binding("x", "problems", "flagged episodes"),
         Binding("s", "svg", "svg"),
         Binding("e", "export", "metrics as CSV"),

@@ -1,9 +1,9 @@
-"""The overview of watch: curves, running and notable episodes, alerts, and what the run is; by the terminal's size."""
+"""The overview of watch: episodes and alerts, curves, what the run is, a strip of log; by the terminal's size."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.text import Text
@@ -14,14 +14,14 @@ from textual.widgets import Static
 from agentrl_cli.tui.common.lines import Rows
 from agentrl_cli.tui.common.text import FAINT, TITLE, clip, join
 from agentrl_cli.tui.watch import panels as panes
-from agentrl_cli.tui.watch.charts import Look, beside, chart_grid
+from agentrl_cli.tui.watch.charts import overview_charts
 from agentrl_cli.tui.watch.data import WatchData, step_line
 from agentrl_cli.tui.watch.page import Page, Shown
 
 
 @dataclass
 class Layout:
-    """The lines of the middle pane, and the cursor's place for those that can be chosen."""
+    """The lines of the left pane, and the cursor's place for those that can be chosen."""
 
     lines: list[Text] = field(default_factory=list)
     rows: dict[int, int] = field(default_factory=dict)
@@ -51,37 +51,29 @@ def _alerts(data: WatchData, width: int, limit: int, cursor: int) -> tuple[list[
 
 
 def wide(data: WatchData, width: int, height: int, cursor: int) -> Layout:
-    """The middle pane of a large terminal."""
-    live = max(min(len(data.live), height - 28), 4)
-    now, notable = _now(data, width, live, cursor), _notable(data, width, cursor)
-    alerts = _alerts(data, width, 4, cursor)
-    room = height - len(now[0]) - len(notable[0]) - len(alerts[0]) - 10
-    live_text = panes.live_lines(data, width, min(room, 8), cursor)
+    """The left pane of a large terminal."""
+    live = max(min(len(data.live), height - 24), 2)
     out = Layout(alerts=data.alerts[-4:])
-    out.add(*now)
-    out.add([Text("")])
-    out.add(*notable)
-    out.add([Text("")])
-    out.add(*alerts)
-    out.add([Text("")])
-    out.add([*live_text, Text("")] if live_text else [])  # down here, so that nothing above moves with the cursor
-    out.add(panes.log_lines(data.logs, "LOG (7)", width, max(height - len(out.lines) - 1, 3)))
+    parts = [_now(data, width, live, cursor)]
+    if data.notable:
+        parts.append(_notable(data, width, cursor))
+    if data.alerts:
+        parts.append(_alerts(data, width, 4, cursor))
+    for part in parts:
+        out.add(*part)
+        out.add([Text("")])
+    out.add(panes.live_lines(data, width, height - len(out.lines), cursor))  # last: nothing above moves with the cursor
     return out
 
 
-OTHERS = r"^(?!(step|at|lr|learning_rate|seconds|reward|solved|eval)$)"
-"""Metrics of the two further columns of charts: all but those drawn beside them and those that hardly ever move."""
-CURVES = 30
-"""Width of the curves in cells; a wider pane has two columns of charts more."""
+STRIP = 3
+"""Lines of log under the overview."""
 
 
-def curves_of(data: WatchData, width: int, height: int, look: Look) -> list[Text]:
-    """The left pane: curves, and on a wide terminal two columns of charts beside them."""
-    if width < 2 * CURVES:
-        return panes.curve_lines(data, width, height, look.other)
-    left = panes.curve_lines(data, CURVES, height, look.other)
-    charts = chart_grid(data, width - CURVES - 2, 4, replace(look, tab=look.tab or OTHERS), columns=2)
-    return beside([left, charts[:height]], CURVES + 2)
+def strip_lines(data: WatchData, width: int) -> list[Text]:
+    """The newest lines of the log and alerts by time; none before the first one."""
+    rows = sorted([*data.logs[-STRIP:], *data.alerts[-STRIP:]], key=lambda row: float(row["at"]))
+    return panes.log_lines(rows, "", width, STRIP)[1:] if rows else []
 
 
 def small(data: WatchData, width: int, height: int, cursor: int) -> Layout:
@@ -118,15 +110,31 @@ def summary(data: WatchData, width: int) -> list[Text]:
     return [Text(clip("  ".join(row), width), TITLE if n == 0 else "", no_wrap=True) for n, row in enumerate(rows)]
 
 
-def right_pane(data: WatchData, other: WatchData | None, width: int) -> list[Text]:
-    """The right pane: the run, where its time goes, advantages, store, health, the other run, controls."""
-    lines = [*panes.run_lines(data, width), Text(""), *panes.time_lines(data, width)]
-    lines += [*panes.histogram_lines(data.advantages, width), Text(""), *panes.store_lines(data, width)]
-    lines += [*panes.health_lines(data, width), Text(""), *panes.compare_lines(data, other, width)]
-    return [*lines, *panes.control_lines(data, width)]
+def right_pane(data: WatchData, others: Sequence[WatchData], width: int, height: int) -> list[Text]:
+    """The right pane: the run, health, controls, and as much of the rest as fits.
+
+    The order of the blocks is fixed; where there is too little room the least needed are left out.
+    """
+    health = panes.health_lines(data, width)
+    top = any(check.level == "done" for check in data.health)
+    parts: list[tuple[int, list[Text]]] = [  # the higher the number, the earlier it is left out
+        (0, [*(health if top else []), *panes.run_lines(data, width)]),
+        (3, panes.time_lines(data, width)),
+        (5, panes.part_lines(data, width)),
+        (4, panes.histogram_lines(data.advantages, width) if data.advantages else []),
+        (2, panes.store_lines(data, width)),
+        (0, [] if top else health),
+        (1, panes.compare_lines(data, others, width)),
+        (0, panes.control_lines(data, width)),
+    ]
+    parts = [(place, [line for line in lines if line.plain.strip()]) for place, lines in parts]
+    parts = [(place, lines) for place, lines in parts if lines]
+    while sum(len(lines) + 1 for _, lines in parts) - 1 > height and max(place for place, _ in parts):
+        parts.remove(max(parts, key=lambda part: part[0]))
+    return [line for _, lines in parts for line in (*lines, Text(""))][:-1]
 
 
-class OverviewPage(Horizontal, Page):
+class OverviewPage(Vertical, Page):
     """The tab that watch opens with; running and notable episodes and alerts can be chosen."""
 
     def __init__(self, *, id: str) -> None:
@@ -136,14 +144,16 @@ class OverviewPage(Horizontal, Page):
         self._curves_key: Any = None
 
     def compose(self) -> ComposeResult:
-        yield Static(id="curves", classes="pane")
-        with Vertical(id="centre", classes="pane"):
-            yield Rows(id="now")
-        yield Static(id="run", classes="pane")
+        with Horizontal():
+            with Vertical(id="left", classes="pane"):
+                yield Rows(id="now")
+            yield Static(id="curves", classes="pane")
+            yield Static(id="run", classes="pane")
+        yield Static(id="strip", classes="pane")
 
     def draw(self, shown: Shown) -> None:
         super().draw(shown)
-        data, size = shown.data, self.query_one("#centre").size
+        data, size = shown.data, self.query_one("#left").size
         width, height = max(self.screen.size.width - 4, 20), max(size.height, 4)
         if self.screen.has_class("-tiny"):
             self.layout_ = tiny(data, width, height)
@@ -152,19 +162,22 @@ class OverviewPage(Horizontal, Page):
         else:
             self.layout_ = wide(data, max(size.width, 20), max(size.height, 12), self.cursor)
             self._show_curves(shown)
+            lines, strip = strip_lines(data, width), self.query_one("#strip", Static)
+            strip.set_class(not lines, "-empty")
+            strip.update(join(lines))
         self.query_one("#now", Static).update(join(self.layout_.lines))
         if not self.screen.has_class("-small") and not self.screen.has_class("-mid"):
             run = self.query_one("#run", Static)
-            run.update(join(right_pane(data, shown.look.other, max(run.size.width, 16))))
+            run.update(join(right_pane(data, shown.look.others, max(run.size.width, 16), max(run.size.height, 12))))
 
     def _show_curves(self, shown: Shown) -> None:
-        """Draws the left pane again only if something changed: curves are most of the page's cost."""
+        """Draws the curves again only if something changed: curves are most of the page's cost."""
         curves = self.query_one("#curves", Static)
         key = shown.key(curves.size)
         if key != self._curves_key:
             self._curves_key = key
             width, height = curves.size
-            curves.update(join(curves_of(shown.data, max(width, 20), max(height, 8), shown.look)))
+            curves.update(join(overview_charts(shown.data, max(width, 20), max(height, 8), shown.look)))
 
     def choose(self, step: int) -> None:
         if self.shown is not None:

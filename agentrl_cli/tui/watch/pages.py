@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -17,7 +17,7 @@ from agentrl_cli.tui.watch.charts import Look, chart_grid
 from agentrl_cli.tui.watch.data import WatchData
 from agentrl_cli.tui.watch.page import LinesPage, Shown
 from agentrl_cli.tui.watch.panels import alert_lines, health_lines, log_lines
-from agentrl_cli.tui.watch.recent import GroupLine, Recent
+from agentrl_cli.tui.watch.recent import Fold, GroupLine, Recent, folded
 
 TOKEN_METRICS = r"completions|num_tokens|entropy|clip|logp|mismatch|approx_kl|^kl|ratio|drift|length|cut"
 TOOL_METRICS = r"tool|turns|branches"
@@ -35,39 +35,48 @@ class ChartsPage(LinesPage):
 
 
 class GroupsPage(LinesPage):
-    """The groups of the newest steps; enter opens the best attempt of the chosen one."""
+    """The groups of the newest steps, those without signal folded into a line a step.
+
+    Enter opens the best attempt of the chosen group, or unfolds the line.
+    """
 
     NEEDS_RECENT = True
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.cursor = 0
+        self.open_steps: frozenset[int] = frozenset()
 
     @property
-    def groups(self) -> Sequence[GroupLine]:
-        return self.shown.recent.groups if self.shown is not None else ()
+    def rows(self) -> Sequence[GroupLine | Fold]:
+        return folded(self.shown.recent.groups, self.open_steps) if self.shown is not None else ()
 
     def lines_of(self, shown: Shown, width: int) -> list[Text]:
-        return group_lines(shown.recent, self.cursor, width)
+        return group_lines(shown.recent, self.cursor, width, self.open_steps)
 
     def choose(self, step: int) -> None:
-        self.cursor = max(0, min(self.cursor + step, len(self.groups) - 1))
+        self.cursor = max(0, min(self.cursor + step, len(self.rows) - 1))
         self.draw_again()
         self.scroll_to(y=max(self.cursor + GROUP_HEAD - self.size.height // 2, 0), animate=False)
 
     def open(self) -> None:
-        if self.cursor < len(self.groups):
-            self.post_message(self.Opened(self.groups[self.cursor].best))
+        rows = self.rows
+        row = rows[self.cursor] if self.cursor < len(rows) else None
+        if isinstance(row, Fold):
+            self.open_steps ^= {row.step}
+            self.draw_again()
+        elif row is not None:
+            self.post_message(self.Opened(row.best))
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        """A click on a group chooses it, a second one opens it."""
-        group = event.line - GROUP_HEAD
-        if not 0 <= group < len(self.groups):
+        """A click on a row chooses it, a second one opens it."""
+        row = event.line - GROUP_HEAD
+        if not 0 <= row < len(self.rows):
             return
-        if group == self.cursor:
+        if row == self.cursor:
             self.open()
         else:
-            self.cursor = group
+            self.cursor = row
             self.draw_again()
 
 
@@ -123,7 +132,7 @@ class ConfigPage(LinesPage):
     """Every setting of the run."""
 
     def lines_of(self, shown: Shown, width: int) -> list[Text]:
-        return config_lines(shown.data, shown.look.other, width)
+        return config_lines(shown.data, next(iter(shown.look.others), None), width)
 
 
 class HealthPage(LinesPage):
@@ -133,25 +142,29 @@ class HealthPage(LinesPage):
         return [*health_lines(shown.data, width, advice=True), Text(""), *alert_lines(shown.data, width, 200)]
 
 
-def group_lines(found: Recent, cursor: int, width: int) -> list[Text]:
+def group_lines(found: Recent, cursor: int, width: int, open_steps: Collection[int] = ()) -> list[Text]:
     """Every group of the newest steps: its rewards, their spread, and whether it was trained."""
     if not found.groups:
         return [Text("GROUPS", TITLE), Text("  no finished attempt yet", FAINT)]
-    flat = sum(group.spread < 1e-8 for group in found.groups if group.rewards)
+    flat = sum(group.flat for group in found.groups)
     lines = [
         Text(clip(f"GROUPS {len(found.groups)}, {flat} of them without spread: nothing to learn there", width), TITLE),
         Text(f"  {'step':>5} {'task':<22} {'solved':>7} {'mean':>6} {'sd':>5}  rewards by sample"[:width], FAINT),
     ]
-    for index, group in enumerate(found.groups):
-        mean = sum(group.rewards) / len(group.rewards) if group.rewards else None
-        solved = f"{group.solved:>3}/{len(group.rewards):<3}" if group.rewards else "runs   "
-        row = f"  {group.step:>5} {keep_end(group.task_id, 22):<22} {solved}"
-        row += f" {num(mean, '6.2f'):>6} {group.spread:>5.2f}  "
-        row += " ".join(num(reward, ".1f") for reward in group.rewards)
-        row += "  " + " ".join([*(name for name in group.dispositions if name != "trained"), *group.flags])
-        style = HERE if index == cursor else FAINT if group.spread < 1e-8 else ""
-        lines.append(Text(clip(row, width), style, no_wrap=True))
+    for index, group in enumerate(folded(found.groups, open_steps)):
+        row = group.text() if isinstance(group, Fold) else _group_text(group)
+        dim = isinstance(group, Fold) or group.flat
+        lines.append(Text(clip(row, width), HERE if index == cursor else FAINT if dim else "", no_wrap=True))
     return lines
+
+
+def _group_text(group: GroupLine) -> str:
+    mean = sum(group.rewards) / len(group.rewards) if group.rewards else None
+    solved = f"{group.solved:>3}/{len(group.rewards):<3}" if group.rewards else "runs   "
+    row = f"  {group.step:>5} {keep_end(group.task_id, 22):<22} {solved}"
+    row += f" {num(mean, '6.2f'):>6} {group.spread:>5.2f}  "
+    row += " ".join(num(reward, ".1f") for reward in group.rewards)
+    return row + "  " + " ".join([*(name for name in group.dispositions if name != "trained"), *group.flags])
 
 
 def token_lines(data: WatchData, found: Recent, look: Look, width: int) -> list[Text]:

@@ -11,26 +11,31 @@ from typing import Any
 from rich.text import Text
 
 from agentrl_cli.config.choice import name_of
-from agentrl_cli.tui.common.charts import bar, chart, short, span, sparkline
+from agentrl_cli.tui.common.charts import OVER, bar, short, span, sparkline
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, flag_names, num, wrap
 from agentrl_cli.tui.common.token_text import keep_end
 from agentrl_cli.tui.watch.data import WatchData
 from agentrl_cli.types import FAULTS
 
-CURVES = (
-    ("reward", "REWARD", True),
-    ("loss", "LOSS", False),
-    ("entropy", "ENTROPY", False),
-    ("zero_std", "GROUPS WITHOUT SIGNAL", True),
-    ("tool_errors", "TOOL ERRORS", True),
-    ("kl", "KL", False),
-    ("grad_norm", "GRADIENT NORM", False),
-    ("length", "TOKENS/EPISODE", False),
-)
-NARROW = {"GROUPS WITHOUT SIGNAL": "NO SIGNAL", "GRADIENT NORM": "GRAD NORM", "TOKENS/EPISODE": "TOKENS/EP"}
-"""Short titles for small terminals."""
+TITLES = {
+    "reward": "REWARD",
+    "eval": "SOLVED, eval",
+    "loss": "LOSS",
+    "entropy": "ENTROPY",
+    "zero_std": "NO SIGNAL",
+    "tool_errors": "TOOL ERRORS",
+    "kl": "KL",
+    "grad_norm": "GRAD NORM",
+    "length": "TOKENS/EP",
+    "all_solved": "ALL SOLVED",
+    "all_failed": "ALL FAILED",
+}
+"""Of the curves of the overview."""
+SMALL = ("reward", "loss", "entropy", "zero_std", "tool_errors", "kl")
+"""The curves of a small terminal."""
 EXPLAIN = {
     "groups": "A group whose attempts all got the same reward has no advantage and teaches nothing.",
+    "ceiling": "Every attempt at nearly every task is solved: equal rewards have no advantage, so nothing moves.",
     "tools": "Share of tool calls that failed: malformed, unknown, bad arguments, exceptions, timeouts.",
     "cut": "Share of episodes that a token limit cut off: they are graded on a torso.",
     "mismatch": "How far the sampler's log-probabilities are from the trainer's: ratios lie where this is large.",
@@ -46,7 +51,7 @@ EXPLAIN = {
     "disk": "Checkpoints and tokens need room; what cannot be written ends the run.",
     "process": "Whether the trainer's process is there.",
 }
-COLORS = {"warn": BAD, "bad": "bold #ff8f6b", "error": "bold #ff8f6b", "info": FAINT, "ok": FAINT}
+COLORS = {"warn": BAD, "bad": "bold #ff8f6b", "error": "bold #ff8f6b", "info": FAINT, "ok": FAINT, "done": GOOD}
 
 
 def clock(at: float) -> str:
@@ -71,20 +76,14 @@ def head(data: WatchData, width: int = 120) -> Text:
         text.append(f"   {span(pace)}/step")
     if eta and run.alive and not data.paused:
         text.append(f"   ETA {span(eta)}")
-    bad = sum(1 for check in data.health if check.level != "ok")
+    if any(check.level == "done" for check in data.health):
+        text.append("   AT THE CEILING", GOOD)
+    bad = sum(1 for check in data.health if check.level in ("warn", "bad"))
     if bad:
         text.append(f"   {bad} warning{'s' * (bad > 1)}", BAD)
     if not small:
         text.append(state, colour)
     return text
-
-
-def change(series: Sequence[tuple[float, float]], back: int = 20) -> str:
-    """`(+.06/20)`: the newest value minus the one `back` steps before."""
-    if len(series) < 2:
-        return ""
-    gain = series[-1][1] - series[max(len(series) - 1 - back, 0)][1]
-    return f"({gain:+.{2 if abs(gain) < 10 else 0}f}/{min(back, len(series) - 1)})"
 
 
 def eval_series(data: WatchData) -> list[tuple[float, float]]:
@@ -93,36 +92,13 @@ def eval_series(data: WatchData) -> list[tuple[float, float]]:
     return found or data.series("eval/solved")
 
 
-def curve_lines(data: WatchData, width: int, height: int, other: WatchData | None = None) -> list[Text]:
-    """The curves of the overview, as many as fit into `height` lines; `other` is dim under reward and eval."""
-    marks = control_steps(data)
-    series = data.series("reward")
-    room = 4 if height >= 24 else 3
-    title = f"REWARD {short(data.last('reward'))} {change(series)}"
-    below = other.series("reward") if other is not None else []
-    lines = chart(title, series, width, room, unit=True, marks=marks, other=below)
-    evals = eval_series(data)
-    if evals:
-        title = f"SOLVED, eval {short(evals[-1][1])} at step {evals[-1][0]:.0f}"
-        below = eval_series(other) if other is not None else []
-        lines += chart(title, evals, width, room, unit=True, other=below)
-    for name, title, _ in CURVES[1:]:
-        series = data.series(name)
-        if name == "kl" and not data.has_reference and data.steps and len(lines) + 1 <= height:
-            lines.append(Text("KL no reference model"[:width], FAINT, no_wrap=True))
-            continue
-        if not series or len(lines) + 2 > height:
-            continue
-        text, gain = f"{title} {short(series[-1][1])}", f" {change(series)}"
-        lines.append(Text(clip(text + gain * (len(text + gain) <= width), width), TITLE, no_wrap=True))
-        lines.append(Text(" " + sparkline([y for _, y in series], width - 2), GOOD, no_wrap=True))
-    parts = data.reward_parts()
-    if parts and len(lines) + 1 + len(parts) <= height:
-        lines.append(Text("REWARD PARTS (mean)", TITLE))
-        for name, value in parts:
-            fill = "#" * max(min(round(abs(value) * 10), width - 19), 0)
-            lines.append(Text(f" {name[:11]:<11} {num(value, '+.2f'):>5} {fill}"[:width], BAD if value < 0 else ""))
-    return lines
+def part_lines(data: WatchData, width: int) -> list[Text]:
+    """The reward parts of the last step, with a bar each."""
+    lines = [Text("REWARD PARTS (mean)", TITLE)]
+    for name, value in data.reward_parts():
+        fill = "#" * max(min(round(abs(value) * 10), width - 19), 0)
+        lines.append(Text(f" {name[:11]:<11} {num(value, '+.2f'):>5} {fill}"[:width], BAD if value < 0 else ""))
+    return [*lines, Text("")] if len(lines) > 1 else []
 
 
 def control_steps(data: WatchData) -> list[float]:
@@ -140,23 +116,26 @@ def now_lines(data: WatchData, width: int, limit: int, cursor: int) -> list[Text
         title.append(f"EVALUATION after step {data.step}: {data.done} done, {len(data.live)} run")
     elif data.run.alive and data.live:
         total = data.wanted or data.done + len(data.live)
-        title.append(f"step {data.step + 1}  ROLLOUT {bar(data.done / max(total, 1), 24)} {data.done}/{total}")
+        cells = min(max(width - 30, 6), 24)
+        title.append(f"step {data.step + 1}  ROLLOUT {bar(data.done / max(total, 1), cells)} {data.done}/{total}")
     elif data.paused:
         title.append(f"paused after step {data.step}: p goes on", BAD)
     elif data.run.alive:
-        title.append("scoring, updating or saving: no episode runs", FAINT)
+        title.append("no episode runs: scoring, updating or saving", FAINT)
     else:
         title.append(f"{data.run.state}", FAINT)
-    lines = [title]
+    lines, wide = [title], width >= 60
+    task, kind = (18, 11) if wide else (max(width - 21, 4), 5)
     if data.live and limit:
-        lines.append(Text("  # task               turn phase         time  text", FAINT))
+        lines.append(Text(clip(f"  # {'task':<{task}} turn {'phase':<{kind}}    time", width), FAINT))
     first = first_live(data, limit, cursor)
     for index, row in list(enumerate(data.live))[first : first + limit]:
         tail = " ".join(row.text.split())
         seconds = max((data.read if data.run.alive else row.updated) - row.started, 0.0)
         phase = {"processing_tools": "tool", "generating": "gen", "interacting": "user"}.get(row.state, row.state)
-        line = f"{row.sample:>3} {keep_end(row.task_id, 18):<18} {row.turn:>4} {phase:<11} {span(seconds):>7}  "
-        room = max(width - len(line), 0)
+        line = f"{row.sample:>3} {keep_end(row.task_id, task):<{task}} {row.turn:>{4 if wide else 2}}"
+        line += f" {phase[:kind]:<{kind}} {span(seconds):>7}  "
+        room = max(width - len(line), 0) if wide else 0
         lines.append(Text(line + tail[-room:] if room else line[:width], HERE if index == cursor else "", no_wrap=True))
     if len(data.live) > limit:
         lines.append(Text(f"    … {len(data.live)} run", FAINT))
@@ -185,18 +164,18 @@ def notable_lines(data: WatchData, width: int, cursor: int) -> list[Text]:
     lines = [Text(f"LAST STEP ({data.step}), worth a look", TITLE, no_wrap=True)]
     if not data.notable:
         return [*lines, Text("  no finished step yet", FAINT)]
-    room = max(len(keep_end(row.task_id, 18)) for _, row in data.notable)
+    most = min(18, max(width - 25, 6))
+    room = max(len(keep_end(row.task_id, most)) for _, row in data.notable)
     for index, (why, row) in enumerate(data.notable):
-        task = keep_end(row.task_id, 18)
+        task = keep_end(row.task_id, most)
         line = f" {why:<6}{task:<{room}} #{row.sample:<2} {num(row.reward, '5.2f')} {num(row.advantage):>5}"
         line += f" {row.n_turns:>2}t {flag_names(row.flags)}"
         lines.append(Text(clip(line, width), HERE if index == cursor else "", no_wrap=True))
     if data.flags:
         counted = "  ".join(f"{name} x{count}" for name, count in data.flags)
         lines.append(Text(clip(f" flags {counted}   x lists them", width), FAINT, no_wrap=True))
-    zero = data.last("zero_std")
-    if zero is not None:
-        lines.append(Text(f" zero  {zero:.0%} of the groups had no spread", BAD if zero > 0.6 else FAINT))
+    if data.signal.groups:
+        lines += [Text(f" {part}", FAINT, no_wrap=True) for part in wrap(data.signal.text(), width - 1)]
     return lines
 
 
@@ -235,7 +214,8 @@ def log_lines(rows: Sequence[Mapping[str, Any]], title: str, width: int, limit: 
         level = str(row.get("level", "info"))
         mark = f"{level} " if level not in ("info", "INFO") else ""
         text = " ".join(str(row["text"]).split())
-        lines.append(Text(clip(f" {clock(float(row['at']))} {mark}{text}", width), COLORS.get(level, ""), no_wrap=True))
+        when = f"{clock(float(row['at']))} " if width >= 50 else ""
+        lines.append(Text(clip(f" {when}{mark}{text}", width), COLORS.get(level, ""), no_wrap=True))
     return lines
 
 
@@ -266,19 +246,20 @@ def run_lines(data: WatchData, width: int) -> list[Text]:
 
 
 def time_lines(data: WatchData, width: int) -> list[Text]:
-    """The time of the last step by phase, and the device's metrics if the trainer logs them (`gpu/…`, `perf/…`)."""
+    """Where a step's time goes, as medians of the last ten steps; the device's metrics if the trainer logs them."""
     row = data.steps[-1] if data.steps else {}
-    total = float(row.get("time/step") or 0.0)
+    total = data.usual("time/step")
     if not total:
         return []
-    shares = [("roll", float(row.get("time/rollout") or 0.0)), ("upd", float(row.get("time/update") or 0.0))]
+    phases = (("roll", "time/rollout"), ("upd", "time/update"))
+    shares = [(name, data.usual(stored)) for name, stored in phases if stored in row]
     rest = total - sum(seconds for _, seconds in shares)
-    lines = [Text(clip(f"TIME/STEP {span(total)}", width), TITLE)]
-    for name, seconds in [*shares, ("other", max(rest, 0.0))]:
+    lines = [Text(clip(f"TIME/STEP {span(total)}, median", width), TITLE)]
+    for name, seconds in [*shares, ("other", max(rest, 0.0))] if shares else []:
         text = f" {name:<5} {span(seconds):>7} {bar(seconds / total, max(width - 15, 4))}"
         lines.append(Text(clip(text, width), no_wrap=True))
     if row.get("time/cpu"):
-        lines.append(Text(clip(f" cpu   {span(float(row['time/cpu'])):>7}", width), FAINT))
+        lines.append(Text(clip(f" cpu   {span(data.usual('time/cpu')):>7}", width), FAINT))
     device = [(name, value) for name, value in row.items() if name.startswith(("gpu/", "perf/", "memory/"))]
     if device:
         lines.append(Text("GPU", TITLE))
@@ -321,14 +302,14 @@ def health_lines(data: WatchData, width: int, *, advice: bool = False) -> list[T
     for check in data.health:
         if check.level == "ok" and not advice:
             continue
-        mark = {"ok": ".", "warn": "!", "bad": "!!"}[check.level]
+        mark = {"ok": ".", "warn": "!", "bad": "!!", "done": "*"}[check.level]
         for part in wrap(check.text, max(width - 4, 8)):
             lines.append(Text(f" {mark:<2} {part}", COLORS[check.level], no_wrap=True))
             mark = ""
         if advice:
             lines += [Text(f"      {part}", FAINT) for part in wrap(EXPLAIN.get(check.name, ""), width - 8) if part]
-        if advice and check.advice:
-            lines.append(Text(f"      try: {check.advice}", "bold"))
+        if check.advice and (advice or check.level == "done"):
+            lines += [Text(f"    {part}", "bold") for part in wrap(f"try: {check.advice}", max(width - 4, 8))]
     if not advice:
         lines.append(Text(" d explains each check"[:width], FAINT))
     return lines
@@ -353,18 +334,18 @@ def histogram_lines(values: Sequence[float], width: int) -> list[Text]:
     ]
 
 
-def compare_lines(data: WatchData, other: WatchData | None, width: int) -> list[Text]:
-    """Reward and evaluation beside the other run's at the same step."""
-    if other is None:
-        return []
-    lines = [Text(clip(f"COMPARE {other.run.name}, dim", width), TITLE)]
-    pairs = [("reward", data.series("reward"), other.series("reward")), ("eval", eval_series(data), eval_series(other))]
-    for name, mine, theirs in pairs:
-        then = [point for point in theirs if point[0] <= data.step]
-        if mine and then:
-            text = f" {name} {short(mine[-1][1])} vs {short(then[-1][1])} at {then[-1][0]:.0f}"
-            lines.append(Text(clip(text, width)))
-    return [*lines, Text("")]
+def compare_lines(data: WatchData, others: Sequence[WatchData], width: int) -> list[Text]:
+    """Reward and evaluation beside the other runs' at the same step."""
+    lines: list[Text] = []
+    for n, other in enumerate(others):
+        lines.append(Text(clip(f"COMPARE {other.run.name}", width), f"bold {OVER[n % len(OVER)]}"))
+        rewards = ("reward", data.series("reward"), other.series("reward"))
+        for name, mine, theirs in (rewards, ("eval", eval_series(data), eval_series(other))):
+            then = [point for point in theirs if point[0] <= data.step]
+            if mine and then:
+                text = f" {name} {short(mine[-1][1])} vs {short(then[-1][1])} at {then[-1][0]:.0f}"
+                lines.append(Text(clip(text, width)))
+    return [*lines, Text("")] if lines else []
 
 
 def control_lines(data: WatchData, width: int) -> list[Text]:
@@ -383,10 +364,10 @@ def control_lines(data: WatchData, width: int) -> list[Text]:
 def small_lines(data: WatchData, width: int) -> list[Text]:
     """The overview of a small terminal: six curves of a line each."""
     lines = []
-    for name, title, _ in CURVES[:6]:
+    for name in SMALL:
         series = data.series(name)
         if series:
-            line = Text(f"{NARROW.get(title, title)[:12]:<12} {short(series[-1][1]):>7} ", no_wrap=True)
+            line = Text(f"{TITLES[name]:<12} {short(series[-1][1]):>7} ", no_wrap=True)
             line.append(sparkline([y for _, y in series], max(width - 22, 8)), GOOD)
             lines.append(line)
     evals = eval_series(data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,44 @@ class GroupLine:
         """Standard deviation of the rewards: a group without spread teaches nothing."""
         mean = sum(self.rewards) / len(self.rewards) if self.rewards else 0.0
         return math.sqrt(sum((r - mean) ** 2 for r in self.rewards) / len(self.rewards)) if self.rewards else 0.0
+
+    @property
+    def flat(self) -> bool:
+        """Whether it is graded and its rewards are all equal."""
+        return bool(self.rewards) and self.spread < 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """The groups of a step without spread, in one line."""
+
+    step: int
+    groups: tuple[GroupLine, ...]
+    open: bool
+    """Whether they follow it."""
+
+    def text(self) -> str:
+        """`v  120 5 groups without signal: 3 all solved, 2 all failed`."""
+        solved = sum(group.solved == len(group.rewards) for group in self.groups)
+        failed = sum(not group.solved for group in self.groups)
+        rest = len(self.groups) - solved - failed
+        counts = ((solved, "all solved"), (failed, "all failed"), (rest, "equal rewards"))
+        kinds = ", ".join(f"{count} {name}" for count, name in counts if count)
+        mark, plural = "v" if self.open else ">", "s" * (len(self.groups) > 1)
+        return f"{mark} {self.step:>5} {len(self.groups)} group{plural} without signal: {kinds}"
+
+
+def folded(groups: Sequence[GroupLine], open_steps: Collection[int]) -> list[GroupLine | Fold]:
+    """The rows of the page of groups: by step those with spread, then a line for the others."""
+    out: list[GroupLine | Fold] = []
+    for step in dict.fromkeys(group.step for group in groups):
+        own = [group for group in groups if group.step == step]
+        flat = tuple(group for group in own if group.flat)
+        out += [group for group in own if not group.flat]
+        if flat:
+            shown = step in open_steps
+            out += [Fold(step, flat, shown), *(flat if shown else ())]
+    return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,12 @@ from agentrl_cli.tui.common.text import ALARM, join
 from agentrl_cli.tui.watch import panels
 from agentrl_cli.tui.watch.charts import Look
 from agentrl_cli.tui.watch.controls import Controls
-from agentrl_cli.tui.watch.data import WatchData, load, metrics_csv
+from agentrl_cli.tui.watch.data import WatchData, metrics_csv
 from agentrl_cli.tui.watch.episodes import EpisodesPage
 from agentrl_cli.tui.watch.keys import BINDINGS, HELP, KEYS, KEYS_SMALL
+from agentrl_cli.tui.watch.load import load
 from agentrl_cli.tui.watch.overview import OverviewPage, summary
-from agentrl_cli.tui.watch.page import Page, Shown
+from agentrl_cli.tui.watch.page import LinesPage, Page, Shown
 from agentrl_cli.tui.watch.pages import (
     ChartsPage,
     ConfigPage,
@@ -47,6 +48,8 @@ from agentrl_cli.tui.watch.workers import WorkersPage
 if TYPE_CHECKING:
     from agentrl_cli.tui.common.reader import Reader
 
+OTHERS = 4
+"""Runs whose curves are laid under those of the watched one."""
 POLL = 1.0
 """Seconds between looks at the store."""
 
@@ -208,6 +211,13 @@ class WatchScreen(AgentScreen):
     def action_filter(self) -> None:
         self.page.ask_filter()
 
+    def action_find(self) -> None:
+        """Finds text on a page of lines; elsewhere asks for the page's filter."""
+        if isinstance(self.page, LinesPage):
+            self.action_find_text()
+        else:
+            self.page.ask_filter()
+
     def action_sort(self) -> None:
         self.page.sort()
 
@@ -227,26 +237,28 @@ class WatchScreen(AgentScreen):
 
     @work(exclusive=True, group="compare", exit_on_error=False)
     async def action_compare(self) -> None:
-        """Draws another training's curves under this one's; pressed again, removes them."""
-        if self.look.other is not None:
-            self._draw(replace(self.look, other=None))
-            return
+        """Lays another training's curves under this one's; a training that is there already is taken away."""
         runs = await self.reader.call(lambda store: store.runs.all())
         here = self.data.run.id if self.data is not None else ""
-        others = [run for run in runs if run.id != here and run.kind == "train" and run.step][:9]
-        if not others:
+        found = [run for run in runs if run.id != here and run.kind == "train" and run.step][:9]
+        if not found:
             self.notify("No other training is in this store.", timeout=3)
             return
+        shown = {other.run.id for other in self.look.others}
+        choices = [f"{'-' if run.id in shown else '+'} {run.name}  {run.step} steps" for run in found]
 
         def use(choice: int | None) -> None:
             if choice is not None:
-                self._compare_with(others[choice].id)
+                self._compare_with(found[choice].id)
 
-        self.app.push_screen(Choose("compare with", [f"{run.name}  {run.step} steps" for run in others]), use)
+        self.app.push_screen(Choose(f"curves of other trainings, {OTHERS} at most", choices), use)
 
     @work(exclusive=True, group="compare", exit_on_error=False)
     async def _compare_with(self, run: str) -> None:
-        self._draw(replace(self.look, other=await self.reader.call(load, run, None)))
+        others = tuple(other for other in self.look.others if other.run.id != run)
+        if len(others) == len(self.look.others):
+            others = (*others, await self.reader.call(load, run, None))[-OTHERS:]
+        self._draw(replace(self.look, others=others))
 
     # -- files ----------------------------------------------------------------------------------------------------
 

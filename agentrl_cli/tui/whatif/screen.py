@@ -28,6 +28,7 @@ KEYS = "j/k choose  enter open  i all what-ifs of this episode  ? keys  q back"
 HELP = """\
 j k ↑ ↓      choose an episode that was stored      enter   open it in replay
 i            all what-ifs of this episode           q       back; what still runs is stopped
+/ .          find text on this page, the next match
 
 Nothing here touches the episode itself: results are stored as its children (parent:ID in a filter).
 """
@@ -43,6 +44,8 @@ class WhatIfScreen(AgentScreen):
             Binding("k,up", "move(-1)", "up", show=False),
             Binding("enter", "open", "open"),
             Binding("i", "list", "what-ifs"),
+            Binding("slash", "find_text", "find"),
+            Binding("full_stop", "find_again", "find again", show=False),
             Binding("question_mark", "help", "keys"),
             Binding("q", "back", "back"),
             Binding("escape", "leave", show=False),

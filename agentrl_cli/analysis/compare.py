@@ -1,4 +1,4 @@
-"""Two runs beside each other: metrics, evaluations, and task by task with what flipped. No textual."""
+"""Two runs beside each other: metrics, evaluations, and task by task with what flipped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.tui.watch.data import METRICS
+from agentrl_cli.analysis.metric_names import METRICS
 
 if TYPE_CHECKING:
     from agentrl_cli.store import EpisodeRow, EvalRow, RunRow, Store
@@ -99,13 +99,32 @@ def compare_runs(store: Store, before: str, after: str) -> RunComparison:
         two,
         _metrics(steps[0], steps[1]),
         _settings(one.config, two.config),
-        _evals(_all_evals(store, one), _all_evals(store, two)),
+        _evals(all_evals(store, one), all_evals(store, two)),
         source,
         tasks,
         difference,
         p_value,
         (_curve(steps[0]), _curve(steps[1])),
     )
+
+
+def flips(store: Store, run: RunRow) -> tuple[str, str, tuple[TaskLine, ...]]:
+    """(first, last, tasks): the oldest against the newest evaluation of a run with tasks in common, flips first.
+
+    Empty texts and no tasks if it has fewer than two.
+    """
+    found: dict[tuple[str, str], list[EpisodeRow]] = {}
+    for other in [run, *_evaluations(store, run)]:
+        for row in _graded(store, "kind:eval", other.id):
+            label = other.name if row.step is None else f"{other.name} step {row.step}"
+            found.setdefault((row.split, label), []).append(row)
+    newest = sorted(found, key=lambda key: min(row.started for row in found[key]))
+    for split in dict.fromkeys(split for split, _ in reversed(newest)):
+        own = [key for key in newest if key[0] == split]
+        tasks = _tasks(found[own[0]], found[own[-1]]) if len(own) > 1 else ()
+        if tasks:
+            return own[0][1], own[-1][1], tasks
+    return "", "", ()
 
 
 def _curve(steps: list[dict[str, Any]]) -> tuple[tuple[float, float], ...]:
@@ -146,7 +165,8 @@ def _evaluations(store: Store, run: RunRow) -> list[RunRow]:
     return [row for row in store.runs.all()[::-1] if row.kind == "eval" and row.parent_id == run.id]
 
 
-def _all_evals(store: Store, run: RunRow) -> list[EvalRow]:
+def all_evals(store: Store, run: RunRow) -> list[EvalRow]:
+    """The evaluations of a run, by itself and by `agentrl eval`, oldest first."""
     rows = [
         *store.runs.evals(run.id),
         *(row for other in _evaluations(store, run) for row in store.runs.evals(other.id)),

@@ -1,0 +1,139 @@
+"""Reads a run for the watch screen, in one go, in the reader's thread. No textual."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl_cli.tui.watch.data import Signal, WatchData
+from agentrl_cli.tui.watch.health import health_of
+from agentrl_cli.types import Fact
+
+if TYPE_CHECKING:
+    from agentrl_cli.store import EpisodeRow, Store
+
+SAME = 1e-8
+"""Rewards closer than this are equal."""
+
+
+def load(store: Store, run_id: str, before: WatchData | None = None, now: float | None = None) -> WatchData:
+    """Reads a run; given the last reading, only newer steps, logs, alerts and events.
+
+    `now` stands for the clock, in seconds since 1970.
+    """
+    run = store.runs.get(run_id)
+    old = before if before is not None and before.run.id == run.id else None
+    last = int(old.steps[-1]["step"]) if old and old.steps else 0
+    kept = tuple(row for row in old.steps if row["step"] < last) if old else ()
+    steps = kept + tuple(store.runs.steps(run.id, last))
+    data = WatchData(
+        run=run,
+        steps=steps,
+        evals=tuple(store.runs.evals(run.id)),
+        live=tuple(store.live.all(run.id)),
+        workers=tuple(store.workers.all(run.id)),
+        logs=_tail(old.logs if old else (), lambda since: store.journal.logs(run.id, since), 400),
+        alerts=tuple(_folded(row) for row in store.journal.folded_alerts(run.id)),
+        events=_tail(old.events if old else (), lambda since: store.journal.events(run.id, since), 1000),
+        checkpoints=tuple(store.runs.checkpoints(run.id)),
+        wanted=_wanted(run.config),
+        pending=tuple(row.action for row in store.controls.all(run.id) if row.taken is None),
+        read=time.time() if now is None else now,
+    )
+    newest = _newest_step(store, run.id)
+    going, done = bool(data.live) and not data.evaluating, 0
+    if run.alive and data.live:
+        which = f"step:{newest} kind:train" if going else f"step:{data.step} kind:eval"
+        done = len(store.episodes.ids(which, "time", run.id)) - len(data.live)
+    if old is not None and old.step == data.step and old.notable:
+        data = replace(data, notable=old.notable, advantages=old.advantages, flags=old.flags)
+        data = replace(data, signal=old.signal)
+        data = replace(data, episodes=old.episodes, bytes=old.bytes, free=old.free)
+    else:  # while episodes run, the newest step that has some is the current one
+        data = replace(data, **notable_of(store, run.id, newest - 1 if going and newest else newest))
+        size, free = _disk(Path(store.path))
+        data = replace(data, episodes=store.stats.episodes(run.id).get(run.id, 0), bytes=size, free=free)
+    data = replace(data, done=max(done, 0))
+    return replace(data, health=health_of(data))
+
+
+def _disk(path: Path) -> tuple[int, int]:
+    """(bytes of the store, bytes left on its disk)"""
+    files = (path, path.with_name(f"{path.name}-wal"))
+    return sum(file.stat().st_size for file in files if file.exists()), shutil.disk_usage(path.parent).free
+
+
+def _newest_step(store: Store, run_id: str) -> int:
+    """The step of the newest training episode."""
+    rows = store.episodes.rows(store.episodes.ids("kind:train", "-time", run_id, limit=1))
+    return rows[0].step or 0 if rows else 0
+
+
+def _tail(old: Sequence[Mapping[str, Any]], read: Any, keep: int) -> tuple[Mapping[str, Any], ...]:
+    return (*old, *read(int(old[-1]["id"]) if old else 0))[-keep:]
+
+
+def _folded(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Alerts of one kind as one line of a log: how often, from which step to which, and the newest text."""
+    if row["count"] == 1:
+        return {**row, "at": row["last"]}
+    first, last = row["first_step"], row["last_step"]
+    steps = f", steps {first} to {last}" if first is not None and last is not None else ""
+    return {**row, "at": row["last"], "text": f"{row['count']}×{steps}: {row['text']}"}
+
+
+def _wanted(config: Mapping[str, Any]) -> int:
+    rollout = config.get("rollout")
+    if not isinstance(rollout, Mapping):
+        return 0
+    try:
+        return int(rollout.get("group_size", 0)) * int(rollout.get("prompts_per_step", 0))
+    except (TypeError, ValueError):
+        return 0
+
+
+def notable_of(store: Store, run_id: str, step: int) -> dict[str, Any]:
+    """Of a step: `notable` episodes (best, worst, flagged, erroring), `advantages`, `flags` counted, `signal`."""
+    rows = store.episodes.rows(store.episodes.ids(f"step:{step} kind:train", "-reward", run_id)[:512])
+    graded = [row for row in rows if row.reward is not None and not (row.outcome and row.outcome.is_error)]
+    out: list[tuple[str, EpisodeRow]] = []
+    if graded:
+        out.append(("best", max(graded, key=lambda row: row.reward or 0.0)))
+        out.append(("worst", min(graded, key=lambda row: row.reward or 0.0)))
+    seen = {row.id for _, row in out}
+    for why, rest in (
+        ("odd", [row for row in rows if row.flags]),
+        ("error", [row for row in rows if row.outcome and row.outcome.is_error]),
+    ):
+        fresh = [row for row in rest if row.id not in seen]
+        if fresh:
+            out.append((why, fresh[0]))
+            seen.add(fresh[0].id)
+    return {
+        "notable": tuple(out),
+        # a group without spread has no advantages stored: each of them would be zero
+        "advantages": tuple(
+            row.advantage or 0.0 for row in rows if row.advantage is not None or row.fact == Fact.SKIPPED_ZERO_VARIANCE
+        ),
+        "flags": tuple(Counter(flag for row in rows for flag in row.flags).most_common()),
+        "signal": _signal(graded),
+    }
+
+
+def _signal(rows: Sequence[EpisodeRow]) -> Signal:
+    """Graded episodes of one step, by group; a group of one is not compared with anything."""
+    groups: dict[str, list[EpisodeRow]] = {}
+    for row in rows:
+        groups.setdefault(row.group_id or row.task_id, []).append(row)
+    kinds: Counter[str] = Counter()
+    for members in groups.values():
+        rewards = [row.reward or 0.0 for row in members]
+        if len(members) > 1 and max(rewards) - min(rewards) < SAME:
+            solved = sum(str(row.outcome) == "solved" for row in members)
+            kinds["solved" if solved == len(members) else "equal" if solved else "failed"] += 1
+    return Signal(len(groups), kinds["solved"], kinds["failed"], kinds["equal"])
