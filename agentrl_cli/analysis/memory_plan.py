@@ -133,7 +133,8 @@ def plan(config: Config, folder: Path, held: float = 0.0, *, gpu_bytes: float | 
     full = config.model.dtype == "auto" and not config.adapter.enabled  # full weights are trained in float32
     given = folder
     folder, config = _under(folder, config)
-    size = 4 if full else _bytes(str(pick_dtype(config.model.dtype, device)))
+    absent = gpu_bytes is not None and config.model.dtype == "auto"  # taken to have bfloat16
+    size = 4 if full else 2 if absent else _bytes(str(pick_dtype(config.model.dtype, device)))
     shape = _shape(folder)
     count = shape["parameters"]
     trained = _adapter(config, shape) if config.adapter.enabled else count

@@ -54,6 +54,13 @@ def models(incomplete: str) -> list[str]:
     ]
 
 
+def presets(incomplete: str) -> list[str]:
+    """Names of presets."""
+    from agentrl_cli.config.presets import preset_names
+
+    return [name for name in preset_names() if name.startswith(incomplete)]
+
+
 def settings(incomplete: str) -> list[tuple[str, str]]:
     """Keys of settings with `=`, and what each is."""
     from agentrl_cli.config import Config

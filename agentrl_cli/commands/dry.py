@@ -1,12 +1,17 @@
-"""`--dry-run`: the resolved settings, a run's memory and time, and whether it fits. Trains and writes nothing."""
+"""What `agentrl train` plans: `--preset`, `--fit`, and `--dry-run`, which trains and writes nothing."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import Context, data_stdout, echo, echo_json, narrate
-from agentrl_cli.errors import EnvironmentProblem
+from agentrl_cli.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
     from agentrl_cli.analysis.memory_plan import Plan
@@ -19,7 +24,77 @@ SURE = 3.0
 """Factor to both sides of the estimated time: speeds of machines and lengths of episodes differ."""
 
 
-def dry_run(context: Context, *, as_json: bool = False, verbose: bool = False) -> None:
+DryOption = Annotated[bool, typer.Option("--dry-run", help="Print memory and time (-v: and settings); train nothing.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="With --dry-run: print every setting.")]
+FitOption = Annotated[bool, typer.Option("--fit", help="Change what does not fit into memory, and print the changes.")]
+GpuMemoryOption = Annotated[
+    str | None, typer.Option("--gpu-memory", metavar="SIZE", help="With --dry-run: plan for a GPU of this size: 8GiB.")
+]
+PresetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--preset", help="Settings for a model and a GPU, over the project's.", autocompletion=completion.presets
+    ),
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is planned for. Raises UsageError for options that exclude each other."""
+
+    preset: str | None = None
+    _: dataclasses.KW_ONLY
+    fit: bool = False
+    gpu_memory: str | None = None
+    dry_run: bool = False
+    resumes: bool = False
+
+    def __post_init__(self) -> None:
+        given = {"--preset": self.preset, "--fit": self.fit, "--gpu-memory": self.gpu_memory}
+        if self.resumes and any(given.values()):
+            name = next(name for name, value in given.items() if value)
+            raise UsageError(f"{name} is for a new run: a resumed one keeps its settings.", hint=f"Leave out {name}.")
+        if self.gpu_memory is not None and not self.dry_run:
+            raise UsageError("--gpu-memory plans for a GPU that may be absent.", hint="Add --dry-run.")
+
+    @property
+    def files(self) -> list[Path]:
+        """The preset's file. Raises NotFound."""
+        from agentrl_cli.config.presets import preset_file
+
+        return [] if self.preset is None else [preset_file(self.preset)]
+
+    @property
+    def gpu_bytes(self) -> float | None:
+        """Bytes of the GPU to plan for; None: this machine. Raises ConfigError."""
+        from agentrl_cli.inference.memory import parse_memory
+
+        return None if self.gpu_memory is None else parse_memory(self.gpu_memory, "--gpu-memory")
+
+    def fitted(self, context: Context) -> Context:
+        """The context with settings that fit, each change printed; unchanged without `--fit`."""
+        if not self.fit:
+            return context
+        with data_stdout():
+            from agentrl_cli.analysis.memory_fit import changes, fit
+            from agentrl_cli.models.load import model_folder
+            from agentrl_cli.models.quantise import quantises
+
+            before = context.config
+            folder = model_folder(before.model.name, before, base=context.project)
+            can = self.gpu_memory is not None or quantises(before)
+            config, planned = fit(before, folder, gpu_bytes=self.gpu_bytes, quantised=can)
+        changed = changes(before, config)
+        narrate(f"{'fit':9}  {'; '.join(changed)}" if changed else f"{'fit':9}  nothing has to change")
+        if not planned.fits and not self.dry_run:
+            raise EnvironmentProblem(
+                "This run does not fit into memory with any setting that --fit changes.",
+                hint="To make it fit: " + "; ".join(planned.advice()),
+            )
+        return dataclasses.replace(context, config=config)
+
+
+def dry_run(context: Context, wanted: Wanted, *, as_json: bool = False, verbose: bool = False) -> None:
     """Print memory and time, with `verbose` all settings before.
 
     Raises EnvironmentProblem, with what to change, if the run will not fit, and as `check_trainable` does if this
@@ -36,8 +111,11 @@ def dry_run(context: Context, *, as_json: bool = False, verbose: bool = False) -
 
         config = context.config
         check(config.algo)
-        check_trainable(config, pick_device(config.model.device))
-        found = plan(config, model_folder(config.model.name, config, base=context.project))
+        if wanted.gpu_bytes is None:
+            check_trainable(config, pick_device(config.model.device))
+        found = plan(
+            config, model_folder(config.model.name, config, base=context.project), gpu_bytes=wanted.gpu_bytes
+        )
         if as_json:
             echo_json({"config": config.model_dump(mode="json"), **_report(found)})
         elif verbose:
@@ -53,12 +131,12 @@ def dry_run(context: Context, *, as_json: bool = False, verbose: bool = False) -
     for name, phase in (("rollout", found.rollout), ("update", found.update)):
         narrate(f"{name:9}{sum(phase.values()) / MiB:7,.0f} MiB   {_parts(phase)}")
     narrate(f"available{found.available / MiB:7,.0f} MiB")
-    narrate(f"{'time':9}  {_time(found.seconds_per_step, config.train.steps)}")
+    if wanted.gpu_bytes is None:
+        narrate(f"{'time':9}  {_time(found.seconds_per_step, config.train.steps)}")
     narrate(_prompts(config, found.row_tokens))
     if not found.fits:
-        raise EnvironmentProblem(
-            "This run does not fit into memory.", hint="To make it fit: " + "; ".join(found.advice())
-        )
+        advice = [*([] if wanted.fit else ["--fit"]), *found.advice()]
+        raise EnvironmentProblem("This run does not fit into memory.", hint="To make it fit: " + "; ".join(advice))
 
 
 def _time(seconds: float, steps: int) -> str:

@@ -35,6 +35,7 @@ from agentrl_cli.commands.common import (
     warn,
     warn_unsafe,
 )
+from agentrl_cli.commands.dry import DryOption, FitOption, GpuMemoryOption, PresetOption, VerboseOption, Wanted
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import ConfigError, NotFound, RunFailed, StoreError
 
@@ -51,8 +52,6 @@ DetachOption = Annotated[bool, typer.Option("--detach", help="Train in a separat
 ResumeOption = Annotated[
     str | None, typer.Option("--resume", help='Resume a run: its name, id, or "last".', autocompletion=completion.runs)
 ]
-DryOption = Annotated[bool, typer.Option("--dry-run", help="Print memory and time (-v: and settings); train nothing.")]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="With --dry-run: print every setting.")]
 GpusOption = Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of this machine that train together.")]
 RanksOption = Annotated[int | None, typer.Option("--ranks", min=1, help="Processes on the CPU, in place of --gpus.")]
 NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help="Machines that train together.")]
@@ -80,7 +79,10 @@ def command(
     watch: WatchOption = False,
     detach: DetachOption = False,
     resume: ResumeOption = None,
+    preset: PresetOption = None,
     dry_run: DryOption = False,
+    fit: FitOption = False,
+    gpu_memory: GpuMemoryOption = None,
     verbose: VerboseOption = False,
     pack: PackOption = None,
     project: ProjectOption = None,
@@ -111,9 +113,11 @@ def command(
         "cluster.nodes": nodes,
         "cluster.rendezvous": rendezvous,
     }
-    context = open_project(project, db, config, sets, flags)
+    wanted = Wanted(preset, fit=fit, gpu_memory=gpu_memory, dry_run=dry_run, resumes=resume is not None)
+    context = open_project(project, db, [*wanted.files, *(config or [])], sets, flags)
     if not _joins(context, node):
-        shown = _Shown(dry_run=dry_run, verbose=verbose, watch=watch, detach=detach, as_json=as_json)
+        context = context if watch or detach else wanted.fitted(context)  # the process that trains chooses
+        shown = _Shown(wanted=wanted, verbose=verbose, watch=watch, detach=detach, as_json=as_json)
         _begin(context, resume, sets, flags, run_id, shown)
 
 
@@ -121,7 +125,7 @@ def command(
 class _Shown:
     """The options that decide how a training is shown, and whether it begins here."""
 
-    dry_run: bool
+    wanted: Wanted
     verbose: bool
     watch: bool
     detach: bool
@@ -131,13 +135,13 @@ class _Shown:
 def _begin(
     context: Context, resume: str | None, sets: list[str] | None, flags: dict[str, Any], id: str | None, shown: _Shown
 ) -> None:
-    with _claimed(context, resume, here=not (shown.dry_run or shown.watch or shown.detach)):
+    with _claimed(context, resume, here=not (shown.wanted.dry_run or shown.watch or shown.detach)):
         if resume is not None:
             context, resume = _resumed(context, resume, sets, flags)
-        if shown.dry_run:
+        if shown.wanted.dry_run:
             from agentrl_cli.commands.dry import dry_run as dry
 
-            dry(context, as_json=shown.as_json, verbose=shown.verbose)
+            dry(context, shown.wanted, as_json=shown.as_json, verbose=shown.verbose)
         elif shown.watch or shown.detach:
             _own_process(context, resume, watch=shown.watch)
         else:

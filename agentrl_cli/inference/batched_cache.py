@@ -1,8 +1,9 @@
 """Transformers' own caches as batches of sequences: joined, split and measured, whatever their layers hold.
 
-Every tensor of a cache has one sequence per index of its first dimension. Keys and values are padded on the left, so
-that the newest token of all sequences is the last column; states of linear attention, convolutions and recurrences
-have no columns and are stacked. Objects are copied, never changed: a cache that others still hold stays as it is.
+Every tensor of a cache has one sequence per index of its first dimension (those in SECOND: of their second). Keys and
+values are padded on the left, so that the newest token of all sequences is the last column; states of linear attention,
+convolutions and recurrences have no columns and are stacked. Objects are copied, never changed: a cache that others
+still hold stays as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from agentrl_cli.errors import ModelError
 from agentrl_cli.inference.request import Request
 from agentrl_cli.types import Int32
 
-COLUMNS = {"keys": -2, "values": -2, "indexer_keys": 1}
+SECOND = {"indexer_position_ids"}
+"""Attributes whose second dimension is the sequences."""
+COLUMNS = {"keys": -2, "values": -2, "indexer_keys": 1, "indexer_position_ids": -1}
 """Attributes of cache layers that have a column per token, and its dimension."""
 COUNTERS = {"cumulative_length", "seqlen_offset"}
 """Attributes that count columns: those of the longest sequence."""
@@ -127,6 +130,8 @@ def _rebuilt(held: Any, parts: list[Any]) -> Any:
 def _join(values: list[Any], name: str) -> Any:
     first = values[0]
     if isinstance(first, Tensor):
+        if name in SECOND:
+            return _stack([value.transpose(0, 1) for value in values], name).transpose(0, 1)
         return _stack(values, name)
     if name in COUNTERS:
         return max(values)
@@ -169,16 +174,23 @@ def _stack(given: list[Any], name: str) -> Tensor:
 
 def _select(held: Any, sequences: list[int], length: int | None, name: str) -> Any:
     if isinstance(held, Tensor):
-        if not held.dim() or not held.numel():
-            return held
-        if name in COLUMNS and length is not None:
-            dim = COLUMNS[name] % held.dim()
-            held = held.narrow(dim, max(held.shape[dim] - length, 0), min(length, held.shape[dim]))
-        if len(sequences) == 1:
-            return held[sequences[0] : sequences[0] + 1].clone()
-        return held.index_select(0, torch.tensor(sequences, device=held.device))
+        if name in SECOND:
+            return _chosen(held.transpose(0, 1), sequences, length, name).transpose(0, 1)
+        return _chosen(held, sequences, length, name)
     if name in COUNTERS and length is not None:
         return min(held, length)
     if isinstance(held, dict | list | tuple) or _is_cache(held):
         return _rebuilt(held, [_select(part, sequences, length, key) for key, part in _parts(held)])
     return held
+
+
+def _chosen(held: Tensor, sequences: list[int], length: int | None, name: str) -> Tensor:
+    """Sequences of a tensor, cut to the newest `length` columns if it has any."""
+    if not held.dim() or not held.numel():
+        return held
+    if name in COLUMNS and length is not None:
+        dim = COLUMNS[name] % held.dim()
+        held = held.narrow(dim, max(held.shape[dim] - length, 0), min(length, held.shape[dim]))
+    if len(sequences) == 1:
+        return held[sequences[0] : sequences[0] + 1].clone()
+    return held.index_select(0, torch.tensor(sequences, device=held.device))

@@ -24,7 +24,10 @@ from agentrl_cli.types import Int32
 
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 """Most that a log-probability may differ from the model's own in a trial."""
-CAUGHT = (RuntimeError, TypeError, AttributeError, ValueError, NotImplementedError, IndexError, KeyError, NotJoined)
+CAUGHT = (
+    *(RuntimeError, TypeError, AttributeError, ValueError, NotImplementedError, IndexError, KeyError, AssertionError),
+    NotJoined,
+)
 """What a forward raises that cannot do what it is asked for."""
 WINDOW = 24
 """Positions of a window during a trial."""
@@ -81,13 +84,13 @@ class CachedForward:
         skipped = [width - n for n in held] if padding is None else list(padding)
         given: dict[str, Any] = {"use_cache": True, self._cache: cache}
         if "attention_mask" in self._names and any(skipped):
-            first = torch.tensor(skipped, device=self.device)[:, None]
+            first = self.integers(skipped)[:, None]
             given["attention_mask"] = (torch.arange(width + count, device=self.device)[None] >= first).long()
         if "position_ids" in self._names and "position_ids" not in (seen or {}):
-            starts = torch.tensor(lengths if padding is None else [-n for n in padding], device=self.device)
+            starts = self.integers(lengths if padding is None else [-n for n in padding])
             places = (starts[:, None] + torch.arange(count, device=self.device)).clamp(min=0)
             if self._three:
-                ahead = 0 if shifts is None else torch.tensor(shifts, device=self.device)[:, None]
+                ahead = 0 if shifts is None else self.integers(shifts)[:, None]
                 places = (places + ahead).expand(3, -1, -1)
             given["position_ids"] = places
         if "logits_to_keep" in self._names and not every:
@@ -95,6 +98,10 @@ class CachedForward:
         out = self.model(input_ids=ids, **given, **(seen or {}))
         logits: Tensor = out.logits
         return logits if every else logits[:, -1], out.get(self._cache)
+
+    def integers(self, numbers: Sequence[int]) -> Tensor:
+        """[n] on the model's device; several times faster than torch.tensor of a list."""
+        return torch.from_numpy(np.array(numbers, np.int64)).to(self.device)
 
     def plain(self, contexts: Sequence[Int32]) -> Tensor:
         """Logits [B, V] after whole contexts without a cache, padded on the right: nothing looks ahead."""

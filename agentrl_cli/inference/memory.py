@@ -26,8 +26,8 @@ GRAPH = 2 * 2**20
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
-def parse_memory(text: str) -> int | None:
-    """Bytes of `2GiB`, `512 MB`, `1.5g` or `1000000`; None for `auto`. Raises ConfigError.
+def parse_memory(text: str, key: str = "rollout.memory") -> int | None:
+    """Bytes of `2GiB`, `512 MB`, `1.5g` or `1000000`; None for `auto`. Raises ConfigError, which names `key`.
 
     Units are powers of 1024, with or without the i.
     """
@@ -36,7 +36,7 @@ def parse_memory(text: str) -> int | None:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
     if match is None or float(match[1]) <= 0:
         raise ConfigError(
-            f"rollout.memory: {text!r} is not an amount of memory.", hint="auto, 2GiB, 512MB or a number of bytes."
+            f"{key}: {text!r} is not an amount of memory.", hint="auto, 2GiB, 512MB or a number of bytes."
         )
     return int(float(match[1]) * _UNITS[match[2]])
 

@@ -2,10 +2,7 @@
 
 Episodes join and leave the batch at any step, a finished turn frees its place at once, an episode's keys and values are
 kept between its turns, and a prompt that several episodes share is computed once. `generate` may be called by any
-number of coroutines; one worker thread runs the forwards, so tools go on while tokens are made.
-
-Which requests wait, are admitted or leave is decided in the event loop, between two steps: the thread touches the
-engine only while the loop does not.
+number of coroutines; one worker thread runs the forwards (serving_loop.py), so tools go on while tokens are made.
 """
 
 from __future__ import annotations
@@ -15,20 +12,20 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from agentrl_cli.errors import AgentRLError, ModelError, PolicyError
+from agentrl_cli.errors import ModelError, PolicyError
 from agentrl_cli.inference.engine import Engine, FixedEngine, PagedEngine
 from agentrl_cli.inference.fallback import FallbackEngine
 from agentrl_cli.inference.kv_cache import BLOCK, NotServed, blocks
 from agentrl_cli.inference.memory import auto_memory, position_bytes
 from agentrl_cli.inference.model_runner import ModelRunner
-from agentrl_cli.inference.request import Queue, Request, check_context
+from agentrl_cli.inference.request import Request, check_context
 from agentrl_cli.inference.sampler import check_sampling, uniforms
+from agentrl_cli.inference.serving_loop import ServingLoop
 from agentrl_cli.models.adapter import copy_trained
 from agentrl_cli.models.vision import reader_of
 from agentrl_cli.types import Generation, Int32, Sampling, StopReason
@@ -82,18 +79,7 @@ class LocalPolicy:
         self.context_length = min(context_length, self._engine.limit)  # an episode must fit into the memory
         self._bounded = self.context_length < context_length
         self._orders = itertools.count()
-        self._waiting = Queue()
-        self._fresh: list[Request] = []
-        """Those that the newest steps were to begin with: a failure reaches them too."""
-        self._released: list[str] = []
-        self._task: asyncio.Task[None] | None = None
-        self._stepping = False
-        """True while the thread has the engine."""
-        self._called = False
-        """True where the event loop wants the engine: a request came, left or waits."""
-        self._held = False
-        """True while new weights wait for the running turns: no turn is begun then."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
+        self._loop = ServingLoop(self._engine, lambda: self.weights_version)
 
     @property
     def engine(self) -> str:
@@ -169,30 +155,16 @@ class LocalPolicy:
         if not sampling.max_new_tokens:
             request.stop = StopReason.LENGTH
             return request.result(self.weights_version)
-        self._waiting.add(request)
-        self._called = True
-        self._wake()
+        self._loop.add(request)
         return await request.future
 
     async def release(self, key: str) -> None:
         """Forget an episode's keys and values."""
-        self._released.append(key)
-        self._called = True
-        if not self._stepping:
-            self._tidy()
-        self._wake()
+        self._loop.release(key)
 
     async def close(self) -> None:
         """Cancel what runs, wait for the step in progress, and free everything."""
-        self._called = True
-        for request in self._requests():
-            if not request.abandoned:
-                request.future.cancel()
-        if self._task is not None and self._running and self._task.get_loop() is asyncio.get_running_loop():
-            await asyncio.wait([self._task])  # it ends by itself at the end of its step: no request is left
-        self._thread.shutdown(wait=True)
-        self._waiting.clear()
-        self._engine.clear()
+        await self._loop.close()
 
     def set_version(self, version: str) -> None:
         """Say that the weights changed: everything computed with the old ones is dropped."""
@@ -205,15 +177,12 @@ class LocalPolicy:
         Turns that are running end with the weights they began with; those that wait, and later turns of the same
         episodes, begin with the new ones, on keys and values that are computed again. So a turn has one version.
         """
-        self._held = self._called = True
-        try:
-            while self._task is not None and self._running:
-                await asyncio.wait([self._task])
+
+        def changed() -> None:
             change()
             self.set_version(version)
-        finally:
-            self._held = False
-            self._wake()
+
+        await self._loop.between_turns(changed)
 
     async def publish(self, version: str) -> None:
         """Sample with the weights as they are now, between two turns; a copy of `source` is renewed."""
@@ -221,86 +190,7 @@ class LocalPolicy:
 
     def rest(self) -> None:
         """Free all keys and values, where no episode is running: training needs the memory."""
-        if not self._stepping and not self._requests():
-            self._engine.rest()
-
-    # --- serving: all of this runs in the event loop, between two steps of the thread ---------------------------------
-
-    @property
-    def _running(self) -> bool:
-        return self._task is not None and not self._task.done()
-
-    def _wake(self) -> None:
-        if self._waiting and not self._running and not self._held:
-            self._task = asyncio.get_running_loop().create_task(self._serve())
-
-    async def _serve(self) -> None:
-        """Step the batch until no request is left. A failure reaches every waiting episode."""
-        try:
-            while True:
-                self._tidy()
-                fresh = self._admit()
-                if not fresh and not self._engine.running:
-                    return
-                for request in await self._step(fresh):
-                    request.report(self.weights_version)
-                self._waiting.put_back(self._engine.preempted)
-                self._engine.preempted.clear()
-                # Let the coroutines that were waiting go on: their next turns then join the same step.
-                await asyncio.sleep(0)
-        except Exception as error:  # noqa: BLE001 - handed to every waiting episode, none may hang
-            self._fail(error)
-
-    async def _step(self, fresh: list[Request]) -> list[Request]:
-        """Steps in the thread, which has the batch to itself meanwhile."""
-        self._called = False
-        self._fresh = fresh
-        step = self._thread.submit(self._steps, fresh)
-        self._stepping = True
-        try:
-            return await asyncio.wrap_future(step)
-        finally:
-            wait([step])  # where we were cancelled: the thread leaves the batch before anybody else touches it
-            self._stepping = False
-
-    def _steps(self, fresh: list[Request]) -> list[Request]:
-        """In the thread: steps until there is something to tell the event loop, or it calls. Returns the rows."""
-        while True:
-            rows = self._engine.step(fresh)
-            quiet = not self._called and not self._engine.preempted
-            if not (rows and quiet and all(r.stop is None and r.on_token is None and not r.abandoned for r in rows)):
-                return rows
-            fresh = []
-
-    def _fail(self, error: Exception) -> None:
-        memory = "out of memory" in str(error).lower()
-        hint = "Lower rollout.concurrency or rollout.max_tokens." if memory else getattr(error, "hint", "")
-        what = error.message if isinstance(error, AgentRLError) else f"{type(error).__name__}: {error}"
-        for request in [*self._requests(), *self._fresh, *self._engine.preempted]:
-            problem = PolicyError(f"The model could not generate: {what}", hint=hint)
-            problem.__cause__ = error
-            request.fail(problem)
-        self._waiting.clear()
-        self._engine.clear()
-
-    def _tidy(self) -> None:
-        """Remove abandoned requests from the batch, and what was released from the cache."""
-        for request in list(self._engine.running):
-            if request.abandoned:
-                self._engine.remove(request)
-        for key in self._released:
-            self._engine.forget(key)
-        self._released.clear()
-
-    def _admit(self) -> list[Request]:
-        """Take as many waiting requests as there is room for."""
-        # A turn that has begun ends with the weights it began with.
-        taken = self._engine.admit(self._waiting.ready(only_begun=self._held))
-        self._waiting.remove(taken)
-        return taken
-
-    def _requests(self) -> list[Request]:
-        return [*self._waiting, *self._engine.running]
+        self._loop.rest()
 
 
 def _make_engine(

@@ -67,7 +67,7 @@ def logprobs(
     way = way_of(base)
     if packed.images and reader_of(base) is None:
         raise ModelError("These episodes have images, and this model reads text alone.")
-    return _WAYS_BY_NAME[way](base, packed, temperature, chunk, checkpoint)
+    return WAYS[way](base, packed, temperature, chunk, checkpoint)
 
 
 def way_of(base: Any) -> str:
@@ -96,9 +96,11 @@ def _tried(base: Any) -> str:
             wanted = _plain_logps(base, packed)
             for way in ("packed", "padded", "whole"):
                 try:
-                    found = _WAYS_BY_NAME[way](base, packed, 1.0, None, False).logp
+                    found = WAYS[way](base, packed, 1.0, None, False).logp
                     off = difference(found.float(), wanted.float())
                     error = "" if off <= tolerance else f"{type(base).__name__} {way} differs by {off:.2g} nats"
+                    if not error:
+                        _differentiate(base, way, packed)
                 except (ModelError, *CAUGHT) as raised:
                     error = raised.message if isinstance(raised, ModelError) else f"{type(raised).__name__}: {raised}"
                 if not error:
@@ -109,9 +111,18 @@ def _tried(base: Any) -> str:
     finally:
         base.train(training)
     raise ModelError(
-        f"{type(base).__name__} cannot be trained: its numbers change with what is computed beside them ({problem}).",
+        f"{type(base).__name__} cannot be trained: no way of computing several episodes gives its numbers ({error}).",
         hint="Choose another model; `agentrl doctor` names the engine of each.",
     )
+
+
+@torch.enable_grad()
+def _differentiate(base: Any, way: str, packed: Packed) -> None:
+    """Run a backward pass, for one parameter; some architectures have none in eval mode. Raises one of CAUGHT."""
+    trained = next((p for p in base.parameters() if p.requires_grad), None)
+    if trained is not None:
+        logp = WAYS[way](base, packed, 1.0, None, False).logp
+        torch.autograd.grad(logp.sum(), trained, allow_unused=True)
 
 
 def _trial(vocabulary: int) -> list[list[Segment]]:
@@ -181,7 +192,7 @@ def _by_images(base: Any, packed: Packed, temperature: float, chunk: int | None,
     return _head(base, _rows_of(hidden, packed), packed, temperature, chunk)
 
 
-_WAYS_BY_NAME = {"packed": _by_packing, "padded": _by_padding, "whole": _by_whole, "images": _by_images}
+WAYS = {"packed": _by_packing, "padded": _by_padding, "whole": _by_whole, "images": _by_images}
 
 
 def _packed_states(base: Any, packed: Packed, device: torch.device) -> Tensor:

@@ -38,7 +38,7 @@ def padded_states(base: Any, packed: Packed, *, share: bool = True) -> Tensor:
     ids = torch.from_numpy(packed.input_ids).to(device)
     share = share and any(block.own > block.start and len(block.segments) > 1 for block in packed.blocks)
     if share and carries(base):
-        return torch.cat([_block(decoder, ids, block) for block in packed.blocks])
+        return torch.cat([continued(decoder, ids, block) for block in packed.blocks])
     return _spread(ids, packed, lambda rows, length: _states(decoder, rows, length))
 
 
@@ -94,7 +94,7 @@ def _stacked(rows: list[Tensor], length: int) -> Tensor:
     return torch.stack([nn.functional.pad(row, (0, length - len(row))) for row in rows])
 
 
-def _block(decoder: Any, ids: Tensor, block: Block) -> Tensor:
+def continued(decoder: Any, ids: Tensor, block: Block) -> Tensor:
     """States of a block in its order: the prefix once, then the continuations from its cache."""
     prefix, segments = block.own - block.start, block.segments
     if not prefix or not segments:
@@ -139,7 +139,8 @@ def _cache_name(decoder: Any) -> str:
 
 def decoder_of(base: Any) -> nn.Module:
     """The transformer without its head."""
-    return cast(nn.Module, getattr(base, base.base_model_prefix))
+    named = getattr(base, base.base_model_prefix, None)
+    return cast(nn.Module, base.model if named is None else named)  # Llama 4's prefix names no attribute
 
 
 def carries(base: Any) -> bool:
@@ -171,7 +172,7 @@ def _carries(base: Any) -> bool:
         _states(decoder, [torch.cat([ids[:40], ids[begin:end]])], end - begin + 40)[0] for begin, end in block.segments
     ]
     wanted = torch.cat([whole[0][:40], *(states[40:] for states in whole)])
-    found = _block(decoder, ids, block)
+    found = continued(decoder, ids, block)
     scale = torch.randn(wanted.shape, generator=generator).to(wanted)
     pairs = [(found, wanted)]
     if trained:

@@ -29,6 +29,13 @@ def quantization(bits: str, device: torch.device, dtype: torch.dtype) -> dict[st
     return {"quantization_config": settings(bits, dtype), "device_map": {"": device}}
 
 
+def quantises(config: Config) -> bool:
+    """Whether this machine can load the model's weights in 8 or 4 bits."""
+    from agentrl_cli.models.device import pick_device
+
+    return pick_device(config.model.device).type == "cuda" and find_spec("bitsandbytes") is not None
+
+
 def settings(bits: str, dtype: torch.dtype) -> Any:
     """transformers' BitsAndBytesConfig."""
     from transformers import BitsAndBytesConfig

@@ -17,7 +17,7 @@ KINDS = {
     "JambaForCausalLM": ("fallback", "padded"),
     "DeepseekV3ForCausalLM": ("fallback", "packed"),
     "DeepseekV4ForCausalLM": ("fallback", "padded"),
-    "Llama4ForCausalLM": ("fallback", "whole"),
+    "Llama4ForCausalLM": ("fallback", "padded"),
     "BartForCausalLM": ("fallback", "padded"),
     "BertLMHeadModel": ("paged", "whole"),
     "Gemma3ForCausalLM": ("paged", "packed"),

@@ -6,6 +6,7 @@ kernel computes, and how fast, is not shown by this.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from agentrl_cli.inference.batched_cache import Kept
+from agentrl_cli.inference.batched_forward import BatchedForward
 from agentrl_cli.inference.kv_cache import BlockPool, KVCache
 from agentrl_cli.inference.model_runner import ModelRunner
-from agentrl_cli.inference.request import TokenSequence
+from agentrl_cli.inference.request import Request, TokenSequence
 from agentrl_cli.inference.sampler import draw, steer
+from agentrl_cli.learning.forward import WAYS
+from agentrl_cli.learning.packing import Segment, pack
+from agentrl_cli.learning.padded_forward import continued, decoder_of
 from agentrl_cli.types import Sampling
+from benchmarks.architectures import build
 from tests.helpers.local import VOCAB, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
@@ -93,6 +100,70 @@ def test_prompts_and_steps_stay_on_the_gpu(kind: str, adapter: bool) -> None:
     assert logits.device.type == "meta" and logits.shape == (3, VOCAB) and logits.dtype == torch.bfloat16
     for store in (*cache.pool.keys, *cache.pool.values):
         assert store is not None and store.device.type == "meta" and store.dtype == torch.bfloat16
+
+
+FALLBACK = ("Qwen3_5", "Lfm2", "Mamba2", "DeepseekV3")  # Qwen4-Exp's indexer counts what it selects
+
+
+@pytest.mark.parametrize("name", FALLBACK)
+async def test_the_fallback_engine_stays_on_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of two lengths, two of them equal, steps, one that leaves, and a later turn of it.
+
+    Transformers asks whether a mask is full, as in its own `generate`; that is answered. Any other number fails.
+    """
+    model = build(f"{name}ForCausalLM")
+    abilities = BatchedForward(model).abilities
+    forward = BatchedForward(model.to("meta", torch.bfloat16), abilities)
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: False)
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def request(n: int, length: int) -> Request:
+        ids = np.arange(length, dtype=np.int32)
+        sampling = Sampling(max_new_tokens=8)
+        return Request(key=str(n), ids=ids, sampling=sampling, future=future, uniforms=[0.5] * 8, started=0.0, order=n)
+
+    requests = [request(n, length) for n, length in enumerate((20, 20, 33))]
+    with torch.inference_mode(), OneDevice():
+        batches = forward.joined(forward.begin(requests, lambda request: None))
+        for _ in range(3):
+            for one in requests:
+                one.out.append(7)
+            for batch in batches:
+                forward.decode(batch)
+        (batch,) = batches
+        alone, rest = batch.part([0]), batch.part([1, 2])
+        kept = Kept(batch.requests[0].context[: alone.lengths[0]], alone.cache)
+        later = forward.begin([request(3, len(kept.ids) + 6)], lambda request: kept)
+        whole = forward.joined([rest, *later])
+    assert sum(len(batch.requests) for batch in whole) == 3
+    for batch in whole:
+        assert batch.logits is not None and batch.logits.device.type == "meta" and batch.logits.shape[1] == VOCAB
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("Qwen3", "packed"), ("Gemma3", "packed"), ("Qwen3_5", "padded"), ("Lfm2", "padded"), ("Bert", "whole")],
+)
+def test_an_update_stays_on_the_gpu(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward, backward and AdamW of two groups, one of which shares a prompt; a prefix from the cache too."""
+    model = build({"Bert": "BertLMHeadModel"}.get(name, f"{name}ForCausalLM")).to("meta", torch.bfloat16)
+    prompt, lengths = np.arange(30, dtype=np.int32), (7, 12)
+    ids = [np.concatenate([prompt, np.arange(n, 2 * n, dtype=np.int32)]) for n in lengths]
+    groups = [[Segment(each, np.arange(len(each)) >= 30) for each in ids], [Segment(prompt, prompt >= 1)]]
+    packed = pack(groups)
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: False)  # transformers asks for packed positions
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+    with OneDevice():
+        out = WAYS[way](model, packed, 0.7, None, False)
+        states = out.logp.sum() + out.entropy.sum()
+        if way == "padded":
+            block = next(block for block in packed.blocks if len(block.segments) == 2)
+            given = torch.from_numpy(packed.input_ids).to("meta")
+            states = states + continued(decoder_of(model), given, block).sum()
+        torch.autograd.backward(states)
+        optimizer.step()
+    assert out.logp.shape == (19 + 29,) and out.logp.device.type == "meta"
+    assert all(p.grad is None or p.grad.device.type == "meta" for p in model.parameters())
 
 
 def test_drawing_stays_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,158 @@
+"""The loop that steps an engine for a policy: which requests wait, are admitted or leave.
+
+That is decided in the event loop, between two steps; one worker thread runs the steps and touches the engine only while
+the event loop does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+
+from agentrl_cli.errors import AgentRLError, PolicyError
+from agentrl_cli.inference.engine import Engine
+from agentrl_cli.inference.request import Queue, Request
+
+
+class ServingLoop:
+    """Steps an engine while there are requests.
+
+    Args:
+        version: Returns the version of the weights that a finished turn was sampled with.
+    """
+
+    def __init__(self, engine: Engine, version: Callable[[], str]) -> None:
+        self._engine, self._version = engine, version
+        self._waiting = Queue()
+        self._fresh: list[Request] = []
+        """Those that the newest steps were to begin with: a failure reaches them too."""
+        self._released: list[str] = []
+        self._task: asyncio.Task[None] | None = None
+        self._stepping = False
+        """True while the thread has the engine."""
+        self._called = False
+        """True if the event loop needs the engine: a request came, left or waits."""
+        self._held = False
+        """True while new weights wait for the running turns: no turn is begun then."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
+
+    def add(self, request: Request) -> None:
+        """Queue a turn; its future has the result."""
+        self._waiting.add(request)
+        self._called = True
+        self._wake()
+
+    def release(self, key: str) -> None:
+        """Forget an episode's keys and values."""
+        self._released.append(key)
+        self._called = True
+        if not self._stepping:
+            self._tidy()
+        self._wake()
+
+    async def close(self) -> None:
+        """Cancel what runs, wait for the step in progress, and free everything."""
+        self._called = True
+        for request in self._requests():
+            if not request.abandoned:
+                request.future.cancel()
+        if self._task is not None and self._running and self._task.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait([self._task])  # it ends by itself at the end of its step: no request is left
+        self._thread.shutdown(wait=True)
+        self._waiting.clear()
+        self._engine.clear()
+
+    async def between_turns(self, change: Callable[[], None]) -> None:
+        """Run `change` while nothing is computed: running turns finish first, and no turn begins meanwhile."""
+        self._held = self._called = True
+        try:
+            while self._task is not None and self._running:
+                await asyncio.wait([self._task])
+            change()
+        finally:
+            self._held = False
+            self._wake()
+
+    def rest(self) -> None:
+        """Free all keys and values if no episode is running."""
+        if not self._stepping and not self._requests():
+            self._engine.rest()
+
+    # --- all of this runs in the event loop, between two steps of the thread ------------------------------------------
+
+    @property
+    def _running(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    def _wake(self) -> None:
+        if self._waiting and not self._running and not self._held:
+            self._task = asyncio.get_running_loop().create_task(self._serve())
+
+    async def _serve(self) -> None:
+        """Step the batch until no request is left. A failure reaches every waiting episode."""
+        try:
+            while True:
+                self._tidy()
+                fresh = self._admit()
+                if not fresh and not self._engine.running:
+                    return
+                for request in await self._step(fresh):
+                    request.report(self._version())
+                self._waiting.put_back(self._engine.preempted)
+                self._engine.preempted.clear()
+                # Let the coroutines that were waiting go on: their next turns then join the same step.
+                await asyncio.sleep(0)
+        except Exception as error:  # noqa: BLE001 - handed to every waiting episode, none may hang
+            self._fail(error)
+
+    async def _step(self, fresh: list[Request]) -> list[Request]:
+        """Steps in the thread, which has the batch to itself meanwhile."""
+        self._called = False
+        self._fresh = fresh
+        step = self._thread.submit(self._steps, fresh)
+        self._stepping = True
+        try:
+            return await asyncio.wrap_future(step)
+        finally:
+            wait([step])  # if this was cancelled: the thread leaves the batch before anything else touches it
+            self._stepping = False
+
+    def _steps(self, fresh: list[Request]) -> list[Request]:
+        """In the thread: steps until there is something to report to the event loop, or it calls. Returns the rows."""
+        while True:
+            rows = self._engine.step(fresh)
+            quiet = not self._called and not self._engine.preempted
+            if not (rows and quiet and all(r.stop is None and r.on_token is None and not r.abandoned for r in rows)):
+                return rows
+            fresh = []
+
+    def _fail(self, error: Exception) -> None:
+        memory = "out of memory" in str(error).lower()
+        hint = "Lower rollout.concurrency or rollout.max_tokens." if memory else getattr(error, "hint", "")
+        what = error.message if isinstance(error, AgentRLError) else f"{type(error).__name__}: {error}"
+        for request in [*self._requests(), *self._fresh, *self._engine.preempted]:
+            problem = PolicyError(f"The model could not generate: {what}", hint=hint)
+            problem.__cause__ = error
+            request.fail(problem)
+        self._waiting.clear()
+        self._engine.clear()
+
+    def _tidy(self) -> None:
+        """Remove abandoned requests from the batch, and what was released from the cache."""
+        for request in list(self._engine.running):
+            if request.abandoned:
+                self._engine.remove(request)
+        for key in self._released:
+            self._engine.forget(key)
+        self._released.clear()
+
+    def _admit(self) -> list[Request]:
+        """Take as many waiting requests as there is room for."""
+        # A turn that has begun ends with the weights it began with.
+        taken = self._engine.admit(self._waiting.ready(only_begun=self._held))
+        self._waiting.remove(taken)
+        return taken
+
+    def _requests(self) -> list[Request]:
+        return [*self._waiting, *self._engine.running]
