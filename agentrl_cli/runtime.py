@@ -194,6 +194,7 @@ async def run_training(
                 team=team,
                 narrate=narrate,
                 on_step=on_step,
+                base=base,
             )
             return await trainer.train()
 

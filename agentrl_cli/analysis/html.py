@@ -38,7 +38,7 @@ PUSH_STEPS = 7
 """Steps of the push in each direction, each twice the one below; the last holds pushes of the run's scale and more."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 PAGE = Path(__file__).with_name("page.html")
-_SIGNALS = ("advantage", "push", "weight", "ratio", "logp_train", "logp_ref")
+_SIGNALS = ("advantage", "push", "weight", "ratio", "logp_train", "logp_ref", "logp_teacher", "reward_advantage")
 
 
 def export_html(

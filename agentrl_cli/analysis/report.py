@@ -129,10 +129,11 @@ def _verdict(run: RunRow, steps: Sequence[Mapping[str, Any]], evals: Sequence[Ev
     reward = [value for _, value in _values(steps, "reward")]
     said = f"{run.name} has no finished training step."
     if len(reward) > 1:
-        ends = (sum(reward[:LAST]) / len(reward[:LAST]), sum(reward[-LAST:]) / len(reward[-LAST:]))
+        most = min(LAST, len(reward) // 2)
+        ends = (sum(reward[:most]) / most, sum(reward[-most:]) / most)
         said = (
             f"Over {len(reward)} steps the mean reward went from {ends[0]:.3f} to {ends[1]:.3f}"
-            f" (means of the first and last {min(LAST, len(reward))} steps)."
+            f" (means of the first and last {most})."
         )
     split = evals[-1].split if evals else ""
     own = [row for row in evals if row.split == split and row.pass_rate is not None]

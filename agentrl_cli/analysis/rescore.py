@@ -181,6 +181,10 @@ def estimate(
     values = [np.asarray(s.value[mask], np.float64) for s, mask in stored if s.value is not None]
     if len(values) == len(episodes):
         given["values"] = tuple(values)
+    for field, name in (("logp_teacher", "logp_teacher"), ("logp_student", "logp_train")):
+        found = [getattr(s, name)[mask] for s, mask in stored if s.logp_teacher is not None]
+        if needs(algo) == "teacher" and len(found) == len(episodes):
+            given[field] = tuple(np.asarray(values, np.float64) for values in found)
     if needs(algo) == "baseline":
         given["baseline"] = _greedy_rewards(episodes, store)
     if algo.kl_coef and algo.kl_in == "reward":

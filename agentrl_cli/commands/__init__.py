@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "eval": ("Run", "agentrl_cli.commands.eval:command", "pass@k with intervals, base against checkpoint"),
     "chat": ("Run", "agentrl_cli.commands.chat:command", "Talk to a model with its tools, or act as the model"),
     "sft": ("Run", "agentrl_cli.commands.sft:command", "Warm-start a model on the packs' demonstrations"),
+    "optimize": ("Run", "agentrl_cli.commands.optimize:command", "Better prompts instead of better weights"),
     "serve": ("Run", "agentrl_cli.commands.serve:command", "The model for any OpenAI or Anthropic client"),
     "rescore": ("Run", "agentrl_cli.commands.rescore:command", "A run under other rewards, without generating"),
     "import": ("Run", "agentrl_cli.commands.import_model:command", "Another project's model (minimind), and back"),

@@ -16,7 +16,7 @@ from agentrl_cli.config.base import Positive, Unit
 from agentrl_cli.config.choice import Algorithm, Options
 
 Compares = Literal["rewards", "group", "batch", "nothing"]
-Needs = Literal["", "values", "baseline"]
+Needs = Literal["", "values", "baseline", "teacher"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Estimator(Algorithm):
     """rewards: only the episodes' rewards within their group, so equal rewards carry no signal; group: reward parts or
     turns within the group, which may differ although the rewards are equal; batch: all episodes; nothing."""
     needs: Needs
-    """Required inputs: values of a value head, or greedy attempts as the baseline."""
+    """Required inputs: values of a value head, greedy attempts as the baseline, a teacher's log-probabilities."""
 
 
 def _eps() -> float:
@@ -78,6 +78,32 @@ class TurnsAndEpisode(Turns):
     """Options of mt_grpo and gigpo."""
 
     turn_coef: float = Field(default=1.0, ge=0, description="weight of the turn's advantage beside the episode's")
+
+
+class Distill(Normalised):
+    """Options of distill."""
+
+    teacher: str = Field(
+        default="self",
+        description="self: the weights that are trained, before the step; a model, a folder, an adapter's folder,"
+        " RUN@best; or http://host:8000/v1, a server whose /completions gives log-probabilities of given ids",
+    )
+    hint: str = Field(
+        default="",
+        description="appended to the prompt's last user message for the teacher alone; {answer}, {tests} and any other"
+        " field of the task's row are filled in",
+    )
+    form: Literal["sampled", "top_k", "full"] = Field(
+        default="sampled",
+        description="sampled: the sampled token's reverse KL is its advantage; full: the KL over the vocabulary is a"
+        " term of the loss; top_k: over the student's k likeliest tokens and one class of all others; both need a local"
+        " teacher",
+    )
+    top_k: Positive = Field(default=20, description="k of the form top_k")
+    coef: float = Field(default=1.0, ge=0, description="weight of the teacher")
+    reward_coef: float = Field(default=0.0, ge=0, description="weight of the reward's advantage (grpo) beside it")
+    server_model: str = Field(default="", description="a server's name of the teacher")
+    api_key_env: str = Field(default="", description="environment variable that holds the server's key")
 
 
 class CustomEstimator(TurnsAndEpisode, BestOf, Gae):
@@ -224,5 +250,23 @@ ESTIMATORS: Mapping[str, Estimator] = {
         source="https://arxiv.org/abs/2505.10978",
         compares="group",
         needs="",
+    ),
+    "maxrl": Estimator(
+        function=f"{_EPISODE}:maxrl",
+        options=NoOptions,
+        aggregation="",
+        text="(R − group mean) / group mean, for rewards of 0 and 1: hard tasks weigh more",
+        source="https://arxiv.org/abs/2602.02710",
+        compares="rewards",
+        needs="",
+    ),
+    "distill": Estimator(
+        function=f"{_EPISODE}:distill",
+        options=Distill,
+        aggregation="",
+        text="coef × (log p of a teacher − log p) of each sampled token + reward_coef × grpo: on-policy distillation",
+        source="https://arxiv.org/abs/2306.13649",
+        compares="nothing",
+        needs="teacher",
     ),
 }

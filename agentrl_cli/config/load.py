@@ -237,7 +237,8 @@ def _most_similar(key: str, known: Sequence[str]) -> list[str]:
 
 def _no_option(key: str, layers: Mapping[str, Value]) -> str:
     """The error for an option that the chosen loss or estimator lacks, with the nearest of its own."""
-    choice, _, option = key.rpartition(".")
+    choice = next(name for name in _CHOSEN if key.startswith(f"{name}."))
+    option = key.removeprefix(f"{choice}.")
     name = str(layers[choice].value) if choice in layers else _CHOSEN[choice]
     record = CHOICES[choice.removeprefix("algo.")][0].get(name)
     own = option_names(record.options) if record else []

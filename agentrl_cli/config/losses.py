@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -94,6 +95,15 @@ class KlCov(Options):
     kl_coef: float = Field(default=1.0, ge=0, description="weight of the penalty")
 
 
+class TrustRegion(Options):
+    """Options of dppo."""
+
+    divergence: Literal["tv", "kl"] = Field(
+        default="tv", description="between old and new probability of the sampled token against all others"
+    )
+    threshold: float = Field(default=0.15, gt=0, description="divergence above which a token is masked")
+
+
 class CustomLoss(ClipCov, KlCov, Gate):
     """Options of a user's own function."""
 
@@ -166,6 +176,14 @@ LOSSES: Mapping[str, Loss] = {
         text="−ratio·A, and a KL penalty on the tokens of the highest covariance",
         source="https://arxiv.org/abs/2505.22617",
         mark=f"{_HERE}:mark_kl_cov",
+    ),
+    "dppo": Loss(
+        function=f"{_HERE}:dppo",
+        options=TrustRegion,
+        aggregation="",
+        text="−ratio·A without the tokens that leave the trust region: a binary divergence instead of the ratio's clip",
+        source="https://arxiv.org/abs/2602.04879",
+        mark="",
     ),
     "reinforce": Loss(
         function=f"{_HERE}:reinforce",

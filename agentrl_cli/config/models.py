@@ -92,6 +92,11 @@ class TaskConfig(Section):
         description="the program that makes the episodes, for all packs: file.py:function, module:function, or a"
         " mapping as `agent` in a task.yaml; null: each pack's own agent, or the built-in loop",
     )
+    prompts: str | None = Field(
+        default=None,
+        description="a YAML file with texts in place of the pack's own (system, tools.NAME.description), as `agentrl"
+        " optimize --write` writes it; null: the pack's",
+    )
     order: Literal["shuffle", "curriculum", "balanced"] = Field(
         default="shuffle",
         description="shuffle: each once per epoch; curriculum: mostly tasks solved about half the time;"

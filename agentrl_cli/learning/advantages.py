@@ -10,6 +10,7 @@ Not here: which episodes are trained on (dispositions.py), and the loss.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from math import comb
 from typing import Any, get_args
 
@@ -136,6 +137,30 @@ def grpo_passk(x: AdvantageInput) -> list[Float32]:
     return spread(out, x)
 
 
+def maxrl(x: AdvantageInput) -> list[Float32]:
+    """(R − group mean) / group mean, 0 where the mean is not above 0: maximum-likelihood RL.
+
+    https://arxiv.org/abs/2602.02710, algorithm 1, up to the 1/N of the group. Derived for rewards of 0 and 1.
+    """
+    mean = group_mean(x.returns, x.groups)
+    return spread(over(x.returns - mean, np.maximum(mean, 0.0)), x)
+
+
+def distill(x: AdvantageInput) -> list[Float32]:
+    """coef × (log p_teacher − log p) of each sampled token + reward_coef × grpo.
+
+    One sample's estimate of −KL(student || teacher), on the student's own tokens. https://arxiv.org/abs/2306.13649
+    (on-policy, reverse KL); as an advantage: https://thinkingmachines.ai/blog/on-policy-distillation/
+    """
+    if not x.size:
+        return []
+    need(x.logp_teacher, "the teacher's log-probabilities", "distill")
+    need(x.logp_student, "the student's log-probabilities", "distill")
+    assert x.logp_teacher is not None and x.logp_student is not None
+    rows = zip(grpo(x), x.logp_teacher, x.logp_student, strict=True)
+    return [np.asarray(x.reward_coef * r + x.coef * (t - s), np.float32) for r, t, s in rows]
+
+
 def _best_of_k(rewards: Float64, k: int, eps: float) -> Float64:
     """[n] pass@k advantages of one group."""
     n = len(rewards)
@@ -168,14 +193,15 @@ def find(name: str) -> Estimator:
     """The record of a name or path. Raises NotFound with the nearest names.
 
     A path may name an Estimator, or a function: then `needs` is the function's attribute of that name, if it has one.
-    Raises ConfigError if it needs anything but "values" or "baseline".
+    Raises ConfigError if it needs anything that is not in `Needs`.
     """
     found = resolve("advantages", ESTIMATORS, name)
     if not isinstance(found, Estimator):
         needs = str(getattr(found, "needs", ""))
         found = Estimator(found, CustomEstimator, "", name, "", "nothing", needs)  # type: ignore[arg-type]
     if found.needs not in get_args(Needs):
-        raise ConfigError(f"The advantage {name!r} needs {found.needs!r}.", hint='There are "values" and "baseline".')
+        known = ", ".join(filter(None, get_args(Needs)))
+        raise ConfigError(f"The advantage {name!r} needs {found.needs!r}.", hint=f"There are {known}.")
     return found
 
 
@@ -228,4 +254,5 @@ def has_signal(algo: AlgoConfig, episodes: Sequence[Episode]) -> bool:
 
 def options(algo: AlgoConfig) -> dict[str, Any]:
     """The estimator's options, as fields of AdvantageInput."""
-    return {name: value for name, value in algo.advantage.model_dump(by_alias=False).items() if name != "name"}
+    names = {field.name for field in fields(AdvantageInput)}
+    return {name: value for name, value in algo.advantage.model_dump(by_alias=False).items() if name in names}

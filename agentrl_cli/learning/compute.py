@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, RunFailed
 from agentrl_cli.learning import advantages
+from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.forward import Logprobs, logprobs, width
 from agentrl_cli.learning.losses import LossConfig, LossInput, Objective, Totals, objective, policy_loss
 from agentrl_cli.learning.optimizers import make_optimizer, move_state, trainable
@@ -102,6 +103,8 @@ class Compute:
         self.checkpoint = checkpoint
         self.aside = aside
         self.rows = Rows(config.train.token_budget, row_tokens)
+        self.teacher: Teacher | None = None
+        """Whose distribution is part of the loss, if its form compares distributions."""
         self.loss = policy_loss(algo.loss.name)
         self.aggregation = find_aggregation(algo)
         self.trained = trainable(model)
@@ -170,6 +173,21 @@ class Compute:
         model.train(training)
         return found
 
+    @torch.no_grad()
+    def taught(self, batches: Sequence[MicroBatch]) -> list[Columns]:
+        """Of each micro-batch `logp` under the teacher; `teacher_states` [M, D] if the loss compares distributions."""
+        assert self.teacher is not None
+        model = self.teacher.prepare(self.model)
+        training = model.training
+        model.eval()
+        found: list[Columns] = []
+        for batch in batches:
+            out = self._logprobs(model, pack(batch.groups))
+            states = {"teacher_states": out.states.float().cpu().numpy()} if self.teacher.wants_states else {}
+            found.append({"logp": out.logp.cpu().numpy(), **states})
+        model.train(training)
+        return found
+
     def step(self, batches: Sequence[MicroBatch], order: Order) -> Stepped:
         """One optimizer step over a mini-batch, or over this rank's part of it."""
         metrics: dict[str, float] = {}
@@ -202,6 +220,11 @@ class Compute:
             old, returns = (tensor(batch.columns[name], out.logp.device) for name in ("value", "returns"))
             part, more = self.critic.loss(self.critic.values(out.states), old, returns, order.totals.tokens)
             loss, metrics = loss + part, {**metrics, **more}
+        if self.teacher is not None and self.teacher.wants_states:
+            states = tensor(batch.columns["teacher_states"], out.logp.device)
+            temperature, tokens = self.config.rollout.temperature, order.totals.tokens
+            part = self.teacher.loss(self.model, out.states, states, temperature, tokens)
+            loss, metrics = loss + part, {**metrics, "distill/loss": float(part.detach())}
         (0.0 * loss if batch.padding else loss).backward()  # type: ignore[no-untyped-call]
         return _numbers(found, x.old), {"loss": float(loss.detach()), **metrics}
 

@@ -55,6 +55,14 @@ class AdvantageInput:
     """k of pass@k."""
     turn_coef: float = 1.0
     """Weight of the turn term beside the episode term (MT-GRPO's turn advantage, GiGPO's omega)."""
+    logp_teacher: tuple[Float64, ...] | None = None
+    """N × [lengths_i] log-probability of each trained token under the teacher (distill)."""
+    logp_student: tuple[Float64, ...] | None = None
+    """N × [lengths_i] the same before the step (distill)."""
+    coef: float = 1.0
+    """Weight of the teacher (distill)."""
+    reward_coef: float = 0.0
+    """Weight of the reward's advantage beside the teacher's (distill)."""
     eps: float = 1e-4
     """Added to standard deviations (TRL's 1e-4)."""
     branches: tuple[tuple[Ints, ...], ...] | None = None

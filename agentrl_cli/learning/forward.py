@@ -154,7 +154,7 @@ def _plain_logps(base: Any, packed: Packed) -> Tensor:
 def _head(base: Any, states: Tensor, packed: Packed, temperature: float, chunk: int | None) -> Logprobs:
     """Log-probabilities from the states [M, D] that predict the trained tokens."""
     targets = torch.from_numpy(packed.targets).to(states.device)
-    scale, softcap = _logit_rules(base.config)
+    scale, softcap = logit_rules(base.config)
     head = base.get_output_embeddings()
     logp, entropy = head_logprobs(head, states, targets, temperature=temperature / scale, softcap=softcap, chunk=chunk)
     return Logprobs(logp, entropy, states)
@@ -254,7 +254,7 @@ def width(model: nn.Module) -> int:
     return int(transformer(model).config.get_text_config().hidden_size)
 
 
-def _logit_rules(config: Any) -> tuple[float, float | None]:
+def logit_rules(config: Any) -> tuple[float, float | None]:
     """(factor on the logits, soft cap): what some families do between head and softmax."""
     factor = float(getattr(config, "logit_scale", None) or 1.0)
     factor /= float(getattr(config, "logits_scaling", None) or 1.0)

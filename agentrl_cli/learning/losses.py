@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from agentrl_cli.config.choice import Options
-from agentrl_cli.config.losses import LOSSES, Clip, ClipCov, CustomLoss, DualClip, Gate, KlCov, Loss
+from agentrl_cli.config.losses import LOSSES, Clip, ClipCov, CustomLoss, DualClip, Gate, KlCov, Loss, TrustRegion
 from agentrl_cli.learning.corrections import CORRECTIONS
 from agentrl_cli.learning.kl import KL
 from agentrl_cli.registry import resolve
@@ -186,6 +186,20 @@ def sapo(x: LossInput, c: Gate) -> PolicyTerm:
     open_ = gate.detach()
     weight = 4 * open_ * (1 - open_) * slope * x.advantage
     return PolicyTerm(loss, weight, ratio.detach(), torch.zeros_like(x.segment, dtype=torch.bool))
+
+
+def dppo(x: LossInput, c: TrustRegion) -> PolicyTerm:
+    """−M·ratio·A; M is 0 where the ratio moves away from 1 as A wants and the divergence is above the threshold.
+
+    https://arxiv.org/abs/2602.04879 eq. 11 to 14, the binary divergences; here from the trainer's weights before the
+    step, there from the sampler's, which `algo.correction` accounts for.
+    """
+    ratio, slope = _ratio(x)
+    p, q = x.old.detach().exp().clamp(1e-6, 1 - 1e-6), x.logp.detach().exp().clamp(1e-6, 1 - 1e-6)
+    distance = (p - q).abs() if c.divergence == "tv" else p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+    outside = (distance > c.threshold) & (x.advantage * (ratio.detach() - 1) > 0)
+    kept = torch.where(outside, torch.zeros_like(x.advantage), x.advantage)
+    return PolicyTerm(-ratio * kept, slope * kept, ratio.detach(), outside)
 
 
 def reinforce(x: LossInput, _: Options) -> PolicyTerm:

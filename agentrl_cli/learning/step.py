@@ -17,7 +17,7 @@ from agentrl_cli.learning.token_record import Member, TokenRecord
 from agentrl_cli.types import Branch, Episode, Float32
 from agentrl_cli.types.branches import join_trained, split_trained
 
-_PER_TOKEN = tuple(item.name for item in fields(TokenRecord) if item.name != "after")
+_PER_TOKEN = tuple(item.name for item in fields(TokenRecord) if item.name not in ("after", "teacher_states"))
 
 
 @dataclass(frozen=True, slots=True)

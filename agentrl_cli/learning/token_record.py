@@ -29,6 +29,12 @@ class TokenRecord:
     now: Float32 | None = None
     """Log-probability before this optimizer step, where the loss chooses tokens by it."""
     marked: np.ndarray[Any, Any] | None = None
+    teacher: Float32 | None = None
+    """Log-probability under the teacher."""
+    teacher_states: np.ndarray[Any, Any] | None = None
+    """[n, D] the teacher's hidden states, from which it predicts the tokens, where the loss needs its distribution."""
+    reward_advantage: Float32 | None = None
+    """Of the reward alone, beside a teacher's."""
     value: Float32 | None = None
     after: float = 0.0
     """Value of the state that a truncated episode was left in, with `algo.value_bootstrap`."""
@@ -63,6 +69,8 @@ def signals(episode: Episode, seen: TokenRecord) -> TrainSignals:
         logp_ref=maybe(seen.ref),
         value=maybe(seen.value),
         returns=maybe(seen.returns),
+        logp_teacher=maybe(seen.teacher),
+        reward_advantage=maybe(seen.reward_advantage),
     )
 
 

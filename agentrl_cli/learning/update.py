@@ -8,8 +8,9 @@ forward, so no second one is made, unless advantages depend on it (values, KL in
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from agentrl_cli.learning import advantages
 from agentrl_cli.learning.coefficients import Coefficients
 from agentrl_cli.learning.compute import Columns, Compute, MicroBatch, Order
 from agentrl_cli.learning.dispositions import CUT
+from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.estimator_inputs import AdvantageInput
 from agentrl_cli.learning.kl import KL
 from agentrl_cli.learning.losses import Totals, find, mark
@@ -55,6 +57,7 @@ class Learner:
         reference: The model that the KL term compares with; None if there is no KL term, or if `model` is a peft
             model, which without its adapter is the reference.
         checkpoint: Recompute activations in the backward pass.
+        teacher: Scores the sampled tokens, for an estimator that needs one.
         aside: Between updates the optimizer's state waits in the CPU's memory (one of plan.MOVES).
         compute: What computes with the model, if not this process alone; then the arguments before do not count.
     """
@@ -68,6 +71,7 @@ class Learner:
         checkpoint: bool = False,
         aside: bool = False,
         compute: Compute | Lead | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         algo = config.algo
         if config.rollout.temperature <= 0:
@@ -75,10 +79,17 @@ class Learner:
         self.config = config
         self.estimator = advantages.function(algo.advantage.name)
         self.needs = advantages.needs(algo)
+        self.teacher = teacher
+        if self.needs == "teacher" and teacher is None:
+            raise ConfigError(f"algo.advantage {algo.advantage.name!r} needs a teacher.")
         self.marks = bool(find(algo.loss.name).mark)
         self.loss_config = loss_config(config)
         self.coefficients = Coefficients.of(algo)
         self.compute: Compute | Lead = compute or Compute(model, config, reference, checkpoint=checkpoint, aside=aside)
+        if teacher is not None:
+            if not isinstance(self.compute, Compute):
+                raise ConfigError("A teacher works in one process.", hint="Leave out --gpus, --ranks and --nodes.")
+            self.compute.teacher = teacher
 
     @property
     def optimizer(self) -> Any:
@@ -120,10 +131,12 @@ class Learner:
             return result
         now, algo = Step.of(step, groups), self.config.algo
         in_reward = bool(algo.kl_coef) and algo.kl_in == "reward"
-        if algo.epochs * algo.minibatches > 1 or self.critic is not None or in_reward:
+        if algo.epochs * algo.minibatches > 1 or self.needs in ("values", "teacher") or in_reward:
             self._before(now, "old")
         if algo.kl_coef:
             self._before(now, "ref")
+        if self.teacher is not None:
+            self._taught(now, self.teacher)
         self._advantages(now, baselines, in_reward)
         lr = self.learning_rate(step)
         self.compute.begin(lr)
@@ -135,6 +148,7 @@ class Learner:
         self.compute.end()
         result.metrics = {name: float(np.mean(values)) for name, values in sums.items()} | {"learning_rate": lr}
         result.metrics |= self.coefficients.metrics() | _explained(list(now.seen.values()))
+        result.metrics |= _distance(now.seen.values())
         result.metrics |= gap((one.old, now.sources[m].sampled("logp_policy")) for m, one in now.seen.items())
         self.coefficients.adapt(result.metrics, sum(episode.trained_tokens for episode in now.episodes))
         for episode, seen in now.records():
@@ -158,8 +172,15 @@ class Learner:
             fields["token_penalty"] = tuple(
                 self.coefficients.kl * estimate(old, ref).numpy().astype(np.float64) for old, ref in pairs
             )
+        if self.teacher is not None:
+            for name, column in (("logp_teacher", "teacher"), ("logp_student", "old")):
+                fields[name] = tuple(np.asarray(values, np.float64) for values in now.joined(column))
+            if self.teacher.wants_states:
+                fields["coef"] = 0.0  # the loss has the teacher's term
         x = AdvantageInput.of(episodes, **fields)
         now.give("advantage", self.estimator(x))
+        if self.teacher is not None:
+            now.give("reward_advantage", advantages.grpo(x))
         if self.critic is not None:
             now.give("returns", value_targets(x))
 
@@ -191,7 +212,7 @@ class Learner:
     def _microbatch(self, now: Step, row: Sequence[Member]) -> MicroBatch:
         """A packed row with everything that the loss needs of its tokens."""
         records = [now.seen[member] for member in row]
-        names = ("advantage", "old", "ref", "marked", "value", "returns")
+        names = ("advantage", "old", "ref", "marked", "value", "returns", "teacher_states")
         known = [name for name in names if getattr(records[0], name) is not None]
         columns = {name: np.concatenate([getattr(one, name) for one in records]) for name in known}
         if self.loss_config.correction != "none":
@@ -220,16 +241,41 @@ class Learner:
         values = name == "old" and self.critic is not None
         if values and self.config.algo.value_bootstrap:
             segments = [[_beyond(now.sources[b, m], s) for m, s in enumerate(now.segments[b])] for b in bundles]
+        self._scored(
+            now, bundles, segments, name, partial(self.compute.forward, reference=name == "ref", values=values)
+        )
+
+    def _scored(
+        self,
+        now: Step,
+        bundles: Sequence[int],
+        segments: Sequence[Sequence[Segment]],
+        name: str,
+        forward: Callable[[Sequence[MicroBatch]], list[Columns]],
+    ) -> None:
+        """Store what a forward gives of some bundles; its `logp` as `name`."""
         rows = self.compute.split(segments)
         batches = [MicroBatch(chosen(segments, row), {}) for row in rows]
-        done = self.compute.forward(batches, reference=name == "ref", values=values)
-        for row, one, columns in zip(rows, batches, done, strict=True):
+        for row, one, columns in zip(rows, batches, forward(batches), strict=True):
             for column, flat in columns.items():
                 for (b, m), found in zip(row, one.split(flat), strict=True):
                     record, trained = now.seen[bundles[b], m], int(now.segments[bundles[b]][m].trained.sum())
                     setattr(record, name if column == "logp" else column, found[:trained])
                     if column == "value" and len(found) > trained:
                         record.after = float(found[-1])
+
+    def _taught(self, now: Step, teacher: Teacher) -> None:
+        """The teacher's log-probabilities, from a model or its server."""
+        segments = [
+            [teacher.sees(now.sources[b, m], s) for m, s in enumerate(bundle)] for b, bundle in enumerate(now.segments)
+        ]
+        if teacher.server is None:
+            assert isinstance(self.compute, Compute)
+            self._scored(now, range(len(segments)), segments, "teacher", self.compute.taught)
+            return
+        members = now.in_batch(range(len(segments)))
+        for member, values in zip(members, teacher.server([segments[b][m] for b, m in members]), strict=True):
+            now.seen[member].teacher = values
 
 
 def _beyond(source: Source, segment: Segment) -> Segment:
@@ -252,6 +298,12 @@ def _explained(seen: Sequence[TokenRecord]) -> dict[str, float]:
     value, returns = (torch.from_numpy(np.concatenate(part)).double() for part in zip(*pairs, strict=True))
     share = explained_variance(value, returns)
     return {} if math.isnan(share) else {"value/explained_variance": share}
+
+
+def _distance(seen: Iterable[TokenRecord]) -> dict[str, float]:
+    """`distill/kl`: mean of log p − log p of the teacher over the sampled tokens; {} without a teacher."""
+    gaps = [one.old - one.teacher for one in seen if one.old is not None and one.teacher is not None]
+    return {"distill/kl": float(np.concatenate(gaps).mean())} if gaps else {}
 
 
 def _keep(records: Sequence[TokenRecord], batch: MicroBatch, columns: Columns) -> None:

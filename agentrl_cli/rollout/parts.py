@@ -11,6 +11,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.hooks import HookList, load_hooks
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import Pack, check_weights, load_packs
+from agentrl_cli.tasks.texts import read_parts, with_parts
 
 
 @dataclass
@@ -38,6 +39,9 @@ async def open_parts(
     """
     if packs is None:
         packs = list(load_packs(config.task.packs, base=base, agent=config.task.agent).values())
+    if config.task.prompts is not None:
+        texts = read_parts(base / Path(config.task.prompts).expanduser())
+        packs = [with_parts(pack, texts) for pack in packs]
     found = {pack.name: pack for pack in packs}
     check_weights(found, config.rewards)
     hook_list = HookList([*load_hooks(config.hooks, base, loggers).hooks, *hooks])

@@ -17,6 +17,7 @@ from agentrl_cli.store.episodes import Episodes
 from agentrl_cli.store.file import StoreFile
 from agentrl_cli.store.journal import Controls, Journal, Live, Workers
 from agentrl_cli.store.marks import Marks, Signals
+from agentrl_cli.store.prompts import PromptRow, Prompts
 from agentrl_cli.store.references import Tasks, Tokenizers
 from agentrl_cli.store.rows import (
     CheckpointRow,
@@ -45,6 +46,7 @@ class Store(StoreFile):
         self.signals = Signals(self)
         self.marks = Marks(self)
         self.scores = Scores(self)
+        self.prompts = Prompts(self)
         self.stats = Stats(self)
         self.live = Live(self)
         self.workers = Workers(self)
@@ -61,6 +63,7 @@ __all__ = [
     "EpisodeRow",
     "EvalRow",
     "LiveRow",
+    "PromptRow",
     "RunRow",
     "Score",
     "Store",

@@ -24,7 +24,10 @@ from agentrl_cli.store.schema import SCHEMA_VERSION
 from agentrl_cli.types import TOP_K
 
 _SAMPLED = ("logp_sampled", "logp_policy", "entropy", "top_logps")
-_TRAINED = ("advantage", "logp_train", "ratio", "weight", "logp_ref", "value", "returns")
+_TRAINED = (
+    *("advantage", "logp_train", "ratio", "weight", "logp_ref", "value", "returns"),
+    *("logp_teacher", "reward_advantage"),
+)
 _FLOATS = (*_SAMPLED, *_TRAINED)
 _ALL = (*_FLOATS, "top_ids", "clipped")
 

@@ -16,14 +16,19 @@ from agentrl_cli.store.rows import DriftRow
 from agentrl_cli.types import Fact, Float32, TrainSignals
 
 _SET_FACT = "UPDATE episodes SET fact=?, advantage=coalesce(?, advantage) WHERE id=?"
-_NUMBERS = ("advantage", "logp_train", "ratio", "weight", "logp_ref", "value", "returns")
+_NUMBERS = (
+    *("advantage", "logp_train", "ratio", "weight", "logp_ref", "value", "returns"),
+    *("logp_teacher", "reward_advantage"),
+)
 _SET_SIGNALS = (
     f"UPDATE turn_tokens SET {', '.join(f'{name}=?' for name in _NUMBERS)}, clipped=? WHERE episode_id=? AND idx=?"
 )
 _TRAINED = str(Fact.TRAINED)
 SAMPLED = 64
 """Episodes that are read to find a run's push scale."""
-_SIGNALS = "n, advantage, logp_train, ratio, clipped, weight, logp_ref, value, returns"
+_SIGNALS = (
+    "n, advantage, logp_train, ratio, clipped, weight, logp_ref, value, returns, logp_teacher, reward_advantage"
+)
 
 
 class Signals(Part):
@@ -78,6 +83,8 @@ class Signals(Part):
             logp_ref=optional(6),
             value=optional(7),
             returns=optional(8),
+            logp_teacher=optional(9),
+            reward_advantage=optional(10),
         )
 
     def push_scale(self, run_id: str | None) -> float:

@@ -237,6 +237,19 @@ CREATE TABLE workers (
 ) STRICT, WITHOUT ROWID;
 """
 
+_TEACHER = """
+ALTER TABLE turn_tokens ADD COLUMN logp_teacher BLOB;
+ALTER TABLE turn_tokens ADD COLUMN reward_advantage BLOB;
+"""
+
+_PROMPTS = """
+CREATE TABLE prompts (
+    n INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs(id) ON DELETE CASCADE, id TEXT NOT NULL,
+    parent_id TEXT, origin TEXT NOT NULL, parts TEXT NOT NULL, scores TEXT NOT NULL, at REAL NOT NULL,
+    UNIQUE (run_id, id)
+) STRICT;
+"""
+
 MIGRATIONS: tuple[Migration, ...] = (
     ("m001_initial", _INITIAL),
     ("m002_group_why", _GROUP_WHY),
@@ -252,6 +265,8 @@ MIGRATIONS: tuple[Migration, ...] = (
     ("m012_lightning", _LIGHTNING),
     ("m013_workers", _WORKERS),
     ("m014_tool_value", "ALTER TABLE tool_calls ADD COLUMN result_value TEXT;\n"),
+    ("m015_teacher", _TEACHER),
+    ("m016_prompts", _PROMPTS),
 )
 """(name, statements separated by `;` at a line's end, or a function of the connection), oldest first."""
 

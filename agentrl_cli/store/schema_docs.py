@@ -149,7 +149,18 @@ TABLES: dict[str, str] = {
         weight: effective gradient weight, −∂L/∂log p of the policy term
         logp_ref: log-probability under the reference model
         value: the critic's value
-        returns: the critic's target""",
+        returns: the critic's target
+        logp_teacher: log-probability under the teacher
+        reward_advantage: the reward's advantage, beside the teacher's""",
+    "prompts": """Candidates of `agentrl optimize`; the episodes of one are tagged `prompt:ID`.
+        n: number
+        run_id: the optimisation
+        id: hash of the texts
+        parent_id: the candidate that it was made from; NULL of the first
+        origin: `seed`, `gepa` or `apo`
+        parts: JSON, name of a text to the text
+        scores: JSON, mean primary score on `validation` and `test`
+        at: time""",
     "live": f"""State of the episodes that run now.
         {_EPISODE}
         run_id: the run; NULL outside runs

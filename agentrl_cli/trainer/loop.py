@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,6 +35,7 @@ from agentrl_cli.trainer.prefetch import Prefetcher, run_in_thread, stale
 from agentrl_cli.trainer.probe import probe
 from agentrl_cli.trainer.report import Reporter, StepReport, cause_of
 from agentrl_cli.trainer.sampler import Collector, find_tasks
+from agentrl_cli.trainer.teacher import find_teacher
 from agentrl_cli.trainer.validation import fallback, validation
 from agentrl_cli.types import Episode, Fact
 
@@ -52,6 +54,7 @@ class Trainer:
         packs: Packs by name.
         workers: What makes the episodes; None: this process.
         team: The ranks that train together; None for this process alone.
+        base: The project folder, to which a teacher's path is relative; None: the current one.
 
     Raises ModelError if the policy cannot be trained with, ConfigError if there are no tasks.
     """
@@ -70,6 +73,7 @@ class Trainer:
         team: Team | None = None,
         narrate: Callable[[str], None] = lambda text: None,
         on_step: Callable[[int, dict[str, float]], None] | None = None,
+        base: Path | None = None,
     ) -> None:
         self.config = config
         run = self.run = store.runs.add_folder(run)
@@ -83,7 +87,8 @@ class Trainer:
         found = validation(config, packs, find_tasks(config, packs, store), store, run, narrate)
         self.tasks, self.eval_tasks = found.train, found.tasks
         torch.manual_seed(config.seed)
-        self.learner = Learner(loaded.model, config, compute=make_compute(config, loaded, team))
+        teacher = find_teacher(config, loaded, self.tasks, store, base or Path.cwd())
+        self.learner = Learner(loaded.model, config, compute=make_compute(config, loaded, team), teacher=teacher)
         if self.hooks.has("on_sample") and config.algo.correction == "auto":  # a hook samples from another distribution
             self.learner.loss_config = replace(self.learner.loss_config, correction="tis")
         shaped = HookList([*self.hooks.hooks, Shaping(config)])

@@ -27,6 +27,10 @@ class TrainSignals:
     logp_ref: Float32 | None = None
     value: Float32 | None = None
     returns: Float32 | None = None
+    logp_teacher: Float32 | None = None
+    """log-prob under the teacher of a distillation."""
+    reward_advantage: Float32 | None = None
+    """What the reward alone would give, beside a teacher's advantage; unweighted."""
 
     @property
     def push(self) -> Float32:

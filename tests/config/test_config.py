@@ -240,3 +240,14 @@ def test_every_record_has_its_function_and_its_text(name: str) -> None:
         for info in record.options.model_fields.values()
         if info is not record.options.model_fields["name"]
     )
+
+
+def test_the_page_of_the_algorithms_is_that_of_the_records() -> None:
+    from docs.make_algorithms import TARGET, render
+
+    assert TARGET.read_text(encoding="utf-8") == render(), "python docs/make_algorithms.py"
+
+
+def test_a_mapping_where_a_text_belongs_is_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="unknown key algo"):
+        load_config([], ["algo.advantage.name=distill", "algo.advantage.hint=Tests: {tests}"], {})

@@ -43,6 +43,7 @@ MAY_BE_HEAVY = (
         "learning/batch",
         "learning/optimizers",
         "learning/update",
+        "learning/distill",
         "learning/value",
     ),
     *("rewards/model", "sft/", "trainer/"),

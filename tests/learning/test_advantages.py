@@ -302,13 +302,21 @@ def test_every_estimator_gives_one_float_per_trained_token(name: str) -> None:
         parts=rng.normal(size=(8, 2)),
         baseline=np.zeros(8),
         values=tuple(rng.normal(size=n) for n in lengths),
+        logp_teacher=tuple(rng.normal(size=n) for n in lengths),
+        logp_student=tuple(rng.normal(size=n) for n in lengths),
     )
     out = estimator(name)(full)
     assert [len(a) for a in out] == lengths.tolist()
     assert all(a.dtype == np.float32 and np.isfinite(a).all() for a in out)
 
 
-@pytest.mark.parametrize("name", ["remax", "gdpo", "gae", "mt_grpo", "gigpo"])
+def test_maxrl_by_hand() -> None:
+    assert scalars("maxrl", given([1, 0, 0, 0])) == pytest.approx([3, -1, -1, -1])
+    assert scalars("maxrl", given([1, 1, 1, 0])) == pytest.approx([1 / 3, 1 / 3, 1 / 3, -1])
+    assert scalars("maxrl", given([0, 0])) == [0, 0] and scalars("maxrl", given([1, 1])) == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["remax", "gdpo", "gae", "mt_grpo", "gigpo", "distill"])
 def test_what_is_missing_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         estimator(name)(given([1, 0]))

@@ -17,11 +17,12 @@ from agentrl_cli.commands import main
 from agentrl_cli.config import AlgoConfig, Config, load_config
 from agentrl_cli.config.algo import option_keys
 from agentrl_cli.config.choice import option_names
-from agentrl_cli.config.estimators import ESTIMATORS
+from agentrl_cli.config.estimators import ESTIMATORS, Distill
 from agentrl_cli.config.losses import LOSSES
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.learning.advantages import compares_groups, drops_equal, has_signal, needs, options
 from agentrl_cli.learning.coefficients import Coefficients
+from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.losses import AGGREGATIONS
 from agentrl_cli.learning.settings import aggregation_name, loss_config
 from agentrl_cli.learning.update import Learner, Update
@@ -60,7 +61,10 @@ def run(start: Any, groups: list[list[Episode]], keys: Mapping[str, Any], steps:
     with torch.no_grad():
         for tensor in model.parameters():
             tensor += 0.03 * torch.randn_like(tensor)
-    learner = Learner(model, config(algo=keys, train={"lr": 3e-2}), reference=start)
+    settings = config(algo=keys, train={"lr": 3e-2})
+    chosen = settings.algo.advantage
+    teacher = Teacher(chosen, start) if isinstance(chosen, Distill) else None
+    learner = Learner(model, settings, reference=start, teacher=teacher)
     baselines = {f"g{g}": 0.25 for g in range(2)}
     return model, [learner.update(groups, step, baselines) for step in range(steps)]
 
@@ -95,6 +99,10 @@ OPTIONS: dict[str, tuple[dict[str, Any], Any]] = {
     "advantage.k": ({"name": "pass_at_k"}, 1),
     "advantage.turn_coef": ({"name": "gigpo"}, 3.0),
     "advantage.eps": ({"name": "grpo"}, 1.0),
+    "advantage.coef": ({"name": "distill"}, 3.0),
+    "advantage.reward_coef": ({"name": "distill"}, 1.0),
+    "advantage.form": ({"name": "distill"}, "full"),
+    "advantage.top_k": ({"name": "distill", "form": "top_k"}, 2),
     "loss.clip_low": ({"name": "ppo_clip"}, 0.01),
     "loss.clip_high": ({"name": "ppo_clip"}, 0.01),
     "loss.clip_dual": ({"name": "ppo_clip"}, 1.001),
@@ -103,15 +111,19 @@ OPTIONS: dict[str, tuple[dict[str, Any], Any]] = {
     "loss.fraction": (COV, 0.1),
     "loss.low": (COV, 0.5),
     "loss.high": (COV, 0.0),
+    "loss.divergence": ({"name": "dppo", "threshold": 1e-3}, "kl"),
+    "loss.threshold": ({"name": "dppo"}, 1e-6),
     "loss.kl_coef": ({"name": "kl_cov", "fraction": 0.5}, 0.0),
 }
+TEACHERS = {f"advantage.{key}" for key in ("teacher", "hint", "server_model", "api_key_env")}
+"""Which teacher there is, and what it sees: tests/learning/test_distill.py."""
 ELSEWHERE = {"drop_zero_variance", "mask_overlong", "overlong_penalty", "overlong_buffer", "length_penalty"}
 """Keys that decide what is trained on and what it is worth, before any of this."""
 
 
 def test_no_key_is_left_out() -> None:
     assert set(AlgoConfig.model_fields) - ELSEWHERE == set(KEYS)
-    assert {key.removeprefix("algo.") for key in option_keys()} == set(OPTIONS)
+    assert {key.removeprefix("algo.") for key in option_keys()} == set(OPTIONS) | TEACHERS
 
 
 @pytest.mark.parametrize("key", KEYS)

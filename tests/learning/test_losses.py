@@ -31,7 +31,7 @@ from agentrl_cli.learning.value import explained_variance, value_held, value_los
 
 def chosen(name: str, **options: Any) -> Options:
     """A loss with those of the options that it has; the bounds are 0.2 and 0.3 if not given."""
-    given = {"clip_low": 0.2, "clip_high": 0.3, **options}
+    given: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.3, **options}
     own = option_names(LOSSES[name].options)
     return choose(LOSSES, name, CustomLoss, {"name": name} | {key: given[key] for key in own if key in given})
 
@@ -163,6 +163,16 @@ def test_sapo_by_hand() -> None:
     falling = term_of("sapo", tokens([1.0], [-1.0]), negative=2.0)
     torch.testing.assert_close(falling.loss, t(1))
     torch.testing.assert_close(falling.weight, t(-1))
+
+
+def test_dppo_by_hand() -> None:
+    x = tokens([2.0, 1.2, 0.5, 0.5], [1.0, 1.0, -1.0, 1.0])  # p from 0.368 to 0.736, 0.441, 0.184, 0.184
+    term = term_of("dppo", x, threshold=0.15)
+    torch.testing.assert_close(term.weight, t(0, 1.2, 0, 0.5))
+    torch.testing.assert_close(term.loss, t(0, -1.2, 0, -0.5))
+    assert term.clipped.tolist() == [True, False, True, False]
+    kl = term_of("dppo", x, divergence="kl", threshold=0.1)  # 0.297, 0.011, 0.093, 0.093
+    assert kl.clipped.tolist() == [True, False, False, False]
 
 
 def test_reinforce_by_hand() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from agentrl_cli.store import EvalRow, RunRow, Store
 from agentrl_cli.store.holder import Holder
+from agentrl_cli.trainer.metrics import step_metrics
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.common.charts import chart
 from agentrl_cli.tui.watch.charts import Look, overview_charts
@@ -416,3 +417,11 @@ async def test_curves_fill_the_middle_and_the_log_is_a_strip(db: Path) -> None:
             await until(pilot, lambda: isinstance(pilot.app.screen, WatchScreen))
         text = await until_text(pilot, "⠒ grpo-05")
         assert "⠒ grpo-06" in text and "vs 0.3 0.3" in text
+
+
+def test_equal_groups_are_counted_by_what_they_are() -> None:
+    words = demo.Words()
+    good, bad = (demo.episode(words, 1, solved=solved) for solved in (True, False))
+    found = step_metrics([[good, good], [bad, bad], [good, bad], [good, good]], {})
+    assert (found["groups/all_solved"], found["groups/all_failed"]) == (0.5, 0.25)
+    assert found["frac_reward_zero_std"] == 0.75

@@ -17,7 +17,7 @@ from agentrl_cli.tui.common.layers import reference_kl
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, flag_names, num, wrap
 from agentrl_cli.tui.common.token_text import keep_end, visible
 from agentrl_cli.tui.common.tree import branch_title, indentation
-from agentrl_cli.types import Origin
+from agentrl_cli.types import Float32, Origin, TrainSignals
 
 STATUS = (
     (("logp policy", "logp"), ("trained", "trained")),
@@ -189,6 +189,9 @@ def token_numbers(view: EpisodeView, token: int) -> list[tuple[str, str]]:
             ("logp trainer", signals.logp_train),
             ("logp ref", signals.logp_ref),
             ("KL ref", reference_kl(tokens, signals)),
+            ("p teacher", _exp(signals.logp_teacher)),
+            ("teacher − own", distilled(signals)),
+            ("adv reward", signals.reward_advantage),
             ("ratio", signals.ratio),
             ("advantage", signals.advantage),
             ("weight", signals.weight),
@@ -208,6 +211,15 @@ def token_numbers(view: EpisodeView, token: int) -> list[tuple[str, str]]:
         state += ", CLIPPED" if signals.clipped[token] else ", no clip"
     out.append(("trained", state))
     return out
+
+
+def _exp(values: Float32 | None) -> Float32 | None:
+    return None if values is None else np.exp(values)
+
+
+def distilled(signals: TrainSignals) -> Float32 | None:
+    """[n] log p of the teacher − log p before the step: a distillation's advantage of each token."""
+    return None if signals.logp_teacher is None else signals.logp_teacher - signals.logp_train
 
 
 def _rank(view: EpisodeView, token: int) -> str:
@@ -251,7 +263,10 @@ def token_lines(view: EpisodeView, token: int, width: int = 28) -> list[Text]:
 
 def _token_room(view: EpisodeView) -> int:
     signals, sampled = view.signals, bool(view.tokens.trained_mask.any())
-    optional = (signals.logp_ref, signals.logp_ref, signals.value, signals.returns) if signals is not None else ()
+    optional: tuple[object, ...] = ()
+    if signals is not None:
+        optional = (signals.logp_ref, signals.logp_ref, signals.value, signals.returns)
+        optional += (signals.logp_teacher, signals.logp_teacher, signals.reward_advantage)
     trained = 5 + sum(array is not None for array in optional) if signals is not None else 0
     return 4 + (3 + trained + 1 + view.tokens.top_ids.shape[1] if sampled else 0)
 

@@ -54,6 +54,12 @@ def transcript_lines(view: EpisodeView, layer: Layer, width: int) -> Iterator[Te
             yield Text("".join(marks), FAINT, no_wrap=True)
 
 
+_TRAINED = (
+    *("advantage", "logp_train", "ratio", "clipped", "weight", "logp_ref", "value", "returns"),
+    *("logp_teacher", "reward_advantage"),
+)
+
+
 def token_rows(store: Store, episode_id: str) -> Iterator[dict[str, object]]:
     """One object per token with all stored numbers, NaN for missing ones."""
     view = load_view(store, episode_id)
@@ -69,7 +75,7 @@ def token_rows(store: Store, episode_id: str) -> Iterator[dict[str, object]]:
         }
         for name in ("logp_sampled", "logp_policy", "entropy"):
             row[name] = float(getattr(tokens, name)[token])
-        for name in ("advantage", "logp_train", "ratio", "clipped", "weight", "logp_ref", "value", "returns"):
+        for name in _TRAINED:
             array = getattr(signals, name) if signals is not None else None
             if array is not None:
                 row[name] = float(array[token])

@@ -1,0 +1,55 @@
+"""Candidates of a prompt optimisation: their texts, where they came from, and their scores."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agentrl_cli.store.codec import dumps, loads
+from agentrl_cli.store.file import Part
+from agentrl_cli.store.rows import build
+
+_GET = "SELECT run_id, id, parent_id, origin, parts, scores, at FROM prompts"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """One candidate."""
+
+    run_id: str
+    id: str
+    """Of its texts: equal texts have equal ids."""
+    parent_id: str | None
+    origin: str
+    """seed, gepa or apo."""
+    parts: Mapping[str, str]
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """`validation`, `test`: means over the tasks, once it was evaluated on all."""
+    at: float = 0.0
+
+
+class Prompts(Part):
+    """Writing and reading candidates."""
+
+    def add(self, row: PromptRow) -> None:
+        """Store a candidate; one that is known stays as it is."""
+        with self.file.transaction() as conn:
+            conn.execute(
+                "INSERT OR IGNORE INTO prompts (run_id, id, parent_id, origin, parts, scores, at)"
+                " VALUES (?,?,?,?,?,?,?)",
+                (row.run_id, row.id, row.parent_id, row.origin, dumps(dict(row.parts)), "{}", time.time()),
+            )
+
+    def score(self, run_id: str, id: str, name: str, value: float) -> None:
+        """Set one of a candidate's scores."""
+        with self.file.transaction() as conn:
+            conn.execute(
+                "UPDATE prompts SET scores=json_set(scores, '$.' || ?, ?) WHERE run_id=? AND id=?",
+                (name, value, run_id, id),
+            )
+
+    def all(self, run_id: str) -> list[PromptRow]:
+        """The candidates of a run, oldest first."""
+        rows = self.file.select(f"{_GET} WHERE run_id=? ORDER BY rowid", (run_id,))
+        return [build(PromptRow, row, parts=loads(row[4]), scores=loads(row[5])) for row in rows]

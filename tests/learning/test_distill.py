@@ -1,0 +1,234 @@
+"""On-policy distillation: numbers against a plain computation, hints, servers, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl_cli.chat.tokenizer import Tokenizer
+from agentrl_cli.commands import main
+from agentrl_cli.config.estimators import Distill
+from agentrl_cli.errors import ConfigError, ModelError
+from agentrl_cli.learning.distill import Teacher
+from agentrl_cli.learning.update import Learner, Update
+from agentrl_cli.store import Store
+from agentrl_cli.trainer.teacher import require_same_tokenizer
+from agentrl_cli.types import Episode
+from tests.helpers.train import episodes_of, trainer_of, write_model, write_project, write_tokenizer
+from tests.learning.test_update import config, episodes, weights
+
+REWARDS: list[list[float]] = [[0, 1, 1], [1, 0, 0.5]]
+TEMPERATURE = 0.8
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(write_model(tmp_path_factory.mktemp("model") / "random"))
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def expert(start: Any) -> Any:
+    torch.manual_seed(1)
+    model = copy.deepcopy(start)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor += 0.1 * torch.randn_like(tensor)
+    return model.requires_grad_(False)
+
+
+def distilled(student: Any, teacher: Any, groups: list[list[Episode]], hint: Any = None, **keys: Any) -> Update:
+    settings = config(
+        algo={"advantage": {"name": "distill", **keys}},
+        train={"optimizer": "adamw"},
+        rollout={"temperature": TEMPERATURE},
+    )
+    chosen = settings.algo.advantage
+    assert isinstance(chosen, Distill)
+    learner: Any = Learner(student, settings, teacher=Teacher(chosen, teacher, hint=hint))
+    learner.optimizer = torch.optim.SGD(student.parameters(), lr=1.0)
+    learner.learning_rate = lambda step: 1.0
+    update: Update = learner.update(groups, 0)
+    return update
+
+
+def plain(model: Any, ids: Any) -> Any:
+    """[n − 1, V] log-probabilities after each token but the last, by transformers alone."""
+    logits = model(input_ids=torch.as_tensor(np.asarray(ids, np.int64))[None], use_cache=False).logits[0, :-1]
+    return torch.log_softmax(logits.double() / TEMPERATURE, -1)
+
+
+def test_the_advantage_is_the_reverse_kl_of_the_sampled_token(start: Any, expert: Any) -> None:
+    groups = episodes(start, REWARDS)
+    update = distilled(copy.deepcopy(start), expert, groups, coef=0.7, reward_coef=0.5)
+    gaps = []
+    for group in groups:
+        rewards = np.array([float(e.graded_reward) for e in group])
+        for episode, reward in zip(group, (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4), strict=True):
+            ids, mask = episode.tokens.ids, episode.tokens.trained_mask
+            picked = torch.as_tensor(ids[1:].astype(np.int64))[:, None]
+            with torch.no_grad():
+                own, other = (plain(model, ids).gather(1, picked)[:, 0].numpy()[mask[1:]] for model in (start, expert))
+            found = update.signals[episode.id]
+            np.testing.assert_allclose(found.advantage[mask], 0.7 * (other - own) + 0.5 * reward, atol=1e-5)
+            assert found.logp_teacher is not None and found.reward_advantage is not None
+            np.testing.assert_allclose(found.logp_teacher[mask], other, atol=1e-5)
+            np.testing.assert_allclose(found.reward_advantage[mask], reward, atol=1e-5)
+            gaps.append(own - other)
+    assert update.metrics["distill/kl"] == pytest.approx(np.concatenate(gaps).mean(), abs=1e-5)
+
+
+@pytest.mark.parametrize("form", ["full", "top_k"])
+def test_the_gradient_is_that_of_the_kl_over_the_vocabulary(start: Any, expert: Any, form: str) -> None:
+    groups = episodes(start, REWARDS)
+    student, other = copy.deepcopy(start), copy.deepcopy(start)
+    before = weights(student)
+    distilled(student, expert, groups, form=form, top_k=7, coef=0.3)
+    terms = []
+    for episode in (e for group in groups for e in group):
+        rows = torch.as_tensor(episode.tokens.trained_mask[1:])
+        own, target = plain(other, episode.tokens.ids)[rows], plain(expert, episode.tokens.ids)[rows]
+        if form == "top_k":
+            kept = own.topk(7, -1).indices
+            own, target = (
+                torch.cat([part, (1 - part.exp().sum(-1, keepdim=True)).log()], -1)
+                for part in (own.gather(1, kept), target.gather(1, kept))
+            )
+        terms.append((own.exp() * (own - target)).sum(-1))
+    (0.3 * torch.cat(terms).mean()).backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+    for name, weight in student.named_parameters():
+        moved = before[name] - weight.detach()
+        wanted = dict(other.named_parameters())[name].grad
+        torch.testing.assert_close(moved, wanted, atol=1e-5, rtol=1e-3)
+
+
+def test_a_hint_is_in_the_teachers_prompt_alone(start: Any) -> None:
+    groups = episodes(start, REWARDS)
+    more = np.array([9, 8, 7], np.int32)
+    update = distilled(copy.deepcopy(start), None, groups, hint=lambda episode: more)
+    for episode in (e for group in groups for e in group):
+        ids, mask = episode.tokens.ids, episode.tokens.trained_mask
+        first = int(np.flatnonzero(mask)[0])
+        seen = np.concatenate([ids[:first], more, ids[first:]])
+        with torch.no_grad():
+            every = plain(start, seen).numpy()
+        wanted = [every[first + len(more) + n - 1, id_] for n, id_ in enumerate(ids[first:])]
+        found = update.signals[episode.id].logp_teacher
+        assert found is not None
+        np.testing.assert_allclose(found[mask], wanted, atol=1e-5)
+
+
+def test_another_tokenizer_is_refused_and_another_template_is_not(tmp_path: Path) -> None:
+    for name, template in (("a", None), ("b", "{{ messages }}")):
+        write_tokenizer(tmp_path / name, template)
+    mine, theirs = (Tokenizer.load(tmp_path / name) for name in "ab")
+    require_same_tokenizer("b", theirs, mine)
+    file = tmp_path / "b" / "tokenizer.json"
+    file.write_text(file.read_text().replace("<tool_call>", "<call>"))
+    with pytest.raises(ConfigError, match="another tokenizer"):
+        require_same_tokenizer("b", Tokenizer.load(tmp_path / "b"), mine)
+
+
+# --- through the trainer ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def scoring(model: Any, tokenizer: Tokenizer, cut: bool = False) -> Iterator[str]:
+    """A server like vLLM's /completions with `echo`; `cut`: one that reports the new token alone."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            ids = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor(ids)[None], use_cache=False).logits[0].double()
+            logps = [None, *torch.log_softmax(logits, -1)[range(len(ids) - 1), ids[1:]].tolist(), -1.0]
+            texts = [*(tokenizer.decode([i]) for i in ids), "x"]
+            found = {"token_logprobs": logps[-1:] if cut else logps, "tokens": texts}
+            body = json.dumps({"choices": [{"text": "", "finish_reason": "length", "logprobs": found}]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None:
+            """Nothing: stderr belongs to the tests."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+async def test_a_server_scores_as_the_model_that_it_serves(tmp_path: Path, expert: Any) -> None:
+    folder, other = write_model(tmp_path / "model"), tmp_path / "expert"
+    expert.save_pretrained(other)
+    write_tokenizer(other)
+    found = []
+    with scoring(expert, Tokenizer.load(folder)) as url:
+        for name, teacher in (("a", url), ("b", str(other))):
+            algo = {"advantage": {"name": "distill", "teacher": teacher}}
+            async with trainer_of(tmp_path / name, folder, algo=algo, train={"steps": 1}) as trainer:
+                run = await trainer.train()
+                signals = [trainer.store.signals.get(e.id) for e in episodes_of(trainer.store, run)]
+                scores = [s.logp_teacher for s in signals if s is not None and s.logp_teacher is not None]
+                found.append(np.concatenate(scores))
+    assert np.isfinite(found[0]).sum() > 20
+    np.testing.assert_allclose(np.sort(found[0]), np.sort(found[1]), atol=1e-5)  # the order of the end is not fixed
+    with scoring(expert, Tokenizer.load(folder), cut=True) as url, pytest.raises(ModelError, match="no log-prob"):
+        algo = {"advantage": {"name": "distill", "teacher": url}}
+        async with trainer_of(tmp_path / "c", folder, algo=algo):
+            pass
+
+
+def test_the_command_line_trains_with_a_teacher_and_replay_shows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_model(tmp_path / "model")
+    teacher = write_model(tmp_path / "teacher", only=200)
+    project = write_project(tmp_path / "project", folder)
+    given = ["--project", str(project), "--set", "algo.advantage.name=distill"]
+    keys = {"algo.advantage.teacher": teacher, "algo.advantage.form": "full", "train.lr": 0.02, "train.steps": 8}
+    sets = [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
+    assert main(["train", *given, *sets]) == 0
+    with Store.open(project / "runs" / "agentrl.db") as store:
+        (run,) = store.runs.all()
+        first = episodes_of(store, run)[0].id
+        steps = [row["distill/loss"] for row in store.runs.steps(run.id)]
+    assert steps[-1] < 0.5 * steps[0], "the student comes to the teacher"
+    capsys.readouterr()
+    assert main(["replay", first, "--project", str(project), "--tokens"]) == 0
+    shown = capsys.readouterr().out
+    assert "logp_teacher" in shown and "reward_advantage" in shown
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, "learns nothing without a hint"),
+        ({"hint": "The answer is {nothing}."}, "Fields of its row"),
+        ({"teacher": "http://127.0.0.1:9/v1", "form": "full"}, "at temperature 1 only"),
+    ],
+)
+async def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+    folder = write_model(tmp_path / "model")
+    with pytest.raises(ConfigError) as caught:
+        async with trainer_of(tmp_path / "p", folder, algo={"advantage": {"name": "distill", **keys}}):
+            pass
+    assert said in f"{caught.value.message} {caught.value.hint}"
