@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from agentrl_cli.rewards import Reward
     from agentrl_cli.runtime import train
     from agentrl_cli.store import Store
+    from agentrl_cli.store.codec import read_tokens
     from agentrl_cli.tasks import Pack, load_pack
     from agentrl_cli.tools.base import Tool, tool
     from agentrl_cli.trainer import Trainer
@@ -55,6 +56,7 @@ _WHERE = {
     "Turn": "agentrl_cli.types",
     "load_config": "agentrl_cli.config",
     "load_pack": "agentrl_cli.tasks",
+    "read_tokens": "agentrl_cli.store.codec",
     "tool": "agentrl_cli.tools.base",
     "train": "agentrl_cli.runtime",
 }
@@ -85,6 +87,7 @@ __all__ = [
     "Turn",
     "load_config",
     "load_pack",
+    "read_tokens",
     "tool",
     "train",
 ]

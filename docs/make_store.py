@@ -41,6 +41,32 @@ with Store.open("runs/agentrl.db", readonly=True) as store:
 
 Several processes may read and write one file. `with store.transaction():` makes several writes one. Times are seconds
 since the epoch, paths are relative to the folder of the store, JSON is text.
+
+## Tokens in pandas
+
+`turn_tokens` has a row per turn and an array per column, without a header: `n` numbers, little-endian, one after the
+other; `top_ids` and `top_logps` are [n, 5], row by row. `read_tokens(row)` gives numpy arrays from a mapping, a
+`sqlite3.Row` or a row of pandas, whatever columns it has besides `n` and `ids`. A number that was never stored is
+NaN, −1 in `top_ids`, False in `clipped`. Turns in the order of `idx` make the episode.
+
+```python
+import sqlite3
+
+import pandas as pd
+
+from agentrl_cli import read_tokens
+
+with sqlite3.connect("file:runs/agentrl.db?mode=ro", uri=True) as db:
+    turns = pd.read_sql("SELECT * FROM turn_tokens ORDER BY episode_id, idx", db)
+frames = []
+for _, row in turns.iterrows():
+    a = read_tokens(row)
+    columns = {"id": a["ids"], "origin": a["origin"], "logp": a["logp_policy"]}
+    frames.append(pd.DataFrame({"episode": row.episode_id, "turn": row.idx, **columns}))
+tokens = pd.concat(frames, ignore_index=True)
+sampled = tokens[tokens.origin == 4]
+print(sampled.groupby("episode").logp.agg(["count", "mean"]))
+```
 """
 
 

@@ -312,6 +312,9 @@ class Config(Section):
         default=[],
         description="loggers of metrics besides the store: tensorboard, wandb, trackio, mlflow, jsonl, module:object",
     )
+    logger_seconds: float = Field(
+        default=60.0, gt=0, description="seconds without progress after which the end of a run abandons a logger"
+    )
     seed: Count = Field(default=0, description="the one seed: data order, sampling, initial adapter")
     deterministic: bool = Field(
         default=False, description="interrupted and uninterrupted CPU runs end with identical weights"

@@ -206,15 +206,22 @@ def reward_parts(name: str, answer: object) -> list[RewardPart]:
     raise TypeError(f"it returned {type(answer).__name__}; a number, a mapping or RewardParts are expected")
 
 
-def load_hooks(names: Sequence[str], base: Path | None = None, loggers: Sequence[str] = ()) -> HookList:
+def load_hooks(
+    names: Sequence[str], base: Path | None = None, loggers: Sequence[str] = (), patience: float | None = None
+) -> HookList:
     """The hooks of a configuration: names of HOOKS, "module:object" or "file.py:object"; a class is instantiated.
 
     `loggers`: names of LOGGERS, or paths likewise; they come last. One that cannot be made is logged and left out.
+    `patience`: seconds without progress that the end of a run allows each of them.
     Raises NotFound for an unknown name, EnvironmentProblem for a logger whose library is not installed.
     """
     hooks = [resolve("hooks", HOOKS, name, base=base) for name in names]
     made = [hook() if isinstance(hook, type) else hook for hook in hooks]
-    return HookList([*made, *(one for name in loggers if (one := _logger(name, base)) is not None)])
+    logging_to = [one for name in loggers if (one := _logger(name, base)) is not None]
+    for one in logging_to:
+        if patience is not None and hasattr(one, "patience"):
+            one.patience = patience
+    return HookList([*made, *logging_to])
 
 
 def _logger(name: str, base: Path | None) -> object | None:

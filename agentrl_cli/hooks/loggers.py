@@ -25,8 +25,8 @@ from agentrl_cli.hooks.base import Hook
 
 log = logging.getLogger("agentrl.hooks")
 
-CLOSING = 15.0
-"""Seconds that a logger has at the end of a run to send the rest."""
+PATIENCE = 60.0
+"""Seconds without progress after which a logger is abandoned at the end of a run; the setting is `logger_seconds`."""
 
 
 class Logger(Hook):
@@ -37,6 +37,8 @@ class Logger(Hook):
     """The module that must be installed."""
     extra = ""
     """The extra of agentrl-cli that installs it."""
+    patience = PATIENCE
+    """Seconds that the end of a run waits for one job; a logger that finishes jobs is waited for."""
 
     def __init__(self) -> None:
         """Raises EnvironmentProblem if the library is not installed."""
@@ -50,6 +52,7 @@ class Logger(Hook):
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._open = False
+        self._progress = threading.Event()
 
     # For subclasses
 
@@ -87,9 +90,15 @@ class Logger(Hook):
             return
         self._later(lambda: self.close(error))
         self._jobs.put(None)
-        self._thread.join(CLOSING)
+        while self._thread.is_alive() and self._progress.wait(self.patience):
+            self._progress.clear()
+            if not (left := self._jobs.qsize()):
+                self._thread.join(self.patience)
+                break
+            log.info("the logger %s has %d jobs left", self.name, left)
         if self._thread.is_alive():
-            self._report(TimeoutError(f"not finished after {CLOSING:g} s, abandoned"))
+            text = f"no progress for {self.patience:g} s with {self._jobs.qsize()} jobs left, abandoned"
+            self._report(TimeoutError(f"{text}; `logger_seconds` sets the limit"))
         self._thread = None
 
     def _write(self, metrics: Mapping[str, float], step: int) -> None:
@@ -105,6 +114,8 @@ class Logger(Hook):
                 job()
             except Exception as error:  # noqa: BLE001 - a logger's error never ends the run; it is logged once
                 self._report(error)
+            self._progress.set()
+        self._progress.set()
 
     def _report(self, error: Exception) -> None:
         if not self.failed:

@@ -44,7 +44,7 @@ async def open_parts(
         packs = [with_parts(pack, texts) for pack in packs]
     found = {pack.name: pack for pack in packs}
     check_weights(found, config.rewards)
-    hook_list = HookList([*load_hooks(config.hooks, base, loggers).hooks, *hooks])
+    hook_list = HookList([*load_hooks(config.hooks, base, loggers, config.logger_seconds).hooks, *hooks])
     async with contextlib.AsyncExitStack() as stack:
         sandbox = None
         if any(pack.sandbox for pack in found.values()):

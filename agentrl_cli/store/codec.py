@@ -214,6 +214,35 @@ def tokens_of(rows: Sequence[Sequence[Any]]) -> Tokens:
     )
 
 
+_SIGNALS = ("advantage", "logp_train", "ratio", "weight", "logp_ref", "value", "returns")
+
+
+def read_tokens(row: Any) -> dict[str, Any]:
+    """The arrays of a row of `turn_tokens`, by column: a mapping, a `sqlite3.Row` or a row of pandas.
+
+    Columns that the row lacks are left out; `n` and `ids` must be there. ids [n] int32, origin [n] int8, clipped [n]
+    bool, top_ids [n, 5] int32, top_logps [n, 5] float32, others [n] float32. NULL becomes NaN, −1 in `top_ids` and
+    False in `clipped`. Raises StoreError for damaged arrays.
+    """
+    with decoding("A row of turn_tokens"):
+        names, n = set(row.keys()), int(row["n"])
+        blobs = {name: row[name] if isinstance(row[name], bytes) else None for name in names}  # pandas has NaN for NULL
+        out: dict[str, Any] = {"ids": blob_ints(blobs["ids"] or b"")}
+        if "origin" in names:
+            out["origin"] = np.frombuffer(blobs["origin"] or b"", np.int8).copy()
+        for name in names & {"logp_sampled", "logp_policy", "entropy", *_SIGNALS}:
+            out[name] = blob_floats(blobs[name], n)
+        if "top_ids" in names:
+            out["top_ids"] = blob_ints(blobs["top_ids"] or _ONES[:4] * (TOP_K * n)).reshape(n, TOP_K)
+        if "top_logps" in names:
+            out["top_logps"] = blob_floats(blobs["top_logps"], TOP_K * n).reshape(n, TOP_K)
+        if "clipped" in names:
+            out["clipped"] = np.frombuffer(blobs["clipped"] or bytes(n), np.int8).astype(bool)
+        if wrong := [name for name, array in out.items() if len(array) != n]:
+            raise ValueError(f"{', '.join(sorted(wrong))} do not have {n} tokens")
+    return out
+
+
 def marks(count: int) -> str:
     """`?,?,?`"""
     return ",".join("?" * count)

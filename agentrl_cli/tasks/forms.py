@@ -23,6 +23,8 @@ from agentrl_cli.types.plain import parse_json
 Row = dict[str, Any]
 
 VERL_AGENTS = ("single_turn_agent", "tool_agent")
+MEDIA = ("images", "videos", "audios")
+"""Columns of verl's, TRL's and OpenAI's rows that put media into the prompt."""
 CHOICES = ("none", "auto", "required")
 """Values of `tool_choice` besides a named function."""
 
@@ -49,6 +51,8 @@ def detect(row: Mapping[str, Any]) -> str:
 def normal(row: Mapping[str, Any], form: str = "auto") -> Row:
     """Converts a row. Raises DataError, without file and line, if it does not fit its form."""
     name = detect(row) if form == "auto" else form
+    if shown := next((key for key in MEDIA if row.get(key)), None):
+        raise DataError(f"`{shown}` in a prompt are not supported; a tool may return images.")
     try:
         made = FORMS[name](dict(row))
     except KeyError as error:
@@ -62,9 +66,6 @@ def verl(row: Row) -> Row:
     extra = row.get("extra_info") or {}
     if not isinstance(model, Mapping) or not isinstance(extra, Mapping):
         raise DataError("`reward_model` and `extra_info` must be objects.")
-    shown = next((name for name in ("images", "videos", "audios") if row.get(name)), None)
-    if shown is not None:
-        raise DataError(f"`{shown}` in a prompt are not supported; a tool may return images.")
     if isinstance(row.get("prompt"), list):
         row["prompt"] = _messages(row["prompt"], "prompt")
     row.setdefault("family", str(row.get("data_source") or ""))

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli.config import Config
 from agentrl_cli.errors import EnvironmentProblem, NotFound
 from agentrl_cli.hooks import LOGGERS, load_hooks
-from agentrl_cli.hooks import loggers as module
 from agentrl_cli.hooks.loggers import Logger, MLflow, TensorBoard, Trackio, Wandb, finite, flat
+from agentrl_cli.rollout.parts import open_parts
 from agentrl_cli.store import RunRow
 from tests.helpers.train import trainer_of, write_model
 
@@ -215,9 +216,39 @@ async def test_a_logger_that_cannot_be_made_never_stops_a_run(tmp_path: Path, ca
     assert good.seen == [1]
 
 
-def test_a_hanging_logger_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CLOSING", 0.2)  # a constant that no user sets; the test would take its time
+class Slow(Logger):
+    """Takes longer for all of a run's writes than it is given for one."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[int] = []
+
+    def write(self, metrics: Mapping[str, float], step: int) -> None:
+        time.sleep(0.15)
+        self.steps.append(step)
+
+    def close(self, error: BaseException | None) -> None:
+        self.steps.append(-1)
+
+
+async def test_a_slow_logger_is_caught_up_within_the_configured_patience(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"from {__name__} import Slow\n")
+    config = Config(logger_seconds=0.5)
+    async with open_parts(config, tmp_path, packs=[], loggers=["mine.py:Slow"]) as parts:
+        (slow,) = [hook for hook in parts.hooks.hooks if isinstance(hook, Slow)]
+        assert slow.patience == 0.5
+        slow.on_run_start(RUN)
+        for step in range(1, 7):
+            slow.on_update({"reward": 1.0}, step)
+        slow.on_run_end(RUN, None)
+    assert slow.steps == [1, 2, 3, 4, 5, 6, -1] and slow.failed == ""
+
+
+def test_a_hanging_logger_holds_nothing_up() -> None:
     logger = Hanging()
+    logger.patience = 0.2
     started = time.monotonic()
     drive(logger, RUN)
     assert time.monotonic() - started < 5 and "abandoned" in logger.failed

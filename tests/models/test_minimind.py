@@ -159,6 +159,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "out" / "agent_128.pth"
 
 
+@pytest.mark.slow
 def test_a_model_is_imported_trained_on_a_file_and_goes_back(native: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -1,0 +1,95 @@
+"""Loggers with the real packages, offline: what they wrote is read back. Each test skips if its package is absent."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.hooks.loggers import MLflow, Trackio, Wandb
+from tests.hooks.test_loggers import drive, run_in
+
+EXPECTED = {("reward", 1, 0.5), ("reward", 2, 0.75), ("eval/solved", 1, 0.25), ("eval/test/tool_rate", 1, 0.5)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    return tmp_path / "runs" / "a"
+
+
+def leveldb_records(data: bytes, block: int = 32768) -> Iterator[bytes]:
+    """The records of a .wandb file: LevelDB's log format after a header of 7 bytes, which counts as part of a block."""
+    at, joined = 7, b""
+    while at + 7 <= len(data):
+        if block - at % block < 7:
+            at += block - at % block
+            continue
+        size, kind = struct.unpack_from("<HB", data, at + 4)
+        joined += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # a whole record, or its last part
+            yield joined
+            joined = b""
+
+
+def test_wandb_offline(folder: Path) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    from wandb.proto import wandb_internal_pb2
+
+    logger = Wandb()
+    drive(logger, run_in(folder))
+    assert logger.failed == ""
+    (path,) = folder.glob("wandb/offline-run-*/*.wandb")
+    deadline = time.monotonic() + 20  # wandb's own process may write the file after `finish` has returned
+    while True:
+        records = []
+        for data in leveldb_records(path.read_bytes()):
+            record: Any = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            records.append(record)
+        exits = [r.exit.exit_code for r in records if r.WhichOneof("record_type") == "exit"]
+        if exits or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    seen = set()
+    for record in records:
+        items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+        seen |= {(name, int(items["_step"]), float(value)) for name, value in items.items() if name[0] != "_"}
+    assert seen >= EXPECTED and exits == [0]
+
+
+def test_mlflow_files(folder: Path) -> None:
+    pytest.importorskip("mlflow", reason="mlflow is not installed")
+    from mlflow.tracking import MlflowClient
+
+    logger = MLflow()
+    drive(logger, run_in(folder), RuntimeError("x"))
+    assert logger.failed == ""
+    client = MlflowClient((folder.parent / "mlruns").as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("agentrl").experiment_id])
+    found = [m for key in run.data.metrics for m in client.get_metric_history(run.info.run_id, key)]
+    seen = {(m.key, m.step, m.value) for m in found}
+    assert seen >= EXPECTED and run.info.status == "FAILED" and run.data.params["train.lr"] == "0.1"
+
+
+def test_trackio_files(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("trackio", reason="trackio is not installed")
+    logger = Trackio()
+    drive(logger, run_in(folder))
+    assert logger.failed == ""
+    (path,) = (tmp_path / "trackio").rglob("agentrl*.db")
+    with sqlite3.connect(path) as db:
+        rows = db.execute("SELECT run_name, step, metrics FROM metrics").fetchall()
+    seen = {(name, step, value) for _, step, text in rows for name, value in json.loads(text).items()}
+    assert seen >= EXPECTED and {row[0] for row in rows} == {"name-1"}
