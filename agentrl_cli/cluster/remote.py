@@ -201,7 +201,7 @@ class RemoteWorker:
         elif name == "beat":
             self._beat(values[0])
         elif (one := self.running.get(values[0])) is None or one.done.done():
-            return  # of an order that is no longer wanted
+            return  # of an order that is not wanted any more
         elif name == "end":
             one.done.set_result(Finished(values[0], one.delivery.attempted(*values[1:])))
         elif name == "failed":

@@ -169,7 +169,7 @@ class GraphRunner(ModelRunner):
         return graph
 
     def _check(self, graph: Graph, step: Step, logits: Tensor) -> None:
-        """Replay a graph, and run the step itself, whose result stands. If they differ, there are no more graphs."""
+        """Replay a graph, and run the step itself, whose result stands. If they differ, graphs are turned off."""
         graph.checks += 1
         logits.fill_(torch.nan)  # one that writes nothing is found out
         graph.replay()

@@ -143,7 +143,7 @@ class KVCache:
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
         self.prefixes: list[Cached] = []
-        """Prompts, and beginnings of prompts, that several sequences share; the latest used last."""
+        """Prompts and prefixes that several sequences share; the latest used last."""
         self.turns: dict[str, Cached] = {}
         """Finished turns by episode; the oldest first."""
         self.peak = 0

@@ -78,7 +78,7 @@ class Request(TokenSequence):
 
     @property
     def abandoned(self) -> bool:
-        """True if the result is no longer awaited: cancelled, failed, or its event loop is closed."""
+        """True if the result is not awaited any more: cancelled, failed, or its event loop is closed."""
         return self.future.done() or self.future.get_loop().is_closed()
 
     def take(self, token: int, record: Float32, limit: int, forced: bool = False) -> None:

@@ -109,7 +109,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
 class ClientServerExecutionStrategy(SharedMemoryExecutionStrategy):
     """Agent-Lightning's default. With `role` `algorithm` or `runner` this process is one side of several.
 
-    They meet in a SqliteLightningStore: there is no server in between, so host and port have no effect.
+    They meet in a SqliteLightningStore: without a server in between, so host and port have no effect.
     """
 
     alias = "cs"

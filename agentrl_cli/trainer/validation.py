@@ -55,7 +55,7 @@ def validation(
 
 
 def fallback(config: Config, packs: Mapping[str, Pack], narrate: Callable[[str], None]) -> list[Task]:
-    """Tasks of `eval.split`, if there are no others. Raises NotFound if no pack has that split."""
+    """Tasks of `eval.split`, if nothing else is left. Raises NotFound if no pack has that split."""
     narrate(
         f"the best checkpoint is chosen on the split {config.eval.split!r}, which `agentrl eval` reports too: there is"
         f" no split {config.train.eval_split!r} (train.eval_split), and no training task was held out"

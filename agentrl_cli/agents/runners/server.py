@@ -70,7 +70,7 @@ class Door:
 
 
 class _Models:
-    """An episode has one model, whatever its agent calls it; there is no call outside of an episode."""
+    """An episode has one model, whatever its agent calls it; a call outside of an episode is refused."""
 
     def policy(self, name: str) -> Policy:
         raise RequestError(f"There is no model {name!r} outside of an episode.", status=404, code="model_not_found")
