@@ -18,6 +18,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "eval": ("agentrl eval", "agentrl eval --checkpoint best --fail-under 0.9"),
     "chat": ("agentrl chat", "agentrl chat --model RUN@best --task test-0003"),
     "import": ("agentrl import minimind full_sft.pth warm", "agentrl import minimind warm back.pth"),
+    "optimize": (
+        "agentrl optimize --reflect-with http://127.0.0.1:8000/v1",
+        "agentrl optimize --method apo --reflect-with reflect.py:answer --budget 400 --write",
+    ),
     "sft": ("agentrl sft warm", "agentrl sft warm --teacher http://127.0.0.1:8000/v1 --count 200"),
     "serve": ("agentrl serve", "agentrl serve --model RUN@best --record"),
     "rescore": ("agentrl rescore last", "agentrl rescore RUN --reward exact=task.py:exact"),

@@ -337,8 +337,10 @@ def _read(blocks: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Products of matrices a [N, Q, k] and b [N, k, m] into out [N · Q, m]."""
+    """Products of matrices a [N, Q, k] and b [N, k, m] into out [N · Q, m]. Raises ValueError for another m."""
     into = out.view(*a.shape[:2], -1)
+    if into.shape[-1] != b.shape[-1]:  # torch would resize `out` with a warning alone
+        raise ValueError(f"layers with heads of {b.shape[-1]} and {into.shape[-1]} numbers")
     if b.dtype == out.dtype:
         torch.bmm(a, b, out=into)
     else:

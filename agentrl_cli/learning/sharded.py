@@ -17,9 +17,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from agentrl_cli.config import Config
-from agentrl_cli.learning.forward import Logprobs, logprobs
+from agentrl_cli.learning.forward import Logprobs, logprobs, way_of
 from agentrl_cli.learning.packing import Packed
 from agentrl_cli.learning.ranked import Ranks, Replica
+from agentrl_cli.models.adapter import transformer
 from agentrl_cli.models.device import pick_dtype
 
 
@@ -55,6 +56,9 @@ class Sharded(Replica):
         self.whole = whole
         self.mesh = init_device_mesh(ranks.device.type, (ranks.size,))
         dtype = pick_dtype(config.model.dtype, ranks.device)
+        for one in (model, reference):
+            if one is not None:
+                way_of(transformer(one))  # tried while the weights are whole
         sharded = None if reference is None else shard(reference, self.mesh, dtype)
         super().__init__(shard(model, self.mesh, dtype), config, sharded, ranks, checkpoint=checkpoint)
 

@@ -67,6 +67,7 @@ def test_a_new_store_is_wal_strict_and_named(path: Path) -> None:
             "runs steps tasks groups episodes turns tool_calls reward_parts turn_tokens evals checkpoints live logs"
         )
         wanted += " events alerts controls drift tokenizers attachments tags notes score_sets scores workers lightning"
+        wanted += " prompts"
         assert ours == set(wanted.split())
         assert set(db.view_names()) == {"v_episodes", "v_groups", "v_turns"}
         for view in db.view_names():
