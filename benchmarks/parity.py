@@ -41,7 +41,8 @@ from agentrl_cli.learning.advantages import estimate, options  # noqa: E402  # w
 from agentrl_cli.learning.estimator_inputs import AdvantageInput  # noqa: E402
 from agentrl_cli.learning.forward import Logprobs, logprobs  # noqa: E402
 from agentrl_cli.learning.kl import KL  # noqa: E402
-from agentrl_cli.learning.losses import LossInput, Totals, objective, policy_loss  # noqa: E402
+from agentrl_cli.learning.losses import LossInput, Totals, policy_loss  # noqa: E402
+from agentrl_cli.learning.objective import objective  # noqa: E402
 from agentrl_cli.learning.packing import Packed, Segment, pack  # noqa: E402
 from agentrl_cli.learning.settings import find_aggregation, loss_config  # noqa: E402
 

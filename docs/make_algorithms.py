@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from agentrl_cli.config.choice import Algorithm
@@ -23,7 +23,54 @@ own is `file.py:function`.
 Where to start: one reward per episode and groups of attempts, `grpo` (the default). Rewards of single turns,
 `turn_returns`, `mt_grpo` or `gigpo`. Several reward parts on different scales, `gdpo`. A stronger model of the same
 family, `distill`. Prompts instead of weights: [`agentrl optimize`](prompts.md).
+
+Terms that go with every estimator and loss, each off until it is set:
 """
+TERMS: Sequence[tuple[str, str, str]] = (
+    (
+        "`algo.correction`",
+        "weighs tokens by the gap between sampler and trainer: `tis` truncates the ratio, `mis` masks",
+        "arxiv.org/abs/2510.18855",
+    ),
+    (
+        "`algo.reject`",
+        "leaves out tokens or sequences beyond a gap: `seq_mean_k1` is the geometric mean's ratio, `k2` and `k3` are"
+        " divergences (verl's `rollout_rs`)",
+        "richardli.xyz/rl-collapse",
+    ),
+    (
+        "`algo.bypass`",
+        "ratios against the sampler, no forward before the step (verl's bypass mode)",
+        "richardli.xyz/rl-collapse",
+    ),
+    (
+        "`algo.off_policy_mask`",
+        "no gradient for bad sequences that have become unlikely since they were sampled",
+        "arxiv.org/abs/2512.02556",
+    ),
+    (
+        "`algo.entropy_share`",
+        "a gradient for the most uncertain tokens alone",
+        "arxiv.org/abs/2506.01939",
+    ),
+    (
+        "`algo.mask_overlong`, `algo.mask_void`",
+        "skip episodes that ran out of tokens, or that have a void turn",
+        "arxiv.org/abs/2503.14476, arxiv.org/abs/2509.02479",
+    ),
+    (
+        "`algo.kl_coef`, `algo.ref_ema`",
+        "KL to a reference, which may follow the weights as their moving average",
+        "arxiv.org/abs/2404.09656",
+    ),
+    (
+        "`algo.entropy_coef`",
+        "an entropy bonus, constant or steered",
+        "arxiv.org/abs/2505.22312",
+    ),
+)
+"""Settings, what they do, and where they come from."""
+
 COMPARES: Mapping[str, str] = {
     "rewards": "the rewards of a group; groups of equal rewards are skipped",
     "group": "reward parts or turns within a group",
@@ -39,7 +86,11 @@ NEEDS: Mapping[str, str] = {
 
 def render() -> str:
     """The whole page."""
-    lines = [HEAD.rstrip(), "", "## Advantages"]
+    lines = [HEAD.rstrip(), "", "| setting | what it does | source |", "| --- | --- | --- |"]
+    for setting, does, sources in TERMS:
+        links = ", ".join(f"<https://{source}>" for source in sources.split(", "))
+        lines.append(f"| {setting} | {does} | {links} |")
+    lines += ["", "## Advantages"]
     for name, record in ESTIMATORS.items():
         lines += ["", *_record(name, record)]
     lines += ["", "## Losses"]

@@ -148,6 +148,7 @@ def _step(
         train_drifted=config.drift.structural == "train",
         drop_zero_variance=drops_equal(config.algo),
         mask_overlong=config.algo.mask_overlong,
+        mask_void=config.algo.mask_void,
     )
     old = {e.id: e for group in groups for e in group}
     trained = [e for group in new for e in group if facts[e.id] is Fact.TRAINED and old[e.id].fact not in LEFT_OUT]

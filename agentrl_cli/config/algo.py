@@ -36,6 +36,12 @@ def option_keys() -> list[str]:
     return list(names)
 
 
+Rejection = Literal[
+    "none", "token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3", "seq_mean_k1", "seq_mean_k2",
+    "seq_mean_k3", "seq_max_k2", "seq_max_k3",
+]  # fmt: skip
+
+
 class AlgoConfig(Section):
     """How rewards become gradients."""
 
@@ -74,11 +80,45 @@ class AlgoConfig(Section):
     kl_target: float | None = Field(
         default=None, gt=0, description="adapt kl_coef towards this KL per token; null: constant"
     )
+    ref_ema: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="after ref_ema_steps steps the reference becomes (1 - ref_ema) x itself + ref_ema x the trained"
+        " weights; 0: it stays the model at the start",
+    )
+    ref_ema_steps: Positive = Field(default=1, description="steps between two changes of the reference")
     entropy_coef: float = Field(default=0.0, description="weight of the entropy bonus")
     entropy_target: float | None = Field(
         default=None, gt=0, description="adapt entropy_coef to keep this entropy, nats per token; null: constant"
     )
     entropy_step: float = Field(default=0.005, gt=0, description="by how much entropy_coef changes after each step")
+    off_policy_mask: float | None = Field(
+        default=None,
+        gt=0,
+        description="no gradient for tokens with a negative advantage in a sequence whose mean log-probability fell by"
+        " more than this since it was sampled (DeepSeek-V3.2), e.g. 0.5; null: none",
+    )
+    entropy_share: float = Field(
+        default=1.0, gt=0, le=1, description="share of tokens, those of the highest entropy, with a gradient, e.g. 0.2"
+    )
+    bypass: bool = Field(
+        default=False,
+        description="ratios against the sampler's log-probabilities instead of the trainer's before the step (verl's"
+        " bypass mode): saves a forward, and the loss's clip bounds the gap between both",
+    )
+    reject: Rejection = Field(
+        default="none",
+        description="leave out tokens or sequences on which trainer and sampler differ beyond reject_upper: k1 is the"
+        " log ratio (seq_mean_k1: the geometric mean of a sequence), k2 and k3 are divergences. One of none,"
+        " token_k1/k2/k3, seq_sum_k1/k2/k3, seq_mean_k1/k2/k3, seq_max_k2/k3",
+    )
+    reject_upper: float | None = Field(
+        default=None, gt=0, description="bound of reject: a ratio for k1, e.g. 1.1; nats for k2 and k3, e.g. 0.01"
+    )
+    reject_lower: float | None = Field(
+        default=None, gt=0, description="lower bound of the ratio for k1; null: 1 / reject_upper"
+    )
     correction: Literal["auto", "none", "tis", "tis_sequence", "mis", "mis_sequence"] = Field(
         default="auto",
         description="corrects the gap between sampler and trainer: tis truncates the ratio at the cap, mis masks above"
@@ -102,6 +142,10 @@ class AlgoConfig(Section):
     )
     mask_overlong: bool = Field(
         default=False, description="skip episodes that ran out of tokens, in training and in advantages"
+    )
+    mask_void: bool = Field(
+        default=False,
+        description="skip episodes with a void turn: empty, cut by a limit, or with malformed calls alone (SimpleTIR)",
     )
     overlong_penalty: float = Field(
         default=0.0,
@@ -130,6 +174,25 @@ class AlgoConfig(Section):
             raise ValueError("algo.correction_floor must be below algo.correction_cap")
         if self.kl_target is not None and not self.kl_coef:
             raise ValueError("algo.kl_target adapts algo.kl_coef, which is 0: set its initial value, e.g. 0.001")
+        if self.ref_ema and not self.kl_coef:
+            raise ValueError("algo.ref_ema moves the reference of the KL term, but algo.kl_coef is 0: there is none")
+        self._fits_rejection()
         if self.kl_unbiased and self.kl_in == "reward":
             raise ValueError("algo.kl_unbiased needs the KL in the loss, but algo.kl_in is reward")
         return self
+
+    def _fits_rejection(self) -> None:
+        if self.reject != "none" and self.reject_upper is None:
+            raise ValueError(f"algo.reject {self.reject} needs algo.reject_upper, e.g. 1.1 for k1, 0.01 for k2 and k3")
+        k1 = self.reject.endswith("k1")
+        if self.reject_lower is not None and not k1:
+            raise ValueError("algo.reject_lower is a bound of the ratio, for algo.reject with k1")
+        if k1 and self.reject_upper is not None:
+            lower = 1 / self.reject_upper if self.reject_lower is None else self.reject_lower
+            if lower > self.reject_upper:
+                raise ValueError(f"algo.reject_lower ({lower:g}) must be below algo.reject_upper; ratios are near 1")
+        if self.bypass and (self.reject != "none" or self.correction not in ("auto", "none")):
+            raise ValueError(
+                "algo.bypass leaves out the trainer's forward before the step, which algo.reject and algo.correction"
+                " compare with: leave them out, or bypass"
+            )

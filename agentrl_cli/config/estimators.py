@@ -242,6 +242,15 @@ ESTIMATORS: Mapping[str, Estimator] = {
         compares="group",
         needs="",
     ),
+    "turn_gdpo": Estimator(
+        function=f"{_TURN}:turn_gdpo",
+        options=TurnsAndEpisode,
+        aggregation="",
+        text="gdpo + turn_coef × the rewards from each turn on, each tool's and the world's normalised apart",
+        source="https://arxiv.org/abs/2601.05242",
+        compares="group",
+        needs="",
+    ),
     "gigpo": Estimator(
         function=f"{_TURN}:gigpo",
         options=TurnsAndEpisode,

@@ -334,6 +334,8 @@ class Config(Section):
                 f"rollout.max_new_tokens ({self.rollout.max_new_tokens}) leaves no room for a prompt in"
                 f" rollout.max_tokens ({self.rollout.max_tokens})"
             )
+        if self.algo.ref_ema and self.cluster.size > 1:
+            raise ValueError("algo.ref_ema works in one process: leave out --gpus, --ranks and --nodes, or the average")
         if self.deterministic and self.rollout.async_staleness:
             raise ValueError(
                 "deterministic: true needs rollout.async_staleness: 0: else a turn's weights would depend on timing"

@@ -27,6 +27,7 @@ from agentrl_cli.learning.estimator_inputs import (
     need,
     normalise,
     over,
+    parts_apart,
     spread,
     whiten,
 )
@@ -94,13 +95,7 @@ def gdpo(x: AdvantageInput) -> list[Float32]:
 
     NaN marks a part that does not apply to an episode: left out of the statistics and of the sum.
     """
-    need(x.parts, "reward parts", "gdpo")
-    assert x.parts is not None
-    weights = np.ones(x.parts.shape[1]) if x.part_weights is None else x.part_weights
-    total = np.zeros(x.size)
-    for column, weight in zip(x.parts.T, weights, strict=True):
-        there = ~np.isnan(column)
-        total[there] += weight * normalise(column[there], x.groups[there], x.eps)
+    total = parts_apart(x, "gdpo")
     std = total.std(ddof=1) if x.size > 1 else 0.0
     return spread(over(total - (total.mean() if x.size else 0.0), std + x.eps), x)
 

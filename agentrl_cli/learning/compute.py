@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,9 @@ from agentrl_cli.errors import ConfigError, RunFailed
 from agentrl_cli.learning import advantages
 from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.forward import Logprobs, logprobs, width
-from agentrl_cli.learning.losses import LossConfig, LossInput, Objective, Totals, objective, policy_loss
+from agentrl_cli.learning.losses import LossConfig, LossInput, Totals, policy_loss
+from agentrl_cli.learning.moving_reference import MovingReference
+from agentrl_cli.learning.objective import Objective, objective
 from agentrl_cli.learning.optimizers import make_optimizer, move_state, trainable
 from agentrl_cli.learning.packing import Packed, Rows, Segment, pack
 from agentrl_cli.learning.settings import find_aggregation
@@ -40,7 +42,7 @@ class MicroBatch:
     groups: list[list[Segment]]
     columns: Columns
     """What the loss needs of every trained token: `advantage`, and where it is known `old`, `ref`, `marked`, `sampled`,
-    `value`, `returns`."""
+    `kept`, `held`, `value`, `returns`."""
     episode_tokens: list[int] | None = None
     """For each sequence the trained tokens of its episode, if an episode has several sequences."""
     padding: bool = False
@@ -108,6 +110,7 @@ class Compute:
         self.loss = policy_loss(algo.loss.name)
         self.aggregation = find_aggregation(algo)
         self.trained = trainable(model)
+        self.average = MovingReference(self.trained, algo.ref_ema, algo.ref_ema_steps) if algo.ref_ema else None
         self.optimizer = make_optimizer(model, config.train)
         valued = advantages.needs(algo) == "values"
         self.critic = Critic(width(model), algo, device=self._device) if valued else None
@@ -129,12 +132,16 @@ class Compute:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps besides the model's weights."""
         kept: dict[str, Any] = {"optimizer": self.optimizer.state_dict()}
+        if self.average is not None:
+            kept["reference"] = self.average.state()
         return kept if self.critic is None else {**kept, "critic": self.critic.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned; the model's weights are loaded before."""
         self.optimizer.load_state_dict(state["optimizer"])
         self._rest()
+        if self.average is not None and "reference" in state:
+            self.average.load(state["reference"])
         if self.critic is not None and "critic" in state:
             self.critic.load(state["critic"])
 
@@ -151,27 +158,40 @@ class Compute:
     def end(self) -> None:
         """The update is done."""
         self.model.eval()
+        if self.average is not None:
+            self.average.follow()
         self._rest()
 
     @torch.no_grad()
-    def forward(self, batches: Sequence[MicroBatch], *, reference: bool = False, values: bool = False) -> list[Columns]:
-        """Of each micro-batch `logp`, under the model or the reference, without dropout; and `value` if asked for."""
+    def forward(
+        self, batches: Sequence[MicroBatch], *, reference: bool = False, values: bool = False, entropy: bool = False
+    ) -> list[Columns]:
+        """Of each micro-batch `logp`, under the model or the reference, without dropout; the others if asked for."""
         off = getattr(self.model, "disable_adapter", None)
-        if reference and self.reference is None and off is None:
+        if reference and self.reference is None and off is None and self.average is None:
             raise ConfigError("algo.kl_coef is set without a reference model.")
         model = self.reference if reference and self.reference is not None else self.model
         training = model.training
         model.eval()
         found: list[Columns] = []
-        with off() if reference and self.reference is None and off is not None else nullcontext():
+        with self._as_reference(off) if reference and self.reference is None else nullcontext():
             for batch in batches:
                 out = self._logprobs(model, pack(batch.groups))
                 columns = {"logp": out.logp.cpu().numpy()}
+                if entropy:
+                    columns["entropy"] = out.entropy.cpu().numpy()
                 if values and self.critic is not None:
                     columns["value"] = self.critic.values(out.states).cpu().numpy()
                 found.append(columns)
         model.train(training)
         return found
+
+    def _as_reference(self, off: Callable[[], AbstractContextManager[None]] | None) -> AbstractContextManager[None]:
+        """The model as the reference: with its moving average, or without its adapter."""
+        if self.average is not None:
+            return self.average.in_place()
+        assert off is not None
+        return off()
 
     @torch.no_grad()
     def taught(self, batches: Sequence[MicroBatch]) -> list[Columns]:
@@ -213,17 +233,18 @@ class Compute:
         """One packed row forward and backward: its part of the gradient, of the numbers per token and the metrics."""
         packed = pack(batch.groups)
         out = self._logprobs(self.model, packed)
-        x = loss_input(batch, packed, out, order.loss)
+        x = loss_input(batch, packed, out)
         found = objective(x, order.loss, order.totals, self.loss, self.aggregation)
         loss, metrics = found.loss, dict(found.metrics)
         if self.critic is not None:
             old, returns = (tensor(batch.columns[name], out.logp.device) for name in ("value", "returns"))
-            part, more = self.critic.loss(self.critic.values(out.states), old, returns, order.totals.tokens)
+            values, old, returns = map(x.among, (self.critic.values(out.states), old, returns))
+            part, more = self.critic.loss(values, old, returns, order.totals.tokens)
             loss, metrics = loss + part, {**metrics, **more}
         if self.teacher is not None and self.teacher.wants_states:
             states = tensor(batch.columns["teacher_states"], out.logp.device)
             temperature, tokens = self.config.rollout.temperature, order.totals.tokens
-            part = self.teacher.loss(self.model, out.states, states, temperature, tokens)
+            part = self.teacher.loss(self.model, x.among(out.states), x.among(states), temperature, tokens)
             loss, metrics = loss + part, {**metrics, "distill/loss": float(part.detach())}
         (0.0 * loss if batch.padding else loss).backward()  # type: ignore[no-untyped-call]
         return _numbers(found, x.old), {"loss": float(loss.detach()), **metrics}
@@ -250,16 +271,20 @@ class Compute:
             self.critic.forget()
 
 
-def loss_input(batch: MicroBatch, packed: Packed, out: Logprobs, c: LossConfig) -> LossInput:
+def loss_input(batch: MicroBatch, packed: Packed, out: Logprobs) -> LossInput:
     """The loss's arguments. Without `old` the present log-probabilities are those before the first optimizer step."""
     device, columns = out.logp.device, batch.columns
-    known = {name: tensor(columns[name], device) for name in ("old", "ref", "marked", "sampled") if name in columns}
-    old = known.get("old", out.logp.detach())
-    sampled = known.get("sampled") if c.correction != "none" else None
+    known = {name: tensor(columns[name], device) for name in ("old", "ref", "sampled") if name in columns}
+    chosen = {
+        name: torch.from_numpy(columns[name].astype(np.bool_)).to(device)
+        for name in ("marked", "kept", "held")
+        if name in columns
+    }
+    old, sampled = known.get("old", out.logp.detach()), known.get("sampled")
     if sampled is not None:
         # Unknown log-probabilities of a remote sampler are not corrected; `sampling/unknown` is their share.
         sampled = torch.where(sampled.isnan(), old, sampled)
-    marked, sizes = known.get("marked"), batch.episode_tokens
+    sizes = batch.episode_tokens
     return LossInput(
         logp=out.logp,
         old=old,
@@ -268,7 +293,7 @@ def loss_input(batch: MicroBatch, packed: Packed, out: Logprobs, c: LossConfig) 
         entropy=out.entropy,
         ref=known.get("ref"),
         sampled=sampled,
-        marked=None if marked is None else marked.bool(),
+        **chosen,
         episode_tokens=None if sizes is None else torch.tensor(sizes, device=device),
     )
 

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from agentrl_cli.types import ROOT, Episode, Fact, Outcome
+from agentrl_cli.types import ROOT, Episode, Fact, Outcome, StopReason, Turn
+from agentrl_cli.types.content import content_text
 
 _BY_OUTCOME: Mapping[Outcome, Fact] = {
     Outcome.ENV_ERROR: Fact.SKIPPED_ENV_ERROR,
@@ -37,6 +38,7 @@ def decide(
     train_drifted: bool = False,
     drop_zero_variance: bool = True,
     mask_overlong: bool = False,
+    mask_void: bool = False,
     stale: Collection[str] = (),
     vocabulary: int | None = None,
 ) -> dict[str, Fact]:
@@ -49,6 +51,7 @@ def decide(
         drop_zero_variance: Skip groups whose rewards are all equal: they carry no signal.
         mask_overlong: Skip episodes that ran out of tokens, before groups are compared: their reward says nothing of
             what they would have come to (overlong filtering, https://arxiv.org/abs/2503.14476 section 3.4).
+        mask_void: Skip episodes with a void turn, likewise. https://arxiv.org/abs/2509.02479
         stale: Ids of episodes that were sampled with weights older than they may be.
         vocabulary: Ids that the model knows; an episode with any other is skipped, as one with impossible
             log-probabilities is.
@@ -63,6 +66,8 @@ def decide(
                 facts[episode.id] = Fact.SKIPPED_STALE
             elif fact is Fact.TRAINED and mask_overlong and episode.outcome is Outcome.TRUNCATED_TOKENS:
                 facts[episode.id] = Fact.SKIPPED_OVERLONG
+            elif fact is Fact.TRAINED and mask_void and any(map(void, episode.turns)):
+                facts[episode.id] = Fact.SKIPPED_VOID
             elif fact is Fact.TRAINED:
                 good.append(episode)
         reason = _group(good, len(group), drop_zero_variance)
@@ -91,6 +96,14 @@ def _group(good: Sequence[Episode], size: int, drop_zero_variance: bool) -> Fact
     if drop_zero_variance and size > 1 and max(rewards) - min(rewards) < SAME:
         return Fact.SKIPPED_ZERO_VARIANCE
     return Fact.TRAINED
+
+
+def void(turn: Turn) -> bool:
+    """Whether an assistant turn neither makes a well-formed call nor answers: empty, cut off, or malformed calls."""
+    if turn.role != "assistant" or any(call.error is None for call in turn.calls):
+        return False
+    said = any(content_text(message.get("content")).strip() for message in turn.messages)
+    return bool(turn.calls) or turn.stop_reason is StopReason.LENGTH or not said
 
 
 def _crooked(episode: Episode) -> str:

@@ -67,6 +67,8 @@ class AdvantageInput:
     """Added to standard deviations (TRL's 1e-4)."""
     branches: tuple[tuple[Ints, ...], ...] | None = None
     """N × branches: numbers of the assistant turns on each, root first. None: every episode has one, of all turns."""
+    turn_parts: tuple[Float64, ...] | None = None
+    """N × [K_i, S] turn_rewards by who gave it, one column for each tool and one for the world, NaN where nothing."""
 
     @property
     def size(self) -> int:
@@ -116,6 +118,7 @@ class AdvantageInput:
             lengths=np.array([e.trained_tokens for e in episodes], np.int64),
             turn_lengths=tuple(turn_lengths(e) for e in episodes),
             turn_rewards=tuple(turn_rewards(e) for e in episodes),
+            turn_parts=turn_parts(episodes),
             turn_states=tuple(anchor_states(e) for e in episodes),
             branches=None if all(e.linear for e in episodes) else tuple(turn_paths(e) for e in episodes),
             parts=parts,
@@ -130,24 +133,46 @@ def turn_lengths(episode: Episode) -> Ints:
     return np.array([int(mask[t.start : t.end].sum()) for t in episode.turns if t.role == "assistant"], np.int64)
 
 
+WORLD = ""
+"""Who gives a turn's reward if no tool does: user or environment."""
+
+
 def turn_rewards(episode: Episode) -> Float64:
-    """[K] sum of what tools, user and environment gave to each assistant turn, NaN if nothing.
+    """[K] sum of what tools, user and environment gave to each assistant turn, NaN if nothing."""
+    return np.array([sum(given.values()) if given else np.nan for given in _given(episode)], np.float64)
+
+
+def turn_parts(episodes: Sequence[Episode]) -> tuple[Float64, ...]:
+    """N × [K_i, S] the same apart, by the tool that gave it or the world; S over all episodes, sorted."""
+    given = [_given(episode) for episode in episodes]
+    names = sorted({name for turns in given for turn in turns for name in turn})
+    rows = ([[turn.get(name, np.nan) for name in names] for turn in turns] for turns in given)
+    return tuple(np.array(row, np.float64).reshape(len(row), len(names)) for row in rows)
+
+
+def _given(episode: Episode) -> list[dict[str, float]]:
+    """For each assistant turn, who gave it how much.
 
     What a turn gave belongs to the nearest assistant turn on its path; forks after one turn add up.
     """
-    out: list[float] = []
+    out: list[dict[str, float]] = []
     asked: list[int] = []
     """For each turn the number of that assistant turn, −1 if there is none."""
     for turn, parent in zip(episode.turns, episode.parents, strict=True):
         if turn.role == "assistant":
             asked.append(len(out))
-            out.append(np.nan)
+            out.append({})
         else:
             asked.append(asked[parent] if parent >= 0 else -1)
-        given = [reward for reward in (turn.reward, *(r.reward for r in turn.results)) if reward is not None]
-        if asked[-1] >= 0 and given:
-            out[asked[-1]] = float(np.nansum([out[asked[-1]], *given]))
-    return np.array(out, np.float64)
+        if asked[-1] < 0:
+            continue
+        calls = [call.name for call in episode.turns[parent].calls] if turn.results and parent >= 0 else []
+        names = [*calls, *[WORLD] * (len(turn.results) - len(calls))]
+        named = [(WORLD, turn.reward), *zip(names, (result.reward for result in turn.results), strict=False)]
+        for name, reward in named:
+            if reward is not None:
+                out[asked[-1]][name] = out[asked[-1]].get(name, 0.0) + reward
+    return out
 
 
 def turn_paths(episode: Episode) -> tuple[Ints, ...]:
@@ -190,6 +215,18 @@ def group_std(values: Float64, groups: Ints) -> Float64:
 def normalise(values: Float64, groups: Ints, eps: float) -> Float64:
     """[N] (value − group mean) / (group std + eps)."""
     return over(values - group_mean(values, groups), group_std(values, groups) + eps)
+
+
+def parts_apart(x: AdvantageInput, estimator: str) -> Float64:
+    """[N] weighted sum of the reward parts, each normalised in its group; a part that is NaN does not apply."""
+    need(x.parts, "reward parts", estimator)
+    assert x.parts is not None
+    weights = np.ones(x.parts.shape[1]) if x.part_weights is None else x.part_weights
+    total = np.zeros(x.size)
+    for column, weight in zip(x.parts.T, weights, strict=True):
+        there = ~np.isnan(column)
+        total[there] += weight * normalise(column[there], x.groups[there], x.eps)
+    return total
 
 
 def over(numerator: Float64, scale: Float64 | float) -> Float64:

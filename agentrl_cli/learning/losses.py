@@ -3,7 +3,7 @@
 A policy loss is a function of one batch of trained tokens, laid end to end without padding, and returns per token
 the loss, the weight −∂loss/∂log p written down by hand (what replay shows: zero where clipped), the ratio and
 whether a bound was hit. An aggregation gives each token's coefficient from *global* totals, so that gradients of
-micro-batches add up to that of the whole batch. `objective` joins them with the KL and entropy terms.
+micro-batches add up to that of the whole batch. objective.py joins them with the KL and entropy terms.
 
 What else is known of each loss is its record in config/losses.py. Not here: advantages, and forward passes.
 Notation: M tokens, S sequences; `ratio` = π(token) / π_old(token).
@@ -12,7 +12,7 @@ Notation: M tokens, S sequences; `ratio` = π(token) / π_old(token).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -20,8 +20,6 @@ from torch import Tensor
 
 from agentrl_cli.config.choice import Options
 from agentrl_cli.config.losses import LOSSES, Clip, ClipCov, CustomLoss, DualClip, Gate, KlCov, Loss, TrustRegion
-from agentrl_cli.learning.corrections import CORRECTIONS
-from agentrl_cli.learning.kl import KL
 from agentrl_cli.registry import resolve
 
 _MAX_LOG_RATIO = 20.0
@@ -43,6 +41,8 @@ class LossConfig:
     """Of the gap between the sampler's and the trainer's log-probabilities: a name of CORRECTIONS."""
     correction_cap: float = 2.0
     correction_floor: float | None = None
+    off_policy: float | None = None
+    """Threshold of masks.off_policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,20 @@ class LossInput:
     """bool, tokens that the loss chose by `mark` over the whole mini-batch; None: chosen from this one."""
     episode_tokens: Tensor | None = None
     """[S] trained tokens of the episode that the sequence belongs to, where an episode has several sequences."""
+    kept: Tensor | None = None
+    """bool, False: rejected; the token is not part of the mini-batch. None: all are."""
+    held: Tensor | None = None
+    """bool, tokens whose policy term and entropy bonus are 0, and which count in the totals."""
+
+    def among(self, values: Tensor) -> Tensor:
+        """[M, …] those of the tokens that were not rejected."""
+        return values if self.kept is None else values[self.kept]
+
+    def only(self, kept: Tensor) -> LossInput:
+        """The tokens that were not rejected."""
+        given = {item.name: getattr(self, item.name) for item in fields(self)} | {"kept": None}
+        own = {name: one[kept] for name, one in given.items() if one is not None and name != "episode_tokens"}
+        return replace(self, kept=None, **own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +114,7 @@ PolicyLoss = Callable[[LossInput, Any], PolicyTerm]
 Aggregation = Callable[[LossInput, Totals], Tensor]
 
 
-def _ratio(x: LossInput) -> tuple[Tensor, Tensor]:
+def ratio_of(x: LossInput) -> tuple[Tensor, Tensor]:
     """(ratio with gradient, detached d ratio / d logp)."""
     difference = x.logp - x.old
     ratio = torch.exp(difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO))
@@ -131,7 +145,7 @@ def ppo_clip(x: LossInput, c: DualClip) -> PolicyTerm:
     Two bounds: https://arxiv.org/abs/2503.14476 (DAPO). With clip_dual, bounded above where A < 0:
     https://arxiv.org/abs/1912.09729.
     """
-    ratio, slope = _ratio(x)
+    ratio, slope = ratio_of(x)
     return _clip(ratio, slope, x.advantage, c)
 
 
@@ -171,7 +185,7 @@ def geo_mean(x: LossInput, c: Clip) -> PolicyTerm:
 
 def cispo(x: LossInput, c: Clip) -> PolicyTerm:
     """−sg(clip(ratio))·A·log p: the weight is bounded, no token loses its gradient. https://arxiv.org/abs/2506.13585."""
-    ratio = _ratio(x)[0].detach()
+    ratio = ratio_of(x)[0].detach()
     bounded = ratio.clamp(1 - c.clip_low, 1 + c.clip_high)
     weight = bounded * x.advantage
     return PolicyTerm(-weight * x.logp, weight, ratio, bounded != ratio)
@@ -179,7 +193,7 @@ def cispo(x: LossInput, c: Clip) -> PolicyTerm:
 
 def sapo(x: LossInput, c: Gate) -> PolicyTerm:
     """−(4/τ)·sigmoid(τ(ratio−1))·A, a soft gate instead of a clip. https://arxiv.org/abs/2511.20347."""
-    ratio, slope = _ratio(x)
+    ratio, slope = ratio_of(x)
     tau = torch.where(x.advantage > 0, c.positive, c.negative).to(ratio.dtype)
     gate = torch.sigmoid(tau * (ratio - 1))
     loss = -4 / tau * gate * x.advantage
@@ -194,7 +208,7 @@ def dppo(x: LossInput, c: TrustRegion) -> PolicyTerm:
     https://arxiv.org/abs/2602.04879 eq. 11 to 14, the binary divergences; here from the trainer's weights before the
     step, there from the sampler's, which `algo.correction` accounts for.
     """
-    ratio, slope = _ratio(x)
+    ratio, slope = ratio_of(x)
     p, q = x.old.detach().exp().clamp(1e-6, 1 - 1e-6), x.logp.detach().exp().clamp(1e-6, 1 - 1e-6)
     distance = (p - q).abs() if c.divergence == "tv" else p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
     outside = (distance > c.threshold) & (x.advantage * (ratio.detach() - 1) > 0)
@@ -204,7 +218,8 @@ def dppo(x: LossInput, c: TrustRegion) -> PolicyTerm:
 
 def reinforce(x: LossInput, _: Options) -> PolicyTerm:
     """−A·log p, no ratio: for one epoch on fresh samples only. https://doi.org/10.1007/BF00992696 (Williams 1992)."""
-    return PolicyTerm(-x.advantage * x.logp, x.advantage.clone(), _ratio(x)[0].detach(), torch.zeros_like(x.old).bool())
+    none = torch.zeros_like(x.old).bool()
+    return PolicyTerm(-x.advantage * x.logp, x.advantage.clone(), ratio_of(x)[0].detach(), none)
 
 
 def covariance(logp: Tensor, advantage: Tensor) -> Tensor:
@@ -248,7 +263,7 @@ def clip_cov(x: LossInput, c: ClipCov) -> PolicyTerm:
 def kl_cov(x: LossInput, c: KlCov) -> PolicyTerm:
     """−ratio·A without a clip, plus coef·|log p − log p_old| on the marked. https://arxiv.org/abs/2505.22617."""
     marked = x.marked if x.marked is not None else mark_kl_cov(x.logp, x.advantage, c, 0, None)
-    ratio, slope = _ratio(x)
+    ratio, slope = ratio_of(x)
     difference = x.logp - x.old
     loss = -ratio * x.advantage + torch.where(marked, c.kl_coef * difference.abs(), 0.0)
     weight = slope * x.advantage - torch.where(marked, c.kl_coef * difference.detach().sign(), 0.0)
@@ -332,56 +347,3 @@ VERL: Mapping[str, str] = {
     "seq-mean-token-sum-norm": "seq_mean_norm",
 }
 """verl's names of aggregations (`loss_agg_mode`) → the names here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """One micro-batch's part of the loss; `loss` and `metrics` add up over the micro-batches of a mini-batch."""
-
-    loss: Tensor
-    """Scalar with the gradient."""
-    weight: Tensor
-    """[M] −∂/∂logp of the policy term, corrections included, before aggregation."""
-    coefficient: Tensor
-    """[M] what the aggregation multiplies it with."""
-    ratio: Tensor
-    clipped: Tensor
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Shares and means over all trained tokens, under TRL's names where it has one."""
-
-
-def objective(x: LossInput, c: LossConfig, totals: Totals, policy: PolicyLoss, aggregation: Aggregation) -> Objective:
-    """Σ coefficient · (correction · policy loss + kl_coef · KL − entropy_coef · entropy)."""
-    term = policy(x, c.options)
-    coefficient = aggregation(x, totals)
-    correction = CORRECTIONS[c.correction](
-        x.old, x.old if x.sampled is None else x.sampled, x.segment, c.correction_cap, c.correction_floor
-    )
-    per_token = term.loss * correction
-    policy_loss = (coefficient * per_token).sum()
-    n = max(totals.tokens, 1)
-    high = term.clipped & (x.advantage > 0)
-    metrics = {
-        "policy_loss": policy_loss.detach(),
-        "clip_ratio/high_mean": high.sum() / n,
-        "clip_ratio/low_mean": (term.clipped & ~high).sum() / n,
-        "approx_kl": KL["k3"](x.logp.detach(), x.old).sum() / n,
-        "ratio": term.ratio.sum() / n,
-    }
-    loss = policy_loss
-    if x.sampled is not None:
-        metrics["sampling/correction"] = correction.sum() / n
-        metrics["sampling/logp_difference"] = (x.old - x.sampled).abs().sum() / n
-    if x.ref is not None:
-        kl = KL[c.kl](x.logp, x.ref)
-        if c.kl_unbiased:
-            kl = kl * _ratio(x)[0]
-        metrics["kl"] = kl.detach().sum() / n
-        if c.kl_coef:
-            loss = loss + c.kl_coef * (coefficient * kl).sum()
-    if x.entropy is not None:
-        metrics["entropy"] = x.entropy.detach().sum() / n
-        if c.entropy_coef:
-            loss = loss - c.entropy_coef * (coefficient * x.entropy).sum()
-    numbers = {name: float(value) for name, value in metrics.items()}
-    return Objective(loss, term.weight * correction, coefficient, term.ratio, term.clipped, numbers)

@@ -216,12 +216,15 @@ class Lead:
             self.ranks.send("end")
             self.local.end()
 
-    def forward(self, batches: Sequence[MicroBatch], *, reference: bool = False, values: bool = False) -> list[Columns]:
+    def forward(
+        self, batches: Sequence[MicroBatch], *, reference: bool = False, values: bool = False, entropy: bool = False
+    ) -> list[Columns]:
         """As `Compute.forward`, the micro-batches spread over the ranks."""
         with self._together():
-            self.ranks.send("forward", reference, values)
+            wanted = {"reference": reference, "values": values, "entropy": entropy}
+            self.ranks.send("forward", wanted)
             parts, order = dealt(batches, self.ranks.size, even=self.local.spread)
-            own = self.local.forward(self.ranks.deal(parts), reference=reference, values=values)
+            own = self.local.forward(self.ranks.deal(parts), **wanted)
             return _in_order(self.ranks.collect(own), order)
 
     def step(self, batches: Sequence[MicroBatch], order: Order) -> Stepped:
@@ -266,8 +269,7 @@ def follow(local: Replica) -> None:
         elif name == "end":
             local.end()
         elif name == "forward":
-            reference, values = arguments
-            ranks.collect(local.forward(ranks.deal(), reference=reference, values=values))
+            ranks.collect(local.forward(ranks.deal(), **arguments[0]))
         elif name == "step":
             ranks.collect(local.step(ranks.deal(), *arguments))
 

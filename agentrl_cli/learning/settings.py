@@ -13,7 +13,8 @@ def loss_config(config: Config) -> LossConfig:
     """The numbers of the configured loss."""
     algo, rollout = config.algo, config.rollout
     other = rollout.truncates or rollout.async_staleness > 0  # than what is trained
-    correction = algo.correction if algo.correction != "auto" else "tis" if other else "none"
+    auto = "tis" if other and not algo.bypass else "none"
+    correction = auto if algo.correction == "auto" else algo.correction
     return LossConfig(
         options=algo.loss,
         kl=algo.kl,
@@ -23,6 +24,7 @@ def loss_config(config: Config) -> LossConfig:
         correction=correction,
         correction_cap=algo.correction_cap,
         correction_floor=algo.correction_floor,
+        off_policy=algo.off_policy_mask,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from agentrl_cli.learning.losses import Totals
 from agentrl_cli.learning.packing import Segment, segments_of
 from agentrl_cli.learning.token_record import Member, TokenRecord
 from agentrl_cli.types import Branch, Episode, Float32
@@ -88,8 +89,18 @@ class Step:
         return [(bundle, m) for bundle in bundles for m in range(len(self.segments[bundle]))]
 
     def sizes(self, members: Sequence[Member]) -> list[int]:
-        """Trained tokens of the episode of each sequence."""
-        return [self.sources[member].episode.trained_tokens for member in members]
+        """Trained tokens of the episode of each sequence, without those that were rejected."""
+        return [
+            sum(int(self.seen[other].valid.sum()) for other in self.members[self.sources[member].number])
+            for member in members
+        ]
+
+    def totals(self, batch: Sequence[int], max_tokens: int) -> Totals:
+        """Of a mini-batch: its tokens that were not rejected, and the sequences and episodes left."""
+        counts = {member: int(self.seen[member].valid.sum()) for member in self.in_batch(batch)}
+        left = [member for member, count in counts.items() if count or self.seen[member].kept is None]
+        episodes = len({self.sources[member].number for member in left})
+        return Totals(sum(counts.values()), len(left), max_tokens, episodes)
 
     def joined(self, name: str) -> list[Any]:
         """One field of the records, for each episode over its trained tokens in token order; None if it is not known.

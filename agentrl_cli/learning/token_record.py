@@ -29,6 +29,12 @@ class TokenRecord:
     now: Float32 | None = None
     """Log-probability before this optimizer step, where the loss chooses tokens by it."""
     marked: np.ndarray[Any, Any] | None = None
+    entropy: Float32 | None = None
+    """Of the distribution before this optimizer step, where tokens are chosen by it."""
+    kept: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+    """False: rejected, the token is not part of the mini-batch."""
+    held: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+    """True: the policy term has no gradient."""
     teacher: Float32 | None = None
     """Log-probability under the teacher."""
     teacher_states: np.ndarray[Any, Any] | None = None
@@ -39,6 +45,12 @@ class TokenRecord:
     after: float = 0.0
     """Value of the state that a truncated episode was left in, with `algo.value_bootstrap`."""
     returns: Float32 | None = None
+
+    @property
+    def valid(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """[n] tokens that were not rejected."""
+        return np.ones(len(self.advantage), np.bool_) if self.kept is None else self.kept
+
     ratio: Float32 | None = None
     clipped: np.ndarray[Any, Any] | None = None
     weight: Float32 | None = None

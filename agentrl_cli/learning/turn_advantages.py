@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from agentrl_cli.learning.estimator_inputs import (
     Ints,
     need,
     normalise,
+    over,
+    parts_apart,
     spread_turns,
     whiten,
 )
@@ -192,16 +194,38 @@ def mt_grpo(x: AdvantageInput) -> list[Float32]:
     """
     need(x.turn_rewards, "rewards per turn (turn_rewards)", "mt_grpo")
     assert x.turn_rewards is not None
-    episode = normalise(x.returns, x.groups, x.eps)
-    earned = _turns_to_go(x, [np.zeros(len(counts)) for counts in x.turn_counts])
+    return spread_turns(_with_turns(x, normalise(x.returns, x.groups, x.eps), [x.turn_rewards]), x)
+
+
+def turn_gdpo(x: AdvantageInput) -> list[Float32]:
+    """gdpo with turns: each reward part, and each tool's turn rewards, normalised apart, summed, then over the batch.
+
+    https://arxiv.org/abs/2601.05242 with the turn term of mt_grpo for every source of turn rewards by itself: a tool
+    that gives 100 and a user who gives 1 weigh the same. Without turn rewards, and turns of one length: gdpo.
+    """
+    if not x.size:
+        return []
+    need(x.turn_parts, "turn rewards by source (turn_parts)", "turn_gdpo")
+    parts = x.turn_parts or ()
+    sources = range(parts[0].shape[1])
+    turns = _with_turns(x, parts_apart(x, "turn_gdpo"), [tuple(part[:, s] for part in parts) for s in sources])
+    flat = np.concatenate([np.zeros(0), *turns])
+    std, mean = (flat.std(ddof=1) if len(flat) > 1 else 0.0), (flat.mean() if len(flat) else 0.0)
+    return spread_turns([over(values - mean, std + x.eps) for values in turns], x)
+
+
+def _with_turns(x: AdvantageInput, episode: Float64, sources: Sequence[tuple[Float64, ...]]) -> list[Float64]:
+    """N × [K_i] the episode's advantage + turn_coef × each source's rewards from the turn on, normalised by depth."""
     out = [np.full(len(counts), episode[i]) for i, counts in enumerate(x.turn_counts)]
-    for entries in _by_depth(x, range(x.size)):
-        column = np.array([earned[i][turn] if reached else 0.0 for i, turn, reached in entries])
-        scaled = normalise(column, x.groups[[i for i, _, _ in entries]], x.eps)
-        for (i, turn, reached), a in zip(entries, scaled, strict=True):
-            if reached:
-                out[i][turn] += x.turn_coef * a
-    return spread_turns(out, x)
+    for rewards in sources:
+        earned = _turns_to_go(replace(x, turn_rewards=rewards), [np.zeros(len(counts)) for counts in x.turn_counts])
+        for entries in _by_depth(x, range(x.size)):
+            column = np.array([earned[i][turn] if reached else 0.0 for i, turn, reached in entries])
+            scaled = normalise(column, x.groups[[i for i, _, _ in entries]], x.eps)
+            for (i, turn, reached), a in zip(entries, scaled, strict=True):
+                if reached:
+                    out[i][turn] += x.turn_coef * a
+    return out
 
 
 def gigpo(x: AdvantageInput) -> list[Float32]:

@@ -26,7 +26,8 @@ from agentrl_cli.learning.dispositions import CUT
 from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.estimator_inputs import AdvantageInput
 from agentrl_cli.learning.kl import KL
-from agentrl_cli.learning.losses import Totals, find, mark
+from agentrl_cli.learning.losses import find, mark
+from agentrl_cli.learning.masks import hold_certain, reject
 from agentrl_cli.learning.optimizers import learning_rate
 from agentrl_cli.learning.packing import Segment, chosen
 from agentrl_cli.learning.settings import loss_config
@@ -131,8 +132,13 @@ class Learner:
             return result
         now, algo = Step.of(step, groups), self.config.algo
         in_reward = bool(algo.kl_coef) and algo.kl_in == "reward"
-        if algo.epochs * algo.minibatches > 1 or self.needs in ("values", "teacher") or in_reward:
+        early = algo.epochs * algo.minibatches > 1 or self.needs in ("values", "teacher") or in_reward
+        if (early and not algo.bypass) or algo.reject != "none":
             self._before(now, "old")
+        if algo.reject != "none":
+            result.metrics |= reject(now, algo)
+        if algo.bypass:
+            self._as_sampled(now)
         if algo.kl_coef:
             self._before(now, "ref")
         if self.teacher is not None:
@@ -146,10 +152,11 @@ class Learner:
                 for name, value in self._minibatch(now, now.batch(batch), lr, (epoch, number)).items():
                     sums.setdefault(name, []).append(value)
         self.compute.end()
-        result.metrics = {name: float(np.mean(values)) for name, values in sums.items()} | {"learning_rate": lr}
+        result.metrics |= {name: float(np.mean(values)) for name, values in sums.items()} | {"learning_rate": lr}
         result.metrics |= self.coefficients.metrics() | _explained(list(now.seen.values()))
         result.metrics |= _distance(now.seen.values())
-        result.metrics |= gap((one.old, now.sources[m].sampled("logp_policy")) for m, one in now.seen.items())
+        if not algo.bypass:
+            result.metrics |= gap((one.old, now.sources[m].sampled("logp_policy")) for m, one in now.seen.items())
         self.coefficients.adapt(result.metrics, sum(episode.trained_tokens for episode in now.episodes))
         for episode, seen in now.records():
             result.signals[episode.id] = signals(episode, seen)
@@ -189,11 +196,9 @@ class Learner:
     def _minibatch(self, now: Step, batch: Sequence[int], lr: float, place: tuple[int, int]) -> dict[str, float]:
         """One optimizer step over some bundles; metrics add up over its micro-batches."""
         picked = [now.segments[b] for b in batch]
-        sizes = [int(s.trained.sum()) for bundle in picked for s in bundle]
-        episodes = len({now.sources[member].number for member in now.in_batch(batch)})
-        totals = Totals(sum(sizes), len(sizes), self.config.rollout.max_tokens, episodes)
-        if self.marks:
-            self._mark(now, batch, seed=hash((now.number, *place)) % 2**31)
+        totals = now.totals(batch, self.config.rollout.max_tokens)
+        if self.marks or self.config.algo.entropy_share < 1:
+            self._choose(now, batch, seed=hash((now.number, *place)) % 2**31)
         rows = [[(batch[b], m) for b, m in row] for row in self.compute.split(picked)]
         order = Order(self.coefficients.apply(self.loss_config), totals, lr / self.config.train.lr)
         batches = [self._microbatch(now, row) for row in rows]
@@ -212,38 +217,54 @@ class Learner:
     def _microbatch(self, now: Step, row: Sequence[Member]) -> MicroBatch:
         """A packed row with everything that the loss needs of its tokens."""
         records = [now.seen[member] for member in row]
-        names = ("advantage", "old", "ref", "marked", "value", "returns", "teacher_states")
+        names = ("advantage", "old", "ref", "marked", "kept", "held", "value", "returns", "teacher_states")
         known = [name for name in names if getattr(records[0], name) is not None]
         columns = {name: np.concatenate([getattr(one, name) for one in records]) for name in known}
-        if self.loss_config.correction != "none":
+        if self.loss_config.correction != "none" or self.loss_config.off_policy is not None:
             columns["sampled"] = np.concatenate([now.sources[member].sampled("logp_sampled") for member in row])
         return MicroBatch(chosen(now.segments, row), columns, now.sizes(row) if now.branched else None)
 
-    def _mark(self, now: Step, batch: Sequence[int], seed: int) -> None:
-        """Let the loss choose tokens over the whole mini-batch."""
+    def _choose(self, now: Step, batch: Sequence[int], seed: int) -> None:
+        """Let the loss and the entropy mask choose tokens over the whole mini-batch, those that were not rejected."""
         members = now.in_batch(batch)
         self._before(now, "now", batch)
+        if self.config.algo.entropy_share < 1:
+            hold_certain(now, members, self.config.algo.entropy_share)
+        if not self.marks:
+            return
         facts = [now.seen[member] for member in members]
         names = ("now", "advantage", "now" if facts[0].old is None else "old")
         logp, advantage, old = (torch.from_numpy(np.concatenate([getattr(one, n) for one in facts])) for n in names)
-        marked = mark(self.config.algo.loss, logp, advantage, seed, old)
-        assert marked is not None
+        kept = torch.from_numpy(np.concatenate([one.valid for one in facts]))
+        found = mark(self.config.algo.loss, logp[kept], advantage[kept], seed, old[kept])
+        assert found is not None
+        marked = torch.zeros_like(kept).masked_scatter(kept, found)
         ends = np.cumsum([len(one.advantage) for one in facts])[:-1]
         for one, part in zip(facts, np.split(marked.numpy(), ends), strict=True):
             one.marked = part
 
     # --- other forwards ----------------------------------------------------------------------------------------------
 
+    def _as_sampled(self, now: Step) -> None:
+        """Compare with the sampler's log-probabilities; the value head's values, if there is one, are computed.
+
+        A log-probability that the sampler did not report is that of the trainer.
+        """
+        if self.critic is not None or any(np.isnan(now.sources[m].sampled("logp_sampled")).any() for m in now.seen):
+            self._before(now, "old")
+        for member, record in now.seen.items():
+            sampled = now.sources[member].sampled("logp_sampled")
+            record.old = sampled if record.old is None else np.where(np.isnan(sampled), record.old, sampled)
+
     def _before(self, now: Step, name: str, batch: Sequence[int] | None = None) -> None:
         """Log-probabilities of trained tokens, without gradient: `ref` the reference's; with `old` come values."""
         bundles = range(len(now.segments)) if batch is None else batch
         segments = [now.segments[b] for b in bundles]
-        values = name == "old" and self.critic is not None
+        values, entropy = name == "old" and self.critic is not None, name == "now"
         if values and self.config.algo.value_bootstrap:
             segments = [[_beyond(now.sources[b, m], s) for m, s in enumerate(now.segments[b])] for b in bundles]
-        self._scored(
-            now, bundles, segments, name, partial(self.compute.forward, reference=name == "ref", values=values)
-        )
+        forward = partial(self.compute.forward, reference=name == "ref", values=values, entropy=entropy)
+        self._scored(now, bundles, segments, name, forward)
 
     def _scored(
         self,

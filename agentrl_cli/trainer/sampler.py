@@ -141,6 +141,7 @@ class Collector:
             train_drifted=self.config.drift.structural == "train",
             drop_zero_variance=drops_equal(self.config.algo),
             mask_overlong=self.config.algo.mask_overlong,
+            mask_void=self.config.algo.mask_void,
             stale=stale,
             vocabulary=self.vocabulary,
         )

@@ -68,6 +68,8 @@ class Fact(StrEnum):
     SKIPPED_CANCELLED = "skipped:cancelled"
     SKIPPED_TOO_LONG = "skipped:too_long"
     SKIPPED_OVERLONG = "skipped:overlong"
+    SKIPPED_VOID = "skipped:void"
+    """A turn that says nothing and calls nothing, with `algo.mask_void`."""
     SKIPPED_DRIFT = "skipped:drift"
     SKIPPED_STALE = "skipped:stale"
     SKIPPED_UNGRADED = "skipped:ungraded"

@@ -35,6 +35,9 @@ MAY_BE_HEAVY = (
         "learning/logprobs",
         "learning/fused_",
         "learning/losses",
+        "learning/objective",
+        "learning/masks",
+        "learning/moving_reference",
     ),
     *(
         "learning/kl",

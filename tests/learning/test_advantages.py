@@ -12,9 +12,9 @@ from agentrl_cli.config.estimators import ESTIMATORS
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.learning.advantages import episode_advantage
 from agentrl_cli.learning.advantages import function as estimator
-from agentrl_cli.learning.estimator_inputs import AdvantageInput
+from agentrl_cli.learning.estimator_inputs import AdvantageInput, turn_parts, turn_rewards
 from agentrl_cli.learning.turn_advantages import discounted, gae_raw, token_rewards, value_targets
-from agentrl_cli.types import Episode, Generation, Origin, RewardPart, StopReason, Tokens, ToolResult, Turn
+from agentrl_cli.types import Episode, Generation, Origin, RewardPart, StopReason, Tokens, ToolCall, ToolResult, Turn
 
 GROUP_RELATIVE = ["grpo", "dr_grpo", "batch", "rloo", "opo", "pass_at_k", "turn_returns", "mt_grpo", "gigpo"]
 
@@ -278,6 +278,41 @@ def test_a_group_of_one_and_a_group_of_equals_are_zero(name: str) -> None:
     np.testing.assert_allclose(scalars(name, x), 0, atol=1e-7)
 
 
+def test_turn_gdpo_by_hand() -> None:
+    # a tool that gives 100 at the first turn of one, the world 1 at its second: each source by itself is ±s at its turn
+    x = given(
+        [1, 0],
+        lengths=np.array([2, 2]),
+        turn_lengths=counts([1, 1], [1, 1]),
+        parts=np.array([[1.0], [0.0]]),
+        turn_parts=(np.array([[100, np.nan], [np.nan, 1]]), np.full((2, 2), np.nan)),
+    )
+    s = 1 / np.sqrt(2)
+    # the episode's part ±s; the tool's to go (100, 0) against (0, 0): ±s at depth 0; the world's (1, 1): ±s at both
+    raw = np.array([3 * s, 2 * s, -3 * s, -2 * s])
+    np.testing.assert_allclose(np.concatenate(estimator("turn_gdpo")(x)), raw / raw.std(ddof=1), rtol=1e-6)
+
+
+def test_turn_rewards_are_kept_apart_by_who_gave_them() -> None:
+    def result(reward: float | None) -> ToolResult:
+        return ToolResult("", reward=reward)
+
+    calls = (ToolCall("1", "search", {}, ""), ToolCall("2", "sum", {}, ""))
+    episode = Episode(
+        "e",
+        "t",
+        turns=(
+            Turn(0, "user", (), 0, 1),
+            Turn(1, "assistant", (), 1, 2, calls),
+            Turn(2, "tool", (), 2, 3, results=(result(2.0), result(None)), reward=0.5),
+            Turn(3, "assistant", (), 3, 4),
+        ),
+    )
+    (found,) = turn_parts([episode])
+    np.testing.assert_equal(found, [[0.5, 2.0], [np.nan, np.nan]])
+    np.testing.assert_equal(turn_rewards(episode), [2.5, np.nan])
+
+
 def test_what_reduces_to_what() -> None:
     x = given([1, 0, 0.5, 2], lengths=np.full(4, 6), turn_lengths=tuple(np.array([6]) for _ in range(4)))
     np.testing.assert_allclose(scalars("opo", x), scalars("dr_grpo", x), atol=1e-6)  # equal lengths
@@ -300,6 +335,7 @@ def test_every_estimator_gives_one_float_per_trained_token(name: str) -> None:
         lengths,
         **fields,
         parts=rng.normal(size=(8, 2)),
+        turn_parts=tuple(rng.normal(size=(len(fields["turn_lengths"][i]), 2)) for i in range(8)),
         baseline=np.zeros(8),
         values=tuple(rng.normal(size=n) for n in lengths),
         logp_teacher=tuple(rng.normal(size=n) for n in lengths),
@@ -316,7 +352,7 @@ def test_maxrl_by_hand() -> None:
     assert scalars("maxrl", given([0, 0])) == [0, 0] and scalars("maxrl", given([1, 1])) == [0, 0]
 
 
-@pytest.mark.parametrize("name", ["remax", "gdpo", "gae", "mt_grpo", "gigpo", "distill"])
+@pytest.mark.parametrize("name", ["remax", "gdpo", "gae", "mt_grpo", "turn_gdpo", "gigpo", "distill"])
 def test_what_is_missing_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         estimator(name)(given([1, 0]))

@@ -17,7 +17,7 @@ from agentrl_cli.learning.turn_advantages import gae_raw
 
 PER_EPISODE = ("rewards", "groups", "lengths", "parts", "baseline", "bootstrap")
 PER_TOKEN = (
-    *("turn_lengths", "turn_rewards", "turn_states", "values", "token_penalty"),
+    *("turn_lengths", "turn_rewards", "turn_parts", "turn_states", "values", "token_penalty"),
     *("logp_teacher", "logp_student"),
 )
 
@@ -42,6 +42,7 @@ def anything(seed: int = 0) -> AdvantageInput:
         values=tuple(rng.normal(size=n) for n in lengths),
         logp_teacher=tuple(rng.normal(size=n) for n in lengths),
         logp_student=tuple(rng.normal(size=n) for n in lengths),
+        turn_parts=tuple(rng.normal(size=(len(t), 2)) for t in turns),
         gamma=0.9,
         lam=0.8,
         eps=0.0,
@@ -70,6 +71,7 @@ def affine(x: AdvantageInput, scale: float = 1.0, shift: float = 0.0) -> Advanta
         rewards=scale * x.rewards + shift,
         parts=scale * x.parts + shift / weights.sum(),
         turn_rewards=tuple(scale * r for r in x.turn_rewards),
+        turn_parts=tuple(scale * r for r in x.turn_parts or ()),
         baseline=scale * x.baseline + shift,
         values=tuple(scale * v for v in x.values),
     )

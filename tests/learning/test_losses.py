@@ -23,9 +23,9 @@ from agentrl_cli.learning.losses import (
     PolicyTerm,
     Totals,
     mark,
-    objective,
     policy_loss,
 )
+from agentrl_cli.learning.objective import objective
 from agentrl_cli.learning.value import explained_variance, value_held, value_loss
 
 

@@ -1,0 +1,100 @@
+"""One micro-batch's loss: the policy loss, what corrects and masks it, and the KL and entropy terms (torch)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from agentrl_cli.learning.corrections import CORRECTIONS
+from agentrl_cli.learning.kl import KL
+from agentrl_cli.learning.losses import Aggregation, LossConfig, LossInput, PolicyLoss, Totals, ratio_of
+from agentrl_cli.learning.masks import off_policy
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """One micro-batch's part of the loss; `loss` and `metrics` add up over the micro-batches of a mini-batch."""
+
+    loss: Tensor
+    """Scalar with the gradient."""
+    weight: Tensor
+    """[M] −∂/∂logp of the policy term, corrections included, before aggregation."""
+    coefficient: Tensor
+    """[M] what the aggregation multiplies it with."""
+    ratio: Tensor
+    clipped: Tensor
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Shares and means over all trained tokens, under TRL's names where it has one."""
+
+
+def objective(x: LossInput, c: LossConfig, totals: Totals, policy: PolicyLoss, aggregation: Aggregation) -> Objective:
+    """Σ coefficient · (correction · policy loss + kl_coef · KL − entropy_coef · entropy).
+
+    Over the tokens that were not rejected; the numbers of the others are 0, and their ratio is what it is.
+    """
+    if x.kept is not None:
+        return _among(x, objective(x.only(x.kept), c, totals, policy, aggregation))
+    n = max(totals.tokens, 1)
+    term, coefficient = policy(x, c.options), aggregation(x, totals)
+    correction, metrics = _correction(x, c, n)
+    policy_loss = (coefficient * term.loss * correction).sum()
+    high = term.clipped & (x.advantage > 0)
+    metrics |= {
+        "policy_loss": policy_loss.detach(),
+        "clip_ratio/high_mean": high.sum() / n,
+        "clip_ratio/low_mean": (term.clipped & ~high).sum() / n,
+        "approx_kl": KL["k3"](x.logp.detach(), x.old).sum() / n,
+        "ratio": term.ratio.sum() / n,
+    }
+    loss = policy_loss
+    if x.ref is not None:
+        kl = KL[c.kl](x.logp, x.ref)
+        if c.kl_unbiased:
+            kl = kl * ratio_of(x)[0]
+        metrics["kl"] = kl.detach().sum() / n
+        if c.kl_coef:
+            loss = loss + c.kl_coef * (coefficient * kl).sum()
+    if x.entropy is not None:
+        metrics["entropy"] = x.entropy.detach().sum() / n
+        if c.entropy_coef:
+            bonus = x.entropy if x.held is None else torch.where(x.held, 0.0, x.entropy)
+            loss = loss - c.entropy_coef * (coefficient * bonus).sum()
+    numbers = {name: float(value) for name, value in metrics.items()}
+    return Objective(loss, term.weight * correction, coefficient, term.ratio, term.clipped, numbers)
+
+
+def _correction(x: LossInput, c: LossConfig, n: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """[M] factor on the policy term: `algo.correction`, and 0 for the tokens that a mask holds; and its metrics."""
+    factor = CORRECTIONS[c.correction](
+        x.old, x.old if x.sampled is None else x.sampled, x.segment, c.correction_cap, c.correction_floor
+    )
+    metrics: dict[str, Tensor] = {}
+    if x.sampled is not None:
+        metrics["sampling/correction"] = factor.sum() / n
+        metrics["sampling/logp_difference"] = (x.old - x.sampled).abs().sum() / n
+    if c.off_policy is not None:
+        sampled = x.old if x.sampled is None else x.sampled
+        masked = off_policy(x.logp, sampled, x.advantage, x.segment, c.off_policy)
+        metrics["sampling/off_policy_masked"] = masked.sum() / n
+        factor = torch.where(masked, 0.0, factor)
+    return (factor if x.held is None else torch.where(x.held, 0.0, factor)), metrics
+
+
+def _among(x: LossInput, found: Objective) -> Objective:
+    """The numbers of the kept tokens among those of all."""
+    assert x.kept is not None
+    kept = x.kept
+
+    def whole(values: Tensor, rest: Tensor) -> Tensor:
+        return rest.masked_scatter(kept, values.to(rest.dtype))
+
+    none = torch.zeros_like(x.old)
+    return replace(
+        found,
+        weight=whole(found.weight, none),
+        coefficient=whole(found.coefficient, none),
+        ratio=whole(found.ratio, ratio_of(x)[0].detach()),
+        clipped=whole(found.clipped, torch.zeros_like(kept)),
+    )

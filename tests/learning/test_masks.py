@@ -1,0 +1,176 @@
+"""Tokens that are rejected or held: by hand, and in whole steps."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from math import exp, log
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl_cli.config import Config
+from agentrl_cli.config.choice import choose
+from agentrl_cli.config.losses import LOSSES, CustomLoss
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.learning.dispositions import void
+from agentrl_cli.learning.losses import AGGREGATIONS, LossConfig, LossInput, Totals, policy_loss
+from agentrl_cli.learning.masks import accepted, off_policy
+from agentrl_cli.learning.moving_reference import MovingReference
+from agentrl_cli.learning.objective import objective
+from agentrl_cli.learning.update import Learner, Update
+from agentrl_cli.types import Episode, StopReason, ToolCall, Turn
+from tests.learning.test_update import SPREAD, config, episodes, weights
+
+
+def test_rejection_by_hand() -> None:
+    # log ratios trainer − sampler: log 2, 0, −log 2; mean 0, sum 0; k3 of log 2 is 1 − log 2 = 0.307, of −log 2 0.193
+    sampler = np.zeros(3, np.float32)
+    trainer = np.array([log(2), 0, -log(2)], np.float32)
+    by = {
+        ("token_k1", 1.5, None): [False, True, False],
+        ("token_k1", 2.1, 0.9): [False, True, True],  # π_sampler / π_trainer is 0.5, 1, 2
+        ("token_k2", 0.2, None): [False, True, False],  # log² 2 / 2 = 0.24
+        ("token_k3", 0.25, None): [False, True, True],
+        ("seq_sum_k1", 1.01, None): [True] * 3,
+        ("seq_mean_k1", 1.01, None): [True] * 3,
+        ("seq_mean_k3", 0.16, None): [False] * 3,  # (0.307 + 0.193) / 3 = 0.167
+        ("seq_mean_k3", 0.17, None): [True] * 3,
+        ("seq_sum_k2", 0.47, None): [False] * 3,  # 0.48
+        ("seq_max_k3", 0.3, None): [False] * 3,
+        ("seq_max_k2", 0.25, None): [True] * 3,
+    }
+    for (rule, upper, lower), expected in by.items():
+        assert accepted(rule, trainer, sampler, upper, lower).tolist() == expected, rule
+    unknown = np.array([np.nan, 0, 0], np.float32)
+    assert accepted("token_k1", trainer, unknown, 1.5).tolist() == [True, True, False]
+
+
+def test_off_policy_by_hand() -> None:
+    # the first sequence lost 1 nat a token, the second nothing; a negative advantage alone is masked
+    logp, sampled = torch.tensor([-3.0, -1.0, -1.0]), torch.tensor([-1.0, -1.0, -1.0])
+    advantage, segment = torch.tensor([-1.0, 1.0, -1.0]), torch.tensor([0, 0, 1])
+    assert off_policy(logp, sampled, advantage, segment, 0.9).tolist() == [True, False, False]
+    assert not off_policy(logp, sampled, advantage, segment, 1.1).any()
+
+
+@pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
+def test_a_rejected_token_is_as_if_it_had_not_been_sampled(aggregation: str) -> None:
+    old = -torch.rand(8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    logp = (old + 0.1).requires_grad_()
+    segment, kept = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2]), torch.tensor([1, 0, 1, 0, 0, 1, 1, 1]).bool()
+    x = LossInput(logp, old, torch.arange(8).double() - 4, segment, ref=old - 0.2, entropy=-old)
+    c = LossConfig(choose(LOSSES, "gspo", CustomLoss, "gspo"), kl_coef=0.1, entropy_coef=0.01)
+    own = Totals(tokens=5, sequences=2, max_tokens=8)
+    whole = objective(replace(x, kept=kept), c, own, policy_loss("gspo"), AGGREGATIONS[aggregation])
+    alone = objective(x.only(kept), c, own, policy_loss("gspo"), AGGREGATIONS[aggregation])
+    torch.testing.assert_close(whole.loss, alone.loss)
+    assert whole.metrics == alone.metrics
+    torch.testing.assert_close(whole.weight[kept], alone.weight)
+    assert (whole.weight[~kept] == 0).all() and whole.ratio[~kept].tolist() == pytest.approx([exp(0.1)] * 3)
+    assert (torch.autograd.grad(whole.loss, logp)[0][~kept] == 0).all()
+
+
+def trained(model: Any, groups: list[list[Episode]], **algo: Any) -> Update:
+    return Learner(copy.deepcopy(model), config(algo=algo)).update(groups, 0)
+
+
+def flat(update: Update, name: str) -> np.ndarray:
+    values = np.concatenate([getattr(signals, name) for signals in update.signals.values()])
+    weight = np.concatenate([signals.weight for signals in update.signals.values()])
+    return np.asarray(values[~np.isnan(weight)])
+
+
+def shifted(groups: list[list[Episode]], amount: float, of: str) -> list[list[Episode]]:
+    """One episode's sampler reported other log-probabilities."""
+    return [
+        [
+            e.with_(tokens=replace(e.tokens, logp_sampled=e.tokens.logp_sampled + np.float32(amount * (e.id == of))))
+            for e in group
+        ]
+        for group in groups
+    ]
+
+
+def test_sequences_far_from_what_was_sampled_leave_the_batch(start: Any) -> None:
+    groups = shifted(episodes(start, SPREAD), 0.5, "0-1")
+    update = trained(start, groups, reject="seq_mean_k1", reject_upper=1.2)
+    tokens = {e.id: e.trained_tokens for group in groups for e in group}
+    assert update.metrics["reject/tokens"] == pytest.approx(tokens["0-1"] / sum(tokens.values()))
+    assert update.metrics["reject/sequences"] == pytest.approx(1 / 6)
+    left = sum(tokens.values()) - tokens["0-1"]
+    for name, signals in update.signals.items():
+        wanted = 0.0 if name == "0-1" else update.advantages[name] / left
+        assert signals.weight[~np.isnan(signals.weight)] == pytest.approx(wanted, rel=1e-4)
+    assert trained(start, groups, reject="seq_mean_k1", reject_upper=1.9).metrics["reject/tokens"] == 0
+
+
+def test_only_uncertain_tokens_are_pushed(start: Any) -> None:
+    groups = episodes(start, SPREAD)
+    plain, held = trained(start, groups), trained(start, groups, entropy_share=0.25)
+    open_, all_ = flat(held, "weight") != 0, flat(plain, "weight") != 0
+    assert 0.2 < open_.sum() / len(open_) < 0.3 and all_.sum() > open_.sum()
+    assert flat(held, "weight")[open_] == pytest.approx(flat(plain, "weight")[open_]), "and the totals stay"
+
+
+def test_deepseeks_mask_holds_what_became_unlikely(start: Any) -> None:
+    groups = shifted(episodes(start, [[0, 1, 1], [1, 0, 0]]), 0.5, "0-0")
+    update = trained(start, groups, off_policy_mask=0.4, correction="none")
+    zero = {name for name, one in update.signals.items() if (one.weight[~np.isnan(one.weight)] == 0).all()}
+    assert zero == {"0-0"} and update.metrics["sampling/off_policy_masked"] > 0
+
+
+def test_bypass_compares_with_the_sampler_and_saves_a_forward(start: Any) -> None:
+    groups = shifted(episodes(start, SPREAD), 0.1, "0-1")
+    update = trained(start, groups, bypass=True, epochs=1)
+    ratio = update.signals["0-1"].ratio
+    assert ratio[~np.isnan(ratio)] == pytest.approx(exp(-0.1), rel=1e-3)
+    assert "sampling/sampling_logp_difference/mean" not in update.metrics
+    unknown = shifted(episodes(start, SPREAD), np.nan, "0-1")
+    assert flat(trained(start, unknown, bypass=True), "ratio") == pytest.approx(1, abs=1e-3)
+
+
+def test_a_reference_that_follows(start: Any) -> None:
+    groups, model = episodes(start, SPREAD), copy.deepcopy(start)
+    settings: dict[str, Any] = {"kl_coef": 0.1, "ref_ema": 0.5, "ref_ema_steps": 2}
+    learner = Learner(model, config(algo=settings))
+    first = learner.update(groups, 0)
+    assert flat(first, "logp_ref") == pytest.approx(flat(first, "logp_train"), abs=1e-5), "it begins as the model"
+    learner.update(groups, 1)
+    after = weights(model)
+    average: MovingReference = learner.compute.average  # type: ignore[union-attr,assignment]
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    begun = weights(start)
+    for name, value in zip(names, average.weights, strict=True):
+        torch.testing.assert_close(value, (begun[name] + after[name]) / 2)
+    other = Learner(copy.deepcopy(model), config(algo=settings))
+    other.load_state(copy.deepcopy(learner.state()))
+    resumed, on = other.update(groups, 2), learner.update(groups, 2)
+    assert resumed.metrics["kl"] == on.metrics["kl"] > 0
+
+
+def test_void_turns() -> None:
+    def turn(text: str, *calls: ToolCall, stop: StopReason = StopReason.STOP) -> Turn:
+        return Turn(1, "assistant", ({"role": "assistant", "content": text},), 0, 1, calls, stop_reason=stop)
+
+    good, bad = ToolCall("1", "f", {}, "{}"), ToolCall("2", "f", None, "{", error="malformed_call")
+    assert not void(turn("Answer: 1")) and not void(turn("", good)) and not void(turn("", bad, good))
+    assert void(turn(" ")) and void(turn("…", bad)) and void(turn("thinking", stop=StopReason.LENGTH))
+    assert not void(Turn(0, "user", ({"role": "user", "content": ""},), 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("algo", "said"),
+    [
+        ({"reject": "seq_mean_k3"}, "needs algo.reject_upper"),
+        ({"reject": "token_k1", "reject_upper": 0.5}, "must be below"),
+        ({"reject": "token_k3", "reject_upper": 1, "reject_lower": 0.5}, "with k1"),
+        ({"bypass": True, "correction": "tis"}, "bypass leaves out"),
+        ({"ref_ema": 0.5}, "kl_coef is 0"),
+    ],
+)
+def test_settings_that_contradict(algo: dict[str, Any], said: str) -> None:
+    with pytest.raises((ConfigError, ValueError), match=said):
+        Config.model_validate({"algo": algo})
