@@ -26,7 +26,7 @@ def command(
 ) -> None:
     """Learn a tool in minutes, on a CPU and offline: agentrl init, train and eval in one command.
 
-    The bundled model learns to run Python; its best checkpoint is then compared with the beginning on tasks that it
+    The bundled model learns to run Python; its best checkpoint is then compared with the base model on tasks that it
     never saw. Run again, it trains once more in the same project.
     """
     from agentrl_cli.commands import eval as evaluate

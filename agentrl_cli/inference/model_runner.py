@@ -70,7 +70,7 @@ class ModelRunner:
         return self.run(step[0][:, None], DecodeView(pool, step, self._tables_of(batch.layout)))
 
     def _tables_of(self, layout: Layout) -> Tables:
-        """A layout on the device; what was read of shared blocks is kept while they are the same."""
+        """A layout on the device; shared blocks that were read are kept while they are the same."""
         old, before = self._tables, self._layout
         if old is not None and before is layout:
             return old

@@ -83,7 +83,7 @@ class Scheduler:
             self.preempted.append(request)
         else:
             raise PolicyError(
-                "There is no memory left for keys and values.", hint="Raise rollout.memory, or lower concurrency."
+                "No memory is left for keys and values.", hint="Raise rollout.memory, or lower concurrency."
             )
         return start
 

@@ -144,7 +144,7 @@ class FunctionalLitAgent(LitAgent[T]):
         return await self._rollout_func(task, **self._wanted(resources, rollout))
 
     def _wanted(self, resources: NamedResources, rollout: Rollout) -> dict[str, Any]:
-        """What the function's parameters name. Raises ValueError if there is no such resource."""
+        """What the function's parameters name. Raises ValueError if a resource is missing."""
         found: dict[str, Any] = {"rollout": rollout} if "rollout" in self._names else {}
         for name, kind in (("llm", LLM), ("prompt_template", PromptTemplate)):
             if name in self._names:

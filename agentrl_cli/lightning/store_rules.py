@@ -211,7 +211,7 @@ def page(rows: list[T], sort_by: str | None, sort_order: str, limit: int, offset
     """A page of rows. Raises ValueError for a field that they do not have."""
     if sort_by is not None and rows:
         if not hasattr(rows[0], sort_by):
-            raise ValueError(f"There is no field {sort_by!r} to sort by.")
+            raise ValueError(f"Unknown field {sort_by!r} to sort by.")
 
         def key(row: T) -> tuple[bool, Any]:
             return getattr(row, sort_by) is None, getattr(row, sort_by)

@@ -62,7 +62,7 @@ class Trainer:
     ) -> None:
         """`n_runners`: attempts at once. `agent` may be given here in place of `fit`. `project`: where `runs/` is.
 
-        `daemon` and `port` have no effect: there are no processes to end, and nothing to listen on.
+        `daemon` and `port` have no effect: no processes are started, and no port is opened.
         """
         for old, new in OLD.items():
             if locals()[old] is not None:

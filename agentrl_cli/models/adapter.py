@@ -38,7 +38,7 @@ def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
         path = base / Path(config.path).expanduser()
         if not (path / ADAPTER_FILE).is_file():
             raise ModelError(
-                f"There is no adapter in {path}.", hint="adapter.path is a folder with adapter_config.json."
+                f"No adapter in {path}.", hint="adapter.path is a folder with adapter_config.json."
             )
         with quiet_peft():
             loaded: nn.Module = PeftModel.from_pretrained(model, str(path), is_trainable=True)

@@ -107,4 +107,4 @@ def _tokenizer(source: Path) -> Path:
     for place in (folder, folder.parent / "model"):
         if (place / "tokenizer.json").is_file():
             return place
-    raise ModelError(f"There is no tokenizer.json beside {source}.", hint="--tokenizer FOLDER, minimind's `model`.")
+    raise ModelError(f"No tokenizer.json beside {source}.", hint="--tokenizer FOLDER, minimind's `model`.")

@@ -44,7 +44,7 @@ def model_folder(name: str, config: Config, *, base: Path, store: Store | None =
         return bundled_model(name)
     if not is_hub_id(name, base):
         raise ModelError(
-            f"There is no model {name!r}: no such folder, and no Hugging Face id (those look like `org/name`).",
+            f"Model {name!r} not found: no such folder, and not a Hugging Face id (those look like `org/name`).",
             hint='`--model tiny` is the bundled model; a checkpoint is written "RUN@best".',
         )
     return _download(name, config.model)

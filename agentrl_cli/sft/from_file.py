@@ -27,7 +27,7 @@ from agentrl_cli.types import Origin
 def read(path: Path) -> list[tuple[list[Any], list[Any]]]:
     """(messages, function schemas) of each row. Raises DataError with file and line, NotFound without the file."""
     if not path.is_file():
-        raise NotFound(f"There is no file {path}.")
+        raise NotFound(f"No such file: {path}.")
     found = []
     for number, row in jsonl(path):
         if isinstance(row, str):

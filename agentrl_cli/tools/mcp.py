@@ -153,7 +153,7 @@ class Connection:
         return await asyncio.shield(self._client)
 
     def lost(self, why: str) -> EnvError:
-        """The error for a server that is no longer there; the next episode opens a new connection."""
+        """The error for a server that has ended; the next episode opens a new connection."""
         self.broken = True
         tail = _tail(self._errors) if self._errors is not None and not self._errors.closed else ""
         return EnvError(f"The MCP server {self.server.name} was lost: {why}{tail}")

@@ -16,7 +16,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.threads import in_thread
 from agentrl_cli.tools.base import Tool, ToolContext
 from agentrl_cli.tools.schema import tool_schema
-from agentrl_cli.types import ToolResult
+from agentrl_cli.types import ToolResult, ToolSchema
 
 WIDTH = 200
 """Maximum characters shown of a value."""
@@ -69,6 +69,12 @@ def sql(query: str) -> ToolResult:
     raise NotImplementedError("SqlTool.execute runs the query.")
 
 
+@cache
+def _schema() -> ToolSchema:
+    """Made once: a pack opens a tool for each episode."""
+    return tool_schema(sql)
+
+
 class SqlTool(Tool):
     """`database`: for rows without one. `rows`: maximum rows shown. `seconds`: time limit of a statement.
 
@@ -93,7 +99,7 @@ class SqlTool(Tool):
             raise ConfigError("The limits of sql (rows, seconds, memory_mb) must be above 0.")
         self.database, self.writable, self.rows = database, writable, rows
         self.seconds, self.memory_mb, self.anywhere = seconds, memory_mb, anywhere
-        self.schema = tool_schema(sql)
+        self.schema = copy.deepcopy(_schema())
         self.folder: Path | None = None
 
     def own_limits(self) -> dict[str, Any]:

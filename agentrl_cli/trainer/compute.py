@@ -83,8 +83,8 @@ def trainee(config: Config, device: torch.device, folder: Path, name: str, base:
 
 
 def frozen_reference(config: Config, folder: Path, model: nn.Module) -> nn.Module | None:
-    """A copy of the weights for the KL term; None if there is no such term, a moving reference, or a fresh adapter,
-    which can be switched off.
+    """A copy of the weights for the KL term; None without such a term, with a moving
+    reference, and with a fresh adapter, which can be switched off.
 
     An adapter that the training starts from is part of the reference.
     """

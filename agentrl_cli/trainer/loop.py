@@ -56,7 +56,7 @@ class Trainer:
         team: The ranks that train together; None for this process alone.
         base: The project folder, to which a teacher's path is relative; None: the current one.
 
-    Raises ModelError if the policy cannot be trained with, ConfigError if there are no tasks.
+    Raises ModelError if the policy cannot be trained with, ConfigError without tasks.
     """
 
     def __init__(

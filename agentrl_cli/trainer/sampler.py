@@ -1,4 +1,4 @@
-"""The groups of a training step: the order of the tasks, what the store has of them, what is sampled again.
+"""The groups of a training step: the order of the tasks, those in the store, those to sample.
 
 Everything is a function of the seed, the step and what earlier steps and rounds left in the store, so a resume that
 walks through the same steps picks the same tasks. The reason for a group out of turn is stored with it (`groups.why`)
@@ -205,7 +205,7 @@ def find_tasks(config: Config, packs: Mapping[str, Pack], store: Store) -> list[
     found = pick_tasks(packs, [split], families=config.task.families)
     tasks = [task for pack in packs for task in [task for task in found if task.pack == pack][:limit]]
     if not tasks:
-        raise ConfigError(f"There are no tasks to train on in split {split!r}.")
+        raise ConfigError(f"Split {split!r} has no tasks to train on.")
     store.tasks.add(tasks)
     return tasks
 

@@ -45,7 +45,7 @@ def validation(
             store.journal.add_event(run.id, HELD_OUT, {"tasks": kept})
             narrate(
                 f"{len(kept)} of {len(train)} training tasks are held out to choose the best checkpoint:"
-                f" there is no split {config.train.eval_split!r} (train.eval_split)"
+                f" no split {config.train.eval_split!r} (train.eval_split)"
             )
     held = set(kept)
     tasks = _of_split(config, packs) + [task for task in train if task.id in held]

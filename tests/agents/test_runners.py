@@ -392,7 +392,7 @@ def test_the_last_line_of_json_is_the_reward() -> None:
 @pytest.mark.parametrize(
     ("agent", "text"),
     [
-        ({"command": ["x"], "cwd": "missing"}, "there is no folder"),
+        ({"command": ["x"], "cwd": "missing"}, "no such folder"),
         ({"command": []}, "empty"),
         ({"command": ["x"], "timeout": -1}, "above 0"),
         ({"command": ["x"], "functoin": 1}, "functoin"),

@@ -65,9 +65,9 @@ def test_the_bundled_model_stands_in_only_where_the_folder_is_missing(source: Pa
     shutil.copytree(source, tmp_path / "elsewhere" / "tiny-agent")
     assert base_of(str(tmp_path / "elsewhere" / "tiny-agent")) == tmp_path / "elsewhere" / "tiny-agent"
     assert base_of("elsewhere/tiny-agent") == tmp_path / "elsewhere" / "tiny-agent"
-    with pytest.raises(ModelError, match="no model"):
+    with pytest.raises(ModelError, match="not found"):
         base_of(str(tmp_path / "nowhere" / "another"))
-    with pytest.raises(ModelError, match="no model"):
+    with pytest.raises(ModelError, match="not found"):
         base_of("./nowhere/tiny-agent")
 
 

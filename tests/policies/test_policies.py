@@ -149,10 +149,10 @@ async def test_remote_errors_are_clear_and_busy_servers_are_tried_again() -> Non
                 await policy.generate("a", PROMPT, Sampling())
             assert not answers and url in failed.value.message and isinstance(failed.value, BadAnswer) == (tries == 3)
         await policy.close()
-    gone = VLLMPolicy(url, "m", retries=0)
+    closed = VLLMPolicy(url, "m", retries=0)
     with pytest.raises(PolicyError, match="cannot be reached"):
-        await gone.generate("a", PROMPT, Sampling())
-    await gone.close()
+        await closed.generate("a", PROMPT, Sampling())
+    await closed.close()
     with pytest.raises(PolicyError, match="not an HTTP address"):
         VLLMPolicy("localhost:8000", "m")
 

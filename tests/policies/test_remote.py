@@ -37,7 +37,7 @@ async def serving(kind: str, model: Path) -> AsyncIterator[tuple[StandIn, dict[s
 
 @pytest.mark.parametrize(("kind", "adapter"), [("vllm", False), ("sglang", True)])
 async def test_training_with_a_server(tmp_path: Path, model: Path, kind: str, adapter: bool) -> None:
-    """After every update the server samples with the new weights; a restart in the middle of a step is mended."""
+    """After every update the server samples with the new weights; a restart in the middle of a step is repaired."""
     async with serving(kind, model) as (stand_in, remote):
         stand_in.dies_at = {13}
         more: dict[str, Any] = {"adapter": {"enabled": adapter, "r": 2}, "train": {"steps": 3, "lr": 1e-2}}
@@ -71,7 +71,7 @@ async def test_a_restart_between_two_requests_is_noticed(tmp_path: Path, model: 
     assert probes and stand_in.generated == 16 + probes + 1
 
 
-async def test_a_server_with_other_weights_is_told_and_refused(model: Path) -> None:
+async def test_a_server_with_other_weights_is_named_and_refused(model: Path) -> None:
     async with serving("sglang", model) as (stand_in, remote):
         policy = SGLangPolicy(remote["url"], "base", api_key="k")
         await policy.load_weights(model, "run@1")
@@ -80,12 +80,12 @@ async def test_a_server_with_other_weights_is_told_and_refused(model: Path) -> N
         async def lies(path: str, body: dict[str, Any]) -> tuple[int, Any]:
             status, answer = await stand_in.handle(path, body)
             if path == "/generate":
-                answer["meta_info"]["weight_version"] = "somebody@7"
+                answer["meta_info"]["weight_version"] = "other@7"
             return status, answer
 
         async with server(lies) as url:
             policy.endpoint.url = url.removesuffix("/v1")
-            with pytest.raises(PolicyError, match=r"weights 'somebody@7' and was given 'run@1'"):
+            with pytest.raises(PolicyError, match=r"weights 'other@7' and was given 'run@1'"):
                 await policy.generate("a", [9, 10], Sampling(max_new_tokens=2))
         await policy.close()
 

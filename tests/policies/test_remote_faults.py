@@ -51,7 +51,7 @@ FAULTS = {
     "hangs": ("did not answer within 0.5 s", "Raise remote.timeout"),
     "no JSON": ("answered no JSON: b'<html>proxy", ""),
     "no ids": ("token ids", ""),
-    "wrong model": ("answered 404: The model `nobody` does not exist.", "remote.model is the name"),
+    "wrong model": ("answered 404: The model `absent` does not exist.", "remote.model is the name"),
 }
 
 
@@ -71,7 +71,7 @@ async def test_a_fault_in_the_middle_is_a_message(
     async with server(stand_in.handle) as url:
         address = url if kind == "vllm" else url.removesuffix("/v1")
         remote: dict[str, Any] = {"backend": kind, "url": address, "api_key_env": "SERVER_KEY"}
-        remote |= {"model": "nobody" if fault == "wrong model" else "base"}
+        remote |= {"model": "absent" if fault == "wrong model" else "base"}
         remote |= {"timeout": 0.5, "retries": 0, "patience": 0}
         adapter = {"enabled": False}
         write_project(tmp_path, model, remote=remote, adapter=adapter, rollout={"concurrency": 2}, train={"steps": 4})
@@ -109,7 +109,7 @@ async def silent() -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Event]]:
 
 
 async def test_an_episode_that_is_cut_off_is_cut_off_at_the_server_too() -> None:
-    """vLLM and SGLang stop sampling for a client that is gone; and no thread waits for the answer."""
+    """vLLM and SGLang stop sampling for a client that has disconnected; and no thread waits for the answer."""
     async with silent() as (url, asked, left):
         policy = VLLMPolicy(url, "m", timeout=60)
         with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""A server that is not there, where a person waits for it: told within seconds, with what to do."""
+"""A server that is not there, where a person waits for it: the error comes within seconds and says what to do."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def chat(url: str, db: Path) -> tuple[list[dict[str, Any]], float]:
     return events, time.monotonic() - begin
 
 
-async def test_nobody_listens(tmp_path: Path) -> None:
+async def test_no_process_listens(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{closed_port()}/v1"
     (event,), seconds = await chat(url, tmp_path / "c.db")
     assert event["ev"] == "fatal" and event["message"] == f"{url} cannot be reached: Connection refused."

@@ -39,10 +39,10 @@ def serving(model: Path, log: Path, *options: str) -> Iterator[dict[str, Any]]:
         port = free.getsockname()[1]
     command = [VLLM, "serve", str(model), "--served-model-name", "base", "--dtype", "float32", "--enforce-eager"]
     command += ["--max-model-len", "256", "--host", "127.0.0.1", "--port", str(port), "--api-key", "k", *options]
-    told = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    told |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    extra = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    extra |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=inherited | told) as process:
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=inherited | extra) as process:
         try:
             ends = time.monotonic() + STARTING
             while not _healthy(f"http://127.0.0.1:{port}/health"):
@@ -78,7 +78,7 @@ async def test_training_with_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             rows = trainer.store.runs.steps(run.id)
         assert run.status == "finished"
         assert [row["sampling/sampling_logp_difference/max"] < 1e-4 for row in rows] == [True] * 3
-        for wrong, match in (({"model": "nobody"}, "404: The model `nobody` does not exist"), ({"key": "x"}, "401")):
+        for wrong, match in (({"model": "absent"}, "404: The model `absent` does not exist"), ({"key": "x"}, "401")):
             monkeypatch.setenv("SERVER_KEY", wrong.get("key", "k"))
             asked = {**remote, **{name: value for name, value in wrong.items() if name == "model"}}
             off: dict[str, Any] = {"train": {"steps": 1}, "adapter": {"enabled": False}}

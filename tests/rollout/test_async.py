@@ -218,7 +218,7 @@ def episode_of(*versions: str) -> Episode:
     return Episode("e" + "".join(versions), "t", "p", turns=tuple(turns))
 
 
-def test_staleness_is_told_and_bounded() -> None:
+def test_staleness_is_measured_and_bounded() -> None:
     groups = [[episode_of("tiny", "r@1"), episode_of("r@3"), episode_of("r@2", "r@3"), episode_of("other@1")]]
     assert stale(groups, "r", 3, 1) == {"etinyr@1"} and not stale(groups, "r", 3, 2)
     assert age_metrics(groups, "r", 3) == {
@@ -340,6 +340,6 @@ async def test_a_hook_that_changes_what_is_drawn_is_corrected(
         np.testing.assert_allclose(own.weight[mask] * total, factor * own.advantage[mask], rtol=1e-3, atol=1e-6)
         seen += gap.tolist()
         assert not hooked or not {int(id_) for id_ in episode.tokens.ids[mask]} & set(range(5, 133))
-    # Half of the tokens are gone, so what is left was sampled at about twice the policy's probability.
+    # Half of the tokens are cut off, so what is left was sampled at about twice the policy's probability.
     assert np.isclose(np.mean(seen), np.log(0.5), atol=0.2) if hooked else np.abs(seen).max() < 1e-4
     assert ("sampling/correction" in metrics) == (hooked and correction == "auto")

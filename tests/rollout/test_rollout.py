@@ -310,7 +310,7 @@ async def test_an_episode_that_takes_too_long_is_masked() -> None:
     assert (episode.outcome, episode.reward_parts) == (Outcome.TIMEOUT, ()) and "0.1 s" in episode.error
 
 
-# --- faults of ours --------------------------------------------------------------------------------------------------
+# --- infrastructure --------------------------------------------------------------------------------------------------
 
 
 async def test_a_grader_that_raises_is_an_env_error_and_never_a_zero() -> None:
@@ -341,7 +341,7 @@ async def test_a_hook_that_raises_is_an_env_error_and_one_that_answers_is_a_part
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-async def test_a_part_that_is_no_number_is_an_env_error_whoever_gave_it(value: float) -> None:
+async def test_a_part_that_is_not_a_number_is_an_env_error_of_any_source(value: float) -> None:
     class Broken:
         def on_rollout_end(self, rollout: Episode) -> dict[str, float]:
             return {"bonus": value}
@@ -401,7 +401,7 @@ async def test_a_cancelled_episode_is_cancelled_even_where_it_cannot_be_freed(tm
 
 
 async def test_a_store_that_fails_ends_the_run_and_masks_nothing(tmp_path: Path) -> None:
-    """A full disk is no fault of the episode: it stays unfinished, and a resume makes it again."""
+    """A full disk is not the fault of the episode: it stays unfinished, and a resume makes it again."""
 
     class Full(Episodes):
         broken = True
@@ -423,7 +423,7 @@ async def test_a_store_that_fails_ends_the_run_and_masks_nothing(tmp_path: Path)
         full.broken = False
         (again,) = await rollout.run([job])
         assert list(store.episodes.finished(run.id, 1).values()) == [again.id]
-        assert len(store.episodes.ids()) == 1  # the unfinished one gave way
+        assert len(store.episodes.ids()) == 1  # the unfinished one was replaced
 
 
 async def test_a_model_that_fails_ends_the_run_and_keeps_what_was_finished(tmp_path: Path) -> None:

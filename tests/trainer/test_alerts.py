@@ -46,12 +46,12 @@ def test_not_a_number() -> None:
 
 
 def test_exploding_gradients() -> None:
-    calm = [{"grad_norm": value} for value in (1.0, 2.0, 1.0, 2.0, 2.0)]
-    (alert,) = find_alerts({"grad_norm": 25.0}, trained=4, before=calm)
+    usual = [{"grad_norm": value} for value in (1.0, 2.0, 1.0, 2.0, 2.0)]
+    (alert,) = find_alerts({"grad_norm": 25.0}, trained=4, before=usual)
     assert (alert.name, alert.value, alert.threshold) == ("gradients", 25.0, 20.0) and "12 times" in alert.text
-    assert not find_alerts({"grad_norm": 19.0}, trained=4, before=calm)
-    assert not find_alerts({"grad_norm": 25.0}, trained=4, before=calm[:4]), "too few steps to know what is usual"
-    assert not find_alerts({"grad_norm": 25.0}, trained=4, before=[*calm[:4], {"grad_norm": math.nan}])
+    assert not find_alerts({"grad_norm": 19.0}, trained=4, before=usual)
+    assert not find_alerts({"grad_norm": 25.0}, trained=4, before=usual[:4]), "too few steps to know what is usual"
+    assert not find_alerts({"grad_norm": 25.0}, trained=4, before=[*usual[:4], {"grad_norm": math.nan}])
 
 
 def test_entropy_collapse() -> None:
@@ -111,7 +111,7 @@ def test_a_run_stops_after_so_many_steps_in_a_row() -> None:
     health = Health(["no_signal"], patience=3)
     stops = [health.look({}, trained)[1] for trained in (0, 0, 4, 0, 0, 0)]
     assert stops == ["", "", "", "", "", "no_signal"]
-    assert Health(["nan"]).look({}, 0)[1] == "", "only what it was told to stop on"
+    assert Health(["nan"]).look({}, 0)[1] == "", "only what stop_on lists"
 
 
 def test_alerts_fold(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_the_minimum_of_the_project_counts(tmp_path: Path, capsys: pytest.Captur
     capsys.readouterr()
     code = main(["doctor", "--json", "--project", str(tmp_path)])
     found = next(check for check in json.loads(capsys.readouterr().out) if check["name"] == "sandbox")
-    if starts:  # an engine with the image: where code runs, doctor says so
+    if starts:  # an engine with the image: where code runs, doctor reports it
         assert found["status"] == "ok" and found["detail"].startswith("docker;")
     else:
         assert code == 3 and found["status"] == "fail" and "sandbox.min_level is docker" in found["detail"]
@@ -72,7 +72,7 @@ def test_the_backend_of_the_project_counts(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_none_fails(tmp_path: Path) -> None:
-    (tmp_path / "s.db").write_text("this is no database, only text that is long enough to be looked at" * 20)
+    (tmp_path / "s.db").write_text("this is not a database, only text that is long enough to be looked at" * 20)
     store = next(check for check in check_machine(tmp_path / "s.db") if check.name == "store")
     assert store.status == "fail"
 
@@ -88,8 +88,8 @@ def test_a_template_is_audited(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     )
     capsys.readouterr()
     assert main(["doctor", "--template", str(tmp_path)]) == 1
-    told = capsys.readouterr().out
-    assert "turns can be appended: False" in told and "model.append_only=true" in told
+    printed = capsys.readouterr().out
+    assert "turns can be appended: False" in printed and "model.append_only=true" in printed
     assert main(["doctor", "--template", str(tmp_path / "none")]) == 2
     assert "No model folder" in capsys.readouterr().err
 

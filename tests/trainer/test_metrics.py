@@ -66,7 +66,7 @@ def test_a_step_by_hand() -> None:
     assert (found["drift/resegmented"], found["drift/structural"]) == (1, 1)
 
 
-def test_several_packs_are_told_apart() -> None:
+def test_several_packs_are_distinguished() -> None:
     made = [episode("a", 1.0), episode("b", 0.0), episode("c", 0.5), episode("d", 1.0, outcome=Outcome.ENV_ERROR)]
     named = [one.with_(pack=pack) for one, pack in zip(made, ("sql", "sql", "guess", "calc"), strict=True)]
     found = step_metrics([named], {}, packs=("sql", "guess", "calc"))
@@ -75,7 +75,7 @@ def test_several_packs_are_told_apart() -> None:
         "packs/sql/solved": 0.5,
         "packs/guess/reward": 1.0,
         "packs/guess/solved": 0.0,
-    }  # what could not be graded is no zero
+    }  # what could not be graded is not zero
     assert not any(name.startswith("packs/") for name in step_metrics([named[:2]], {}, packs=("sql",)))
 
 
@@ -108,15 +108,15 @@ def test_health_rules() -> None:
     assert all(alert.text for alert in find_alerts({"entropy": 0.0, "outcomes/timeout": 1.0}, trained=0))
 
 
-def test_cpu_seconds_counts_children_alive_and_gone() -> None:
+def test_cpu_seconds_counts_children_alive_and_ended() -> None:
     before = cpu_seconds()
     spin = "import time\nend = time.process_time() + 0.15\nwhile time.process_time() < end: pass\n"
     subprocess.run([sys.executable, "-c", spin], check=True)
-    gone = cpu_seconds()
-    assert gone - before >= 0.15
+    ended = cpu_seconds()
+    assert ended - before >= 0.15
     with subprocess.Popen([sys.executable, "-c", spin + "print('done', flush=True)\ninput()"],
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:  # fmt: skip
         assert child.stdout is not None and child.stdout.readline() == b"done\n"
         time.sleep(0.02)  # the kernel's counters tick
-        assert cpu_seconds() - gone >= 0.1
+        assert cpu_seconds() - ended >= 0.1
         child.kill()

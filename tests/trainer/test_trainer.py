@@ -90,7 +90,7 @@ async def test_learning_still_works(tmp_path: Path, model: Path) -> None:
     assert np.mean(rewards[-4:]) > 0.85
 
 
-async def test_without_spread_nothing_is_trained_and_an_alert_says_so(tmp_path: Path, model: Path) -> None:
+async def test_without_spread_nothing_is_trained_and_an_alert_reports_it(tmp_path: Path, model: Path) -> None:
     write_pack(tmp_path, code=TASK_PY.replace("float((said % 2 == 0).mean())", "0.25"))
     async with trainer_of(tmp_path, model, train={"steps": 3, "stop_on": ["no_signal"]}) as trainer:
         before = {name: tensor.clone() for name, tensor in trainer.loaded.model.state_dict().items()}
@@ -227,7 +227,7 @@ SHIFTING = """\
 {{ m.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-"""A last user message with "Go" gets a word that is gone once the model has answered: no audit foresees that."""
+"""A last user message with "Go" gets a word that disappears once the model has answered: no audit foresees that."""
 ALWAYS_SHIFTING = SHIFTING.replace(" and 'Go' in m.content", "")
 
 
@@ -259,9 +259,9 @@ async def test_a_template_that_cannot_be_appended_to_is_refused_or_accepted(tmp_
         run = await trainer.train()
         episodes = episodes_of(trainer.store, run)
         kinds = {row.kind for episode in episodes for row in trainer.store.marks.drift(episode.id)}
-        told = [line["text"] for line in trainer.store.journal.logs(run.id) if "by design" in line["text"]]
+        lines = [line["text"] for line in trainer.store.journal.logs(run.id) if "by design" in line["text"]]
     assert [e.fact for e in episodes] == ["trained"] * 8
-    assert "by_design" in kinds and "structural" not in kinds and len(told) == 1
+    assert "by_design" in kinds and "structural" not in kinds and len(lines) == 1
 
 
 # --- hooks and controls ----------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ async def test_controls_set_checkpoint_evaluate_and_stop(tmp_path: Path, model: 
         assert len(refused) == 2 and "model.name" in refused[1]["text"]
         assert ("step", 1) in {(c.kind, c.step) for c in store.runs.checkpoints(run.id)}
         assert [row.step for row in store.runs.evals(run.id)] == [1]
-        # What was changed is written down: a resume goes on with it.
+        # What was changed is written down: a resume continues with it.
         assert run.config["train"]["lr"] == 0.25 and trainer.config.train.lr == 0.25
         assert "lr: 0.25" in (Path(run.dir) / "config.yaml").read_text()
         assert run.status == "finished" and store.controls.take(run.id) == []
@@ -435,7 +435,7 @@ async def test_signals_are_given_back_after_the_run(tmp_path: Path, model: Path)
 
 
 async def test_what_is_stored_counts_only_for_the_same_task_and_seed(tmp_path: Path, model: Path) -> None:
-    """The data changed between a kill and the resume: what was finished then is no attempt at what is asked now."""
+    """The data changed between a kill and the resume: episodes finished then are not attempts at the new prompt."""
     async with trainer_of(tmp_path, model, train={"steps": 1}) as trainer:
         run = await trainer.train()
         jobs = trainer.collector.jobs(0)
@@ -459,8 +459,8 @@ async def test_tasks_of_several_packs(tmp_path: Path, model: Path) -> None:
         assert [item.pack for item in trainer.tasks] == ["one", "one", "two", "two"]
         assert {item.pack for item in trainer.eval_tasks} == {"two"}
         run = await trainer.train()
-        told = [row["text"] for row in trainer.store.journal.logs(run.id) if row["text"].startswith("step 1/")]
-        assert re.search(r"  solved by pack one [\d.]+, two [\d.]+  [\d.]+ s$", told[0])
+        lines = [row["text"] for row in trainer.store.journal.logs(run.id) if row["text"].startswith("step 1/")]
+        assert re.search(r"  solved by pack one [\d.]+, two [\d.]+  [\d.]+ s$", lines[0])
     async with trainer_of(tmp_path, model, task={**task, "families": ["odd"]}) as trainer:
         assert [item.pack for item in trainer.tasks] == ["two", "two"]
     with pytest.raises(NotFound, match="odds"):

@@ -193,12 +193,12 @@ class Session:
         if request.previous:
             if request.previous not in self._said:
                 raise RequestError(
-                    f"There is no answer {request.previous!r} to continue.", status=404, param="previous_response_id"
+                    f"Unknown previous_response_id {request.previous!r}.", status=404, param="previous_response_id"
                 )
             earlier = self._said[request.previous]
         found = tuple(joined([*earlier, *request.messages]))
         if not found:
-            raise bad("There are no messages.", "messages")
+            raise bad("`messages` is empty.", "messages")
         return found
 
     async def _sample(self, asked: Asked, number: int) -> Answer:

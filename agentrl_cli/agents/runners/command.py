@@ -40,7 +40,7 @@ class CommandRunner:
         self._spec = spec
         self._cwd = (spec.folder / spec.cwd).resolve()
         if not self._cwd.is_dir():
-            raise ConfigError(f"agent.cwd: there is no folder {self._cwd}.")
+            raise ConfigError(f"agent.cwd: no such folder: {self._cwd}.")
         self._errors = _Tail()
 
     @property

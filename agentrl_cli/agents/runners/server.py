@@ -73,7 +73,7 @@ class _Models:
     """An episode has one model, whatever its agent calls it; a call outside of an episode is refused."""
 
     def policy(self, name: str) -> Policy:
-        raise RequestError(f"There is no model {name!r} outside of an episode.", status=404, code="model_not_found")
+        raise RequestError(f"Unknown model {name!r} outside of an episode.", status=404, code="model_not_found")
 
     def cards(self) -> Sequence[Mapping[str, Any]]:
         return [{"id": MODEL}]

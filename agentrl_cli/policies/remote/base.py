@@ -30,7 +30,7 @@ def connection(config: Config, url: str = "") -> dict[str, Any]:
     key = os.environ.get(remote.api_key_env, "") if remote.api_key_env else ""
     if remote.api_key_env and not key:
         raise ConfigError(
-            f"remote.api_key_env names {remote.api_key_env}, and there is no such environment variable.",
+            f"remote.api_key_env names {remote.api_key_env}, which is not set in the environment.",
             hint="Export it, or set remote.api_key_env to the one that holds the key.",
         )
     return {

@@ -116,7 +116,7 @@ class OpenAIPolicy(RemotePolicy):
 
     name = "openai"
     untrainable = (
-        "an OpenAI-compatible endpoint returns text; the ids of what was sampled and their log-probabilities are "
+        "an OpenAI-compatible endpoint returns text; the sampled ids and their log-probabilities are "
         "unknown, and encoding the text again would train on other tokens. Use a local model or a vLLM server"
     )
 

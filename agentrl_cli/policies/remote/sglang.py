@@ -105,7 +105,7 @@ class SGLangPolicy(IdServer):
 
 
 def _check(url: str, said: str) -> None:
-    """Raise PolicyError unless a command's answer says that it succeeded."""
+    """Raise PolicyError unless a command succeeded, by its answer."""
     try:
         answer = json.loads(said)
     except ValueError:

@@ -64,7 +64,7 @@ def read_settings(path: Path) -> Settings:
         palette = ""
     theme = str(found.get("theme") or "auto")
     if theme not in THEMES:
-        problem, theme = f"{path}: there is no theme {theme!r}; there are {', '.join(THEMES)}", "auto"
+        problem, theme = f"{path}: unknown theme {theme!r}; known are {', '.join(THEMES)}", "auto"
     if not isinstance(keys, dict):
         return Settings(palette, theme, problem=f"{path}: `keys` must map ids to keys")
     return Settings(palette, theme, {str(name): str(value) for name, value in keys.items()}, problem)

@@ -75,7 +75,7 @@ def light_background(answer: bytes) -> bool:
 
 
 def _ask() -> bytes:
-    """The terminal's answers to OSC 11 and DA1; nothing if there is no terminal or it does not answer in time."""
+    """The terminal's answers to OSC 11 and DA1; empty without a terminal, or if it does not answer in time."""
     try:
         import termios
         import tty
