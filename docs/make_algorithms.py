@@ -33,6 +33,11 @@ TERMS: Sequence[tuple[str, str, str]] = (
         "arxiv.org/abs/2510.18855",
     ),
     (
+        "`rollout.replay_truncation`",
+        "top-p, top-k and min-p sampling trained exactly: under the tokens that each draw had left",
+        "arxiv.org/abs/2512.02556",
+    ),
+    (
         "`algo.reject`",
         "leaves out tokens or sequences beyond a gap: `seq_mean_k1` is the geometric mean's ratio, `k2` and `k3` are"
         " divergences (verl's `rollout_rs`)",

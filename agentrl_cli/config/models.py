@@ -164,6 +164,11 @@ class RolloutConfig(Section):
     bad_tokens: list[str] = Field(
         default_factory=list, description="texts of tokens that are never sampled; like top_p a truncation"
     )
+    replay_truncation: bool = Field(
+        default=False,
+        description="store the tokens that top_p, top_k and min_p left to each draw, and train under the distribution"
+        " over them: exact, where a correction of the ratio is not; needs a local policy",
+    )
     memory: str = Field(
         default="auto", description="memory for the KV cache: 2GiB, 512MB …; auto: half of the free memory"
     )
@@ -177,7 +182,7 @@ class RolloutConfig(Section):
     @property
     def truncates(self) -> bool:
         """True if sampling differs from the policy's own distribution, so that training must correct for it."""
-        return self.sampling().truncated or bool(self.bad_tokens)
+        return not self.replay_truncation and (self.sampling().truncated or bool(self.bad_tokens))
 
     def sampling(self, **changes: Any) -> Sampling:
         """The sampling settings of a turn, with `changes`."""
@@ -189,6 +194,7 @@ class RolloutConfig(Section):
             "repetition_penalty": self.repetition_penalty,
             "stop_strings": tuple(self.stop),
             "max_new_tokens": self.max_new_tokens,
+            "keep_support": self.replay_truncation,
         }
         return Sampling(**given | changes)
 
@@ -333,6 +339,11 @@ class Config(Section):
             raise ValueError(
                 f"rollout.max_new_tokens ({self.rollout.max_new_tokens}) leaves no room for a prompt in"
                 f" rollout.max_tokens ({self.rollout.max_tokens})"
+            )
+        if self.rollout.replay_truncation and self.rollout.repetition_penalty != 1:
+            raise ValueError(
+                "rollout.replay_truncation knows which tokens could be drawn; rollout.repetition_penalty changes their"
+                " probabilities, too: leave one of them out"
             )
         if self.algo.ref_ema and self.cluster.size > 1:
             raise ValueError("algo.ref_ema works in one process: leave out --gpus, --ranks and --nodes, or the average")

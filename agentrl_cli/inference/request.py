@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agentrl_cli.errors import EnvError, PolicyError
-from agentrl_cli.types import TOP_K, Float32, Generation, Int32, Sampling, StopReason
+from agentrl_cli.types import TOP_K, Float32, Generation, Int32, Sampling, StopReason, supports
 
 NUMBERS = 3
 """Of each token: log-probability as sampled, log-probability of the policy, entropy. After them in a record come the
@@ -66,6 +66,8 @@ class Request(TokenSequence):
     """Images of the context, in order."""
     forced: list[bool] = field(default_factory=list)
     """Which tokens were the only ones allowed."""
+    support: list[Int32 | None] = field(default_factory=list)
+    """The tokens that each could be drawn from, if the sampling asks for them."""
     stop: StopReason | None = None
     error: EnvError | None = None
     """What its own `allow` did wrong: it ends, and others go on."""
@@ -81,7 +83,9 @@ class Request(TokenSequence):
         """True if the result is not awaited any more: cancelled, failed, or its event loop is closed."""
         return self.future.done() or self.future.get_loop().is_closed()
 
-    def take(self, token: int, record: Float32, limit: int, forced: bool = False) -> None:
+    def take(
+        self, token: int, record: Float32, limit: int, forced: bool = False, support: Int32 | None = None
+    ) -> None:
         """Append a drawn token and see whether the turn ends; `limit` is the most positions there may be."""
         if self._records is None:  # one array a turn: one a step would lie between the buffers of the logits
             most = min(self.sampling.max_new_tokens, limit - len(self.ids))
@@ -89,6 +93,7 @@ class Request(TokenSequence):
         self._records[len(self.out)] = record
         self.out.append(token)
         self.forced.append(forced)
+        self.support.append(support)
         if self.error is not None:
             self.stop = StopReason.CANCELLED
         elif token in self.sampling.stop_ids:
@@ -143,6 +148,7 @@ class Request(TokenSequence):
             weights_version=version,
             seconds=time.monotonic() - self.started,
             forced=np.asarray(self.forced, np.bool_) if any(self.forced) else None,
+            support=supports(self.support) if self.sampling.keep_support else None,
         )
 
 

@@ -37,6 +37,8 @@ class Draw:
     entropy: torch.Tensor
     top_ids: torch.Tensor
     top_logps: torch.Tensor
+    support: list[Int32 | None]
+    """For each row the tokens that could be drawn; None: all, or not asked for."""
 
 
 def uniforms(seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -89,7 +91,7 @@ def _sample(logits: torch.Tensor, requests: list[Request], limit: int) -> None:
             hint="Its weights have diverged: take an older checkpoint.",
         )
     for n, (request, token) in enumerate(zip(requests, drawn.ids.tolist(), strict=True)):
-        request.take(token, records[n], limit, forced[n])
+        request.take(token, records[n], limit, forced[n], drawn.support[n])
 
 
 def _allowed(request: Request, vocabulary: int) -> Sequence[int] | None:
@@ -155,7 +157,14 @@ def draw(
         ids[rows] = torch.tensor(list(single.values()), device=logits.device)
         sampled[rows] = 0.0
     top_logps, top_ids = logp.topk(min(TOP_K, logp.shape[-1]), dim=-1)
-    return Draw(ids, sampled, logp.gather(1, ids[:, None])[:, 0], entropy, top_ids, top_logps)
+    support = [_support(drawn_logp[row]) if s.keep_support else None for row, s in enumerate(samplings)]
+    return Draw(ids, sampled, logp.gather(1, ids[:, None])[:, 0], entropy, top_ids, top_logps, support)
+
+
+def _support(logp: torch.Tensor) -> Int32 | None:
+    """The ids with a probability; None: all of them."""
+    ids = torch.isfinite(logp).nonzero()[:, 0]
+    return None if len(ids) == len(logp) else ids.to(torch.int32).cpu().numpy()
 
 
 def single_tokens(

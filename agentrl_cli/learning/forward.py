@@ -24,7 +24,7 @@ from agentrl_cli.errors import ModelError
 from agentrl_cli.inference.cached_forward import CAUGHT, TOLERANCE, difference, short_windows
 from agentrl_cli.learning.attention import NotPackable, Packing, packed_attention
 from agentrl_cli.learning.fused_forward import fused_states
-from agentrl_cli.learning.logprobs import head_logprobs
+from agentrl_cli.learning.logprobs import NEVER, head_logprobs, outside
 from agentrl_cli.learning.packing import Packed, Segment, pack
 from agentrl_cli.learning.padded_forward import decoder_of, padded_states, whole_logits
 from agentrl_cli.models.adapter import transformer
@@ -53,7 +53,9 @@ def logprobs(
     chunk: int | None = None,
     checkpoint: bool = False,
 ) -> Logprobs:
-    """Log-probability and entropy of every trained token under the model at this temperature, untruncated.
+    """Log-probability and entropy of every trained token under the model at this temperature.
+
+    Untruncated, or among the tokens that it was drawn from where the row has them (`Packed.support`).
 
     `model` is a transformers causal LM or a peft model around one. `checkpoint` recomputes each layer's activations in
     the backward pass: a third slower, a fraction of the memory.
@@ -156,7 +158,9 @@ def _head(base: Any, states: Tensor, packed: Packed, temperature: float, chunk: 
     targets = torch.from_numpy(packed.targets).to(states.device)
     scale, softcap = logit_rules(base.config)
     head = base.get_output_embeddings()
-    logp, entropy = head_logprobs(head, states, targets, temperature=temperature / scale, softcap=softcap, chunk=chunk)
+    logp, entropy = head_logprobs(
+        head, states, targets, temperature=temperature / scale, softcap=softcap, chunk=chunk, support=packed.support
+    )
     return Logprobs(logp, entropy, states)
 
 
@@ -180,7 +184,10 @@ def _by_padding(base: Any, packed: Packed, temperature: float, chunk: int | None
 def _by_whole(base: Any, packed: Packed, temperature: float, chunk: int | None, checkpoint: bool) -> Logprobs:
     with _checkpointing(base, checkpoint, nullcontext):
         logits, states = whole_logits(base, packed)
-    every = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature, -1)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    if packed.support is not None:
+        logits = logits.masked_fill(outside(packed.support, logits), NEVER)
+    every = torch.log_softmax(logits, -1)
     targets = torch.from_numpy(packed.targets).to(every.device)
     logp = every.gather(-1, targets[:, None])[:, 0]
     return Logprobs(logp, -(every.exp() * every.clamp(min=-1e4)).sum(-1), states)

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agentrl_cli.learning.fused_layer import product
+from agentrl_cli.types import Support
 
 _CHUNK_NUMBERS = 2**24
+NEVER = -1e30
+"""The logit of a token that could not be drawn: its probability is 0, and 0 times it is 0."""
 
 
 def head_logprobs(
@@ -26,25 +30,28 @@ def head_logprobs(
     temperature: float = 1.0,
     softcap: float | None = None,
     chunk: int | None = None,
+    support: Support | None = None,
 ) -> tuple[Tensor, Tensor]:
     """hidden [M, D], targets [M] -> log-probability [M] of the targets and entropy [M] in nats, both at least float32.
 
     `chunk` rows of logits are alive at a time; None: 256, fewer where the vocabulary is large (64 MB a chunk).
     A plain linear head takes the written-down backward; any other module (an adapter on the head, quantised weights,
-    soft-capped logits) is recomputed under checkpointing, with the same memory.
+    soft-capped logits) is recomputed under checkpointing, with the same memory. `support` [M]: the ids that each target
+    was drawn from; both numbers are then those of the distribution over them.
     """
     if chunk is None:
         chunk = max(16, min(256, _CHUNK_NUMBERS // int(getattr(head, "out_features", 1))))
     if type(head) is nn.Linear and softcap is None:
         both: tuple[Tensor, Tensor] = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]  # torch's
-            hidden, head.weight, head.bias, targets, temperature, chunk
+            hidden, head.weight, head.bias, targets, temperature, chunk, support
         )
         return both
     logps: list[Tensor] = []
     entropies: list[Tensor] = []
     for start in range(0, len(targets), chunk):
-        rows, wanted = hidden[start : start + chunk], targets[start : start + chunk]
-        logp, entropy = checkpoint(_module_chunk, head, rows, wanted, temperature, softcap, use_reentrant=False)
+        part = slice(start, start + chunk)
+        given = (head, hidden[part], targets[part], temperature, softcap, None if support is None else support[part])
+        logp, entropy = checkpoint(_module_chunk, *given, use_reentrant=False)
         logps.append(logp)
         entropies.append(entropy)
     empty = hidden.new_zeros(0, dtype=_precise(hidden))
@@ -52,12 +59,20 @@ def head_logprobs(
 
 
 def _module_chunk(
-    head: nn.Module, rows: Tensor, targets: Tensor, temperature: float, softcap: float | None
+    head: nn.Module,
+    rows: Tensor,
+    targets: Tensor,
+    temperature: float,
+    softcap: float | None,
+    support: Support | None,
 ) -> tuple[Tensor, Tensor]:
     logits = head(rows).to(_precise(rows))
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    every = torch.log_softmax(logits / temperature, -1)
+    logits = logits / temperature
+    if support is not None:
+        logits = logits.masked_fill(outside(support, logits), NEVER)
+    every = torch.log_softmax(logits, -1)
     return every.gather(-1, targets[:, None])[:, 0], -(every.exp() * every).sum(-1)
 
 
@@ -66,7 +81,14 @@ class _LinearLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, chunk: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        chunk: int,
+        support: Support | None,
     ) -> tuple[Tensor, Tensor]:
         logp = torch.empty(len(targets), dtype=_precise(hidden), device=hidden.device)
         entropy, lse = torch.empty_like(logp), torch.empty_like(logp)
@@ -74,7 +96,7 @@ class _LinearLogprobs(torch.autograd.Function):
         slope = torch.empty_like(hidden) if ctx.needs_input_grad[:3] == (True, False, False) else None
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
-            logits = _logits(hidden[part], weight, bias, temperature)
+            logits = _logits(hidden[part], weight, bias, temperature, None if support is None else support[part])
             picked = logits.gather(-1, targets[part, None])[:, 0]
             top = logits.amax(-1)
             powers = (logits - top[:, None]).exp_()
@@ -88,7 +110,7 @@ class _LinearLogprobs(torch.autograd.Function):
                 slope[part] = product(powers.div_(temperature).to(hidden.dtype), weight.T)
             del logits, powers  # before the next chunk's are made
         ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy, slope)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.temperature, ctx.chunk, ctx.support = temperature, chunk, support
         return logp, entropy
 
     @staticmethod
@@ -97,14 +119,15 @@ class _LinearLogprobs(torch.autograd.Function):
         hidden, weight, bias, targets, lse, entropy, slope = ctx.saved_tensors
         has_entropy = bool(grad_entropy.any())
         if slope is not None and not has_entropy:
-            return (slope * grad_logp[:, None]).to(hidden.dtype), None, None, None, None, None
+            return (slope * grad_logp[:, None]).to(hidden.dtype), *(None,) * 6
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if wants_hidden else None
         d_weight = torch.zeros_like(weight) if wants_weight else None
         d_bias = torch.zeros_like(bias) if wants_bias and bias is not None else None
         for start in range(0, len(targets), ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            every = _logits(hidden[part], weight, bias, ctx.temperature).sub_(lse[part, None])
+            support = None if ctx.support is None else ctx.support[part]
+            every = _logits(hidden[part], weight, bias, ctx.temperature, support).sub_(lse[part, None])
             d_logits = torch.exp(every) if has_entropy else every.exp_()
             # dlogp/dz = onehot − p and dH/dz = −p (log p + H), times the incoming gradients
             factor = grad_logp[part, None]
@@ -119,14 +142,27 @@ class _LinearLogprobs(torch.autograd.Function):
                 d_weight.addmm_(d_logits.T, hidden[part])
             if d_bias is not None:
                 d_bias += d_logits.sum(0)
-        return d_hidden, d_weight, d_bias, None, None, None
+        return d_hidden, d_weight, d_bias, *(None,) * 4
 
 
-def _logits(rows: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def outside(support: Support, logits: Tensor) -> Tensor:
+    """[chunk, V] bool: the tokens that could not be drawn."""
+    found = torch.zeros(logits.shape, dtype=torch.bool)
+    for row, ids in enumerate(support):
+        if ids is not None:
+            found[row] = True
+            found[row, torch.from_numpy(np.asarray(ids, np.int64))] = False
+    return found.to(logits.device)
+
+
+def _logits(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, support: Support | None = None
+) -> Tensor:
     """[chunk, V] float32, divided by the temperature: the only vocabulary-sized tensor there is."""
     times = torch.nn.functional.linear if weight.requires_grad else product
     logits = times(rows, weight, bias).to(_precise(rows))
-    return logits if temperature == 1.0 else logits.div_(temperature)
+    logits = logits if temperature == 1.0 else logits.div_(temperature)
+    return logits if support is None else logits.masked_fill_(outside(support, logits), NEVER)
 
 
 def _precise(x: Tensor) -> torch.dtype:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl_cli.learning.attention import Block
-from agentrl_cli.types import Branch, Episode, Float32, Int32
+from agentrl_cli.types import Branch, Episode, Float32, Int32, Support, no_support
 
 _LOG = logging.getLogger(__name__)
 Bool = NDArray[np.bool_]
@@ -32,6 +32,8 @@ class Segment:
     """[n] True where the token's log-probability is wanted; the first token has none and must be False."""
     images: tuple[bytes, ...] = ()
     """The images that the ids have tokens for, in order."""
+    support: Support | None = None
+    """[n] the tokens that each trained one was drawn from, if its log-probability is to be that among them."""
 
     @classmethod
     def of(cls, episode: Episode, branch: Branch | None = None) -> Segment:
@@ -39,7 +41,7 @@ class Segment:
         if branch is None:
             (branch,) = episode.sequences
         chain = episode.chain(branch)
-        return cls(chain.tokens.ids, branch.trained, chain.images)
+        return cls(chain.tokens.ids, branch.trained, chain.images, chain.tokens.support)
 
 
 def segments_of(episode: Episode) -> list[tuple[Branch, Segment]]:
@@ -71,6 +73,8 @@ class Packed:
     """[M] its position in that episode."""
     lengths: Ints
     """[N] tokens of each episode, whether trained or not."""
+    support: Support | None = None
+    """[M] the tokens that each target was drawn from; None: all targets from the whole vocabulary."""
     images: tuple[tuple[bytes, ...], ...] = ()
     """Of each continuation in the blocks, those that are not empty; () if there are none."""
 
@@ -133,6 +137,7 @@ class _Row:
         self.facts: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
         self.lengths: list[int] = []
         self.images: list[tuple[bytes, ...]] = []
+        self.support: list[Support] = []
         self.size = 0
 
     def _put(self, ids: NDArray[Any], first: int) -> None:
@@ -161,6 +166,7 @@ class _Row:
             self.facts.append(
                 (np.where(before < shared, start + before, self.size + before - shared), segment.ids[where], where)
             )
+            self.support.append(no_support(len(where)) if segment.support is None else segment.support[where])
             self.lengths.append(len(segment.ids))
             if len(ids):
                 self._put(ids[shared:], shared)
@@ -174,6 +180,7 @@ class _Row:
         def join(parts: list[NDArray[Any]]) -> Ints:
             return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
 
+        support = np.concatenate([no_support(0), *self.support])
         return Packed(
             join(self.ids),
             join(self.positions),
@@ -183,6 +190,7 @@ class _Row:
             join([np.full(len(rows), i) for i, (rows, _, _) in enumerate(self.facts)]),
             join([where for _, _, where in self.facts]),
             np.array(self.lengths, np.int64),
+            support if any(ids is not None for ids in support) else None,
             tuple(self.images) if any(self.images) else (),
         )
 

@@ -131,6 +131,11 @@ class Learner:
         if not any(groups):
             return result
         now, algo = Step.of(step, groups), self.config.algo
+        if self.config.rollout.replay_truncation and any(e.tokens.support is None for e in now.episodes):
+            raise ConfigError(
+                "rollout.replay_truncation is set, and an episode has no record of the tokens that could be drawn.",
+                hint="Episodes from a server or an older run have none: leave the setting out.",
+            )
         in_reward = bool(algo.kl_coef) and algo.kl_in == "reward"
         early = algo.epochs * algo.minibatches > 1 or self.needs in ("values", "teacher") or in_reward
         if (early and not algo.bypass) or algo.reject != "none":
@@ -156,7 +161,8 @@ class Learner:
         result.metrics |= self.coefficients.metrics() | _explained(list(now.seen.values()))
         result.metrics |= _distance(now.seen.values())
         if not algo.bypass:
-            result.metrics |= gap((one.old, now.sources[m].sampled("logp_policy")) for m, one in now.seen.items())
+            of = "logp_sampled" if self.config.rollout.replay_truncation else "logp_policy"
+            result.metrics |= gap((one.old, now.sources[m].sampled(of)) for m, one in now.seen.items())
         self.coefficients.adapt(result.metrics, sum(episode.trained_tokens for episode in now.episodes))
         for episode, seen in now.records():
             result.signals[episode.id] = signals(episode, seen)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.errors import StoreError
-from agentrl_cli.types import TOP_K, Float32, Int8, Int32, Origin, Tokens
+from agentrl_cli.types import TOP_K, Float32, Int8, Int32, Origin, Support, Tokens, no_support, supports
 
 
 def _plain(value: object) -> object:
@@ -175,10 +175,10 @@ _MODEL, _FORCED = bytes([Origin.MODEL]), bytes([Origin.FORCED])
 
 
 def token_columns(tokens: Tokens) -> tuple[Any, ...]:
-    """n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps as `turn_tokens` holds them."""
+    """n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps, support as `turn_tokens` holds them."""
     ids, origin = ints_blob(tokens.ids), bytes_blob(tokens.origin)
     if _MODEL not in origin and _FORCED not in origin:  # nothing was sampled, so Tokens has no numbers
-        return (len(tokens), ids, origin, None, None, None, None, None)
+        return (len(tokens), ids, origin, None, None, None, None, None, None)
     top_ids = ints_blob(tokens.top_ids)
     return (
         len(tokens),
@@ -189,7 +189,27 @@ def token_columns(tokens: Tokens) -> tuple[Any, ...]:
         floats_blob(tokens.entropy),
         None if _no_alternative(top_ids) else top_ids,
         floats_blob(tokens.top_logps),
+        None if tokens.support is None else support_blob(tokens.support),
     )
+
+
+def support_blob(support: Support) -> bytes:
+    """The size of each token's set as int32, −1 for none, then the ids of all."""
+    sets = [ids for ids in support if ids is not None]
+    sizes = np.array([-1 if ids is None else len(ids) for ids in support], np.int32)
+    return ints_blob(np.concatenate([sizes, *sets]))
+
+
+def blob_support(blob: bytes | None, count: int) -> Support:
+    """`support_blob`'s sets of `count` tokens; NULL: none has one."""
+    if blob is None:
+        return no_support(count)
+    numbers = blob_ints(blob)
+    sizes, ids = numbers[:count], numbers[count:]
+    if len(sizes) != count or int(sizes.clip(min=0).sum()) != len(ids):
+        raise ValueError(f"the sets of {count} tokens have {len(ids)} ids")
+    parts = np.split(ids, np.cumsum(sizes.clip(min=0))[:-1])
+    return supports([None if size < 0 else part for size, part in zip(sizes, parts, strict=True)])
 
 
 def tokens_of(rows: Sequence[Sequence[Any]]) -> Tokens:
@@ -211,6 +231,7 @@ def tokens_of(rows: Sequence[Sequence[Any]]) -> Tokens:
         floats(5),
         np.concatenate(tops).reshape(count, TOP_K),
         top_logps.reshape(count, TOP_K),
+        np.concatenate([blob_support(row[8], row[0]) for row in rows]) if any(row[8] for row in rows) else None,
     )
 
 
@@ -222,7 +243,7 @@ def read_tokens(row: Any) -> dict[str, Any]:
 
     Columns that the row lacks are left out; `n` and `ids` must be there. ids [n] int32, origin [n] int8, clipped [n]
     bool, top_ids [n, 5] int32, top_logps [n, 5] float32, others [n] float32. NULL becomes NaN, −1 in `top_ids` and
-    False in `clipped`. Raises StoreError for damaged arrays.
+    False in `clipped`; `support` is left out. Raises StoreError for damaged arrays.
     """
     with decoding("A row of turn_tokens"):
         names, n = set(row.keys()), int(row["n"])
@@ -236,6 +257,8 @@ def read_tokens(row: Any) -> dict[str, Any]:
             out["top_ids"] = blob_ints(blobs["top_ids"] or _ONES[:4] * (TOP_K * n)).reshape(n, TOP_K)
         if "top_logps" in names:
             out["top_logps"] = blob_floats(blobs["top_logps"], TOP_K * n).reshape(n, TOP_K)
+        if blobs.get("support"):
+            out["support"] = blob_support(blobs["support"], n)
         if "clipped" in names:
             out["clipped"] = np.frombuffer(blobs["clipped"] or bytes(n), np.int8).astype(bool)
         if wrong := [name for name, array in out.items() if len(array) != n]:

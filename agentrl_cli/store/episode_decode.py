@@ -13,7 +13,7 @@ from agentrl_cli.types import Episode, Outcome, RewardPart, StopReason, ToolCall
 _COLUMNS = columns(EpisodeRow)[:-2]
 _PLACE = {name: place for place, name in enumerate(_COLUMNS)}
 _ROW = f"SELECT {','.join(_COLUMNS)} FROM episodes"
-_TOKENS = "n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps"
+_TOKENS = "n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps, support"
 _CALLS = (
     "SELECT turn, name, call_id, arguments, raw, call_error, result_turn, result, result_error, reward, metrics,"
     " seconds, level, truncated, done, images, result_value FROM tool_calls WHERE episode_id=? ORDER BY turn, idx"

@@ -62,8 +62,8 @@ DROP_UNFINISHED = "DELETE FROM episodes WHERE key=? AND kind=? AND outcome IS NU
 PUT_TURN = f"INSERT OR REPLACE INTO turns VALUES ({marks(13)})"
 PUT_TOKENS = (
     "INSERT OR REPLACE INTO turn_tokens"
-    " (episode_id, idx, n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps)"
-    f" VALUES ({marks(10)})"
+    " (episode_id, idx, n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps, support)"
+    f" VALUES ({marks(11)})"
 )
 PUT_CALL = (
     "INSERT INTO tool_calls (episode_id, turn, idx, name, call_id, arguments, raw, call_error) VALUES (?,?,?,?,?,?,?,?)"

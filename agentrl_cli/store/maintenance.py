@@ -29,7 +29,7 @@ _TRAINED = (
     *("logp_teacher", "reward_advantage"),
 )
 _FLOATS = (*_SAMPLED, *_TRAINED)
-_ALL = (*_FLOATS, "top_ids", "clipped")
+_ALL = (*_FLOATS, "top_ids", "clipped", "support")
 
 WHAT: dict[str, str] = {
     "half": "keep everything, numbers in half precision",

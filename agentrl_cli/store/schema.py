@@ -267,6 +267,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     ("m014_tool_value", "ALTER TABLE tool_calls ADD COLUMN result_value TEXT;\n"),
     ("m015_teacher", _TEACHER),
     ("m016_prompts", _PROMPTS),
+    ("m017_support", "ALTER TABLE turn_tokens ADD COLUMN support BLOB;\n"),
 )
 """(name, statements separated by `;` at a line's end, or a function of the connection), oldest first."""
 

@@ -142,6 +142,8 @@ TABLES: dict[str, str] = {
         entropy: entropy of the policy, nats
         top_ids: int32 [n, 5], the most likely alternatives; −1 if absent
         top_logps: [n, 5], their log-probabilities
+        support: with rollout.replay_truncation: int32 sizes of the sets of ids that tokens were drawn from (−1: the
+            whole vocabulary), then the ids
         advantage: advantage in training; an empty BLOB is all NaN, NULL was never trained
         logp_train: log-probability before the first optimizer step
         ratio: new policy over old

@@ -32,7 +32,10 @@ from agentrl_cli.types.tokens import Int8 as Int8
 from agentrl_cli.types.tokens import Int32 as Int32
 from agentrl_cli.types.tokens import Origin as Origin
 from agentrl_cli.types.tokens import StopReason as StopReason
+from agentrl_cli.types.tokens import Support as Support
 from agentrl_cli.types.tokens import Tokens as Tokens
+from agentrl_cli.types.tokens import no_support as no_support
+from agentrl_cli.types.tokens import supports as supports
 
 Message = dict[str, Any]
 """An OpenAI chat message: `role`, `content` and, where they apply, `tool_calls`, `tool_call_id`, `name`."""

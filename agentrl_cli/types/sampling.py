@@ -31,6 +31,9 @@ class Sampling:
     """Called before each token with the turn so far: the ids that may come next, None for all; a single one is forced.
     Local policies only."""
 
+    keep_support: bool = False
+    """Report the tokens that truncation left, for each token (`Generation.support`). Local policies only."""
+
     @property
     def problem(self) -> str:
         """The first value that means nothing, in words; empty where all do."""

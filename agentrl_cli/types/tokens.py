@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum, StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 Int32 = NDArray[np.int32]
 Int8 = NDArray[np.int8]
 Float32 = NDArray[np.float32]
+Support = NDArray[np.object_]
+"""[n] for each token the ids that it was drawn from, an int32 array; None: the whole vocabulary, or not sampled."""
 
 TOP_K = 5
 """How many alternatives are stored per sampled token."""
@@ -60,6 +63,8 @@ class Generation:
     seconds: float = 0.0
     forced: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None
     """True where the token was the only one that `Sampling.allow` allowed; None: nowhere."""
+    support: Support | None = None
+    """The tokens that could be drawn, with `Sampling.keep_support`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,8 @@ class Tokens:
     top_ids: Int32
     """[n, TOP_K]; -1 if absent."""
     top_logps: Float32
+    support: Support | None = None
+    """Where it was stored (`rollout.replay_truncation`)."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -85,11 +92,18 @@ class Tokens:
 
     def slice(self, start: int, end: int) -> Tokens:
         """The tokens of a span."""
-        return Tokens(*(getattr(self, item.name)[start:end] for item in fields(self)))
+        return self._each(lambda array: array[start:end])
 
     def take(self, positions: NDArray[np.int64]) -> Tokens:
         """The tokens at some positions, in that order."""
-        return Tokens(*(getattr(self, item.name)[positions] for item in fields(self)))
+        return self._each(lambda array: array[positions])
+
+    def _each(self, change: Callable[[Any], Any]) -> Tokens:
+        found: list[Any] = [None if array is None else change(array) for array in self._arrays()]
+        return Tokens(*found)
+
+    def _arrays(self) -> list[Any]:
+        return [getattr(self, item.name) for item in fields(self)]
 
     @classmethod
     def empty(cls) -> Tokens:
@@ -124,10 +138,28 @@ class Tokens:
             generation.entropy,
             generation.top_ids,
             generation.top_logps,
+            generation.support,
         )
 
     @classmethod
     def concat(cls, parts: Sequence[Tokens]) -> Tokens:
         if not parts:
             return cls.empty()
-        return cls(*(np.concatenate([getattr(part, item.name) for part in parts]) for item in fields(cls)))
+        if any(part.support is not None for part in parts):
+            parts = [replace(part, support=no_support(len(part))) if part.support is None else part for part in parts]
+        columns = zip(*(part._arrays() for part in parts), strict=True)
+        found: list[Any] = [None if column[0] is None else np.concatenate(column) for column in columns]
+        return cls(*found)
+
+
+def no_support(count: int) -> Support:
+    """[count] tokens without one."""
+    return np.full(count, None, np.object_)
+
+
+def supports(sets: Sequence[Int32 | None]) -> Support:
+    """[n] from one set of ids for each token."""
+    out = no_support(len(sets))
+    for place, ids in enumerate(sets):
+        out[place] = ids
+    return out

@@ -83,6 +83,7 @@ def answers(episode: Episode) -> Iterator[tuple[Turn, tuple[int, ...], Generatio
             turn.weights_version,
             turn.seconds,
             forced=sampled.origin != Origin.MODEL,
+            support=sampled.support,
         )
         yield turn, (*context, *(int(id_) for id_ in own.ids[:first])), generation
 
