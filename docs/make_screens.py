@@ -1,6 +1,6 @@
 """Draws the screens that the documentation shows, from the very screens that the snapshot tests check.
 
-    python docs/make_screens.py            writes docs/screens/*.svg
+    python docs/make_screens.py            writes docs/screens/*.svg, and docs/replay.png with rsvg-convert
 
 Over an invented run whose clock stands, so the same code gives the same pictures; a test compares them.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +26,8 @@ from tests.helpers.tui import steady, visible  # noqa: E402
 from tests.helpers.tui_shots import DOCUMENTED, fill_still  # noqa: E402
 
 FOLDER = HERE / "screens"
+PLACES = ((330, 127), (690, 298), (920, 689), (1226, 127), (1336, 322), (1010, 761), (1394, 835))
+"""Where the README's numbers 1 to 7 stand on the picture of replay: x and y in the SVG."""
 
 
 async def draw(db: Path, name: str, size: tuple[int, int] = (120, 40)) -> str:
@@ -54,6 +58,17 @@ def still(svg: str) -> str:
     return re.sub(r"terminal-\d+", "terminal", svg)
 
 
+def annotated(svg: str) -> str:
+    """The picture with the README's numbers on it."""
+    style = 'font-family="arial" font-size="20" font-weight="bold" text-anchor="middle"'
+    marks = "".join(
+        f'<circle cx="{x}" cy="{y}" r="15" fill="#e5484d" stroke="#fff" stroke-width="2"/>'
+        f'<text x="{x}" y="{y + 7}" {style} fill="#fff">{number}</text>'
+        for number, (x, y) in enumerate(PLACES, 1)
+    )
+    return svg.replace("</svg>", f"{marks}</svg>")
+
+
 def draw_all(folder: Path) -> None:
     """Every documented screen into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,3 +84,6 @@ if __name__ == "__main__":
     os.environ["TZ"] = "UTC"
     time.tzset()
     draw_all(FOLDER)
+    if shutil.which("rsvg-convert"):
+        drawn = annotated((FOLDER / "replay.svg").read_text("utf-8")).encode()
+        subprocess.run(["rsvg-convert", "-w", "1400", "-o", str(HERE / "replay.png")], input=drawn, check=True)

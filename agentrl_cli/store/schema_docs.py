@@ -142,8 +142,6 @@ TABLES: dict[str, str] = {
         entropy: entropy of the policy, nats
         top_ids: int32 [n, 5], the most likely alternatives; −1 if absent
         top_logps: [n, 5], their log-probabilities
-        support: with rollout.replay_truncation: int32 sizes of the sets of ids that tokens were drawn from (−1: the
-            whole vocabulary), then the ids
         advantage: advantage in training; an empty BLOB is all NaN, NULL was never trained
         logp_train: log-probability before the first optimizer step
         ratio: new policy over old
@@ -153,7 +151,8 @@ TABLES: dict[str, str] = {
         value: the critic's value
         returns: the critic's target
         logp_teacher: log-probability under the teacher
-        reward_advantage: the reward's advantage, beside the teacher's""",
+        reward_advantage: the reward's advantage, beside the teacher's
+        support: int32: for each token the size of the set that it was drawn from, −1 for all; then the sets' ids""",
     "prompts": """Candidates of `agentrl optimize`; the episodes of one are tagged `prompt:ID`.
         n: number
         run_id: the optimisation

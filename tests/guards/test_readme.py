@@ -1,4 +1,4 @@
-"""The README's promises: its script runs and learns, its commands exist, its map is true."""
+"""The README's promises and its neighbours': the script runs and learns, the commands exist, the map is true."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 @pytest.mark.timeout(300)
 def test_the_script_runs_and_the_agent_learns(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len([line for line in code.splitlines() if line.strip()]) <= 32
     (tmp_path / "script.py").write_text(code)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -48,7 +49,8 @@ def test_every_command_shown_exists(page: str) -> None:
 
 
 def test_the_map_names_what_is_there() -> None:
-    block = README.split("## Where things are")[1].split("```")[1]
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    block = page.split("## Where things are")[1].split("```")[1]
     for name in re.findall(r"^\s*((?:[a-z_]+(?:/|\.py)?(?:[a-z.-]+/)?[ ]?)+)  ", block, re.MULTILINE):
         for part in name.split():
             inside = part if part.endswith((".py", "/")) else f"{part}"
@@ -62,3 +64,11 @@ def test_the_translation_shows_the_same_commands() -> None:
 
     chinese = (ROOT / "README.zh.md").read_text(encoding="utf-8")
     assert [c.split() for c in commands(README)] == [c.split() for c in commands(chinese)]
+
+
+def test_translated_pages_show_the_commands_of_the_pages_that_run_in_tests() -> None:
+    def blocks(page: Path) -> list[str]:
+        return re.findall(r"```(?:console|yaml|python)\n.*?```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+    for page in ("tutorial.md", "your-own-task.md", "real-run.md"):
+        assert blocks(ROOT / "docs" / "zh" / page) == blocks(ROOT / "docs" / page) != [], page

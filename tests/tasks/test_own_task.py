@@ -224,18 +224,22 @@ def test_the_estimate_of_groups_with_spread() -> None:
     assert estimate([lost], 8).verdict == "ungraded" and estimate([*episodes("01"), lost], 8).ungraded == 1
 
 
-def test_the_tutorial_runs_as_written(init: Init, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command of its console blocks, in order; only the training and the evaluation are made shorter."""
-    lines = [line for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+@pytest.mark.parametrize("page", ["your-own-task.md", "tutorial.md"])
+def test_the_tutorials_run_as_written(page: str, init: Init, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command of their console blocks, in order; what takes minutes is made shorter, and screens are printed."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    lines = [line for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
     short = ["--steps", "1", "--set", "rollout.prompts_per_step=1", "--set", "rollout.group_size=2"]
     less = {"train": [*short, "--set", "train.eval_every=0"], "eval": ["--set", "eval.limit=2", "--set", "eval.k=1"]}
     assert {"init", "check", "rollout", "train", "eval"} <= {line.split()[1] for line in lines if "agentrl" in line}
+    monkeypatch.chdir(tmp_path)
     for line in lines:
-        words = shlex.split(line)
+        words = shlex.split(line.removesuffix(" --watch"))
         if words[0] == "cd":
             monkeypatch.chdir(words[1])
         else:
-            assert words[0] == "agentrl" and main([*words[1:], *less.get(words[1], [])]) == 0, line
+            plain = ["--plain"] if words[1] == "replay" else []
+            assert words[0] == "agentrl" and main([*words[1:], *less.get(words[1], []), *plain]) == 0, line
 
 
 @pytest.mark.parametrize("kind", [Episode, Turn, ToolCall, ToolResult, RewardContext, Task])
