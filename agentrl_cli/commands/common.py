@@ -207,6 +207,12 @@ def narrate(text: str = "") -> None:
     print(harmless(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 
+def announce_loading() -> None:
+    """Cover the seconds that torch takes to load, where a person waits."""
+    if sys.stderr.isatty():
+        narrate("Loading torch and the model …")
+
+
 def warn(text: str) -> None:
     """Print a warning to stderr; yellow on a terminal."""
     coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ

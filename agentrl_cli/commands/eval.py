@@ -24,6 +24,7 @@ from agentrl_cli.commands.common import (
     RunOption,
     SeedOption,
     SetOption,
+    announce_loading,
     data_stdout,
     echo,
     echo_json,
@@ -113,6 +114,7 @@ def command(
     names = [name for name in families.split(",") if name] if families else None
     with data_stdout():
         plan = _plan(context, checkpoint, compare_to, run, split, names, not no_tools, resume, limit is not None)
+        announce_loading()
         try:
             results = [asyncio.run(_evaluate(context, plan, candidate)) for candidate in plan.candidates]
         except KeyboardInterrupt:

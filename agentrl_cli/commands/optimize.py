@@ -20,6 +20,7 @@ from agentrl_cli.commands.common import (
     ProjectOption,
     SeedOption,
     SetOption,
+    announce_loading,
     data_stdout,
     echo,
     echo_json,
@@ -101,6 +102,7 @@ def command(
     plan = Plan(method, budget, *texts, train, validation, test, minibatch, beam, branch, rounds, temperature)
     context = open_project(project, db, None, sets, {"seed": seed, "task.packs": pack or None})
     with data_stdout():
+        announce_loading()
         report = asyncio.run(_optimize(context, model, plan, write))
         if as_json:
             echo_json({name: value for name, value in report.items() if name != "base_parts"})

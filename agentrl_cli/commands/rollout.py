@@ -21,6 +21,7 @@ from agentrl_cli.commands.common import (
     ProjectOption,
     SeedOption,
     SetOption,
+    announce_loading,
     data_stdout,
     echo_json,
     narrate,
@@ -83,6 +84,7 @@ async def sample(
     context: Context, model: str | None, count: int, group: int, split: str, tools: bool
 ) -> tuple[RunRow, list[Episode]]:
     """`group` attempts at each of `count` tasks, as a run in the store."""
+    announce_loading()
     from agentrl_cli.runtime import open_runtime
 
     async with open_runtime(context.config, base=context.project, db=context.db, spec=model) as runtime:

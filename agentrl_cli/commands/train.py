@@ -27,6 +27,7 @@ from agentrl_cli.commands.common import (
     ProjectOption,
     SeedOption,
     SetOption,
+    announce_loading,
     data_stdout,
     echo_jsonl,
     is_terminal,
@@ -189,8 +190,7 @@ def _claimed(context: Context, resume: str | None, *, here: bool) -> Iterator[No
 def _foreground(context: Context, resume: str | None, run_id: str | None, as_json: bool) -> None:
     """Train in this process and report the result."""
     with data_stdout():
-        if sys.stderr.isatty():
-            narrate("Loading torch and the model …")
+        announce_loading()
         with Progress("train", context.config.train.steps) if sys.stderr.isatty() else contextlib.nullcontext() as bar:
             run = asyncio.run(_train(context, resume, run_id, as_json, bar))
         if as_json:
